@@ -39,11 +39,11 @@ from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.backward_work import backward_work
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
-from fa3verify.adversary import gradients, islands
-from fa3verify.adversary.gradients import colony as gradients_colony
-from fa3verify.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
-from fa3verify.adversary.run import search_island
 from fa3verify.cli.main import main
+from fa3verify.search.adversary import search_island
+from fa3verify.search.forward import colony as forward_colony
+from fa3verify.search.gradients import colony as gradients_colony
+from fa3verify.search.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.timed import cells, results, tables
 
 FILE = Path(__file__).with_suffix(".json")
@@ -246,17 +246,20 @@ def words() -> Rows:
 
 def searches() -> Rows:
     """What searches breed from a seed, as the published curves were: figures to six digits, inputs exactly."""
-    for island in islands.ISLANDS:
+    for island in forward_colony.ISLANDS:
         yield f"{island.dtype} {island.name}", _rounded(search_island(island.dtype, island.name, [5], 64))
-    for island in gradients.ISLANDS:
+    for island in gradients_colony.ISLANDS:
         rng = np.random.default_rng(2)
         colony = gradients_colony.GradientColony.normal(island, rng)
         with np.errstate(all="ignore"):
             for mutation, index in product(MUTATIONS, range(min(island.problems, 4))):
-                mutation(Child(colony, index, 0.5, rng))
+                mutation(Child(colony, index, 0.5, rng), rng)
         for _ in range(8):
             mutate_scale(colony, 0.5, True, rng)
-            yield f"gradients, {island.dtype} {island.name}", (f"{colony.softmax_scale:.6g}", f"{colony.softcap:.6g}")
+            yield (
+                f"gradients, {island.dtype} {island.name}",
+                (f"{colony.environment.softmax_scale:.6g}", f"{colony.environment.softcap:.6g}"),
+            )
         for name in ("q", "k", "v", "dout", "out"):
             yield (
                 f"gradients, {island.dtype} {island.name}",

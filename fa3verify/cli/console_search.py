@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
+if TYPE_CHECKING:
+    from fa3verify.search.adversary import Adversary
+    from fa3verify.search.run import Hunt
 
-def print_adversary(body: dict[str, Any], columns: str, out: Path, *, quiet: bool) -> None:
-    """Print the largest error / bound of every island and of every dtype, in these columns, and what lies beyond 1."""
+
+def print_adversary(bred: Adversary, out: Path, *, quiet: bool) -> None:
+    """Print the largest error / bound of every island and of every dtype, and what lies beyond 1."""
     console = Console(highlight=False)
-    for dtype, part in body["dtypes"].items():
-        rows = (
-            []
-            if quiet
-            else [
-                (name, island, [f["value"] for f in island["best"].values()])
-                for name, island in part["islands"].items()
-            ]
-        )
-        for name, counts, ratios in [*rows, ("", part, part["ratio"].values())]:
-            figures = " ".join(f"{ratio:7.4f}" for ratio in ratios)
-            sums = f"{counts['problems']:>9,} problems {counts['generations']:>7,} generations"
-            line = f"{dtype:5}{name:27}{figures}   {sums}, {counts['above_1']} above 1"
-            console.print(line, soft_wrap=True)
-        for name, island in part["islands"].items():
-            for cause, find in island["violations"].items():
-                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find['value']:.4g}, {cause}")
-    console.print(f"columns: {columns}")
+    for dtype, islands in bred.found.items():
+        for name, found in {**({} if quiet else islands), "": bred.total(dtype)}.items():
+            figures = " ".join(f"{found.height(record):7.4f}" for record in bred.search.JUDGE.records)
+            sums = f"{found.problems:>9,} problems {found.generations:>7,} generations"
+            console.print(f"{dtype:5}{name:27}{figures}   {sums}, {found.above_1} above 1", soft_wrap=True)
+        for name, found in islands.items():
+            for cause, find in found.violations.items():
+                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find.value:.4g}, {cause}")
+    console.print(f"columns: {bred.search.COLUMNS}")
     console.print(f"written to {escape(str(out))}", soft_wrap=True)
 
 
@@ -40,13 +35,13 @@ def print_adversary_replay(found: list[tuple[str, str, dict[str, float]]]) -> No
         Console(highlight=False).print(f"{escape(what)}: stored {stored}; now {figures}", soft_wrap=True)
 
 
-def print_hunt(body: dict[str, Any], page: str, file: Path, *, quiet: bool) -> None:
+def print_hunt(hunted: Hunt, file: Path, *, quiet: bool) -> None:
     """Print the table of largest known errors, what failed, and where the files are."""
     console = Console(highlight=False)
     if not quiet:
-        console.print(escape(page), soft_wrap=True)
-    for failure in body["failures"]:
-        words = f"{escape(body['kernel'])} on {escape(failure['ground'])}: {escape(failure['message'])}"
+        console.print(escape(hunted.page()), soft_wrap=True)
+    for ground, message, _ in hunted.failures:
+        words = f"{escape(hunted.kernel)} on {escape(ground)}: {escape(message)}"
         console.print(f"[red]FAIL[/red] {words}", soft_wrap=True)
     console.print(f"written to {escape(str(file))}", soft_wrap=True)
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import rich_click as click
 
 from fa3verify import __version__
-from fa3verify.cli.adversary import adversary
 from fa3verify.cli.atlas import atlas
 from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.hazards import hazards
-from fa3verify.cli.hunt import hunt
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.merge import merge
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
+from fa3verify.cli.search import adversary, hunt
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune

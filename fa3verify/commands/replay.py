@@ -81,7 +81,7 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
             return Replayed(True, f"{law} holds for {trial.case.describe()}", None)
         return Replayed(False, _raised(violation.message, violation.traceback), None)
     if content.get("schema") == HUNTED_SCHEMA:
-        from fa3verify.hunt.run import replay_content
+        from fa3verify.search.run import replay_content
 
         return Replayed(*replay_content(candidate, content))
     if content.get("schema") == LARGEST_SCHEMA:

@@ -17,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fa3verify.adversary import campaign as adversary
 from fa3verify.campaign import atlas, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
@@ -33,6 +32,7 @@ from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
 from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.operations import FORWARD
+from fa3verify.search import adversary
 from fa3verify.text import one_line, plural
 
 if TYPE_CHECKING:

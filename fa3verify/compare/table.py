@@ -8,7 +8,6 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
-from fa3verify.adversary.run import isolating_pool
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.named import configured
@@ -17,6 +16,7 @@ from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_ov
 from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
+from fa3verify.search.adversary import isolating_pool
 
 SCHEMA = "fa3verify.compare/1"
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses

@@ -1,4 +1,4 @@
-"""The error bound of version 0.1.0, as it was: what the search of :mod:`fa3verify.adversary` must break again.
+"""The error bound of version 0.1.0, as it was: what the search of :mod:`fa3verify.search` must break again.
 
 Its mistakes are those of reports/findings/0001: nothing here is to be mended.
 """

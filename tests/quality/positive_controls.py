@@ -27,9 +27,9 @@ from fa3_reference.bounds.model import Terms
 from fa3_reference.bounds.steps import LN2
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, Dtype
-from fa3verify.adversary.colony import Colony, Environment, rounded
-from fa3verify.adversary.islands import Island
-from fa3verify.adversary.judge import UNROUNDED, truth_error
+from fa3verify.search.colony import Environment, rounded
+from fa3verify.search.forward.colony import ForwardColony, Island
+from fa3verify.search.forward.judge import UNROUNDED, truth_error
 
 ROWS, SCREENED = 16, 100_000
 FAR = 240.0  # log2 units below a maximum, where a weight is exactly 0
@@ -41,7 +41,7 @@ def _island(dtype: Dtype, keys: int, rows: int = 1, columns: int = 1, **rest: An
     return Island("control", dtype, keys, width=1 if dtype == "e4m3" else 3, rows=rows, columns=columns, **rest)
 
 
-def _colony(island: Island, scores: np.ndarray, v: np.ndarray, scale: float = 1.0, digit: int = 1) -> Colony:
+def _colony(island: Island, scores: np.ndarray, v: np.ndarray, scale: float = 1.0, digit: int = 1) -> ForwardColony:
     """Rows with scores (rows, keys) in log2 units before ``scale``, and V (columns, keys).
 
     16-bit K has three digits for a score. e4m3 has its least score in the descale of Q, so that K may be ``-digit``.
@@ -58,7 +58,8 @@ def _colony(island: Island, scores: np.ndarray, v: np.ndarray, scale: float = 1.
         left = left - k[..., i] * weight
     ones = np.ones(island.descales, np.float32)
     environment = Environment(LN2 * scale, 0.0, ones, ones)
-    return Colony(island, np.tile(weights, (len(scores), 1)), k, descale, rounded(v, island.dtype), environment)
+    q = np.tile(weights, (len(scores), 1))
+    return ForwardColony(island, environment, q, k, descale, rounded(v, island.dtype))
 
 
 def _binary32(x: np.ndarray) -> np.ndarray:
@@ -69,7 +70,7 @@ def _best(height: np.ndarray, count: int = ROWS) -> np.ndarray:
     return np.argsort(-height)[:count]
 
 
-def _weight(dtype: Dtype, rng: np.random.Generator, orders: tuple[int, int], scale: float) -> Colony:
+def _weight(dtype: Dtype, rng: np.random.Generator, orders: tuple[int, int], scale: float) -> ForwardColony:
     """A weight whose error takes it over the middle of two numbers of P's format, and maxima that cancel it."""
     fmt, is_fp8 = FORMATS[dtype], dtype == "e4m3"
     offset, digit = (8, 15) if is_fp8 else (0, 1)
@@ -88,7 +89,7 @@ def _weight(dtype: Dtype, rng: np.random.Generator, orders: tuple[int, int], sca
     return _colony(_island(dtype, 3, ROWS, ROWS), scores, v, scale, digit)
 
 
-def _mean(rng: np.random.Generator) -> Colony:
+def _mean(rng: np.random.Generator) -> ForwardColony:
     """Equal values of two keys: in e4m3 no weight crosses a middle by enough, but the row sum errs as well."""
     digit, v_descale = 15, np.float32(rng.uniform(1, 2))
     descale = rng.uniform(0.002, 1.5, 4 * SCREENED) / digit
@@ -107,16 +108,16 @@ def _mean(rng: np.random.Generator) -> Colony:
     return colony
 
 
-def exp(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def exp(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     return _mean(rng) if dtype == "e4m3" else _weight(dtype, rng, (-1, 0), 1.0)
 
 
-def exponent(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def exponent(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     orders = {"fp16": (-14, -8), "bf16": (-100, -64), "e4m3": (-4, 0)}[dtype]
     return _weight(dtype, rng, orders, 1.0 if dtype == "e4m3" else float(np.float32(rng.uniform(1, 2))))
 
 
-def rescale(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def rescale(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """A factor that errs much, of an O that the next block cancels."""
     island = _island(dtype, 33 if dtype == "e4m3" else 17, ROWS, ROWS, promotion_interval=32 * (dtype == "e4m3"))
     x = np.round(rng.uniform(-1, -0.01, SCREENED) * 2.0**20) * 2.0**-20
@@ -130,7 +131,7 @@ def rescale(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(island, scores, v)
 
 
-def _ties(dtype: Dtype, v: np.ndarray, v_descale: float = 1.0, **rest: Any) -> Colony:
+def _ties(dtype: Dtype, v: np.ndarray, v_descale: float = 1.0, **rest: Any) -> ForwardColony:
     """One row of equal scores, whose weights and their sum are exact."""
     columns, keys = v.shape
     colony = _colony(_island(dtype, keys, 1, columns, **rest), np.zeros((1, keys)), v)
@@ -139,7 +140,7 @@ def _ties(dtype: Dtype, v: np.ndarray, v_descale: float = 1.0, **rest: Any) -> C
     return colony
 
 
-def sums(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def sums(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """Values whose sum outgrows them, and one so small that its bits are lost with the last ones of the sum."""
     core = TENSOR_CORE[dtype]
     keys, columns = int(rng.integers(9, 33 if dtype == "e4m3" else 17)), 64
@@ -149,7 +150,7 @@ def sums(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _ties(dtype, v)
 
 
-def products(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def products(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """One value, and many so small that all their bits are cut off."""
     keys, columns = 127, 64
     v = np.full((columns, keys), 1 - FORMATS[dtype].epsilon) * rng.uniform(1, 1.05, (columns, 1))
@@ -157,13 +158,13 @@ def products(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _ties(dtype, v * 2.0**-10, tile_n=128)
 
 
-def reciprocal(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def reciprocal(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """Equal values, whose mean is exact but for the division."""
     keys, columns = int(rng.integers(3, 16)), 64
     return _ties(dtype, np.repeat(rng.uniform(1, 2, (columns, 1)), keys, axis=1), rng.uniform(1, 2))
 
 
-def lg2(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def lg2(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """A row sum of which lg2 errs most."""
     x = _binary32(rng.uniform(-6, -1, SCREENED))
     offset = 8 if dtype == "e4m3" else 0
@@ -172,21 +173,21 @@ def lg2(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(_island(dtype, 2, ROWS), np.stack([np.zeros(ROWS), x], axis=1), np.zeros((1, 2)))
 
 
-def lse(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def lse(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """A single key of a large score."""
     scale = float(np.float32(rng.uniform(1, 2)))
     scores = -rng.uniform(2048, 4096, (ROWS, 1))
     return _colony(_island(dtype, 1, ROWS), _binary32(scores), np.zeros((1, 1)), scale)
 
 
-def factor(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def factor(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """As for lse, with a factor that is no number of binary32."""
     scale = float(np.exp2(rng.integers(-2, 3)) * (1 + rng.uniform(0.9, 1.1) * U_FP32))
     scores = -rng.uniform(2048, 4096, (ROWS, 1))
     return _colony(_island(dtype, 1, ROWS), _binary32(scores), np.zeros((1, 1)), scale)
 
 
-def combine(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def combine(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """Two splits of one key each, of equal values."""
     island = _island(dtype, 33 if dtype == "e4m3" else 17, ROWS, 64, num_splits=2)
     scores, v = np.full((ROWS, island.keys), -FAR), np.zeros((64, island.keys))
@@ -196,7 +197,7 @@ def combine(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(island, scores, v)
 
 
-def promotion(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def promotion(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """Parts of less than half a unit of the sum, which the last part cancels; all weights are powers of two."""
     island = _island(dtype, 768, 1, 1, tile_n=128, promotion_interval=32)
     scores, v = np.full((1, 768), -FAR), np.zeros((1, 768))
@@ -206,7 +207,7 @@ def promotion(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(island, scores, v)
 
 
-def row_sum(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def row_sum(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """Weights of less than half a unit of the largest, which vanish in its thread one by one."""
     depth = -25 - rng.uniform(0.001, 0.1, (ROWS, 1))
     scores = np.repeat(depth, 128, axis=1)
@@ -216,7 +217,7 @@ def row_sum(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return _colony(_island(dtype, 128, ROWS, tile_n=128), scores, v)
 
 
-def softcap(dtype: Dtype, rng: np.random.Generator) -> Colony:
+def softcap(dtype: Dtype, rng: np.random.Generator) -> ForwardColony:
     """A single key, whose tanh errs by units of the cap."""
     cap, is_fp8 = float(np.exp2(rng.uniform(4, 8))), dtype == "e4m3"
     x = -_binary32(cap * rng.uniform(0.01, 0.5, SCREENED))
@@ -229,13 +230,13 @@ def softcap(dtype: Dtype, rng: np.random.Generator) -> Colony:
     return colony
 
 
-Construction = Callable[[Dtype, np.random.Generator], Colony]
+Construction = Callable[[Dtype, np.random.Generator], ForwardColony]
 CONSTRUCTIONS: tuple[Construction, ...] = (
     *(factor, exponent, exp, rescale, products, sums, promotion, row_sum, reciprocal, lg2, lse, combine, softcap),
 )
 
 
-def ratios(colony: Colony, *several: Terms) -> list[float]:
+def ratios(colony: ForwardColony, *several: Terms) -> list[float]:
     """Largest error / bound of O, before its last rounding, and of LSE, for each of some weights of the terms."""
     problem, operands, config = colony.problem, colony.operands, colony.island.config
     model = replace(config.traits.kernel_model(config), out_dtype="fp32")

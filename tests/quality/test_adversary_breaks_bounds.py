@@ -10,16 +10,17 @@ import pytest
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3_reference.problem import DTYPES
-from fa3verify.adversary.climb import Find
-from fa3verify.adversary.evolve import Search
-from fa3verify.adversary.islands import island_of, islands_of
-from fa3verify.adversary.judge import ErrorOverBound
+from fa3verify.search.adversary import island_of, islands_of
+from fa3verify.search.findings import Find
+from fa3verify.search.forward.colony import individual
+from fa3verify.search.forward.judge import over_bound
+from fa3verify.search.forward.search import ForwardSearch
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.sampling import sampled
 
 BUDGET, CI_BUDGET, SEED = 10_000, 2_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
 
-# Rows of reports/findings/0001, the trigger that tells each (fa3verify.adversary.causes), and where it can happen.
+# Rows of reports/findings/0001, the trigger that tells each (fa3verify.search.forward.causes), and where it can happen.
 HOLES = {
     "V1 e4m3": ("subnormal", "e4m3", "few"),
     "V1 fp16": ("subnormal", "fp16", "few"),
@@ -37,14 +38,15 @@ HOLES = {
 @pytest.mark.parametrize("hole", sampled(HOLES, {"V1 fp16", "V2", "V3", "V4", "V5", "V6"}))
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
-    run = Search(island_of(dtype, name), SEED, ErrorOverBound(bound_of_0_1_0))
+    judge = over_bound(bound_of_0_1_0)
+    run = ForwardSearch(island_of(dtype, name), SEED, judge)
     first = run.generation()
-    assert np.nanmax(first.out) <= 1, "normal inputs stay within the bound"
+    assert np.nanmax(first["out"]) <= 1, "normal inputs stay within the bound"
     while cause not in run.found.violations and run.found.problems < BUDGET:
         run.generation()
     found = run.found.violations[cause]
     assert found.problems <= BUDGET
-    ratios = Search.replay(found.content, bound_of_0_1_0)
+    ratios = judge.again(*individual(found.content))
     assert max(ratios["out"], ratios["lse"]) == found.value > 1
 
 
@@ -62,14 +64,15 @@ HALVED = {
 
 def is_hole_of_a_half(find: Find) -> bool:
     """Whether the whole bound holds what the halved one does not."""
-    ratios = Search.replay(find.content)
+    ratios = over_bound().again(*individual(find.content))
     return max(ratios["out"], ratios["lse"]) <= 1
 
 
 @pytest.mark.parametrize("halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")}))
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
-    run = Search(island_of(dtype, name), SEED, ErrorOverBound(partial(forward_bound, terms=Terms(**{term: 0.5}))))
+    bound = partial(forward_bound, terms=Terms(**{term: 0.5}))
+    run = ForwardSearch(island_of(dtype, name), SEED, over_bound(bound))
     while run.found.problems < BUDGET:
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):
@@ -80,7 +83,7 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
 
 def test_no_twin_of_one_island_is_found_beyond_its_bound():
     """A smaller budget than the next test's, of one shape, which comes near the bound all the same."""
-    found = Search(island_of("bf16", "few"), SEED).until(200)
+    found = ForwardSearch(island_of("bf16", "few"), SEED).until(200)
     assert found.best["out"].value >= 0.8, "the search is weak"
     assert not found.violations
 
@@ -90,7 +93,7 @@ def test_no_twin_of_one_island_is_found_beyond_its_bound():
 def test_no_twin_is_found_beyond_its_bound(dtype):
     """A fixed budget, after which every island is near the bound; ``fa3verify adversary`` searches for longer."""
     islands = islands_of(dtype)
-    found = {island.name: Search(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
+    found = {island.name: ForwardSearch(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
     weak = {name: f.best["out"].value for name, f in found.items() if f.best["out"].value < 0.85}
     assert not weak, "the search is weak"
     beyond = {where: {c: x.value for c, x in f.violations.items()} for where, f in found.items() if f.above_1}

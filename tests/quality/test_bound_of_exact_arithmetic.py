@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3verify.adversary.colony import Colony, positive, rounded
-from fa3verify.adversary.islands import ISLANDS, Island
-from fa3verify.adversary.judge import judge
+from fa3verify.search.colony import positive, rounded
+from fa3verify.search.forward.colony import ISLANDS, ForwardColony, Island
+from fa3verify.search.forward.judge import judge
 
 ROUNDS = 6
 
@@ -20,9 +20,9 @@ def few_bits(rng: np.random.Generator, shape: tuple[int, ...], spread: float) ->
     return digits * np.exp2(np.round(spread * rng.uniform(-1, 1, shape)))
 
 
-def simple_colony(island: Island, rng: np.random.Generator) -> Colony:
+def simple_colony(island: Island, rng: np.random.Generator) -> ForwardColony:
     """Scores, values and factors of few bits, so that rows tie, cancel, vanish, and sum to powers of two."""
-    colony = Colony.normal(island, rng)
+    colony = ForwardColony.normal(island, rng)
     sparse = rng.random(colony.k.shape) < rng.random() ** 2
     colony.q = rounded(np.exp2(rng.integers(-3, 2, colony.q.shape)), island.dtype)
     colony.k = rounded(np.where(sparse, few_bits(rng, colony.k.shape, rng.choice([0, 2, 8])), 0.0), island.dtype)
@@ -43,5 +43,5 @@ def test_numbers_of_few_bits_stay_inside_the_bound(island):
     rng = np.random.default_rng([1, ISLANDS.index(island)])
     for _ in range(ROUNDS):
         verdict = judge(simple_colony(island, rng))
-        for ratio in (verdict.out, verdict.lse):
+        for ratio in (verdict["out"], verdict["lse"]):
             assert not (ratio > 1).any(), f"error / bound {np.nanmax(ratio)}"

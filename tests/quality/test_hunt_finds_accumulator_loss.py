@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fa3verify.adversary.colony import individual
-from fa3verify.hunt import Ratio, hunt
-from fa3verify.hunt.call import HuntedCall
-from fa3verify.hunt.search import value_of
+from fa3_reference.attention import attention
+from fa3verify.kernels import calls
 from fa3verify.known.registry import find
-from fa3verify.operations import find as operation
+from fa3verify.search import Ratio, hunt
+from fa3verify.search.forward.colony import individual
+from fa3verify.search.grounds import value_of
 
 PROBLEMS, SEED = 112, 1  # reports/notes/hunt.md has other seeds
 
@@ -23,8 +23,9 @@ def test_accumulator_loss_is_found_from_a_normal_start_at_2048_keys():
     best = found.best["out"]
     assert best.value > 1
     assert value_of(sound, Ratio(), best.content)["out"] <= 1, "it is the fault's doing"
-    colony, row, column = individual(best.content)
+    colony, (row, column) = individual(best.content)
     assert colony.island.keys == 2048
-    call = HuntedCall(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem), operation("forward"))
-    got, exact = (x["out"].reshape(16, -1)[row, column] for x in (call.run(), call.truth()))
+    got = calls.run(faulty, colony.problem, colony.operands, faulty.config_for(colony.problem))["out"]
+    exact = attention(colony.problem, *colony.operands.dequantized(colony.problem)).out
+    got, exact = (x.reshape(16, -1)[row, column] for x in (got, exact))
     assert abs(got) < 0.98 * abs(exact), "the sum is lost, not only rounded"

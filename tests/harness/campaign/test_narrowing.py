@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.adversary import campaign as adversary
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.narrowing import Only
 from fa3verify.campaign.results import CaseResult, CoverResult
@@ -21,6 +20,7 @@ from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
+from fa3verify.search import adversary
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))

@@ -1,0 +1,135 @@
+"""Verbs that search for the worst input: hunt, of any kernel, and adversary, of the bounds of our own twins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors, write
+from fa3verify.cli.options import peers_option
+
+if TYPE_CHECKING:
+    from fa3verify.search import Objective
+
+
+@click.command(epilog=EPILOG)
+@click.argument("kernel")
+@click.option("--objective", type=click.Choice(["ratio", "baseline", "difference"]), default="ratio", show_default=True)
+@click.option("--against", metavar="KERNEL", help="The other kernel of a difference.")
+@click.option(
+    "--unit", type=click.Choice(["bound", "ulp"]), default="bound", show_default=True, help="Of a difference."
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Compare with this stored baseline, not with the shipped one of profile quick.",
+)
+@click.option("--problems", type=click.IntRange(1), help="Budget: problems judged, 20,000 by default.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Budget: rounds begin until then.")
+@click.option("--ground", "grounds", multiple=True, metavar="NAME", help="Search only there; all grounds by default.")
+@click.option("--at-random", is_flag=True, help="Draw as the suite draws: what the search is compared with.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/hunt"), show_default=True)
+@click.option("--resume", is_flag=True, help="Go on with what an interrupted hunt of this command left in --out.")
+@peers_option
+@click.option("--quiet", is_flag=True, help="Print the paths only.")
+def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, **options: Any) -> None:
+    """Search for the input that maximises KERNEL's error / bound before the last rounding, its error over a stored
+    baseline, or its difference from another kernel; exit code 1 if the bound is left or the kernel fails.
+
+    The best inputs are replay files, and the table says what was searched: a largest known error is a lower bound.
+    """
+    with one_line_errors():
+        from fa3verify.campaign.introduction import Unavailable
+        from fa3verify.cli import console, console_search
+        from fa3verify.search import run
+
+        if problems and seconds:
+            raise ValueError("the budget is --problems or --seconds, not both")
+        budget = None if seconds else problems or 20_000
+        told = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
+        goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
+        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **told)
+        with console.counting("searches", quiet) as tell:
+            try:
+                hunted.run(tell)
+            except Unavailable as error:
+                fail(ENVIRONMENT, str(error))
+        console_search.print_hunt(hunted, hunted.out / run.FILE, quiet=quiet)
+        raise Exit(FINDING if hunted.is_finding else OK)
+
+
+def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline: Path | None) -> Objective:
+    """Return what is maximised; ValueError for options that do not go together."""
+    from dataclasses import replace
+
+    from fa3_reference.problem import DTYPES
+    from fa3verify.judging import gate
+    from fa3verify.search import Difference, OverBaseline, Ratio
+
+    if (objective == "difference") != (against is not None):
+        raise ValueError("--objective difference goes with --against KERNEL")
+    if baseline is not None and objective != "baseline":
+        raise ValueError("--baseline goes with --objective baseline")
+    if objective == "baseline":
+        stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
+        if stored is None:
+            raise ValueError("no baseline ships with this installation: name one by --baseline")
+        own = {kernel.partition("+")[0], *(f"twin.{dtype}" for dtype in DTYPES)}
+        kept = {name: figures for name, figures in stored.kernels.items() if name in own}
+        return OverBaseline(replace(stored, kernels=kept))
+    if against is not None:
+        from fa3verify.known.registry import find
+
+        return Difference(find(against), "ulp" if unit == "ulp" else "bound")
+    return Ratio()
+
+
+@click.command(epilog=EPILOG)
+@click.option("--operation", type=click.Choice(["forward", "backward"]), default="forward", show_default=True)
+@click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
+@click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True, help="For every dtype.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/adversary.json"), show_default=True
+)
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@click.option("--replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge the finds of a file again.")
+@click.option("--quiet", is_flag=True, help="Print the sums only.")
+def adversary(
+    operation: str,
+    dtypes: tuple[str, ...],
+    problems: int,
+    seed: int,
+    out: Path,
+    jobs: int,
+    replay: Path | None,
+    quiet: bool,
+) -> None:
+    """Search for inputs on which our twins leave their error bound; exit code 1 if one does.
+
+    Scores and values evolve from normal ones; of gradients all arrays do, over all orders in which parts may be added.
+    The file holds, for every dtype and shape, the largest error / bound before the last rounding (of the forward's
+    output also after it), and the input that has it.
+    """
+    with one_line_errors():
+        from fa3verify.cli import console, console_search
+        from fa3verify.files import json_text
+        from fa3verify.search import adversary as twins
+
+        if replay is not None:
+            found = twins.replay_file(replay)
+            console_search.print_adversary_replay(found)
+            raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
+        known = twins.dtypes_of(operation)
+        if unknown := [dtype for dtype in dtypes if dtype not in known]:
+            raise ValueError(f"dtype of {operation} must be among {', '.join(known)}, got {unknown[0]}")
+        with console.counting("islands searched", quiet) as tell:
+            bred = twins.run(dtypes or known, problems, seed, jobs, tell, operation)
+        write(json_text(bred.to_json() | {"seed": seed, "problems": problems}), str(out))
+        console_search.print_adversary(bred, out, quiet=quiet)
+        raise Exit(FINDING if bred.above_1 else OK)

@@ -1,0 +1,75 @@
+"""Any kernel as what is searched: its call for a case, or for a forward's colony, and what it is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.attention import Attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.formats import FORMATS, ulp
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.judging import hypotheses
+from fa3verify.kernels import calls
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import Outputs
+from fa3verify.properties.law import Setup
+from fa3verify.search.forward.colony import ForwardColony
+from fa3verify.search.forward.judge import Pair, Twin
+
+
+def call_of(candidate: Candidate, case: Case) -> Setup:
+    """Return the call that a case describes; ValueError if the kernel does not take it."""
+    candidate.check_descales(case)
+    if words := candidate.misfit(case.problem):
+        raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
+    config = candidate.config_for(case.problem, case.changes)
+    assumed = partial(hypotheses.assumed, candidate)
+    operation = operations.find(candidate.operation)
+    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)
+
+
+def unrounded(
+    candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray
+) -> Outputs:
+    """Return a forward's outputs with out before its last rounding.
+
+    Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to
+    what was returned.
+    """
+    tell = getattr(getattr(candidate.run, "__self__", None), "unrounded", None)
+    if tell is not None:
+        return tell(problem, operands, config)._asdict()
+    got = calls.run(candidate, problem, operands, config)
+    out = got["out"].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        half = ulp(out, FORMATS[config.out_dtype]) / 2
+        return got | {"out": np.where(np.isfinite(out), np.clip(truth, out - half, out + half), out)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted(Twin):
+    """Runs a colony on a candidate, in its own configuration for the colony's problem.
+
+    The changes of that are those of an island whose splits a caller chooses.
+    """
+
+    candidate: Candidate
+
+    def config(self, colony: ForwardColony) -> Any:
+        splits = "num_splits" in self.candidate.changeable
+        changes = (("num_splits", colony.island.num_splits),) if splits else ()
+        return self.candidate.config_for(colony.problem, changes)
+
+    def model(self, config: Any) -> KernelModel:
+        return hypotheses.assumed(self.candidate, config)
+
+    def run(self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool) -> Pair:
+        call = (self.candidate, colony.problem, colony.operands, config)
+        got = calls.run(*call) if rounded else unrounded(*call, truth.out)
+        return got["out"], got.get("lse", truth.lse)

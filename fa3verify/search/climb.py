@@ -1,0 +1,284 @@
+"""The search on one island: breed a colony, judge it, keep the worst and select, generation after generation.
+
+Mutations that lately made a child better than its parent come more often, and a colony that no longer climbs starts
+again. What climbs is said by a :class:`Judge`; the kinds of colonies have searches of their own, which say what of two
+parents a child gets, what all individuals share, and which of them stay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fa3verify.files import Json
+from fa3verify.search.colony import Colony, Place
+from fa3verify.search.findings import Find, Findings
+
+Ratios = Mapping[str, np.ndarray]  # figures of every individual by name, (individuals of the first axis, others)
+Tried = tuple[int, int, list[int]]  # a child, its parent, and the mutations between them
+PATIENCE = 24  # generations without a gain of 0.2 %, after which a colony starts again
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Says what makes one individual better than another.
+
+    Parameters
+    ----------
+    ratios : callable
+        Judges all individuals of a colony; its second argument is the colony's guide, where it is known.
+    published : callable
+        Returns one of ``records`` of a colony as it is told of an individual that is judged alone.
+    objectives : tuple of (str, bool)
+        The figures that climb in turn, restart after restart, and whether extremes are tried.
+    records : tuple of str
+        The figures of which the largest is kept.
+    limit : float
+        What a sound kernel does not exceed.
+    """
+
+    ratios: Callable[..., Ratios]
+    published: Callable[[Any, str], np.ndarray]
+    objectives: tuple[tuple[str, bool], ...]
+    records: tuple[str, ...]
+    limit: float = 1.0
+
+    def told(self, colony: Any, place: Place, name: str) -> float:
+        """Return one of ``records`` of an individual that is alone in its colony."""
+        figures = self.published(colony, name)
+        return float(figures[place[: figures.ndim]])
+
+    def again(self, colony: Any, place: Place) -> dict[str, float]:
+        """Return all ``records`` of an individual that is alone in its colony."""
+        return {name: self.told(colony, place, name) for name in self.records}
+
+
+class Chances:
+    """Chooses mutations: those that lately made a child better than its parent come more often."""
+
+    def __init__(self, mutations: Sequence[Callable], rng: np.random.Generator) -> None:
+        self.mutations = mutations
+        self.rng = rng
+        self.credit = np.ones(len(mutations))
+
+    def draw(self) -> int:
+        if self.rng.random() < 0.4:
+            return int(self.rng.integers(len(self.credit)))
+        total = self.credit.cumsum()
+        return int(np.searchsorted(total, self.rng.random() * total[-1]))
+
+    def learn(self, tried: list[int], is_better: bool) -> None:
+        for index in tried:
+            self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
+
+
+class Search(ABC):
+    """One colony's way up; :meth:`generation` advances it.
+
+    Parameters
+    ----------
+    island
+        The shape that the colony has.
+    seed : int or list of int
+        Decides what is tried.
+    judge : Judge, optional
+        Says what climbs; error over bound of our own twins by default.
+    start : (Colony, Place), optional
+        An individual and its place, which is among the first; all of them are normal otherwise.
+    """
+
+    ISLANDS: ClassVar[Sequence[Any]]  # where our own twins are searched
+    JUDGE: ClassVar[Judge]  # of our own twins
+    COLUMNS: ClassVar[str]  # what the records of that are, in words
+    individual: ClassVar[Callable[[Json], tuple[Any, Place]]]  # reads what a colony wrote of one
+    MUTATIONS: ClassVar[Sequence[Sequence[Callable]]]  # of the genes of each axis
+    AGAIN: ClassVar[float]  # how often a child has two mutations
+    VIOLATED: ClassVar[tuple[str, ...]]  # the figures that say whether a limit is exceeded
+
+    def __init__(
+        self,
+        island: Any,
+        seed: int | list[int],
+        judge: Judge | None = None,
+        start: tuple[Colony, Place] | None = None,
+    ) -> None:
+        self.island = island
+        self.judge = judge or self.JUDGE
+        self.rng = np.random.default_rng(seed)
+        self.chances = [Chances(kind, self.rng) for kind in self.MUTATIONS]
+        self.found = Findings()
+        self.archive: dict[tuple[str, int], tuple[float, Any]] = {}  # the best individual of an objective and a niche
+        colony = self.normal()
+        if start:
+            colony.adopt(*start)
+        self.begin(colony)
+
+    @abstractmethod
+    def normal(self) -> Any:
+        """Return a colony of normal inputs."""
+
+    @abstractmethod
+    def conceive(self, colony: Any, axis: int, child: int, parents: tuple[int, int]) -> Callable[[], Any]:
+        """Give a child the genes of its parents, mainly the first; returns what makes a mutant of it."""
+
+    @abstractmethod
+    def move(self, colony: Any) -> bool:
+        """Change what the individuals of a colony share, by chance; tell whether it was changed."""
+
+    def judged(self, colony: Any) -> Ratios:
+        return self.judge.ratios(colony)
+
+    def figures(self, ratios: Ratios, name: str) -> np.ndarray:
+        """Return the figure of each individual."""
+        return ratios[name]
+
+    @abstractmethod
+    def fitness(self, colony: Any, ratios: Ratios) -> np.ndarray:
+        """Return what climbs, one axis for each kind of genes; 0 where an output is lost, which leads nowhere. The
+        archive learns of it.
+        """
+
+    @abstractmethod
+    def selected(self, colony: Any, fitness: np.ndarray) -> Any:
+        """Return the parents of the next generation, the best ones foremost."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Begin with another colony: of normal inputs, or with the best of the archive among them."""
+
+    @abstractmethod
+    def suspects(self, beyond: np.ndarray) -> np.ndarray:
+        """Return those places beyond the limit that are looked at closely."""
+
+    @abstractmethod
+    def cause(self, colony: Any, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
+        """Return what a violation is kept under, and the figures of which the largest tells its size."""
+
+    def begin(self, parents: Any) -> None:
+        """Start with a colony, at the foot of what climbs after so many restarts."""
+        self.objective, self.wild = self.next_objective()
+        self.parents = parents
+        self.height = 0.0
+        self.stalled = 0
+        self.step = 0.5
+        self.is_new = True
+
+    def generation(self) -> Ratios:
+        """Breed, judge and select once; returns the ratios."""
+        colony = self.parents
+        tried: list[list[Tried]] = []
+        moved = False
+        with np.errstate(all="ignore"):
+            if not self.is_new:
+                colony, tried = self.offspring()
+                moved = self.move(colony)
+        self.is_new = False
+        ratios = self.judged(colony)
+        self.found.problems += self.island.problems
+        self.found.generations += 1
+        self.record(colony, ratios)
+        fitness = self.fitness(colony, ratios)
+        top = float(fitness.max())
+        if not self.is_lost(top, moved):
+            self.learn(tried, fitness)
+            self.parents = self.selected(colony, fitness)
+        if self.climbed(top, moved):
+            self.found.restarts += 1
+            self.restart()
+        return ratios
+
+    def until(self, problems: int) -> Findings:
+        """Search until so many problems were judged."""
+        while self.found.problems < problems:
+            self.generation()
+        return self.found
+
+    def offspring(self) -> tuple[Any, list[list[Tried]]]:
+        """Return parents in the first halves and children of them in the second ones, and what was tried of each kind
+        of genes.
+        """
+        colony = self.parents.copied()
+        tried: list[list[Tried]] = []
+        for axis, chances in enumerate(self.chances):
+            size = colony.size(axis)
+            tried.append([])
+            for child in range(size // 2, size):
+                parent, other = self.rng.integers(size // 2, size=2)
+                mutant = self.conceive(colony, axis, child, (parent, other))
+                drawn = [chances.draw() for _ in range(1 + int(self.rng.random() < self.AGAIN))]
+                for index in drawn:
+                    chances.mutations[index](mutant(), self.rng)
+                tried[axis].append((child, int(parent), drawn))
+        return colony, tried
+
+    def record(self, colony: Any, ratios: Ratios) -> None:
+        """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
+        for name in self.judge.records:
+            ratio = self.figures(ratios, name)
+            ratio = np.where(np.isfinite(ratio), ratio, 0.0)
+            place = place_of_largest(ratio)
+            if ratio[place[: ratio.ndim]] > self.found.height(name):
+                lone, there = colony.alone(place)
+                alone = self.judge.told(lone, there, name)
+                if 0 < alone < np.inf:
+                    self.found.meet(name, alone, lambda lone=lone, there=there: lone.to_json(there))
+        for name in self.VIOLATED:
+            beyond = np.argwhere(~(ratios[name] <= self.judge.limit))
+            self.found.above_1 += len(beyond)
+            for index in self.suspects(beyond):
+                self._violation(colony, name, (int(index[0]), int(index[-1]) if len(index) == 2 else 0))
+
+    def _violation(self, colony: Any, name: str, place: Place) -> None:
+        cause, names = self.cause(colony, name, place)
+        if cause in self.found.violations:
+            return
+        lone, there = colony.alone(place)
+        ratio = max(self.judge.told(lone, there, each) for each in names)
+        if ratio > self.judge.limit:
+            self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(there))
+
+    def next_objective(self) -> tuple[str, bool]:
+        return self.judge.objectives[self.found.restarts % len(self.judge.objectives)]
+
+    def draw_step(self) -> float:
+        """Return the size of one mutation, log2 units."""
+        return self.step * float(np.exp2(self.rng.uniform(-4, 2)))
+
+    def learn(self, tried: list[list[Tried]], fitness: np.ndarray) -> None:
+        """Credit mutations of children that beat their parents, and fit the step to how many did: larger steps while
+        many do, smaller ones otherwise.
+        """
+        better = 0
+        for axis, (chances, children) in enumerate(zip(self.chances, tried)):
+            heights = fitness.max(tuple(other for other in range(fitness.ndim) if other != axis))
+            if len(heights) < 2:
+                continue
+            for child, parent, drawn in children:
+                is_better = bool(heights[child] > heights[parent])
+                chances.learn(drawn, is_better)
+                better += is_better
+        if children := sum(map(len, tried)):
+            self.step = float(np.clip(self.step * (1.15 if better > 0.15 * children else 0.93), 2.0**-14, 2.0))
+
+    def is_lost(self, top: float, moved: bool) -> bool:
+        """Tell whether a generation of changed surroundings came so much lower that its parents are kept."""
+        return moved and top < 0.98 * self.height
+
+    def climbed(self, top: float, moved: bool) -> bool:
+        """Note how high a generation came; True where the colony has stood still for too long."""
+        if self.is_lost(top, moved):
+            self.stalled += 1
+        else:
+            self.stalled = 0 if top > 1.002 * self.height else self.stalled + 1
+            self.height = top if moved else max(top, self.height)
+        return self.stalled > PATIENCE
+
+
+def place_of_largest(ratio: np.ndarray) -> Place:
+    """Return the place of the largest figure; 0 on an axis that it does not have."""
+    where = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    return int(where[0]), int(where[1]) if len(where) == 2 else 0

@@ -1,0 +1,179 @@
+"""This module says what steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst
+fractions.
+
+Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count
+as exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from fa3_kernels.plan.tiles import split_ranges
+from fa3_kernels.twin import float32, mufu
+from fa3_kernels.twin.softmax import LN2
+from fa3_reference.bounds.steps import LOG2_E
+from fa3verify.search.colony import Mutant, Rng, rounded
+from fa3verify.search.forward.colony import ForwardColony, Island
+
+_FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Holds, of every row, log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
+
+    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
+    island. ``rounding`` is what rounding to P's format, or a flush to zero, takes from a weight, 0 where the weight is
+    such a number but for its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that
+    takes sums of ``stored`` weights to the output, as they would be without splits. ``cap`` is the softcap in log2
+    units, 0 for none.
+    """
+
+    scores: np.ndarray
+    top: np.ndarray
+    exact: np.ndarray
+    stored: np.ndarray
+    rounding: np.ndarray
+    visible: np.ndarray
+    lse_error: np.ndarray
+    inverse: np.ndarray
+    cap: float
+
+    @classmethod
+    def of(cls, colony: ForwardColony, visible: np.ndarray | None = None) -> Guide:
+        """Look at a colony, or at other rows of its island that see the keys ``visible``."""
+        offset = colony.island.config.p_offset_log2
+        visible = colony.island.visible if visible is None else visible
+        with np.errstate(all="ignore"):
+            exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in _scores(colony))
+            top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
+            p, base, row_sum = _weights(colony.island, computed)
+            stored = rounded(p, colony.island.dtype)
+            lost = np.abs(p - stored)
+            size = 8 + np.abs(computed) + np.abs(top)[:, None]
+            lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
+            weights = np.exp2(exact - top[:, None] + offset)
+            scale = np.exp2(base + offset - top[:, None])
+            last = base[:, 0]
+            lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
+            error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
+            inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
+            lost = np.where((stored == 0) | (scale < _FLUSHED), weights, scale * lost)
+            cap = colony.environment.softcap * LOG2_E if colony.island.softcap else 0.0
+            return cls(exact, top, weights, scale * stored, lost, visible, error, inverse, cap)
+
+    @property
+    def lse_errors(self) -> np.ndarray:
+        """Return the errors of lse beside what they grow with."""
+        below_cap = np.maximum(self.cap - self.top, 0.0) if self.cap else 0.0  # tanh is 1 less what ex2 and rcp give
+        return self.lse_error / (4.0 + np.abs(self.top) + 4 * below_cap)
+
+    def relative_errors(self, v: np.ndarray) -> np.ndarray:
+        """Return what a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
+        total = np.maximum(self.exact.sum(1), 2.0**-300)
+        error = np.abs((self.stored * v).sum(1) * self.inverse - (self.exact * v).sum(1) / total)
+        return error / np.maximum((self.exact * np.abs(v)).sum(1) / total, 2.0**-300)
+
+
+def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems,
+    keys).
+    """
+    environment = colony.environment
+    raw = colony.raw_scores
+    scale = np.float32(environment.softmax_scale * LOG2_E)
+    c = (scale * colony.q_descale)[:, None] * colony.per_key(environment.k_descale).astype(np.float32)
+    c = np.maximum(c, np.float32(2.0**-126))
+    exact = raw * colony.factors
+    if not colony.island.softcap:
+        return exact, raw * c.astype(np.float64)
+    softcap = environment.softcap
+    capped = softcap * LOG2_E * np.tanh(exact / (softcap * LOG2_E))
+    if colony.island.config.traits.order.softcap == "tanh":
+        steep = np.float32(environment.softmax_scale) / np.float32(softcap)
+        factor = steep * (colony.q_descale[:, None] * colony.per_key(environment.k_descale).astype(np.float32))
+        tanh = mufu.tanh(raw.astype(np.float32) * factor)
+        return capped, tanh * np.float64(np.float32(float(np.float32(softcap)) * LOG2_E))
+    grown = mufu.ex2(raw.astype(np.float32) * (c * np.float32(2 / softcap)))
+    tanh = (1.0 - 2.0 * mufu.rcp(grown + np.float32(1))).astype(np.float32)
+    unit = np.float64(np.float32(max(softcap * LOG2_E, 2.0**-126)))
+    return capped, tanh * unit
+
+
+def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
+    p = np.zeros(computed.shape)
+    bases = np.zeros(computed.shape)
+    sums = np.zeros((len(computed), 4), np.float32)
+    for part in split_ranges(range(island.tiles), island.num_splits):
+        running = np.full(len(computed), -np.inf, np.float32)
+        for tile in reversed(part):
+            keys = slice(tile * island.tile_n, (tile + 1) * island.tile_n)
+            x = computed[:, keys]
+            before = running
+            running = np.maximum(running, (x.max(1) - island.config.p_offset_log2).astype(np.float32))
+            base = np.where(np.isneginf(running), np.float32(0), running)
+            weights = mufu.ex2((x - base[:, None]).astype(np.float32))
+            sums = float32.fma(sums, mufu.ex2(before - base)[:, None], float32.thread_row_sums(weights))
+            p[:, keys] = weights
+            bases[:, keys] = base[:, None]
+    return p, bases, float32.quad_sum(sums)
+
+
+@cache
+def worst_exponents() -> np.ndarray:
+    """Return fractions of which ex2 errs most, both ways, float64."""
+    x = -np.arange(1 << 16) / (1 << 16)
+    error = mufu.ex2(x.astype(np.float32)) / np.exp2(x) - 1
+    order = np.argsort(error)
+    return x[np.concatenate([order[:64], order[-64:]])]
+
+
+@cache
+def worst_sums() -> np.ndarray:
+    """Return numbers in [1, 2) of which rcp or lg2 errs most, both ways, float64."""
+    x = (1 + np.arange(1 << 16) / (1 << 16)).astype(np.float32)
+    exact = x.astype(np.float64)
+    orders = [np.argsort(error) for error in (mufu.rcp(x) * exact - 1, mufu.lg2(x) - np.log2(exact))]
+    return exact[np.concatenate([part for order in orders for part in (order[:64], order[-64:])])]
+
+
+@dataclass(frozen=True, slots=True)
+class Led(Mutant):
+    """Holds a child that is led by what the guide knows of a row: its parent, or a row that a channel of V meets.
+
+    ``goal`` is a channel of V (keys,) that climbs with a row of scores; none where lse climbs.
+    """
+
+    guide: Guide
+    row: int
+    goal: np.ndarray | None = None
+
+    @property
+    def exact(self) -> np.ndarray:
+        """Return the weights of the row, (keys,)."""
+        return self.guide.exact[self.row]
+
+    def some(self) -> np.ndarray:
+        """Return some keys, or those of the largest weights."""
+        if self.rng.random() < 0.2:
+            return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
+        return some_keys(self.colony.island.keys, self.colony.island.tile_n, self.rng)
+
+
+def some_keys(count: int, tile_n: int, rng: Rng) -> np.ndarray:
+    """Return one key, a few, a run, a tile, or all of them; never none."""
+    kind = rng.integers(5)
+    if kind == 1 and (chosen := np.flatnonzero(rng.random(count) < rng.random() ** 2)).size:
+        return chosen
+    if kind == 2:
+        start = int(rng.integers(count))
+        return np.arange(start, int(rng.integers(start, count)) + 1)
+    if kind == 3:
+        start = tile_n * int(rng.integers(-(-count // tile_n)))
+        return np.arange(start, min(start + tile_n, count))
+    return np.arange(count) if kind == 4 else rng.integers(count, size=1)

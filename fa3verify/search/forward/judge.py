@@ -1,0 +1,180 @@
+"""Error over bound of every individual of a colony, before and after the output's last rounding.
+
+The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error
+before that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a
+row's channels only its own count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fa3_kernels.plan.traits import OURS
+from fa3_kernels.twin.arithmetic import Source
+from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import Attention, attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.device import FP32_MIN_NORMAL
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.bounds.steps import LOG2_E, rounded_error
+from fa3_reference.formats import FORMATS, encode
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.operations.ratios import difference, error_ratio
+from fa3verify.search.climb import Judge, Ratios
+from fa3verify.search.forward.colony import ForwardColony
+from fa3verify.search.forward.guide import Guide
+
+Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+OBJECTIVES = (
+    *(("out", True), ("rest", False), ("lse", True)),
+    *(("out", False), ("rest", True), ("lse", False)),
+)
+Pair = tuple[np.ndarray, np.ndarray]
+_TINY = 2.0**-100  # outputs below err by underflow alone
+UNROUNDED: frozenset[Source] = frozenset({"output"})
+
+
+class Twin:
+    """Says what a colony is run on: the twin in the configuration of the colony's island."""
+
+    def config(self, colony: ForwardColony) -> Any:
+        """Return its configuration for the colony's problem."""
+        return colony.island.config
+
+    def model(self, config: Any) -> KernelModel:
+        """Return the order of operations that its bound is for."""
+        return config.traits.kernel_model(config)
+
+    def run(
+        self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return out, before its last rounding or after it, and lse, which is exact where the kernel has none."""
+        ideal: frozenset[Source] = frozenset() if rounded else UNROUNDED
+        return forward(colony.problem, colony.operands, config, ideal=ideal)
+
+
+TWIN = Twin()
+
+
+def over_bound(
+    bound: Bound = forward_bound,
+    kernel: Twin = TWIN,
+    objectives: tuple[tuple[str, bool], ...] = OBJECTIVES,
+    records: tuple[str, ...] = ("out", "rounded", "lse"),
+) -> Judge:
+    """Return the judge of error over bound of a kernel; beyond 1 the bound is violated.
+
+    Parameters
+    ----------
+    bound : callable
+        A function like :func:`fa3_reference.bounds.forward.forward_bound`.
+    kernel : Twin
+    objectives, records : tuple
+        What climbs, in turn, and what is kept the largest of.
+    """
+
+    def published(colony: ForwardColony, name: str) -> np.ndarray:
+        return judge_rounded(colony, bound, kernel) if name == "rounded" else judge(colony, None, bound, kernel)[name]
+
+    return Judge(partial(judge, bound=bound, kernel=kernel), published, objectives, records)
+
+
+def judge(
+    colony: ForwardColony, guide: Guide | None = None, bound: Bound = forward_bound, kernel: Twin = TWIN
+) -> Ratios:
+    """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known.
+
+    Returns
+    -------
+    mapping
+        Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
+        ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
+        rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
+        ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+    """
+    guide = guide or Guide.of(colony)
+    with np.errstate(all="ignore"):
+        (out, got_lse), truth, limit, config = _run(colony, bound, kernel, rounded=False)
+        lse = truth.lse.reshape(-1)
+        size, out_floor, lse_floor = truth_error(colony, lse)
+        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
+        fmt = FORMATS[config.out_dtype]
+        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+        known = known / guide.exact.sum(1)[:, None]
+        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
+        stored = encode(out.astype(np.float64), fmt, "ieee")
+        return {
+            "out": _ratio(out, exact, out_limit, out_floor),
+            "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+            "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+            "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+            "out_bound": np.log2(out_limit / size),
+            "rest_bound": np.log2((out_limit - known) / size),
+            "lse_bound": np.log2(limit.lse.reshape(-1)),
+        }
+
+
+def judge_rounded(colony: ForwardColony, bound: Bound = forward_bound, kernel: Twin = TWIN) -> np.ndarray:
+    """Return error over bound of what the kernel stores, (problems, columns)."""
+    with np.errstate(all="ignore"):
+        (out, _), truth, limit, _ = _run(colony, bound, kernel, rounded=True)
+        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
+        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+
+
+def _run(
+    colony: ForwardColony, bound: Bound, kernel: Twin, *, rounded: bool
+) -> tuple[Pair, Attention, ErrorBound, Any]:
+    """Return what the kernel returns, the truth, the bound, and the kernel's configuration."""
+    problem = colony.problem
+    operands = colony.operands
+    config = kernel.config(colony)
+    truth = attention(problem, *operands.dequantized(problem))
+    model = kernel.model(config)
+    model = model if rounded else replace(model, out_dtype="fp32")
+    limit = _sound_bound(colony, bound)(problem, operands, model)
+    return kernel.run(colony, config, truth, rounded=rounded), truth, limit, config
+
+
+def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
+    """Return the bound, but none for rows in which a family is known to return NaN: where its factor, or the product of
+    the descales in it, is below binary32's normal numbers (reports/findings/0003).
+    """
+    if colony.island.family == OURS:
+        return bound
+    descales = colony.q_descale.astype(np.float64)[:, None] * colony.per_key(colony.environment.k_descale)
+    lost = np.min(np.minimum(colony.factors, descales), axis=1) < FP32_MIN_NORMAL
+
+    def limited(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+        out, lse = bound(problem, operands, model)
+        rows = lost.reshape(lse.shape)
+        return ErrorBound(np.where(rows.transpose(0, 2, 1)[..., None], np.inf, out), np.where(rows, np.inf, lse))
+
+    return limited
+
+
+def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    error = np.abs(difference(got, exact))
+    return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
+
+
+def truth_error(colony: ForwardColony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
+    scale = np.abs(colony.factors) / LOG2_E
+    spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
+    softcap = colony.environment.softcap
+    score_range = 2 * np.minimum(spread, softcap or np.inf)
+    relative = 2.0**-53 * ((colony.island.width + 8) * spread + score_range + colony.island.keys + 8)
+    v = np.abs(colony.v) * colony.per_key(colony.environment.v_descale)
+    s = scale * colony.raw_scores
+    s = np.where(np.isfinite(s), s, 0.0)
+    s = softcap * np.tanh(s / softcap) if softcap else s
+    p = np.where(colony.island.visible, np.exp(np.minimum(s - lse[:, None], 0.0)), 0.0)
+    weighted = p @ v.T
+    least = colony.island.keys * 2.0**-1022 * v.max(1)
+    return weighted, 2 * relative[:, None] * weighted + least, relative + 2.0**-53 * np.abs(lse)

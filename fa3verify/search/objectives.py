@@ -1,0 +1,244 @@
+"""This module says what a hunt maximises: error over bound, error over a stored baseline, or the difference of two
+kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fa3_reference.attention import attention
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.formats import FORMATS, encode, ulp
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify import operations
+from fa3verify.cases.case import Case
+from fa3verify.files import Json
+from fa3verify.inputs.recipe import FAMILIES
+from fa3verify.judging import gate
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels.policy import freed
+from fa3verify.kernels.record import Candidate
+from fa3verify.known.registry import find
+from fa3verify.operations import FORWARD, Output
+from fa3verify.operations.ratios import error_over_bound
+from fa3verify.search.candidates import Hunted, call_of, unrounded
+from fa3verify.search.climb import Judge, Ratios
+from fa3verify.search.forward.colony import ForwardColony
+from fa3verify.search.forward.guide import Guide
+from fa3verify.search.forward.judge import over_bound, truth_error
+
+Unit = Literal["bound", "ulp"]
+LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
+
+
+class Objective(ABC):
+    """Says what makes one input of a kernel better than another."""
+
+    __slots__ = ()
+
+    limit: ClassVar[float] = math.inf  # what a sound kernel does not exceed
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        """Return the kernels beside the hunted one, which must take the same inputs."""
+        return ()
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """Say what the figure is."""
+
+    @abstractmethod
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        """Return the figure of each output, or of a case as a whole; ValueError where a kernel does not take it."""
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        """Return what judges whole colonies of inputs, None where only cases are searched."""
+        return None
+
+    @abstractmethod
+    def to_json(self) -> Json:
+        """Return what :func:`objective_from` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(Objective):
+    """Maximises error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
+
+    Of a kernel that returns rounded outputs only, the error is the least that can have been there before.
+    """
+
+    limit: ClassVar[float] = 1.0
+
+    @property
+    def words(self) -> str:
+        return "error / bound before the last rounding"
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        if candidate.operation != FORWARD:
+            measures = judge(candidate, case, unrounded=False).measures
+            names = ("ratio_max", *(n for n in measures if n.startswith("ratio_") and n.endswith("_max")))
+            return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
+        call = call_of(candidate, case)
+        truth = call.truth({})
+        got = unrounded(candidate, call.problem, call.operands, call.config, truth["out"])
+        bound = call._replace(assumed=lambda config: replace(call.assumed(config), out_dtype="fp32")).bound()
+        return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        """Return error over bound of a forward kernel, where its policy promises anything."""
+
+        def bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+            limit = forward_bound(problem, operands, model)
+            return ErrorBound(**freed(candidate.policy, problem, limit._asdict(), math.inf))
+
+        objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
+        found = over_bound(bound, Hunted(candidate), objectives, ("out", "lse"))
+        return found if candidate.operation == FORWARD else None
+
+    def to_json(self) -> Json:
+        return {"name": "ratio"}
+
+
+@dataclass(frozen=True, slots=True)
+class OverBaseline(Objective):
+    """Maximises relative RMSE against the operands as seen, over that of the same family of inputs in a stored
+    baseline.
+
+    Only cases are searched: every one belongs to a family of inputs. A kernel that the baseline lacks is compared with
+    our own twin of its operation and dtype.
+    """
+
+    baseline: gate.Baseline
+
+    @property
+    def words(self) -> str:
+        return f"relative RMSE / that of its family in the {self.baseline.profile} baseline"
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        distribution = case.recipe.distribution
+        names = [family.name for family in FAMILIES if family.distribution == distribution]
+        stored = self.baseline.figures(candidate.name, names[0]) if names else None
+        if stored is None and names and candidate.operation == FORWARD:
+            stored = self.baseline.figures(f"twin.{candidate.dtype}", names[0])
+        if stored is None or not stored["rel_rmse_seen"] > 0:
+            raise ValueError(f"the baseline has no figure of {candidate.name} for {distribution}")
+        measures = judge(candidate, case, unrounded=False).measures
+        lost = math.inf if measures["nonfinite"] else 0.0
+        return {"rel_rmse": max(lost, measures["rel_rmse_seen"] / stored["rel_rmse_seen"])}
+
+    def to_json(self) -> Json:
+        return {"name": "baseline", "baseline": asdict(self.baseline)}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference(Objective):
+    """Maximises |a - b| of the outputs of two kernels, in ulp of the larger one or over the first one's error bound.
+
+    Bits that differ count as :data:`LEAST_DIFFERENCE` at least; NaN differs from every number without limit.
+    """
+
+    against: Candidate
+    unit: Unit = "bound"
+
+    @property
+    def words(self) -> str:
+        return f"difference from {self.against.name} in {'ulp' if self.unit == 'ulp' else 'bounds'}"
+
+    @property
+    def others(self) -> tuple[Candidate, ...]:
+        return (self.against,)
+
+    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+        call = call_of(candidate, case)
+        other = call_of(self.against, case)
+        a = call.run(candidate)
+        b = other.run(self.against)
+        bound = call.bound() if self.unit == "bound" else None
+        return {
+            o.name: _largest(self.heights(o, (a[o.name], b[o.name]), bound and bound[o.name], call.config))
+            for o in call.operation.outputs
+            if o.name in a and o.name in b
+        }
+
+    def heights(self, output: Output, pair: tuple[np.ndarray, np.ndarray], bound: Any, config: Any) -> np.ndarray:
+        """Return the difference of every element, float64."""
+        a, b = pair
+        if bound is not None:
+            return error_over_bound(a, b.astype(np.float64), bound)
+        fmt = FORMATS[output.format(config)]
+        x = a.astype(np.float64)
+        y = b.astype(np.float64)
+        bits = f"u{a.dtype.itemsize}"
+        same = (a.view(bits) == b.view(bits)) | (np.isnan(x) & np.isnan(y))
+        with np.errstate(all="ignore"):
+            away = np.abs(x - y) / ulp(np.maximum(np.abs(x), np.abs(y)), fmt)
+        return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
+
+    def of_colonies(self, candidate: Candidate) -> Judge | None:
+        """Return what judges by the difference of two forward kernels.
+
+        What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
+        what is kept and told, ``out``, is that of stored outputs.
+        """
+        ratios = partial(self._of_colony, Hunted(candidate))
+        objectives = ("rest", True), ("lse", True), ("rest", False), ("lse", False)
+        found = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
+        return found if candidate.operation == FORWARD else None
+
+    def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
+        """Return how far the two kernels are apart on every individual."""
+        config = kernel.config(colony)
+        with np.errstate(all="ignore"):
+            truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
+            a, b = (
+                side.run(colony, side.config(colony), truth, rounded=False) for side in (kernel, Hunted(self.against))
+            )
+            limit = forward_bound(colony.problem, colony.operands, kernel.model(config))
+            outputs = {o.name: o for o in operations.find(FORWARD).outputs}
+            fmt = FORMATS[config.out_dtype]
+            stored = encode(a[0].astype(np.float64), fmt, "ieee"), encode(b[0].astype(np.float64), fmt, "ieee")
+            slope = np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)) / limit.out
+            unit = self.unit == "bound"
+            told = self.heights(outputs["out"], stored, limit.out if unit else None, config)
+            lse = self.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
+            rows = colony.island.problems
+            size = truth_error(colony, lse.reshape(-1))[0]
+            relative = np.log2(limit.out.reshape(rows, -1) / size)
+            slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
+            return {
+                "out": told,
+                "lse": lse.reshape(-1),
+                "rest": np.maximum(slope, told),
+                "rest_bound": relative,
+                "lse_bound": np.log2(limit.lse).reshape(-1),
+            }
+
+    def to_json(self) -> Json:
+        return {"name": "difference", "against": self.against.name, "unit": self.unit}
+
+
+def objective_from(values: Json) -> Objective:
+    """Read what ``to_json`` wrote; ValueError names what is wrong with a damaged or foreign one."""
+    try:
+        match values["name"]:
+            case "ratio":
+                return Ratio()
+            case "baseline":
+                return OverBaseline(gate.Baseline(**values["baseline"]))
+            case "difference":
+                return Difference(find(values["against"]), values["unit"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an objective is incomplete or damaged: {error}") from None
+    raise ValueError(f"objective must be ratio, baseline or difference, got {values['name']!r}")
+
+
+def _largest(heights: np.ndarray) -> float:
+    return float(np.max(heights, initial=0.0))

@@ -1,0 +1,276 @@
+"""A whole hunt: rounds over all grounds on some processes, restartable, to one table and a replay file of each find.
+
+In every round each ground is searched from the best inputs of the rounds before. What a round found is kept in a
+journal, so that the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fa3verify import __version__
+from fa3verify.campaign import replay_files
+from fa3verify.campaign.introduction import Unavailable
+from fa3verify.campaign.introduction import found as introduced
+from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
+from fa3verify.files import Json, json_text, markdown_table, write_text
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.record import Candidate, Identity
+from fa3verify.records import plain, read
+from fa3verify.search.adversary import isolating_pool
+from fa3verify.search.findings import Find, Findings
+from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
+from fa3verify.search.objectives import Objective, objective_from
+from fa3verify.text import one_line
+
+SCHEMA = "fa3verify.hunt/1"
+FILE = "hunt.json"
+PAGE = "hunt.md"
+PARTIAL = ".partial"
+ROUNDS = 4  # of a budget of problems
+CHUNK = 2_000  # problems of one search where a round has more, and of a round where the budget is of time
+
+
+def hunt(
+    candidate: Candidate,
+    objective: Objective,
+    budget: int,
+    seed: int = 0,
+    *,
+    grounds: Iterable[str] = (),
+    seconds: float = float("inf"),
+    at_random: bool = False,
+) -> Findings:
+    """Search for the input that maximises an objective, in this process.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        The kernel; it need not be one that can be found by name.
+    objective : Objective
+        :class:`Ratio`, :class:`OverBaseline`, :class:`Difference`, or another that has their methods.
+    budget : int
+        Problems to judge, which the grounds share: queries with keys of their own, or cases.
+    seed : int
+        Decides what is tried.
+    grounds : iterable of str
+        Names of :func:`fa3verify.search.grounds.grounds_of`; all by default.
+    seconds : float
+        CPU seconds, which the grounds share as well.
+    at_random : bool
+        Draw as the suite draws, instead of searching: what the search is compared with.
+
+    Returns
+    -------
+    fa3verify.search.findings.Findings
+        ``found.largest`` is the best input of all, with its figure; None where the kernel took none. A figure is
+        infinite where one kernel returns NaN and should not.
+
+    Raises
+    ------
+    ValueError
+        For an unknown ground.
+    fa3verify.kernels.calls.CandidateError
+        If a kernel raises, or returns what it does not declare.
+    """
+    chosen = _chosen(candidate, objective, grounds)
+    share = -(-budget // len(chosen))
+    time_s = seconds / len(chosen)
+    whole = Findings()
+    for index, ground in enumerate(chosen):
+        whole.add(search(candidate, objective, ground, [seed, index], share, at_random=at_random, seconds=time_s))
+    return whole
+
+
+def _chosen(candidate: Candidate, objective: Objective, names: Iterable[str]) -> list[Ground]:
+    """Return the grounds of these names, all by default; ValueError for an unknown one."""
+    named = [ground_of(candidate, name, objective.others) for name in names]
+    return named or list(grounds_of(candidate, objective.others))
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """Holds what the verb hunt says, what was met on each ground, and where the kernel failed, in which words and at
+    what.
+
+    ``problems`` or ``seconds`` is the budget.
+    """
+
+    kernel: str
+    objective: Objective
+    out: Path
+    problems: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    workers: int = 0
+    grounds: tuple[str, ...] = ()
+    at_random: bool = False
+    resume: bool = False
+    found: dict[str, Findings] = field(default_factory=dict)
+    failures: list[tuple[str, str, Json | None]] = field(default_factory=list)
+
+    def run(self, progress: Callable[[str], None] = lambda label: None) -> None:
+        """Hunt, and write ``hunt.json``, ``hunt.md`` and a replay file of every find below ``out``.
+
+        Raises
+        ------
+        ValueError
+            For an unknown kernel or ground.
+        fa3verify.campaign.introduction.Unavailable
+            If the kernel cannot run here.
+        """
+        candidate = introduced(self.kernel)
+        if candidate.unavailable:
+            raise Unavailable(f"kernel {self.kernel} is unavailable: {candidate.unavailable}")
+        self.found.update({ground.name: Findings() for ground in _chosen(candidate, self.objective, self.grounds)})
+        journal = self.out / PARTIAL
+        stamp = journal_stamp(candidate)
+        if not self.resume:
+            shutil.rmtree(journal, ignore_errors=True)
+        deadline = time.monotonic() + (self.seconds or float("inf"))
+
+        def tell(outcome: Outcome) -> None:
+            progress(outcome.task.label)
+
+        with isolating_pool(self.workers) as executor:
+            for number, problems in enumerate(self._rounds()):
+                tasks = self._tasks(number, problems)
+                self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
+                if self.failures or time.monotonic() > deadline:
+                    break
+        self._write(Identity(**candidate.identity()) if candidate.identity else Identity())
+
+    def _rounds(self) -> Iterable[int]:
+        """Yield the problems of each ground in every round; without end where the budget is of time."""
+        if self.problems is None:
+            yield from itertools.repeat(CHUNK // 4)
+            return
+        share = -(-self.problems // len(self.found))
+        cuts = [share * number // ROUNDS for number in range(ROUNDS + 1)]
+        yield from filter(None, (stop - start for start, stop in itertools.pairwise(cuts)))
+
+    def _tasks(self, number: int, problems: int) -> list[Task]:
+        """Return the tasks of a round: every ground, in parts of at most :data:`CHUNK` problems, each from its best
+        input so far.
+        """
+        parts = -(-problems // CHUNK)
+        tasks = []
+        for part, (index, (ground, met)) in itertools.product(range(parts), enumerate(self.found.items())):
+            best = met.largest
+            is_bred = best is not None and "island" in best.content and not self.at_random
+            arguments = {"kernel": self.kernel, "objective": self.objective.to_json(), "ground": ground}
+            arguments |= {"seed": [self.seed, index, number, part], "problems": -(-problems // parts)}
+            # Every second part starts from normal inputs, so that one find does not end the search for others.
+            arguments |= {"start": best.content if best and is_bred and (part + number) % 2 else None}
+            arguments |= {"at_random": self.at_random}
+            tasks.append(Task("hunt", f"{ground}, round {number + 1}", search_ground, arguments))
+        return tasks
+
+    def _gather(self, outcomes: list[Outcome]) -> None:
+        """Add what a round found, and what failed."""
+        for outcome in outcomes:
+            ground = outcome.task.arguments["ground"]
+            error = outcome.error or (outcome.value or {"failed": "it was skipped"}).get("failed")
+            if error:
+                self.failures.append((ground, one_line(error), outcome.at))
+            else:
+                self.found[ground].add(read(Findings, outcome.value, outcome.task.label))
+
+    @property
+    def finds(self) -> Iterator[tuple[str, Findings, str, Find, str]]:
+        """Yield each find: its ground, what was met there, its output, itself, and its replay file below ``out``."""
+        for ground, found in self.found.items():
+            for output, best in found.best.items():
+                file = re.sub(r"[^A-Za-z0-9]", "_", f"{ground}-{output}")
+                yield ground, found, output, best, f"largest/{file}.json"
+
+    @property
+    def is_finding(self) -> bool:
+        """Tell whether a kernel failed, or exceeds what a sound one does not."""
+        return bool(self.failures) or any(best.value > self.objective.limit for _, _, _, best, _ in self.finds)
+
+    def page(self) -> str:
+        """Return the table of largest known errors in Markdown; each is a lower bound of the true one."""
+        rows = [
+            (
+                ground,
+                output,
+                f"{best.value:.6g}",
+                f"{best.problems:,}",
+                f"{met.problems:,}",
+                f"{round(met.cpu_s, 1):g}",
+                file,
+            )
+            for ground, met, output, best, file in self.finds
+        ]
+        searched = "drawn at random" if self.at_random else "searched"
+        title = f"# Largest known errors of {self.kernel}: {self.objective.words}"
+        effort = f"Seed {self.seed}, {searched}; version {__version__}."
+        table = markdown_table(("ground", "output", "largest", "met at", "problems", "CPU s", "replay"), rows)
+        return "\n".join([title, "", effort, "", *table])
+
+    def _body(self, identity: Identity) -> Json:
+        """Return what is in ``hunt.json``: per ground the effort, and by output the largest figure, its replay file and
+        the curve.
+        """
+        objective = self.objective
+        grounds: Json = {
+            ground: {"problems": met.problems, "cpu_s": round(met.cpu_s, 1), "curve": met.curve, "best": {}}
+            for ground, met in self.found.items()
+        }
+        for ground, _, output, best, file in self.finds:
+            grounds[ground]["best"][output] = {"value": best.value, "problems": best.problems, "replay": file}
+        return {
+            **{"schema": SCHEMA, "version": __version__, "kernel": self.kernel, "identity": plain(identity)},
+            **{"words": objective.words, "limit": objective.limit, "seed": self.seed, "at_random": self.at_random},
+            "objective": {key: x for key, x in objective.to_json().items() if key != "baseline"},
+            "failures": [{"ground": ground, "message": words, "at": at} for ground, words, at in self.failures],
+            "grounds": grounds,
+        }
+
+    def _write(self, identity: Identity) -> None:
+        """Write a replay file of every find, the table and the figures."""
+        for _, _, output, best, file in self.finds:
+            content = {"schema": replay_files.HUNTED_SCHEMA, "objective": self.objective.to_json()}
+            content |= {"output": output, "value": best.value} | best.content
+            replay_files.write(self.out / file, self.kernel, f"hunt {self.objective.words}", content)
+        write_text(self.out / PAGE, self.page())
+        write_text(self.out / FILE, json_text(self._body(identity)))
+
+
+def search_ground(
+    kernel: str,
+    objective: Json,
+    ground: str,
+    seed: list[int],
+    problems: int,
+    start: Json | None,
+    at_random: bool,
+) -> Json:
+    """Search one ground as a task of a pool; a kernel that fails is told under ``failed``."""
+    candidate = introduced(kernel)
+    goal = objective_from(objective)
+    where = ground_of(candidate, ground, goal.others)
+    try:
+        return plain(search(candidate, goal, where, seed, problems, start=start, at_random=at_random))
+    except CandidateError as error:
+        return {"failed": str(error)}
+
+
+def replay_content(candidate: Candidate, content: Json) -> tuple[bool, str, dict[str, float]]:
+    """Judge a find again: whether it is within what a sound kernel does not exceed, in words, and the figures."""
+    try:
+        objective = objective_from(content["objective"])
+        output = str(content["output"])
+        stored = content["value"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the replay file is damaged: {error}") from None
+    values = value_of(candidate, objective, content)
+    value = values.get(output, 0.0)
+    return value <= objective.limit, f"{objective.words}, {output}: {value:.6g}, stored {float(stored):.6g}", values
