@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import signal
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,6 +61,11 @@ class Task:
     arguments: Json
     durable: bool = True
 
+    @property
+    def kernel(self) -> str | None:
+        """Name of the kernel that it is about, None for a task about none."""
+        return self.arguments.get("kernel")
+
     def identity(self, stamp: str) -> str:
         """Name under which the result is kept for resuming; ``stamp`` changes with the code."""
         text = json.dumps(
@@ -87,7 +94,19 @@ class Outcome:
     @property
     def kernel(self) -> str | None:
         """Name of the kernel that it is about, None for a task about none."""
-        return self.task.arguments.get("kernel")
+        return self.task.kernel
+
+    def result(self) -> Any:
+        """Return the value.
+
+        Raises
+        ------
+        TaskError
+            If the task raised, lost its worker or was skipped.
+        """
+        if self.error or self.skipped:
+            raise TaskError(self.error or f"{self.task.label} was skipped")
+        return self.value
 
 
 def journal_stamp(*kernels: Candidate) -> str:
@@ -260,6 +279,52 @@ class Interrupted(KeyboardInterrupt):
         self.outcomes = outcomes
 
 
+def run(
+    tasks: Iterable[Task],
+    executor: Executor,
+    *,
+    journal: Path | None = None,
+    stamp: str = "",
+    until: float = math.inf,
+    drops: Callable[[Outcome, Task], bool] | None = None,
+) -> Generator[Outcome, None, None]:
+    """Run tasks on an executor and yield what becomes of each as it ends; results in the journal are not run again.
+
+    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
+    gets no more of them: hanging everywhere would take hours. Who stops listening ends what runs, and no other begins.
+
+    Parameters
+    ----------
+    until : float
+        Time, by the monotonic clock, at which the tasks that run are ended and no other begins.
+    drops : callable
+        ``drops(outcome, task)`` tells after an outcome whether a task that no worker has begun is skipped.
+    """
+    waiting: dict[Future, Task] = {}
+    lost: Counter[str | None] = Counter()
+    try:
+        for task in tasks:
+            if kept := _recall(journal, task, stamp):
+                yield kept
+            else:
+                waiting[executor.submit(task.function, **task.arguments)] = task
+        left_s = None if math.isinf(until) else max(0.0, until - time.monotonic())
+        for future in as_completed(list(waiting), left_s):
+            outcome = _outcome(waiting.pop(future), future, lost)
+            _keep(outcome, journal, stamp)
+            lost[outcome.kernel] += outcome.lost_worker
+            if outcome.lost_worker and outcome.kernel and lost[outcome.kernel] == GIVE_UP:
+                _give_up(other for other, task in waiting.items() if task.kernel == outcome.kernel)
+            yield outcome
+            for other, task in waiting.items() if drops else ():
+                if drops and drops(outcome, task):
+                    other.cancel()
+    except TimeoutError:
+        return
+    finally:
+        _give_up(waiting)
+
+
 def execute(
     tasks: list[Task],
     executor: Executor,
@@ -269,60 +334,38 @@ def execute(
     progress: Callable[[Outcome], None] | None = None,
     stops: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> list[Outcome]:
-    """Run tasks on an executor; results already in the journal are not run again.
+    """Run tasks as :func:`run` does, and return what became of them in the order of ``tasks``.
 
-    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
-    gets no more of them: hanging everywhere would take hours. After an outcome that ``stops``, running tasks are ended
-    and nothing more is begun. Results come back in the order of ``tasks``.
+    After an outcome that ``stops``, running tasks are ended and nothing more is begun.
 
     Raises
     ------
     Interrupted
         With the outcomes so far, at an interruption.
     """
-    outcomes: dict[int, Outcome] = {}
-    waiting: dict[Future, int] = {}
-    lost: Counter[str] = Counter()
+    found: dict[int, Outcome] = {}
 
-    def take(index: int, outcome: Outcome) -> None:
-        outcomes[index] = outcome
-        if progress:
-            progress(outcome)
+    def outcomes() -> list[Outcome]:
+        return [found.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
 
     try:
-        for index, task in enumerate(tasks):
-            if kept := _recall(journal, task, stamp):
-                take(index, kept)
-            else:
-                waiting[executor.submit(task.function, **task.arguments)] = index
-        for future in as_completed(waiting):
-            outcome = _outcome(tasks[waiting[future]], future, lost)
-            _keep(outcome, journal, stamp)
-            take(waiting[future], outcome)
-            if stops(outcome):
-                break
-            kernel = outcome.kernel
-            if outcome.lost_worker and kernel:
-                lost[kernel] += 1
-                if lost[kernel] == GIVE_UP:
-                    _give_up(f for f, place in waiting.items() if tasks[place].arguments.get("kernel") == kernel)
+        with contextlib.closing(run(tasks, executor, journal=journal, stamp=stamp)) as ended:
+            for outcome in ended:
+                found[id(outcome.task)] = outcome
+                if progress:
+                    progress(outcome)
+                if stops(outcome):
+                    break
     except KeyboardInterrupt as stop:
-        _give_up(waiting)
         number = stop.args[0] if stop.args else signal.SIGINT
-        raise Interrupted(number, _with_skipped(tasks, outcomes)) from None
-    _give_up(future for future, place in waiting.items() if place not in outcomes)
-    return _with_skipped(tasks, outcomes)
+        raise Interrupted(number, outcomes()) from None
+    return outcomes()
 
 
 def _give_up(futures: Iterable[Future]) -> None:
     """Cancel tasks, and end those that run, where their executor can; the last ones first, so that none begins."""
     for future in reversed(list(futures)):
         getattr(future, "give_up", future.cancel)()
-
-
-def _with_skipped(tasks: list[Task], outcomes: dict[int, Outcome]) -> list[Outcome]:
-    """The outcomes of all tasks in their order; one that has none was skipped."""
-    return [outcomes.get(index) or Outcome(task, skipped=True) for index, task in enumerate(tasks)]
 
 
 def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
@@ -362,7 +405,7 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
+def _outcome(task: Task, future: Future, lost: Mapping[str | None, int]) -> Outcome:
     """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
     begun.
     """
@@ -371,7 +414,7 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     except CancelledError:
         return Outcome(task, skipped=True)
     except WorkerLost as error:
-        if lost.get(task.arguments.get("kernel", ""), 0) >= GIVE_UP:
+        if task.kernel and lost.get(task.kernel, 0) >= GIVE_UP:
             return Outcome(task, skipped=True)
         return Outcome(task, error=str(error), at=error.at, lost_worker=True)
     except TaskError as error:

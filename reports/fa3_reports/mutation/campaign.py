@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from fa3_reports.mutation import automatic, grid, museum, sound, tables, uncommon
 from fa3_reports.mutation.examine import Examination, warm_up
 from fa3_reports.mutation.museum import Exhibit
+from fa3verify.campaign.pool import processes
 from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_text, write_text
 
 Tell = Callable[[str], None]
@@ -30,14 +30,6 @@ def run(kinds: Sequence[str], progress: Tell, **options: Any) -> tuple[int, str]
     return sum(missed for missed, _ in parts), "\n".join(text for _, text in parts)
 
 
-def workers(options: Mapping[str, Any]) -> ProcessPoolExecutor:
-    """Return a pool of fresh processes, each of one thread."""
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
-    count = options["workers"] or os.cpu_count() or 1
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-
-
 def _write(options: Mapping[str, Any], stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:
     write_text(Path(options["out"]) / f"{stem}.csv", csv_text(head, rows))
     write_text(Path(options["out"]) / f"{stem}.md", page)
@@ -49,7 +41,7 @@ def _automatic(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
     if options["kernels"]:
         given["kernels"] = options["kernels"]
     settings = automatic.Settings(**given)
-    with workers(options) as pool:
+    with processes(options["workers"]) as pool:
         fates = automatic.run(settings, pool, progress)
     page = tables.automatic(fates)
     write_text(settings.out / "automatic.md", page)
@@ -73,14 +65,13 @@ def _shown(kind: str, index: int, profile: ProfileName, bits: bool) -> Examinati
 def _examined(kind: str, progress: Tell, options: Mapping[str, Any]) -> list[tuple[Exhibit, Examination]]:
     """Every exhibit of a kind with what became of it."""
     exhibits = PLANTED[kind]()
-    profile = options["profile"]
-    bits = options["bits"]
-    with workers(options) as pool:
-        waiting = {pool.submit(_shown, kind, i, profile, bits): i for i in range(len(exhibits))}
-        found: dict[int, Examination] = {}
-        for future in as_completed(waiting):
-            found[waiting[future]] = future.result()
-            progress(exhibits[waiting[future]].what)
+    given = {"kind": kind, "profile": options["profile"], "bits": options["bits"]}
+    tasks = [Task(kind, exhibit.what, _shown, given | {"index": i}) for i, exhibit in enumerate(exhibits)]
+    found: dict[int, Examination] = {}
+    with processes(options["workers"]) as pool:
+        for outcome in run_tasks(tasks, pool):
+            found[outcome.task.arguments["index"]] = outcome.result()
+            progress(outcome.task.label)
     return [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
 
 
@@ -100,7 +91,7 @@ def _uncommon(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    with workers(options) as pool:
+    with processes(options["workers"]) as pool:
         verdicts = grid.run(pool, progress, options["rules"])
     head, rows = tables.grid_rows(verdicts)
     page = tables.grid(verdicts)
@@ -110,7 +101,7 @@ def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    with workers(options) as pool:
+    with processes(options["workers"]) as pool:
         found = sound.run(options["trials"], options["seed"], pool, progress, seconds=options["seconds"])
     page = tables.sound(found)
     _write(options, "sound", sound.COLUMNS, sound.rows(found), page)
