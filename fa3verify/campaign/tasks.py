@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
-from fa3verify.records import plain, read
+from fa3verify.records import NOT_WRITTEN, plain, read
 from fa3verify.text import of_error, of_traceback
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class Outcome:
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
     kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
-    result that was kept.
+    result that was kept. Files have no task: they name it.
     """
 
-    task: Task
+    task: Task = field(default=Task("", "", dict, {}), metadata=NOT_WRITTEN)
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None

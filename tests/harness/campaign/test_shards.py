@@ -162,7 +162,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_shard_of_another_campaign_is_refused_with_what_differs(three, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(jobs, "_execute", lambda *_: [])
+    monkeypatch.setattr(campaign, "execute", lambda *_, **__: [])
     out = tmp_path / "foreign"
     words = ["verify", SOUND, WRONG, "--quick", "--no-studies", "--out", out, *FOREIGN[name]]
     assert run(*(word for word in words if name != "profile" or word != "--quick")).exit_code == 0
