@@ -18,7 +18,7 @@ from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.profiles import CAPTURED
-from fa3verify.campaign.results import CaseResult
+from fa3verify.campaign.results import CaseResult, contradiction, judged_under, refutations, settle
 from fa3verify.campaign.run import (
     Assumed,
     BaselineName,
@@ -32,7 +32,6 @@ from fa3verify.campaign.run import (
     Verdict,
     WorstCase,
 )
-from fa3verify.campaign.settled import contradiction, judged_under, refutations, settle
 from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER

@@ -23,8 +23,7 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
-from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis
-from fa3verify.campaign.settled import of_one_hypothesis
+from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis, of_one_hypothesis
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
@@ -167,7 +166,7 @@ def judge_cases(
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
-    the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
+    the one that the case speaks least against; :func:`fa3verify.campaign.results.settle` chooses one for a kernel.
     """
     records: list[CaseResult] = []
     for case in cases:

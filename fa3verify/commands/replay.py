@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa3verify import operations
-from fa3verify.campaign import settled
+from fa3verify.campaign import results
 from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
 from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA, ReplayFile
-from fa3verify.campaign.results import CaseResult
 from fa3verify.campaign.tasks import judge_cases
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
@@ -72,7 +71,7 @@ def run(
 def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
     """Return what :func:`run` returns, by the kind of the content."""
     content = file.content
-    if content.get("schema") == settled.SCHEMA:
+    if content.get("schema") == results.REFUTATIONS:
         return _refutations(candidate, content, activations)
     if law := law_of(file.what):
         trial = _trial(content, activations)
@@ -135,13 +134,13 @@ def _refutations(candidate: Candidate, content: Json, activations: Path | None) 
             return Replayed(False, violation.message, None)
         against = {name: (trial, broken) if broken else None for name, broken in under.items()}
         laws.append(LawOutcome(trial.law, "fail" if violation else "pass", hypotheses=against))
-    found = settled.settle(operations.find(candidate.operation), records, laws)
+    found = results.settle(operations.find(candidate.operation), records, laws)
     if found is None:
         return Replayed(all(passes(candidate, record.measures) for record in records), f"{len(records)} cases", None)
     is_kept = found.chosen not in found.refuted
     words = f"{found.chosen} holds in {len(records)} cases and {len(trials)} trials"
-    words = f"{words if is_kept else settled.contradiction(found)}; {hypotheses.sums_of(candidate)}"
-    held = all(passes(candidate, settled.judged_under(record, found.chosen).measures) for record in records)
+    words = f"{words if is_kept else results.contradiction(found)}; {hypotheses.sums_of(candidate)}"
+    held = all(passes(candidate, results.judged_under(record, found.chosen).measures) for record in records)
     return Replayed(is_kept and held, words, None)
 
 
@@ -181,13 +180,13 @@ def _family(candidate: Candidate, what: str, content: Json, activations: Path | 
     return Replayed(holds, message, pooled(records, operations.find(candidate.operation)))
 
 
-def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[CaseResult] | Replayed:
+def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[results.CaseResult] | Replayed:
     """Judge cases under one hypothesis; a kernel that raises is replayed with that."""
     records = judge_cases(candidate, family, cases)
     for record in records:
         if record.error:
             return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.traceback), None)
-    return settled.of_one_hypothesis(operations.find(candidate.operation), records)
+    return results.of_one_hypothesis(operations.find(candidate.operation), records)
 
 
 def _found(case: Case, activations: Path | None) -> Case:

@@ -21,8 +21,7 @@ from fa3verify.campaign import atlas, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding, ordered
-from fa3verify.campaign.introduction import Introduction, introduce_all
-from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.introduction import Introduction, Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import provenance, summarize, verdict_of

@@ -16,8 +16,8 @@ from fa3verify import operations, records
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.replay_files import ReplayFile
+from fa3verify.campaign.results import settle
 from fa3verify.campaign.run import HypothesisRow, Run, parse
-from fa3verify.campaign.settled import settle
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases, of_kind
 from fa3verify.cases.case import Case

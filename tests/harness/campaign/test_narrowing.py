@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.adversary import campaign as adversary
-from fa3verify.campaign.introduction import Introduction, introduce
-from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.introduction import Introduction, Only, introduce
 from fa3verify.campaign.results import CaseResult, CoverResult
 from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
 from fa3verify.cases.case import Case
