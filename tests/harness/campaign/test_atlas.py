@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
 from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fa3verify.kernels import record
 from fa3verify.kernels.policy import Policy
 from fa3verify.known import registry
 from fa3verify.report import moved
+from tests.conftest import InThisProcess
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
@@ -38,15 +38,6 @@ RECORDS = (
     atlas.Loss,
 )
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
-
-
-class Here(Executor):
-    """Runs everything in this process."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def stranger() -> record.Candidate:
@@ -65,7 +56,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[Run, Path]]:
         known = [introduce(name, "quick") for name in KERNELS]
         planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
         few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
-        summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
+        summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
         summary = replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out

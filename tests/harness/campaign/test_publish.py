@@ -16,7 +16,7 @@ from fa3verify.campaign.summary import summarize
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
 from fa3verify.studies import accumulator_loss
-from tests.harness.campaign.test_atlas import Here
+from tests.conftest import InThisProcess
 
 TRIED = ("normal", "peaky", "repeated_run_is_identical", "error_within_bound")
 LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
@@ -30,7 +30,7 @@ def small_campaign(settings: verify.Settings, progress: Any) -> Run:
     known = [introduce(name, "quick") for name in settings.kernels]
     planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in TRIED]
     few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
-    summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
+    summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
     return replace(replay_files.write_all(summary, settings.out), started="2026-01-01T00:00:00+00:00")
 
 
