@@ -130,19 +130,19 @@ def symptoms(found: Iterable[Finding]) -> list[Symptom]:
     """
     groups: dict[Sign, list[Finding]] = {}
     place: dict[tuple[str, str], Sign] = {}  # where a replay file of a kernel is
+    gravest = list(SEVERITIES)
     numbered = [(severity(each), number, each) for number, each in enumerate(found)]
     for grave, number, each in sorted(
-        numbered, key=lambda item: (_rank(item[0]), _COMPARED.search(item[2].message) is None)
+        numbered, key=lambda item: (gravest.index(item[0]), _COMPARED.search(item[2].message) is None)
     ):
         sign = _sign(grave, each, str(number), groups)
         if each.replay is not None:
             sign = place.setdefault((sign.kernel, each.replay), sign)
         groups.setdefault(sign, []).append(each)
-    return [_symptom(sign.severity, members) for sign, members in groups.items()]
-
-
-def _rank(grave: str) -> int:
-    return list(SEVERITIES).index(grave)
+    return [
+        Symptom(sign.severity, members[0], tuple(Counter(told(each.what) for each in members[1:]).items()))
+        for sign, members in groups.items()
+    ]
 
 
 def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sign:
@@ -157,10 +157,6 @@ def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sig
     output = (rule.endswith("error / bound") and rule.removesuffix("error / bound").strip()) or "out"
     alike = [sign for sign in known if (sign.kernel, sign.what) == (found.kernel, output) and sign.kind]
     return alike[0] if len(alike) == 1 else Sign(grave, found.kernel, output)
-
-
-def _symptom(grave: str, members: list[Finding]) -> Symptom:
-    return Symptom(grave, members[0], tuple(Counter(told(each.what) for each in members[1:]).items()))
 
 
 def why(symptom: Symptom) -> str:

@@ -59,6 +59,7 @@ def summarize(
     bodies = tuple(body for body, *_ in found)
     gate = tuple(row for _, rows, *_ in found for row in rows)
     failures = ordered(finding for *_, findings, _ in found for finding in findings)
+    laws = {law.status for body in bodies for law in body.laws}
     verdict = verdict_of(bodies, failures)
     return Run(
         version=__version__,
@@ -68,7 +69,7 @@ def summarize(
             "L0": layer_status(gate, "L0") if any(row.layer == "L0" for row in gate) else "not run: no GPU kernel",
             "L1": layer_status(gate, "L1"),
             "L2": layer_status(gate, "L2"),
-            "laws": _law_status([law.status for body in bodies for law in body.laws]),
+            "laws": next((status for status in ("fail", "pass") if status in laws), "not compared"),
         },
         kernels=bodies,
         gate=gate,
@@ -116,11 +117,6 @@ def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Ver
     if failures:
         return "fail"
     return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
-
-
-def _law_status(statuses: list[str]) -> str:
-    """Fail beats pass beats not compared."""
-    return next((status for status in ("fail", "pass") if status in statuses), "not compared")
 
 
 def _families(

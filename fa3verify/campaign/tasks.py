@@ -90,11 +90,6 @@ class Outcome:
     lost_worker: bool = False
     skipped: bool = False
 
-    @property
-    def kernel(self) -> str | None:
-        """Name of the kernel that it is about, None for a task about none."""
-        return self.task.kernel
-
     def result(self) -> Any:
         """Return the value.
 
@@ -300,7 +295,7 @@ def run(
         ``drops(outcome, task)`` tells after an outcome whether a task that no worker has begun is skipped.
     """
     waiting: dict[Future, Task] = {}
-    lost: Counter[str | None] = Counter()
+    lost: Counter[str] = Counter()
     try:
         for task in tasks:
             if kept := _recall(journal, task, stamp):
@@ -310,10 +305,12 @@ def run(
         left_s = None if math.isinf(until) else max(0.0, until - time.monotonic())
         for future in as_completed(list(waiting), left_s):
             outcome = _outcome(waiting.pop(future), future, lost)
+            kernel = outcome.task.kernel
             _keep(outcome, journal, stamp)
-            lost[outcome.kernel] += outcome.lost_worker
-            if outcome.lost_worker and outcome.kernel and lost[outcome.kernel] == GIVE_UP:
-                _give_up(other for other, task in waiting.items() if task.kernel == outcome.kernel)
+            if outcome.lost_worker and kernel:
+                lost[kernel] += 1
+                if lost[kernel] == GIVE_UP:
+                    _give_up(other for other, task in waiting.items() if task.kernel == kernel)
             yield outcome
             for other, task in waiting.items() if drops else ():
                 if drops and drops(outcome, task):
@@ -400,11 +397,11 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:
-        found[outcome.task.arguments.get("kernel", "-")][outcome.task.kind] += outcome.cpu_s
+        found[outcome.task.kernel or "-"][outcome.task.kind] += outcome.cpu_s
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: Task, future: Future, lost: Mapping[str | None, int]) -> Outcome:
+def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
     begun.
     """
@@ -444,5 +441,5 @@ def of_kind(kind: str, value: Any) -> Any:
 def outcomes_of(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
     """Yield the outcomes of one kernel's tasks of a kind that were not skipped."""
     for outcome in outcomes:
-        if outcome.task.kind == kind and outcome.task.arguments["kernel"] == kernel and not outcome.skipped:
+        if outcome.task.kind == kind and outcome.task.kernel == kernel and not outcome.skipped:
             yield outcome
