@@ -37,7 +37,8 @@ Status = Literal["caught", "equivalent", "missed", "not finished"]
 class Settings:
     """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
 
-    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
+    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline. ``rules`` are those
+    that judge the grid, ``trials`` at least those of sound kernels; ``workers`` are processes, 0 is one per core.
     """
 
     out: Path
@@ -48,6 +49,9 @@ class Settings:
     bits: bool = True
     seed: int = 0
     seconds: float = 0.0
+    workers: int = 0
+    rules: str = "all"
+    trials: int = 20_000
 
 
 @dataclass(frozen=True, slots=True)
