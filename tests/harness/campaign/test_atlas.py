@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -46,6 +46,15 @@ def stranger() -> record.Candidate:
     return replace(registry.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
 
 
+def small_run(kernels: Sequence[str], tried: Sequence[str], out: Path) -> Run:
+    """Return a run of some families and properties with few trials, in this process; its replay files are written."""
+    known = [introduce(name, "quick") for name in kernels]
+    planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in tried]
+    few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
+    summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
+    return replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
+
+
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory) -> Iterator[tuple[Run, Path]]:
     """The run of a small campaign, and the folder with its atlas and replay files."""
@@ -53,11 +62,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[Run, Path]]:
     find = registry.find
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "find", lambda name: stranger() if name == "stranger" else find(name))
-        known = [introduce(name, "quick") for name in KERNELS]
-        planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
-        few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
-        summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
-        summary = replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
+        summary = small_run(KERNELS, TRIED, out)
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out
 
