@@ -21,7 +21,8 @@ from fa3verify.bench import check, gradients
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
 from fa3verify.bench.kernels import MAX_COPIES, Prepared, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
-from fa3verify.bench.warm import processes, warm_up
+from fa3verify.bench.warm import warm_up
+from fa3verify.campaign.pool import processes
 from fa3verify.known.launches import Given
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import results, tables
@@ -126,7 +127,7 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
-    with processes() as pool:
+    with processes() as pool:  # which compile before anything is timed, and judge while it is
         warm_up(todo, kernels, pool)
         for cell in todo:
             if time.monotonic() - started > settings.budget_s:

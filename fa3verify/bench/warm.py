@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
 from fa3_kernels.audit.calls import calls_of
@@ -18,11 +16,6 @@ from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench.kernels import TimedKernel
 from fa3verify.timed.cells import Cell
-
-
-def processes() -> Executor:
-    """Processes that compile before anything is timed, and judge while it is."""
-    return ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn"))
 
 
 def warm_up(cells: Sequence[Cell], kernels: Sequence[TimedKernel], pool: Executor) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed
+from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed, processes
 from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
@@ -35,11 +35,10 @@ def make_executor(settings: Settings) -> Executor:
     limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
     if settings.scheduler:
         return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # one core per worker process
-    workers = settings.workers or os.cpu_count() or 1
-    memory_bytes = _fair_share(workers) if settings.memory_bytes is None else settings.memory_bytes
-    return IsolatingPool(workers, limit_s, memory_bytes=memory_bytes)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = _fair_share(settings.workers or os.cpu_count() or 1)
+    return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
 
 
 def _fair_share(workers: int) -> int | None:

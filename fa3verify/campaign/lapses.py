@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fa3verify.campaign.findings import finding
@@ -32,21 +32,16 @@ def lapses(
     for law in laws:
         for name, is_returned, trial in law.optional:
             seen.setdefault((name, is_returned), f"property {law.law}, {trial}")
-    found = [_sometimes(kernel, name, seen) for name in optional if {(name, True), (name, False)} <= seen.keys()]
-    return found + _given_up(kernel, [outcome for outcome in outcomes if outcome.kernel == kernel])
-
-
-def _sometimes(kernel: str, name: str, seen: Mapping[tuple[str, bool], str]) -> Finding:
-    calls = f"returned for {seen[name, True]}; missing for {seen[name, False]}"
-    return finding(
-        kernel, f"output {name}", f"{name} is returned in some calls and missing in others: {calls}", crashed=True
-    )
-
-
-def _given_up(kernel: str, outcomes: Sequence[Outcome]) -> list[Finding]:
-    lost = sum(outcome.lost_worker for outcome in outcomes)
-    skipped = sum(outcome.skipped for outcome in outcomes)
-    if lost < GIVE_UP or not skipped:
-        return []
-    message = f"{lost} of its processes hung or died; {skipped} of its {len(outcomes)} tasks were not run"
-    return [finding(kernel, "given up", message, crashed=True)]
+    found = []
+    for name in optional:
+        if (name, True) in seen and (name, False) in seen:
+            calls = f"returned for {seen[name, True]}; missing for {seen[name, False]}"
+            message = f"{name} is returned in some calls and missing in others: {calls}"
+            found.append(finding(kernel, f"output {name}", message, crashed=True))
+    own = [outcome for outcome in outcomes if outcome.task.kernel == kernel]
+    lost = sum(outcome.lost_worker for outcome in own)
+    skipped = sum(outcome.skipped for outcome in own)
+    if lost >= GIVE_UP and skipped:
+        message = f"{lost} of its processes hung or died; {skipped} of its {len(own)} tasks were not run"
+        found.append(finding(kernel, "given up", message, crashed=True))
+    return found

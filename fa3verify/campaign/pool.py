@@ -28,6 +28,7 @@ from fa3verify.text import one_line
 
 WARM_UP = 5  # times the limit of a task, for what a worker imports or compiles first
 TAIL_BYTES = 4000  # kept of what a worker printed last
+A_DAY_S = 86_400.0
 PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
 
 
@@ -213,6 +214,10 @@ class IsolatingPool(Executor):
                 thread.join()
         self._stopped.set()
 
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Shut down; an error or an interruption ends what still runs."""
+        self.shutdown(cancel_futures=kind is not None)
+
     def _own_worker(self) -> None:
         """One thread per worker process: hand it tasks, watch it, replace it. Linux ends the worker with its thread."""
         mine: _Worker | None = None
@@ -249,3 +254,10 @@ class IsolatingPool(Executor):
             future.cpu_s = found.cpu_s
             future.set_result(found.value)
         return not mine.is_ended
+
+
+def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int | None = None) -> Executor:
+    """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core."""
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    return IsolatingPool(workers or os.cpu_count() or 1, limit_s, memory_bytes=memory_bytes)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from fa3verify import __version__
-from fa3verify.campaign.run import CaseRow, KernelRun, MovedFigure, Run
+from fa3verify.campaign.run import CaseRow, KernelRun, LawRow, MovedFigure, RefutedBy, Run, WorstCase
 from fa3verify.cases.case import Case
 from fa3verify.files import Json, read_text, write_text
 from fa3verify.judging.family import CaseFigures
@@ -19,6 +20,7 @@ SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
 LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
+Found = TypeVar("Found", LawRow, RefutedBy, WorstCase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class _Worst:
             self.stored[key] = f"worst/{path.name}"
         return self.stored[key]
 
+    def kept(self, found: Found, stem: str, kernel: str, what: str) -> Found:
+        """Write the file of what was found, and return that with its path."""
+        return replace(found, replay=self.path(stem, kernel, what, found.content))
+
 
 def write_all(run: Run, out: Path) -> Run:
     """Write what a run found as replay files below OUT/worst, and return the run with their paths."""
@@ -126,23 +132,17 @@ def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRow
         content = of_family(judged[name, row.family], kernel.hypothesis)
         path = worst.path(f"family-{name}-{row.family}", name, f"family {row.family}", content)
         families.append(replace(row, replay=path))
-    largest = kernel.worst
-    if largest:
-        largest = replace(largest, replay=worst.path(f"worst-{name}", name, "largest error / bound", largest.content))
+    largest = kernel.worst and worst.kept(kernel.worst, f"worst-{name}", name, "largest error / bound")
     assumed = kernel.assumed
     if assumed:
-        rows = []
-        for row in assumed.hypotheses:
-            if by := row.refuted_by:
-                path = worst.path(f"refutes-{name}-{row.name}", name, by.what, by.content)
-                row = replace(row, refuted_by=replace(by, replay=path))
-            rows.append(row)
+        rows = [
+            replace(row, refuted_by=by and worst.kept(by, f"refutes-{name}-{row.name}", name, by.what))
+            for row in assumed.hypotheses
+            for by in [row.refuted_by]
+        ]
         assumed = replace(assumed, hypotheses=tuple(rows))
-    laws = tuple(
-        replace(law, replay=worst.path(f"law-{name}-{law.law}", name, f"law {law.law}", law.content))
-        for law in kernel.laws
-    )
-    return replace(kernel, families=tuple(families), worst=largest, assumed=assumed, laws=laws)
+    laws = [worst.kept(law, f"law-{name}-{law.law}", name, f"law {law.law}") for law in kernel.laws]
+    return replace(kernel, families=tuple(families), worst=largest, assumed=assumed, laws=tuple(laws))
 
 
 def read(path: Path) -> ReplayFile:

@@ -99,6 +99,11 @@ class RefutedBy:
     replay: str | None = None
     content: Json | None = field(default=None, metadata=NOT_WRITTEN)
 
+    @property
+    def words(self) -> str:
+        """Say where it was found, and how large it is."""
+        return f"{told(self.what)}, {ratio_text(self.ratio)}"
+
 
 @dataclass(frozen=True, slots=True)
 class HypothesisRow:
@@ -111,20 +116,34 @@ class HypothesisRow:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What the bound of a kernel that states no order assumed: its sums, in words, and one of several hypotheses."""
+    """What the bound of a kernel that states no order assumed: its sums, in words, and one of several hypotheses.
+
+    Parameters
+    ----------
+    chosen : str
+        The hypothesis whose figures are told: the first that holds, and where none does the one with the least largest
+        error.
+    hypotheses : tuple of HypothesisRow
+        Infinite is the error / bound of an output that is not finite.
+    is_at_once : bool
+        Whether one case or one property refutes all of them.
+    refuted : dict
+        What refutes hypotheses, by their names, in the order in which it was found.
+    """
 
     sums: str | None
     accumulator: str | None
     chosen: str
     hypotheses: tuple[HypothesisRow, ...]
+    is_at_once: bool = field(default=False, metadata=NOT_WRITTEN)
+    refuted: dict[str, RefutedBy] = field(default_factory=dict, metadata=NOT_WRITTEN)
 
     @property
     def words(self) -> str:
         """Say which hypotheses hold, and what refutes the others."""
         kept = [row.name for row in self.hypotheses if not row.refuted_by]
         words = f"bound of any order, {self.sums}; surviving: {', '.join(kept) or 'no hypothesis'}"
-        found = [(row.name, by) for row in self.hypotheses if (by := row.refuted_by)]
-        refuted = [f"{name} ({told(by.what)}, {ratio_text(by.ratio)})" for name, by in found]
+        refuted = [f"{row.name} ({by.words})" for row in self.hypotheses if (by := row.refuted_by)]
         return f"{words}; refuted: {', '.join(refuted)}" if refuted else words
 
 

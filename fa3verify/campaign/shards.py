@@ -7,10 +7,9 @@ file; what it holds of a task is the whole outcome, so that nothing is judged tw
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fa3verify import records
 from fa3verify.campaign.introduction import Introduction
@@ -19,6 +18,7 @@ from fa3verify.campaign.run import Provenance
 from fa3verify.campaign.tasks import Outcome, Task, of_kind
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
+from fa3verify.records import NOT_WRITTEN
 
 SCHEMA = "fa3verify.shard/1"
 FILES = "shard-*-of-*.json"
@@ -65,34 +65,25 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """An outcome without its task, whose ``value`` is JSON."""
-
-    value: Any
-    cpu_s: float
-    error: str | None
-    at: Json | None
-    lost_worker: bool
-    skipped: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
-    """Holds what one shard ran, and what it must share with the others.
+    """Holds what one shard of a campaign ran, or all of it, and what shards must share.
 
     Parameters
     ----------
     number, count : int
+        1 of 1 is a whole campaign.
     asked : Asked
     kernels : tuple of Introduction
     captures : tuple of Capture
         The user's own activations.
     outcomes : dict
-        By identity of the task.
+        By identity of the task; their values are JSON where they come from a file.
     started : str
         UTC, ISO 8601.
     wall_s : float
     provenance : Provenance
+    interrupted_by : int, optional
+        Number of a signal; no file has it.
     """
 
     number: int
@@ -100,10 +91,11 @@ class Part:
     asked: Asked
     kernels: tuple[Introduction, ...]
     captures: tuple[Capture, ...]
-    outcomes: dict[str, Kept]
+    outcomes: dict[str, Outcome]
     started: str
     wall_s: float
     provenance: Provenance
+    interrupted_by: int | None = field(default=None, metadata=NOT_WRITTEN)
 
     @property
     def shard(self) -> Number:
@@ -142,14 +134,6 @@ def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
         if least == shard.number - 1:
             mine.append(place)
     return [tasks[place] for place in sorted(mine)]
-
-
-def kept(outcomes: Iterable[Outcome], stamp: str) -> dict[str, Kept]:
-    """Return outcomes as a shard's file has them; ``stamp`` is that of the sources."""
-    return {
-        o.task.identity(stamp): Kept(records.plain(o.value), o.cpu_s, o.error, o.at, o.lost_worker, o.skipped)
-        for o in outcomes
-    }
 
 
 def write(part: Part, out: Path) -> Path:
@@ -201,7 +185,7 @@ def read_all(folders: Sequence[Path]) -> list[Part]:
 
 
 def _difference(part: Part, first: Part) -> str | None:
-    """The first thing that two shards do not share, in words."""
+    """Return the first thing that two shards do not share, in words."""
     mine, theirs = ({"count of shards": p.count} | p.shared() for p in (part, first))
     for name in {**mine, **theirs}:
         if mine.get(name) != theirs.get(name):
@@ -209,7 +193,7 @@ def _difference(part: Part, first: Part) -> str | None:
     return None
 
 
-def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task], stamp: str) -> list[Outcome]:
+def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task]) -> list[Outcome]:
     """Return the outcomes of a plan from all its shards, in the order of its tasks.
 
     Raises
@@ -217,16 +201,13 @@ def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task], stamp: str) -> lis
     ValueError
         If a shard does not hold just its part of the plan.
     """
+    stamp = parts[0].asked.sources
     for part in parts:
         if part.outcomes.keys() != {task.identity(stamp) for task in dealt(tasks, part.shard)}:
             raise ValueError(f"{part.shard} does not hold its part of the plan: it is damaged or of other sources")
     known = {identity: outcome for part in parts for identity, outcome in part.outcomes.items()}
-    return [_recalled(task, known[task.identity(stamp)]) for task in tasks]
-
-
-def _recalled(task: Task, kept: Kept) -> Outcome:
+    kept = [(task, known[task.identity(stamp)]) for task in tasks]
     try:
-        value = of_kind(task.kind, kept.value)
+        return [replace(outcome, task=task, value=of_kind(task.kind, outcome.value)) for task, outcome in kept]
     except ValueError as error:
         raise ValueError(f"a shard is damaged: {error}") from None
-    return Outcome(task, value, kept.cpu_s, kept.error, kept.at, kept.lost_worker, kept.skipped)

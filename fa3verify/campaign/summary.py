@@ -11,15 +11,16 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fa3verify import __version__, operations
 from fa3verify.campaign.findings import finding, ordered
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.profiles import CAPTURED
-from fa3verify.campaign.results import CaseResult
+from fa3verify.campaign.results import CaseResult, contradiction, judged_under, refutations, settle
 from fa3verify.campaign.run import (
+    Assumed,
     BaselineName,
     CaseRow,
     Finding,
@@ -31,7 +32,6 @@ from fa3verify.campaign.run import (
     Verdict,
     WorstCase,
 )
-from fa3verify.campaign.settled import RULE, Settled, judged_under, refutations, settle, whole_row
 from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER
@@ -48,13 +48,7 @@ if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
 
 
-class Concluded(NamedTuple):
-    """What the outcomes of one kernel come to: its part of the run, the gate's rows, findings and judged cases."""
-
-    kernel: KernelRun
-    rows: list[GateRow]
-    findings: list[Finding]
-    cases: list[CaseRow]
+WHOLE = "error / bound of the whole kernel"  # a rule of the gate
 
 
 def summarize(
@@ -62,9 +56,10 @@ def summarize(
 ) -> Run:
     """Return the run of a finished campaign, without times and command (the caller adds them)."""
     found = [of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed) for kernel in kernels]
-    bodies = tuple(each.kernel for each in found)
-    gate = tuple(row for each in found for row in each.rows)
-    failures = ordered(finding for each in found for finding in each.findings)
+    bodies = tuple(body for body, *_ in found)
+    gate = tuple(row for _, rows, *_ in found for row in rows)
+    failures = ordered(finding for *_, findings, _ in found for finding in findings)
+    laws = {law.status for body in bodies for law in body.laws}
     verdict = verdict_of(bodies, failures)
     return Run(
         version=__version__,
@@ -74,12 +69,12 @@ def summarize(
             "L0": layer_status(gate, "L0") if any(row.layer == "L0" for row in gate) else "not run: no GPU kernel",
             "L1": layer_status(gate, "L1"),
             "L2": layer_status(gate, "L2"),
-            "laws": _law_status([law.status for body in bodies for law in body.laws]),
+            "laws": next((status for status in ("fail", "pass") if status in laws), "not compared"),
         },
         kernels=bodies,
         gate=gate,
         baseline=BaselineName(baseline.name, baseline.sha256) if baseline else None,
-        cases=tuple(case for each in found for case in each.cases),
+        cases=tuple(case for *_, cases in found for case in cases),
         provenance=provenance(seed),
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
@@ -89,27 +84,32 @@ def summarize(
 
 def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
-) -> Concluded:
-    """Conclude from any outcomes of one kernel."""
-    settled = _settled(kernel, outcomes)
-    families, found, results = _families(kernel, outcomes, settled)
+) -> tuple[KernelRun, list[GateRow], list[Finding], list[CaseRow]]:
+    """Conclude from any outcomes of one kernel: its part of the run, the gate's rows, findings and judged cases."""
     outcome_of = {o.task.arguments["law"]: o for o in outcomes_of(outcomes, kernel.name, "law")}
+    searched = [outcome.value for outcome in outcome_of.values() if outcome.value]
+    records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
+    settled = settle(operations.find(kernel.operation), records, searched)
+    families, found, results = _families(kernel, outcomes, settled)
     laws, broken = _laws(kernel, outcome_of)
     found += broken
-    searched = [outcome.value for outcome in outcome_of.values() if outcome.value]
     found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, searched)
     if kernel.failed:
         found.append(finding(kernel.name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
     crashed = {finding.what for finding in found}
-    body = _body(kernel, families, laws, results, searched, _feasible(kernel, outcomes), crashed, settled)
+    covers = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "cover") if outcome.value]
+    feasible = [point for value in covers for point in value.feasible]
+    body = _body(kernel, families, laws, results, searched, feasible, crashed, settled)
     cases = [_told(result, kernel) for result in results]
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
     if settled is None:
         found += _gate_failures(rows, cases, profile, seed)
     else:
-        rows.append(whole_row(kernel.name, settled.worst[settled.chosen], settled.holds))
+        ratio = next(row.worst_ratio for row in settled.hypotheses if row.name == settled.chosen)
+        status = "fail" if settled.chosen in settled.refuted else "pass"
+        rows.append(GateRow("L1", WHOLE, kernel.name, "all", ratio, 1.0, None, status))
         found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
-    return Concluded(replace(body, verdict="fail" if found else body.verdict), rows, found, cases)
+    return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
 
 
 def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Verdict:
@@ -119,20 +119,8 @@ def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Ver
     return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
 
 
-def _law_status(statuses: list[str]) -> str:
-    """Fail beats pass beats not compared."""
-    return next((status for status in ("fail", "pass") if status in statuses), "not compared")
-
-
-def _settled(kernel: Introduction, outcomes: list[Outcome]) -> Settled | None:
-    """Return which hypotheses about a kernel hold in all outcomes, None for one that states its order."""
-    records = [record for _, _, found in _judged(kernel, outcomes) for record in found]
-    laws = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "law") if outcome.value]
-    return settle(operations.find(kernel.operation), records, laws)
-
-
 def _families(
-    kernel: Introduction, outcomes: list[Outcome], settled: Settled | None
+    kernel: Introduction, outcomes: list[Outcome], settled: Assumed | None
 ) -> tuple[list[FamilyRow], list[Finding], list[CaseResult]]:
     """Figures by family, findings and judged cases of one kernel."""
     families = []
@@ -175,12 +163,6 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
         yield outcome, outcome.task.arguments["family"], outcome.value or []
     for outcome in outcomes_of(outcomes, kernel.name, "cover"):
         yield outcome, COVER, outcome.value.records if outcome.value else []
-
-
-def _feasible(kernel: Introduction, outcomes: list[Outcome]) -> list[Point]:
-    """Points of the covering array of one kernel."""
-    found = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "cover") if outcome.value]
-    return [point for value in found for point in value.feasible]
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
@@ -229,7 +211,7 @@ def _body(
     searched: Sequence[LawOutcome],
     feasible: Sequence[Point],
     crashed: Collection[str],
-    settled: Settled | None,
+    settled: Assumed | None,
 ) -> KernelRun:
     """What a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
     operation = operations.find(kernel.operation)
@@ -275,7 +257,7 @@ def _body(
         inconclusive=inconclusive,
         laws=tuple(laws),
         sketch=sketch.merged(drawn),
-        assumed=settled and settled.assumed(kernel),
+        assumed=settled and replace(settled, sums=kernel.sums, accumulator=kernel.accumulator),
     )
 
 
@@ -288,7 +270,7 @@ def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Col
 
 
 def _under(
-    settled: Settled, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseRow]
+    settled: Assumed, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseRow]
 ) -> list[Finding]:
     """Findings of the gate that say what the bound assumed.
 
@@ -296,17 +278,18 @@ def _under(
     are replayed together, and one more finding says which of them refutes what.
     """
     words = assumption(kernel.sums or "", settled.chosen)
+    together = refutations([by.content for by in settled.refuted.values() if by.content])
     found = []
     of_case = {case.case.key(): case.hypotheses for case in cases}
     for failure in failures:
         if not failure.what.startswith("L1") or "quantisation" in failure.what:
             found.append(failure)
-        elif failure.what != f"L1 {RULE}":
+        elif failure.what != f"L1 {WHOLE}":
             ratios = of_case.get(json.dumps(failure.content, sort_keys=True), {})
-            content = failure.content if min(ratios.values(), default=0.0) > 1 else settled.content
+            content = failure.content if min(ratios.values(), default=0.0) > 1 else together
             found.append(replace(failure, message=f"{failure.message}; {words}", content=content))
         elif not settled.is_at_once:
-            found.append(replace(failure, message=f"{settled.words}; {kernel.sums}", content=settled.content))
+            found.append(replace(failure, message=f"{contradiction(settled)}; {kernel.sums}", content=together))
     return found
 
 

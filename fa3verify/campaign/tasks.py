@@ -6,11 +6,13 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import signal
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,7 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.campaign.profiles import PROFILES, captured_case, family_of, judged_cases
-from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis
-from fa3verify.campaign.settled import of_one_hypothesis
+from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis, of_one_hypothesis
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
@@ -34,7 +35,7 @@ from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
-from fa3verify.records import plain, read
+from fa3verify.records import NOT_WRITTEN, plain, read
 from fa3verify.text import of_error, of_traceback
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class Task:
     arguments: Json
     durable: bool = True
 
+    @property
+    def kernel(self) -> str | None:
+        """Name of the kernel that it is about, None for a task about none."""
+        return self.arguments.get("kernel")
+
     def identity(self, stamp: str) -> str:
         """Name under which the result is kept for resuming; ``stamp`` changes with the code."""
         text = json.dumps(
@@ -73,10 +79,10 @@ class Outcome:
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
     kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
-    result that was kept.
+    result that was kept. Files have no task: they name it.
     """
 
-    task: Task
+    task: Task = field(default=Task("", "", dict, {}), metadata=NOT_WRITTEN)
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None
@@ -84,10 +90,17 @@ class Outcome:
     lost_worker: bool = False
     skipped: bool = False
 
-    @property
-    def kernel(self) -> str | None:
-        """Name of the kernel that it is about, None for a task about none."""
-        return self.task.arguments.get("kernel")
+    def result(self) -> Any:
+        """Return the value.
+
+        Raises
+        ------
+        TaskError
+            If the task raised, lost its worker or was skipped.
+        """
+        if self.error or self.skipped:
+            raise TaskError(self.error or f"{self.task.label} was skipped")
+        return self.value
 
 
 def journal_stamp(*kernels: Candidate) -> str:
@@ -148,7 +161,7 @@ def judge_cases(
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
-    the one that the case speaks least against (:mod:`fa3verify.campaign.settled` chooses one for the whole kernel).
+    the one that the case speaks least against; :func:`fa3verify.campaign.results.settle` chooses one for a kernel.
     """
     records: list[CaseResult] = []
     for case in cases:
@@ -260,6 +273,54 @@ class Interrupted(KeyboardInterrupt):
         self.outcomes = outcomes
 
 
+def run(
+    tasks: Iterable[Task],
+    executor: Executor,
+    *,
+    journal: Path | None = None,
+    stamp: str = "",
+    until: float = math.inf,
+    drops: Callable[[Outcome, Task], bool] | None = None,
+) -> Generator[Outcome, None, None]:
+    """Run tasks on an executor and yield what becomes of each as it ends; results in the journal are not run again.
+
+    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
+    gets no more of them: hanging everywhere would take hours. Who stops listening ends what runs, and no other begins.
+
+    Parameters
+    ----------
+    until : float
+        Time, by the monotonic clock, at which the tasks that run are ended and no other begins.
+    drops : callable
+        ``drops(outcome, task)`` tells after an outcome whether a task that no worker has begun is skipped.
+    """
+    waiting: dict[Future, Task] = {}
+    lost: Counter[str] = Counter()
+    try:
+        for task in tasks:
+            if kept := _recall(journal, task, stamp):
+                yield kept
+            else:
+                waiting[executor.submit(task.function, **task.arguments)] = task
+        left_s = None if math.isinf(until) else max(0.0, until - time.monotonic())
+        for future in as_completed(list(waiting), left_s):
+            outcome = _outcome(waiting.pop(future), future, lost)
+            kernel = outcome.task.kernel
+            _keep(outcome, journal, stamp)
+            if outcome.lost_worker and kernel:
+                lost[kernel] += 1
+                if lost[kernel] == GIVE_UP:
+                    _give_up(other for other, task in waiting.items() if task.kernel == kernel)
+            yield outcome
+            for other, task in waiting.items() if drops else ():
+                if drops and drops(outcome, task):
+                    other.cancel()
+    except TimeoutError:
+        return
+    finally:
+        _give_up(waiting)
+
+
 def execute(
     tasks: list[Task],
     executor: Executor,
@@ -269,60 +330,38 @@ def execute(
     progress: Callable[[Outcome], None] | None = None,
     stops: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> list[Outcome]:
-    """Run tasks on an executor; results already in the journal are not run again.
+    """Run tasks as :func:`run` does, and return what became of them in the order of ``tasks``.
 
-    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
-    gets no more of them: hanging everywhere would take hours. After an outcome that ``stops``, running tasks are ended
-    and nothing more is begun. Results come back in the order of ``tasks``.
+    After an outcome that ``stops``, running tasks are ended and nothing more is begun.
 
     Raises
     ------
     Interrupted
         With the outcomes so far, at an interruption.
     """
-    outcomes: dict[int, Outcome] = {}
-    waiting: dict[Future, int] = {}
-    lost: Counter[str] = Counter()
+    found: dict[int, Outcome] = {}
 
-    def take(index: int, outcome: Outcome) -> None:
-        outcomes[index] = outcome
-        if progress:
-            progress(outcome)
+    def outcomes() -> list[Outcome]:
+        return [found.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
 
     try:
-        for index, task in enumerate(tasks):
-            if kept := _recall(journal, task, stamp):
-                take(index, kept)
-            else:
-                waiting[executor.submit(task.function, **task.arguments)] = index
-        for future in as_completed(waiting):
-            outcome = _outcome(tasks[waiting[future]], future, lost)
-            _keep(outcome, journal, stamp)
-            take(waiting[future], outcome)
-            if stops(outcome):
-                break
-            kernel = outcome.kernel
-            if outcome.lost_worker and kernel:
-                lost[kernel] += 1
-                if lost[kernel] == GIVE_UP:
-                    _give_up(f for f, place in waiting.items() if tasks[place].arguments.get("kernel") == kernel)
+        with contextlib.closing(run(tasks, executor, journal=journal, stamp=stamp)) as ended:
+            for outcome in ended:
+                found[id(outcome.task)] = outcome
+                if progress:
+                    progress(outcome)
+                if stops(outcome):
+                    break
     except KeyboardInterrupt as stop:
-        _give_up(waiting)
         number = stop.args[0] if stop.args else signal.SIGINT
-        raise Interrupted(number, _with_skipped(tasks, outcomes)) from None
-    _give_up(future for future, place in waiting.items() if place not in outcomes)
-    return _with_skipped(tasks, outcomes)
+        raise Interrupted(number, outcomes()) from None
+    return outcomes()
 
 
 def _give_up(futures: Iterable[Future]) -> None:
     """Cancel tasks, and end those that run, where their executor can; the last ones first, so that none begins."""
     for future in reversed(list(futures)):
         getattr(future, "give_up", future.cancel)()
-
-
-def _with_skipped(tasks: list[Task], outcomes: dict[int, Outcome]) -> list[Outcome]:
-    """The outcomes of all tasks in their order; one that has none was skipped."""
-    return [outcomes.get(index) or Outcome(task, skipped=True) for index, task in enumerate(tasks)]
 
 
 def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
@@ -358,7 +397,7 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:
-        found[outcome.task.arguments.get("kernel", "-")][outcome.task.kind] += outcome.cpu_s
+        found[outcome.task.kernel or "-"][outcome.task.kind] += outcome.cpu_s
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
@@ -371,7 +410,7 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     except CancelledError:
         return Outcome(task, skipped=True)
     except WorkerLost as error:
-        if lost.get(task.arguments.get("kernel", ""), 0) >= GIVE_UP:
+        if task.kernel and lost.get(task.kernel, 0) >= GIVE_UP:
             return Outcome(task, skipped=True)
         return Outcome(task, error=str(error), at=error.at, lost_worker=True)
     except TaskError as error:
@@ -402,5 +441,5 @@ def of_kind(kind: str, value: Any) -> Any:
 def outcomes_of(outcomes: list[Outcome], kernel: str, kind: str) -> Iterator[Outcome]:
     """Yield the outcomes of one kernel's tasks of a kind that were not skipped."""
     for outcome in outcomes:
-        if outcome.task.kind == kind and outcome.task.arguments["kernel"] == kernel and not outcome.skipped:
+        if outcome.task.kind == kind and outcome.task.kernel == kernel and not outcome.skipped:
             yield outcome

@@ -38,12 +38,16 @@ class Message(NamedTuple):
 
 
 class Note:
-    """A file that holds the case a worker is at; its parent reads it after the worker's death."""
+    """A file that holds the case a worker is at; its parent reads it after the worker's death.
 
-    def __init__(self, path: Path) -> None:
+    In a worker, which has the ``pipe``, it is a listener of :mod:`fa3verify.kernels.watch`.
+    """
+
+    def __init__(self, path: Path, pipe: Connection | None = None) -> None:
         self.path = path
+        self._pipe = pipe
 
-    def write(self, what: str, content: Json) -> None:
+    def trying(self, what: str, content: Json) -> None:
         """Replace the note; a disk that takes none costs the note and nothing else."""
         with contextlib.suppress(OSError):
             self.path.write_text(json.dumps({"what": what, "content": content}), encoding="utf-8")
@@ -61,19 +65,10 @@ class Note:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-
-class _ToParent:
-    """The listener of a worker."""
-
-    def __init__(self, pipe: Connection, note: Note) -> None:
-        self._pipe = pipe
-        self._note = note
-
-    def trying(self, what: str, content: Json) -> None:
-        self._note.write(what, content)
-
     def warming(self, begins: bool) -> None:
-        self._pipe.send(Message("warming" if begins else "warm"))
+        """Tell the parent that something begins or has ended which takes longer the first time."""
+        if self._pipe:
+            self._pipe.send(Message("warming" if begins else "warm"))
 
 
 def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory_bytes: int | None) -> None:
@@ -90,7 +85,7 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
     """
     confine(printed, memory_bytes)
     supervisor.fork_below(parent, not_shared=(pipe,))
-    watch.listen(_ToParent(pipe, Note(note)))
+    watch.listen(Note(note, pipe))
     process = os.getpid()
     while True:
         try:

@@ -25,9 +25,9 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fa3verify import operations
+from fa3verify.campaign.findings import Symptom, symptoms
 from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.campaign.run import Finding, KernelRun, Run
-from fa3verify.campaign.symptoms import Symptom, symptoms
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write

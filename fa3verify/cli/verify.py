@@ -75,7 +75,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
     began_s = time.monotonic()
     with one_line_errors(), ending_in_order():
         from fa3verify.campaign import introduction
-        from fa3verify.campaign.narrowing import Only
+        from fa3verify.campaign.introduction import Only
         from fa3verify.cli import console
         from fa3verify.commands import verify
         from fa3verify.kernels import twins

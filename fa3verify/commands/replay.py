@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from fa3verify import operations
+from fa3verify.campaign import results
 from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
 from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA, ReplayFile
+from fa3verify.campaign.tasks import judge_cases
+from fa3verify.cases.case import Case
 from fa3verify.files import Json
+from fa3verify.judging import gate, hypotheses
+from fa3verify.judging.family import pooled
+from fa3verify.judging.judgement import judge, passes
 from fa3verify.judging.verdict import law_of
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
+from fa3verify.properties import LawOutcome, Trial, find_law, replay_trial
+from fa3verify.properties.law import SCHEMA as TRIAL
+from fa3verify.properties.runner import verdicts
 from fa3verify.text import of_error
-
-if TYPE_CHECKING:
-    from fa3verify.cases.case import Case
-    from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.record import Candidate
-    from fa3verify.properties import Trial
 
 
 class Replayed(NamedTuple):
@@ -53,9 +60,6 @@ def run(
     family : str, optional
         Of a file with the largest case of every family, the only one to run; ValueError if it has none such.
     """
-    from fa3verify.judging import hypotheses
-    from fa3verify.known import registry
-
     candidate = registry.find(kernel or file.kernel)
     found = _judged(candidate, file, activations, family)
     assumed = str(hypotheses.sums_of(candidate)) if hypotheses.under(candidate) else "what its order says"
@@ -66,13 +70,8 @@ def run(
 
 def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
     """Return what :func:`run` returns, by the kind of the content."""
-    from fa3verify.campaign import settled
-    from fa3verify.judging.judgement import judge, passes
-    from fa3verify.kernels.calls import CandidateError
-    from fa3verify.properties import find_law, replay_trial
-
     content = file.content
-    if content.get("schema") == settled.SCHEMA:
+    if content.get("schema") == results.REFUTATIONS:
         return _refutations(candidate, content, activations)
     if law := law_of(file.what):
         trial = _trial(content, activations)
@@ -81,7 +80,7 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
             return Replayed(True, f"{law} holds for {trial.case.describe()}", None)
         return Replayed(False, _raised(violation.message, violation.traceback), None)
     if content.get("schema") == HUNTED_SCHEMA:
-        from fa3verify.search.run import replay_content
+        from fa3verify.search.run import replay_content  # takes long to import
 
         return Replayed(*replay_content(candidate, content))
     if content.get("schema") == LARGEST_SCHEMA:
@@ -99,44 +98,50 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
     except CandidateError as error:
         return Replayed(False, _raised(f"{case.describe()}: {error}", error.traceback), None)
     measures = judged.measures
-    message = case.describe() + _assumed(candidate, judged)
+    message = case.describe()
+    if judged.hypotheses:
+        operation = operations.find(candidate.operation)
+        ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
+        leaves = f"this case leaves {hypotheses.holding(ratios)}"
+        message += f"; assumed: any order, {hypotheses.sums_of(candidate)}; {leaves}"
     if file.what.startswith("L2"):
         message += "; only its bound is judged here: the file does not say which figure moved"
     return Replayed(passes(candidate, measures), message, measures)
 
 
 def _trial(content: Any, activations: Path | None) -> Trial:
-    from fa3verify.properties import Trial
-
     trial = Trial.from_json(content)
     return replace(trial, case=_found(trial.case, activations))
 
 
-def _assumed(candidate: Candidate, judged: Judgement) -> str:
-    """Return what the bound of a case assumed of a kernel that states no order, and which hypotheses the case
-    leaves.
-    """
-    from fa3verify import operations
-    from fa3verify.judging import hypotheses
-
-    if not judged.hypotheses:
-        return ""
-    operation = operations.find(candidate.operation)
-    ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
-    return f"; assumed: any order, {hypotheses.sums_of(candidate)}; this case leaves {hypotheses.holding(ratios)}"
-
-
 def _refutations(candidate: Candidate, content: Json, activations: Path | None) -> Replayed:
-    """Judge what refutes different hypotheses about one kernel again, all of it together."""
-    from fa3verify.campaign.refutations import judge_together
-    from fa3verify.properties.law import SCHEMA as TRIAL
+    """Judge what refutes different hypotheses about one kernel again, all of it together: one must hold in all.
 
+    A kernel that states its order, or now raises, must simply hold.
+    """
     contents = content.get("contents")
     if not isinstance(contents, list) or not all(isinstance(each, dict) for each in contents):
         raise ValueError("the replay file is damaged: it names nothing that refutes a hypothesis")
     cases = [_case(candidate, each, activations) for each in contents if each.get("schema") != TRIAL]
     trials = [_trial(each, activations) for each in contents if each.get("schema") == TRIAL]
-    return Replayed(*judge_together(candidate, cases, trials), None)
+    records = judge_cases(candidate, "replayed", cases)
+    if lost := [record for record in records if record.error]:
+        return Replayed(False, f"{lost[0].case.describe()}: {lost[0].error}", None)
+    laws = []
+    for trial in trials:
+        violation, under = verdicts(find_law(trial.law), candidate, trial)
+        if violation and not under:
+            return Replayed(False, violation.message, None)
+        against = {name: (trial, broken) if broken else None for name, broken in under.items()}
+        laws.append(LawOutcome(trial.law, "fail" if violation else "pass", hypotheses=against))
+    found = results.settle(operations.find(candidate.operation), records, laws)
+    if found is None:
+        return Replayed(all(passes(candidate, record.measures) for record in records), f"{len(records)} cases", None)
+    is_kept = found.chosen not in found.refuted
+    words = f"{found.chosen} holds in {len(records)} cases and {len(trials)} trials"
+    words = f"{words if is_kept else results.contradiction(found)}; {hypotheses.sums_of(candidate)}"
+    held = all(passes(candidate, results.judged_under(record, found.chosen).measures) for record in records)
+    return Replayed(is_kept and held, words, None)
 
 
 def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
@@ -146,8 +151,6 @@ def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
 
 def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
     """Read a case; ValueError if it is not one for this kernel."""
-    from fa3verify.cases.case import Case
-
     case = _found(Case.from_json(content), activations)
     if case.operation != candidate.operation:
         raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
@@ -166,23 +169,24 @@ def _of_largest(content: Json, family: str | None) -> list[Any]:
 
 def _family(candidate: Candidate, what: str, content: Json, activations: Path | None) -> Replayed:
     """Judge all cases of a family again; the figures are those of the whole family."""
-    from fa3verify import operations
-    from fa3verify.campaign import settled
-    from fa3verify.campaign.tasks import judge_cases
-    from fa3verify.judging import hypotheses
-    from fa3verify.judging.family import pooled
-    from fa3verify.judging.judgement import passes
-
     if not isinstance(content.get("cases"), list) or not content["cases"]:
         raise ValueError("the replay file is damaged: it names no case of its family")
     candidate = hypotheses.under(candidate).get(content.get("hypothesis", ""), candidate)
-    records = judge_cases(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
-    if lost := [record for record in records if record.error]:
-        return Replayed(False, _raised(f"{lost[0].case.describe()}: {lost[0].error}", lost[0].traceback), None)
-    records = settled.of_one_hypothesis(operations.find(candidate.operation), records)
+    records = _records(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
+    if isinstance(records, Replayed):
+        return records
     holds = all(passes(candidate, record.measures) for record in records)
     message = f"{len(records)} cases, of which the first had the largest error: {records[0].case.describe()}"
     return Replayed(holds, message, pooled(records, operations.find(candidate.operation)))
+
+
+def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[results.CaseResult] | Replayed:
+    """Judge cases under one hypothesis; a kernel that raises is replayed with that."""
+    records = judge_cases(candidate, family, cases)
+    for record in records:
+        if record.error:
+            return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.traceback), None)
+    return results.of_one_hypothesis(operations.find(candidate.operation), records)
 
 
 def _found(case: Case, activations: Path | None) -> Case:
@@ -196,12 +200,6 @@ def _found(case: Case, activations: Path | None) -> Case:
 
 def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed:
     """Judge the whole family of a case again and compare the figure that had moved with its limit."""
-    from fa3verify import operations
-    from fa3verify.campaign import settled
-    from fa3verify.campaign.tasks import judge_cases
-    from fa3verify.judging import gate
-    from fa3verify.judging.family import pooled
-
     try:
         family = str(stored["family"])
         measure = str(stored["measure"])
@@ -212,13 +210,12 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed
         cases = [case] if is_own else judged_cases(candidate, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
-    records = judge_cases(candidate, family, cases)
-    if lost := [record for record in records if record.error]:
-        return Replayed(False, _raised(f"{lost[0].case.describe()}: {lost[0].error}", lost[0].traceback), None)
+    records = _records(candidate, family, cases)
+    if isinstance(records, Replayed):
+        return records
     if not records:
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)
-    records = settled.of_one_hypothesis(operation, records)
     figures = gate.gated_figures(operation, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")

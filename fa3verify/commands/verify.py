@@ -9,22 +9,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fa3verify.campaign import atlas, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding, ordered
-from fa3verify.campaign.introduction import Introduction, introduce_all
-from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.introduction import Introduction, Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Finding, Provenance, Run
+from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import provenance, summarize, verdict_of
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import write_text
@@ -71,28 +69,6 @@ class Settings:
         return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
 
 
-class Baselines(NamedTuple):
-    """Holds what a campaign is compared with, and what the file to be updated holds; None for what there is not."""
-
-    compared: gate.Baseline | None
-    updated: gate.Baseline | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Holds what a campaign or a shard of it ran: on which kernels and activations, with what outcomes, when and
-    where.
-    """
-
-    kernels: list[Introduction]
-    captures: tuple[Capture, ...]
-    outcomes: list[Outcome]
-    started: str
-    wall_s: float
-    provenance: Provenance
-    interrupted_by: int | None = None  # number of a signal
-
-
 @dataclass(frozen=True, slots=True)
 class ShardRun:
     """What one shard ran: itself in words, its file, how many tasks and what failed.
@@ -134,7 +110,7 @@ def prepare_output(out: Path) -> None:
         raise ValueError(f"output directory {out} cannot be written: {error.strerror}") from None
 
 
-def study_tasks(kernels: list[Introduction], settings: Settings) -> list[Task]:
+def study_tasks(kernels: Sequence[Introduction], settings: Settings) -> list[Task]:
     """Return the studies' units as tasks, with those about the kernels under judgement."""
     from fa3verify.studies import STUDIES
 
@@ -188,17 +164,17 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
         A KeyboardInterrupt, after the workers have ended and the report of what was found is written; finished tasks of
         the twins stay in the journal and are not run again next time.
     """
-    baselines = _baselines(settings)
-    ran = carry_out(settings, progress)
-    if ran.interrupted_by is None:
+    compared, updated = _baselines(settings)
+    part, outcomes = carry_out(settings, progress)
+    if part.interrupted_by is None:
         try:
-            return conclude(ran, settings, baselines)
+            return conclude(part, outcomes, settings, compared, updated)
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, f"its report is not whole; {_told_kept(settings)}") from None
-    found = conclude(ran, settings, Baselines(baselines.compared, None))
+    found = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
     report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(ran.interrupted_by, f"{report}; {_told_kept(settings)}", found)
+    raise Interrupted(part.interrupted_by, f"{report}; {_told_kept(settings)}", found)
 
 
 def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> ShardRun:
@@ -211,24 +187,19 @@ def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None
     Interrupted
         Without a shard, which is whole or not there.
     """
-    assert settings.shard is not None
-    ran = carry_out(settings, progress)
-    stamp = campaign.source_stamp()
-    shard = settings.shard
-    if ran.interrupted_by is not None:
-        raise Interrupted(ran.interrupted_by, f"{shard} is not written; {_told_kept(settings)}")
-    asked = shards.Asked(settings.kernels, settings.profile, settings.seed, settings.studies, stamp)
-    outcomes = shards.kept(ran.outcomes, stamp)
-    facts = (asked, tuple(ran.kernels), ran.captures, outcomes, ran.started, ran.wall_s, ran.provenance)
-    path = shards.write(shards.Part(shard.number, shard.count, *facts), settings.out)
+    part, outcomes = carry_out(settings, progress)
+    if part.interrupted_by is not None:
+        raise Interrupted(part.interrupted_by, f"{part.shard} is not written; {_told_kept(settings)}")
+    kept = {outcome.task.identity(part.asked.sources): outcome for outcome in outcomes}
+    path = shards.write(replace(part, outcomes=kept), settings.out)
     _remove_journal(settings)
-    found = summarize(ran.kernels, ran.outcomes, None, profile=settings.profile, seed=settings.seed)
+    found = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
     lost = [
         finding("-", outcome.task.label, outcome.error, crashed=True)
-        for outcome in ran.outcomes
+        for outcome in outcomes
         if outcome.error and outcome.task.kind not in ("law", "family")
     ]
-    return ShardRun(str(shard), path.name, len(ran.outcomes), (*found.failures, *lost))
+    return ShardRun(str(part.shard), path.name, len(outcomes), (*found.failures, *lost))
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -253,23 +224,21 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     parts = shards.read_all(folders)
     first = parts[0]
     asked = first.asked
-    stamp = campaign.source_stamp()
-    if asked.sources != stamp:
+    if asked.sources != campaign.source_stamp():
         version = first.provenance.version
         raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
     settings = replace(settings, kernels=asked.kernels, profile=asked.profile, seed=asked.seed, studies=asked.studies)
-    tasks = _tasks(list(first.kernels), first.captures, settings)
-    baselines = _baselines(settings)
-    outcomes = shards.outcomes_of(parts, tasks, stamp)
+    compared, updated = _baselines(settings)
+    outcomes = shards.outcomes_of(parts, _tasks(first.kernels, first.captures, settings))
     prepare_output(settings.out)
     began = min(part.started for part in parts)
     longest_s = max(part.wall_s for part in parts)
-    ran = Ran(list(first.kernels), first.captures, outcomes, began, longest_s, first.provenance)
-    return conclude(ran, settings, baselines)
+    return conclude(replace(first, started=began, wall_s=longest_s), outcomes, settings, compared, updated)
 
 
-def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Ran:
-    """Run the tasks of a campaign, or of one shard of it, as :func:`run` says."""
+def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> tuple[shards.Part, list[Outcome]]:
+    """Run the tasks of a campaign, or of one shard of it, as :func:`run` says; of the part only its outcomes are left
+    out."""
     started = datetime.now(UTC)
     clock = settings.began_s or time.monotonic()
     interrupted_by = None
@@ -277,30 +246,41 @@ def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None
     executor = make_executor(settings)
     try:
         introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
-        kernels = [settings.only.of(kernel) for kernel in introduced]
+        kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
         tasks = _tasks(kernels, captures, settings)
-        mine = shards.dealt(tasks, settings.shard) if settings.shard else tasks
+        if settings.shard:
+            tasks = shards.dealt(tasks, settings.shard)
         threading.Thread(target=_import_report, daemon=True).start()
+        progress(len(tasks), None)
         try:
-            outcomes = _execute(mine, settings, executor, progress)
+            outcomes = campaign.execute(
+                tasks,
+                executor,
+                journal=settings.journal,
+                stamp=campaign.journal_stamp(),
+                progress=lambda outcome: progress(len(tasks), outcome),
+                stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
+            )
         except campaign.Interrupted as stop:
             interrupted_by = stop.number
             outcomes = stop.outcomes
-            kernels = [replace(kernel, narrowed=_told_interrupted(outcomes)) for kernel in kernels]
+            ended = sum(not outcome.skipped for outcome in outcomes)
+            words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+            kernels = tuple(replace(kernel, narrowed=words) for kernel in kernels)
     except BaseException:
         executor.shutdown(cancel_futures=True)
         raise
     # Nothing that a kernel has begun is left when the reports are written.
     executor.shutdown(cancel_futures=any(outcome.skipped for outcome in outcomes))
+    stamp = campaign.source_stamp()
+    asked = shards.Asked(settings.kernels, settings.profile, settings.seed, settings.studies, stamp)
+    shard = settings.shard or shards.Number(1, 1)
     began = started.isoformat(timespec="seconds")
     facts = provenance(settings.seed)
-    return Ran(kernels, captures, outcomes, began, time.monotonic() - clock, facts, interrupted_by)
-
-
-def _told_interrupted(outcomes: list[Outcome]) -> str:
-    ended = sum(not outcome.skipped for outcome in outcomes)
-    return f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+    wall_s = time.monotonic() - clock
+    given = (shard.number, shard.count, asked, kernels, captures, {}, began, wall_s, facts, interrupted_by)
+    return shards.Part(*given), outcomes
 
 
 def _told_kept(settings: Settings) -> str:
@@ -313,51 +293,58 @@ def _told_kept(settings: Settings) -> str:
     return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
 
 
-def conclude(ran: Ran, settings: Settings, baselines: Baselines) -> Run:
+def conclude(
+    part: shards.Part,
+    outcomes: list[Outcome],
+    settings: Settings,
+    compared: gate.Baseline | None,
+    updated: gate.Baseline | None,
+) -> Run:
     """Judge what ran and write everything below ``settings.out``."""
-    clock = time.monotonic() - ran.wall_s
-    is_stopped = settings.is_fail_fast and any(map(campaign.is_finding, ran.outcomes))
-    compared = None if is_stopped else baselines.compared  # a family that ended early has the figures of fewer cases
-    found = summarize(ran.kernels, ran.outcomes, compared, profile=settings.profile, seed=settings.seed)
-    studies, lost = assemble_studies(ran.outcomes) if settings.studies else ({}, [])
-    failures = ordered([*found.failures, *lost, *adversary.write(ran.outcomes, settings.out)])
+    from fa3verify.report.build import write_report
+
+    clock = time.monotonic() - part.wall_s
+    if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
+        compared = None  # a family that ended early has the figures of fewer cases
+    found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
+    studies, lost = assemble_studies(outcomes) if settings.studies else ({}, [])
+    failures = ordered([*found.failures, *lost, *adversary.write(outcomes, settings.out)])
     verdict = verdict_of(found.kernels, failures)
-    exit_code = EXIT_CODES[verdict] if ran.interrupted_by is None else 128 + ran.interrupted_by
+    exit_code = EXIT_CODES[verdict] if part.interrupted_by is None else 128 + part.interrupted_by
     found = replace(found, verdict=verdict, exit_code=exit_code, failures=failures)
     command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
     found = replace(
         replay_files.write_all(found, settings.out),
         command=one_line(command, 10**4),
-        started=ran.started,
-        provenance=ran.provenance,
+        started=part.started,
+        provenance=part.provenance,
         wall_s=round(time.monotonic() - clock, 1),
-        cpu_s=campaign.cpu_seconds(ran.outcomes),
+        cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
         body = gate.Baseline.of(settings.profile, settings.seed, found.kernels)
-        write_text(settings.update_baseline, body.with_kernels_of(baselines.updated).text())
+        write_text(settings.update_baseline, body.with_kernels_of(updated).text())
     atlas.write(settings.out / atlas.FILE, atlas.of(found))
-    _write_report(settings.out, found, studies)
-    if ran.interrupted_by is None:
+    write_report(settings.out, found, studies)
+    if part.interrupted_by is None:
         _remove_journal(settings)
     return found
 
 
-def _baselines(settings: Settings) -> Baselines:
-    """Read the baselines of a campaign before it runs; ValueError for one of another profile or seed."""
+def _baselines(settings: Settings) -> tuple[gate.Baseline | None, gate.Baseline | None]:
+    """Read, before it runs, what a campaign is compared with and what the file to be updated holds, None for what there
+    is not; ValueError for one of another profile or seed."""
     if settings.only.limit is not None:  # figures of fewer cases are others
-        return Baselines(None, None)
-    compared = _stored(settings, settings.baseline)
+        return None, None
+    path = settings.update_baseline
+    updated = _stored(settings, path) if path and path.is_file() else None
     if settings.baseline is None:
-        compared = gate.shipped_baseline(settings.profile, settings.seed)
-    return Baselines(compared, _stored(settings, settings.update_baseline, may_be_new=True))
+        return gate.shipped_baseline(settings.profile, settings.seed), updated
+    return _stored(settings, settings.baseline), updated
 
 
-def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) -> gate.Baseline | None:
-    """Read a baseline, None where none is asked for or a new one is written; ValueError if it is of another profile or
-    seed."""
-    if path is None or (may_be_new and not path.is_file()):
-        return None
+def _stored(settings: Settings, path: Path) -> gate.Baseline:
+    """Read a baseline; ValueError if it is of another profile or seed."""
     baseline = gate.read_baseline(path)
     if (baseline.profile, baseline.seed) != (settings.profile, settings.seed):
         raise ValueError(
@@ -367,31 +354,16 @@ def _stored(settings: Settings, path: Path | None, *, may_be_new: bool = False) 
     return baseline
 
 
-def _tasks(kernels: list[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
+def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
     tasks = campaign.plan(
-        kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+        list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
     )
     if settings.only:
         return tasks
     if settings.profile in adversary.PROBLEMS:
         tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
     return tasks + study_tasks(kernels, settings) if tasks and settings.studies else tasks
-
-
-def _execute(
-    tasks: list[Task], settings: Settings, executor: Executor, progress: Callable[[int, Outcome | None], None]
-) -> list[Outcome]:
-    """Run the tasks with a journal that survives an interruption."""
-    progress(len(tasks), None)
-    return campaign.execute(
-        tasks,
-        executor,
-        journal=settings.journal,
-        stamp=campaign.journal_stamp(),
-        progress=lambda outcome: progress(len(tasks), outcome),
-        stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
-    )
 
 
 def _remove_journal(settings: Settings) -> None:
@@ -404,9 +376,3 @@ def _import_report() -> None:
     """Import what the report needs while the workers run: it takes seconds."""
     import_module("fa3verify.report.build")
     import_module("h5netcdf")
-
-
-def _write_report(out: Path, found: Run, studies: Mapping[str, xr.Dataset]) -> None:
-    from fa3verify.report.build import write_report
-
-    write_report(out, found, studies)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Entry, FamilyFigures, Loss
-from fa3verify.campaign.symptoms import symptoms, why
+from fa3verify.campaign.findings import symptoms, why
 from fa3verify.files import Json
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import Row, Table, table

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fa3verify.campaign.findings import SEVERITIES, symptoms
 from fa3verify.campaign.run import Run
-from fa3verify.campaign.symptoms import SEVERITIES, symptoms
 from fa3verify.files import json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.judging import bits_lost

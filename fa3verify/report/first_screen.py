@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
-from fa3verify.campaign.symptoms import symptoms
 from fa3verify.cases import tried
 from fa3verify.judging import bits_lost
 from fa3verify.report import words

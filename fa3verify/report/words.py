@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
-from fa3verify.campaign.symptoms import symptoms
 from fa3verify.cases import tried
 from fa3verify.judging.bits_lost import BitsLost, bits_text
 from fa3verify.judging.verdict import PARTS, ratio_text, told

@@ -7,16 +7,14 @@ campaign; what was found is one file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fa3verify import __version__
-from fa3verify.campaign import pool
 from fa3verify.campaign.findings import finding
+from fa3verify.campaign.pool import TaskError, processes
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding
 from fa3verify.campaign.tasks import Outcome, Task, execute
@@ -29,6 +27,7 @@ from fa3verify.search.forward.search import ForwardSearch
 from fa3verify.search.gradients.search import GradientSearch
 
 SCHEMA = "fa3verify.adversary/2"
+LONGEST_S = 3600.0  # of a search on one process
 FILE = "adversary.json"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
 PROBLEMS: dict[ProfileName, int] = {"soak": 200_000}  # for every dtype; the other profiles have no time for it
@@ -155,27 +154,20 @@ def run(
 
     Raises
     ------
-    fa3verify.campaign.pool.TaskError
+    fa3verify.campaign.TaskError
         If a process was lost.
     """
 
     def tell(outcome: Outcome) -> None:
         if outcome.error:
-            raise pool.TaskError(outcome.error)
+            raise TaskError(outcome.error)
         arguments = outcome.task.arguments
         progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
 
     for dtype in dtypes:  # compiles the twin's loops once, before the processes would do so all together
         SEARCHES[operation](islands_of(dtype, operation)[0], 0).until(1)
-    with isolating_pool(jobs) as executor:
+    with processes(jobs, LONGEST_S) as executor:
         return assembled(execute(plan(dtypes, problems, seed, operation), executor, progress=tell))
-
-
-def isolating_pool(jobs: int) -> Executor:
-    """Return processes of one core each for long searches; 0 is one per core."""
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # one core per worker process
-    return pool.IsolatingPool(jobs or os.cpu_count() or 1, limit_s=3600.0)
 
 
 def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:

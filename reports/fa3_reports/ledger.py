@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing import TimeoutError as MultiprocessingTimeout
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
+from fa3verify.campaign.pool import processes
+from fa3verify.campaign.tasks import Task, run
 from fa3verify.files import csv_lines, read_csv
 
 # a tenth of the outputs is to have that many keys
@@ -119,27 +119,24 @@ def extend(
     todos = least_work(given, outputs, read(path))
     for todo in {todo.launch.case.kernel: todo for todo in sorted(todos, key=lambda x: -cost(x.launch))}.values():
         _compared(todo)  # compiles the loops, which all processes then load
-    with get_context("spawn").Pool(workers or None) as pool:
-        results = pool.imap_unordered(_compared, todos)
-        for _ in todos:
-            try:
-                entry, case = results.next(max(0.1, deadline - time.monotonic()))
-            except MultiprocessingTimeout:
-                break
+    tasks = (Task("compared", todo.launch.case.describe(), _compared, {"todo": todo}) for todo in todos)
+    with processes(workers) as pool:
+        for outcome in run(tasks, pool, until=deadline):
+            if outcome.error:
+                raise ValueError(f"{outcome.task.label}: {outcome.error}")
+            entry: Entry = outcome.value
             _append(path, entry)
             if entry.differing:
-                tell(f"DIFFERS {case}")
-        pool.terminate()
+                tell(f"DIFFERS {outcome.task.label}")
     return of_today(read(path), given)
 
 
-def _compared(todo: Todo) -> tuple[Entry, str]:
-    """A launch run again, and its case in words."""
+def _compared(todo: Todo) -> Entry:
+    """Run a launch again."""
     checked = check(todo.library, todo.launch)
     differing = len(checked.out_differing) + len(checked.lse_differing)
     keys = keys_of(todo.library, todo.launch)
-    entry = Entry(todo.name, todo.place, todo.launch.outputs, todo.keys, *keys, differing)
-    return entry, todo.launch.case.describe()
+    return Entry(todo.name, todo.place, todo.launch.outputs, todo.keys, *keys, differing)
 
 
 class Sum(NamedTuple):

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +17,8 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
+from fa3verify.campaign.pool import processes
+from fa3verify.campaign.tasks import Task, execute
 from fa3verify.cases.case import Case
 from fa3verify.files import read_text, write_text
 
@@ -235,16 +234,20 @@ def compare(recording: Recording, *, products: int | None = None, workers: int =
     chosen = sorted((x for x in recording.launches if products is None or cost(x) <= products), key=cost, reverse=True)
     found: dict[str, Any] = {"launches": 0, "outputs": 0, "differing": [], "refused": {}}
     found["left_out"] = len(recording.launches) - len(chosen)
-    with ProcessPoolExecutor(workers or None, get_context("spawn")) as pool:
-        for checked in pool.map(partial(check, recording.library), chosen):
-            if checked.refused:
-                found["refused"][checked.refused] = found["refused"].get(checked.refused, 0) + 1
-                continue
-            found["launches"] += 1
-            found["outputs"] += checked.outputs
-            if checked.differs:
-                where = f"out {list(checked.out_differing[:3])}, lse {list(checked.lse_differing[:3])}"
-                found["differing"].append(f"{checked.launch.case.describe()}: (sequence, head) {where}")
+    given = [{"library": recording.library, "launch": launch} for launch in chosen]
+    with processes(workers) as pool:
+        outcomes = execute([Task("check", "", check, each) for each in given], pool, stops=lambda x: bool(x.error))
+    if errors := [outcome.error for outcome in outcomes if outcome.error]:
+        raise ValueError(errors[0])
+    for checked in (outcome.value for outcome in outcomes):
+        if checked.refused:
+            found["refused"][checked.refused] = found["refused"].get(checked.refused, 0) + 1
+            continue
+        found["launches"] += 1
+        found["outputs"] += checked.outputs
+        if checked.differs:
+            where = f"out {list(checked.out_differing[:3])}, lse {list(checked.lse_differing[:3])}"
+            found["differing"].append(f"{checked.launch.case.describe()}: (sequence, head) {where}")
     return found
 
 

@@ -16,14 +16,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_reference.problem import BackwardOperands
+from fa3verify.campaign.pool import processes
 from fa3verify.text import one_line
 
 Tool = Literal["memcheck", "synccheck", "racecheck"]
@@ -189,14 +189,15 @@ class Examined(NamedTuple):
 def run(settings: Settings, sanitizer: Path, tell: Callable[[str], None]) -> Examined:
     """Run launches under tools, several processes at a time; kernels of other packages are not examined."""
     jobs = [(tool, name) for tool in settings.tools for name in settings.launches]
-    with ThreadPoolExecutor(settings.workers) as threads:
-        texts = []
-        for text in threads.map(lambda job: _printed(_command(sanitizer, job[0]), job[1], settings.seconds), jobs):
+    names = [name for _, name in jobs]
+    commands = [_command(sanitizer, tool) for tool in settings.tools for _ in settings.launches]
+    texts = []
+    with processes(settings.workers) as pool:
+        for job, text in zip(jobs, pool.map(partial(_printed, seconds=settings.seconds), commands, names), strict=True):
             texts.append(text)
-            tell(" ".join(jobs[len(texts) - 1]))
-    counts = [parse(text) for text in texts]
-    with ProcessPoolExecutor(settings.workers, get_context("spawn")) as processes:
-        words = list(processes.map(explanations, [name for _, name in jobs], [sorted(found) for found in counts]))
+            tell(" ".join(job))
+        counts = [parse(text) for text in texts]
+        words = list(pool.map(explanations, names, [sorted(found) for found in counts]))
     rows = []
     for (tool, name), text, found, why in zip(jobs, texts, counts, words, strict=True):
         end = str(is_complete(text))

@@ -16,8 +16,8 @@ from fa3verify import operations, records
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.replay_files import ReplayFile
+from fa3verify.campaign.results import settle
 from fa3verify.campaign.run import HypothesisRow, Run, parse
-from fa3verify.campaign.settled import settle
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases, of_kind
 from fa3verify.cases.case import Case
@@ -252,8 +252,9 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
 
     found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
     assert found is not None
-    assert (found.worst, found.refuted[PLAIN].what) == ({PLAIN: 3.0}, "law worst")
-    assert found.content["contents"] == [Trial("worst", case).to_json()]
+    (only,) = found.hypotheses
+    assert (only.name, only.worst_ratio, only.refuted_by.what) == (PLAIN, 3.0, "law worst")
+    assert only.refuted_by.content == Trial("worst", case).to_json()
 
 
 def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():

@@ -8,8 +8,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +17,14 @@ import triton
 
 from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
+from fa3verify.campaign.pool import processes
+from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import write_text
+from fa3verify.kernels import watch
 from fa3verify.timed.timing import query
 
-HANG_SECONDS = 200  # without one finished piece of work
+HANG_SECONDS = 200.0  # of one case
 
 
 class Part(NamedTuple):
@@ -110,16 +112,14 @@ def fill(table: CaseTable, settings: Settings, deadline: float, tell: Callable[[
     todo = [case for case in chosen if table.key_of(case) not in known]
     workers = 1 if table.is_alone else settings.workers or os.cpu_count() or 1
     pieces = table.split(todo, workers) if todo else []
-    with get_context("spawn").Pool(max(1, min(workers, len(pieces)))) as pool:
-        results = pool.imap_unordered(partial(_rows, table.rows), pieces)
-        for done in range(1, len(pieces) + 1):
-            try:
-                rows = results.next(max(0.0, min(HANG_SECONDS, deadline - time.monotonic())))
-            except TimeoutError:
-                if time.monotonic() < deadline:
-                    raise Wrong(f"no result for {HANG_SECONDS} s: a kernel hangs") from None
-                break
-            known |= by_case(table, rows)
+    tasks = [Task("rows", table.file, _rows, {"make": table.rows, "cases": piece}) for piece in pieces]
+    with processes(max(1, min(workers, len(pieces))), HANG_SECONDS) as pool:
+        for done, outcome in enumerate(run_tasks(tasks, pool, until=deadline), 1):
+            if outcome.lost_worker:
+                raise Wrong(f"a kernel hangs or ends its process, at {outcome.at}: {outcome.error}")
+            if outcome.error:
+                raise Wrong(outcome.error)
+            known |= by_case(table, outcome.value)
             write(path, table, known)
             tell(f"{table.file}: {done} of {len(pieces)} pieces of work")
     keys = [table.key_of(case) for case in chosen]
@@ -131,6 +131,7 @@ def _rows(make: Callable[[Any], list[list[Any]]], cases: Sequence[Any]) -> list[
     """Rows of some cases, in a worker."""
     found = []
     for case in cases:
+        watch.trying("case", lambda case=case: {"case": str(case)})
         try:
             found += [[str(x) for x in row] for row in make(case)]
         except Exception as error:  # a kernel may raise anything, and what torch raises may not travel

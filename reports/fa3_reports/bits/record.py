@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +15,8 @@ from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of, write
+from fa3verify.campaign.pool import processes
+from fa3verify.campaign.tasks import Task, run
 from fa3verify.cases.case import Case
 from fa3verify.known import loaded
 from fa3verify.known.peers import PEERS
@@ -46,11 +47,6 @@ def record_case(library: str, case: Case) -> tuple[Recorded, Kept | None]:
     return recorded, bits if out.size <= KEPT_OUTPUTS else None
 
 
-def _work(given: tuple[str, int, Case]) -> tuple[str, int, Recorded, Kept | None]:
-    library, index, case = given
-    return library, index, *record_case(library, case)
-
-
 def facts_of(library: str) -> dict[str, Any]:
     """Provenance: the library's binary, the machine and its versions."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": np.__version__}
@@ -77,21 +73,18 @@ def record(
     """Record cases by library, into ``OUT/LIBRARY`` with the suffix, .xz and .npz, as far as a time goes."""
     deadline = time.monotonic() + seconds
     facts = {library: facts_of(library) for library in given}
-    todo = [(library, i, case) for library, asked in given.items() for i, case in enumerate(asked)]
-    todo.sort(key=lambda work: Recorded(work[2], "").outputs > LONG_OUTPUTS)
-    found: dict[str, dict[int, tuple[Recorded, Kept | None]]] = {library: {} for library in given}
-    with get_context("spawn").Pool(workers) as pool:
-        results = pool.imap_unordered(_work, todo)
-        for _ in todo:
-            try:
-                library, index, recorded, bits = results.next(max(0.1, deadline - time.monotonic()))
-            except TimeoutError:
-                break
-            found[library][index] = recorded, bits
-        pool.terminate()
+    tasks = {
+        library: [Task("record", library, record_case, {"library": library, "case": case}) for case in asked]
+        for library, asked in given.items()
+    }
+    todo = [task for of_library in tasks.values() for task in of_library]
+    todo.sort(key=lambda task: Recorded(task.arguments["case"], "").outputs > LONG_OUTPUTS)
+    with processes(workers) as pool:
+        ended = run(todo, pool, until=deadline)
+        found = {id(outcome.task): outcome.result() for outcome in ended if not outcome.lost_worker}
     recordings = []
     for library, asked in given.items():
-        launches = [found[library][i] for i in sorted(found[library])]
+        launches = [found[id(task)] for task in tasks[library] if id(task) in found]
         recordings.append(_written(Recording(library, facts[library]), launches, out / f"{library}{suffix}"))
         refused = [x for x in recordings[-1].launches if x.error]
         outputs = sum(x.outputs for x in recordings[-1].launches if not x.error)

@@ -41,9 +41,13 @@ def mutants(kinds: tuple[str, ...], **options: Any) -> None:
     """
     with one_line_errors():
         from fa3_reports.mutation import campaign
+        from fa3_reports.mutation.automatic import KERNELS, Settings
         from fa3verify.cli import console
 
-        with console.counting("examined", options["quiet"]) as tell:
-            missed, text = campaign.run(kinds or KINDS, tell, **options)
+        quiet = options.pop("quiet")
+        options["kernels"] = options["kernels"] or KERNELS
+        settings = Settings(**options)
+        with console.counting("examined", quiet) as tell:
+            missed, text = campaign.run(kinds or KINDS, tell, settings)
         click.echo(text)
         raise Exit(FINDING if missed else OK)

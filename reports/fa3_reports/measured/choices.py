@@ -12,9 +12,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +24,7 @@ from fa3_simulator.run import in_words
 from fa3_simulator.schedules import switches
 from fa3_simulator.tune import tune
 from fa3verify import files
+from fa3verify.campaign.pool import processes
 
 TOP = 5
 ROUNDS = 5
@@ -75,7 +74,7 @@ def chosen(problem: AttentionProblem, machine: str) -> list[tuple[int, Config, f
 
 def all_chosen(machine: str) -> list[list[tuple[int, Config, float]]]:
     """Of every problem of :data:`TEN`, simulated in a process for each core."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with processes() as pool:
         return list(pool.map(partial(chosen, machine=machine), TEN))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Executor
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,8 @@ from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import source_stamp
+from fa3verify.campaign.tasks import Outcome, Task, source_stamp
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_lines, csv_rows, read_text, stored, unpack, write_text
 from fa3verify.known import registry
 
@@ -35,7 +37,8 @@ Status = Literal["caught", "equivalent", "missed", "not finished"]
 class Settings:
     """What the user asked for; ``seconds`` is the time after which no task begins, 0 without an end.
 
-    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline.
+    ``seed`` chooses the mutants; their inputs are those of seed 0, for which there is a baseline. ``rules`` are those
+    that judge the grid, ``trials`` at least those of sound kernels; ``workers`` are processes, 0 is one per core.
     """
 
     out: Path
@@ -46,6 +49,9 @@ class Settings:
     bits: bool = True
     seed: int = 0
     seconds: float = 0.0
+    workers: int = 0
+    rules: str = "all"
+    trials: int = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ def plan_of(
     return [(kernel, task) for _, kernel, task in sorted(ranked, key=lambda place: place[0])] + search
 
 
-def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str], None]) -> list[Fate]:
+def run(settings: Settings, pool: Executor, progress: Callable[[str], None]) -> list[Fate]:
     """Run a campaign, resuming what ``settings.out`` has; a line of ``automatic.csv`` a result, as it comes.
 
     ``progress`` is told the mutant of each result.
@@ -139,7 +145,7 @@ def run(settings: Settings, pool: ProcessPoolExecutor, progress: Callable[[str],
     return list(fates.values())
 
 
-def _lines(settings: Settings, pool: ProcessPoolExecutor) -> dict[str, dict[str, list[int]]]:
+def _lines(settings: Settings, pool: Executor) -> dict[str, dict[str, list[int]]]:
     """Lines that each kernel runs, kept beside the results with the hash of the code that they are for."""
     path = settings.out / "lines.json"
     stamp = source_stamp()
@@ -180,74 +186,62 @@ def _unit(
     return examine.examine_mutant(mutant, plan, profile, bits=bits, until=until)
 
 
-def _units(
-    fate: Fate, settings: Settings, lines: dict[str, dict[str, list[int]]]
-) -> list[tuple[ProfileName, str, list[tuple[str, str]]]]:
-    """What is still to do for a mutant: (profile, name of the plan, plan). Survivors of quick see release task by
+def _tasks(
+    fate: Fate, settings: Settings, lines: dict[str, dict[str, list[int]]], until: float = math.inf
+) -> list[Task]:
+    """Return what is still to do for a mutant, labelled by the name of the plan. Survivors of quick see release task by
     task, so that a campaign stops and goes on anywhere.
     """
     done = {(row.profile, row.plan) for row in fate.rows}
-    if any(row.found_by for row in fate.rows):
+    profile: ProfileName = "quick" if ("quick", "all") not in done else settings.profile
+    if fate.found_by or (profile, "all") in done:
         return []
-    if ("quick", "all") not in done:
-        return [("quick", "all", plan_of(fate.mutant, settings, lines, "quick"))]
-    if settings.profile == "quick":
-        return []
-    plan = plan_of(fate.mutant, settings, lines, settings.profile)
-    named = [(f"{kernel} {task}", [(kernel, task)]) for kernel, task in plan]
-    return [(settings.profile, name, only) for name, only in named if (settings.profile, name) not in done]
+    plan = plan_of(fate.mutant, settings, lines, profile)
+    named = {"all": plan} if profile == "quick" else {f"{kernel} {task}": [(kernel, task)] for kernel, task in plan}
+    given = {"mutant": fate.mutant.identity, "profile": profile, "bits": settings.bits, "until": until}
+    return [
+        Task("mutant", name, _unit, given | {"plan": part})
+        for name, part in named.items()
+        if (profile, name) not in done
+    ]
 
 
 def _run(
     settings: Settings,
-    pool: ProcessPoolExecutor,
+    pool: Executor,
     fates: dict[str, Fate],
     lines: dict[str, dict[str, list[int]]],
     until: float,
     progress: Callable[[str], None],
 ) -> None:
+    """Run round after round until nothing is to do; of what an argument covers release comes after all others."""
+
+    def is_found(outcome: Outcome, other: Task) -> bool:
+        mutant = other.arguments["mutant"]
+        return mutant == outcome.task.arguments["mutant"] and bool(fates[mutant].found_by)
+
     path = settings.out / "automatic.csv"
-    waiting: dict[Future, tuple[Fate, ProfileName, str]] = {}
-    argued: list[Fate] = []  # survivors of quick with an argument that they are equivalent
-
-    def submit(fate: Fate) -> None:
-        units = _units(fate, settings, lines)
-        for profile, name, plan in units:
-            given = (fate.mutant.identity, plan, profile, settings.bits, until)
-            waiting[pool.submit(_unit, *given)] = fate, profile, name
-        fate.missing = len(units)
-
-    def go_on(fate: Fate) -> None:
-        """Submit what is still to do; of what an argument covers release comes after all others."""
-        if fate.rows and fate.status == "equivalent":
-            argued.append(fate)
-        else:
-            submit(fate)
-
     _begin(path)
     with path.open("a", encoding="utf-8", newline="") as file:
-        for fate in fates.values():
-            go_on(fate)
-        while waiting or argued:
-            if not waiting:
-                for fate in argued:
-                    submit(fate)
-                argued.clear()
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                fate, profile, name = waiting.pop(future)
-                result = None if future.cancelled() else future.result()
+        while time.time() <= until:
+            todo: dict[bool, list[Task]] = {False: [], True: []}
+            for fate in fates.values():
+                is_argued = bool(fate.rows) and fate.status == "equivalent"
+                todo[is_argued] += _tasks(fate, settings, lines, until)
+            tasks = todo[False] or todo[True]
+            if not tasks:
+                break
+            for outcome in run_tasks(tasks, pool, drops=is_found):
+                result = None if outcome.skipped else outcome.result()
                 if result is None:
                     continue
-                fate.missing -= 1
-                fate.rows.append(_row(fate.mutant, profile, name, result))
+                fate = fates[outcome.task.arguments["mutant"]]
+                fate.rows.append(_row(fate.mutant, outcome.task.arguments["profile"], outcome.task.label, result))
                 file.write(csv_lines([astuple(fate.rows[-1])]))
                 file.flush()
-                if result.found_by:
-                    for other in [f for f, (whose, *_) in waiting.items() if whose is fate]:
-                        other.cancel()
-                elif not fate.missing:
-                    go_on(fate)
                 progress(fate.mutant.identity)
+    for fate in fates.values():
+        fate.missing = len(_tasks(fate, settings, lines))
 
 
 def _row(mutant: Mutant, profile: str, plan: str, result: examine.Examination) -> Row:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 from fa3_reports.mutation import automatic, grid, museum, sound, tables, uncommon
+from fa3_reports.mutation.automatic import Settings
 from fa3_reports.mutation.examine import Examination, warm_up
 from fa3_reports.mutation.museum import Exhibit
+from fa3verify.campaign.pool import processes
 from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_text, write_text
 
 Tell = Callable[[str], None]
 
 
-def run(kinds: Sequence[str], progress: Tell, **options: Any) -> tuple[int, str]:
+def run(kinds: Sequence[str], progress: Tell, settings: Settings) -> tuple[int, str]:
     """Run a campaign of each kind; return how many mistakes our own rules missed, and the pages as one text.
 
     Raises
@@ -26,30 +26,17 @@ def run(kinds: Sequence[str], progress: Tell, **options: Any) -> tuple[int, str]
     ValueError
         For an unknown module or kernel, or a folder with results of other code.
     """
-    parts = [RUN[kind](progress, options) for kind in kinds]
+    parts = [RUN[kind](progress, settings) for kind in kinds]
     return sum(missed for missed, _ in parts), "\n".join(text for _, text in parts)
 
 
-def workers(options: Mapping[str, Any]) -> ProcessPoolExecutor:
-    """Return a pool of fresh processes, each of one thread."""
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
-    count = options["workers"] or os.cpu_count() or 1
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+def _write(out: Path, stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:
+    write_text(out / f"{stem}.csv", csv_text(head, rows))
+    write_text(out / f"{stem}.md", page)
 
 
-def _write(options: Mapping[str, Any], stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:
-    write_text(Path(options["out"]) / f"{stem}.csv", csv_text(head, rows))
-    write_text(Path(options["out"]) / f"{stem}.md", page)
-
-
-def _automatic(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    names = ("out", "count", "profile", "modules", "bits", "seed", "seconds")
-    given = {name: options[name] for name in names}
-    if options["kernels"]:
-        given["kernels"] = options["kernels"]
-    settings = automatic.Settings(**given)
-    with workers(options) as pool:
+def _automatic(progress: Tell, settings: Settings) -> tuple[int, str]:
+    with processes(settings.workers) as pool:
         fates = automatic.run(settings, pool, progress)
     page = tables.automatic(fates)
     write_text(settings.out / "automatic.md", page)
@@ -63,61 +50,58 @@ PLANTED: Mapping[str, Callable[[], tuple[Exhibit, ...]]] = {
 
 
 def _shown(kind: str, index: int, profile: ProfileName, bits: bool) -> Examination:
-    """A worker's task: one exhibit."""
+    """Examine one exhibit, in a worker."""
     exhibit = PLANTED[kind]()[index]
     if exhibit.kernel != museum.SIMULATOR:
         warm_up([(exhibit.kernel, "")])
     return museum.show(exhibit, profile, bits=bits)
 
 
-def _examined(kind: str, progress: Tell, options: Mapping[str, Any]) -> list[tuple[Exhibit, Examination]]:
-    """Every exhibit of a kind with what became of it."""
+def _examined(kind: str, progress: Tell, settings: Settings) -> list[tuple[Exhibit, Examination]]:
+    """Return every exhibit of a kind with what became of it."""
     exhibits = PLANTED[kind]()
-    profile = options["profile"]
-    bits = options["bits"]
-    with workers(options) as pool:
-        waiting = {pool.submit(_shown, kind, i, profile, bits): i for i in range(len(exhibits))}
-        found: dict[int, Examination] = {}
-        for future in as_completed(waiting):
-            found[waiting[future]] = future.result()
-            progress(exhibits[waiting[future]].what)
+    given = {"kind": kind, "profile": settings.profile, "bits": settings.bits}
+    tasks = [Task(kind, exhibit.what, _shown, given | {"index": i}) for i, exhibit in enumerate(exhibits)]
+    found: dict[int, Examination] = {}
+    with processes(settings.workers) as pool:
+        for outcome in run_tasks(tasks, pool):
+            found[outcome.task.arguments["index"]] = outcome.result()
+            progress(outcome.task.label)
     return [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
 
 
-def _museum(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    results = _examined("museum", progress, options)
+def _museum(progress: Tell, settings: Settings) -> tuple[int, str]:
+    results = _examined("museum", progress, settings)
     page = tables.museum(results, museum.OUTSIDE, museum.REPORTS)
-    head, rows = tables.museum_rows(results, museum.OUTSIDE)
-    _write(options, "museum", head, rows, page)
+    _write(settings.out, "museum", *tables.museum_rows(results, museum.OUTSIDE), page)
     return sum(not examination.found_by for _, examination in results), page
 
 
-def _uncommon(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    results = _examined("uncommon", progress, options)
+def _uncommon(progress: Tell, settings: Settings) -> tuple[int, str]:
+    results = _examined("uncommon", progress, settings)
     page = tables.uncommon(results)
-    _write(options, "uncommon", *tables.exhibit_rows(results), page)
+    _write(settings.out, "uncommon", *tables.exhibit_rows(results), page)
     return sum(not examination.found_by for _, examination in results), page
 
 
-def _grid(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    with workers(options) as pool:
-        verdicts = grid.run(pool, progress, options["rules"])
-    head, rows = tables.grid_rows(verdicts)
+def _grid(progress: Tell, settings: Settings) -> tuple[int, str]:
+    with processes(settings.workers) as pool:
+        verdicts = grid.run(pool, progress, settings.rules)
     page = tables.grid(verdicts)
-    _write(options, "grid", head, rows, page)
+    _write(settings.out, "grid", *tables.grid_rows(verdicts), page)
     ours = [verdict for verdict in verdicts if not verdict.is_correct]
     return sum(not verdict.rejected["bound and baseline"] for verdict in ours), page
 
 
-def _sound(progress: Tell, options: Mapping[str, Any]) -> tuple[int, str]:
-    with workers(options) as pool:
-        found = sound.run(options["trials"], options["seed"], pool, progress, seconds=options["seconds"])
+def _sound(progress: Tell, settings: Settings) -> tuple[int, str]:
+    with processes(settings.workers) as pool:
+        found = sound.run(settings.trials, settings.seed, pool, progress, seconds=settings.seconds)
     page = tables.sound(found)
-    _write(options, "sound", sound.COLUMNS, sound.rows(found), page)
+    _write(settings.out, "sound", sound.COLUMNS, sound.rows(found), page)
     return sum(len(tally.alarms) for tally in found), page
 
 
-RUN: Mapping[str, Callable[[Tell, Mapping[str, Any]], tuple[int, str]]] = {
+RUN: Mapping[str, Callable[[Tell, Settings], tuple[int, str]]] = {
     "museum": _museum,
     "uncommon": _uncommon,
     "grid": _grid,

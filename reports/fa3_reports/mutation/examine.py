@@ -77,6 +77,7 @@ class Examination:
     words: str = ""
 
 
+@cache
 def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
     """Return the tasks of a kernel in a profile: families and properties, the telling ones first, then the covering
     array."""

@@ -8,7 +8,7 @@ of these is a false alarm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from fa3_reports.mutation.forward_faults import Mistake, fed
 from fa3_reports.mutation.museum import Exhibit, candidate_of
 from fa3_reports.mutation.rules import RULES, compared
 from fa3verify import operations
+from fa3verify.campaign import tasks
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.judging.family import CaseFigures, Figured, family_row
@@ -220,16 +221,23 @@ def _is_worse(judged: Judgement, sound: Judgement) -> bool:
 
 
 def run(
-    pool: ProcessPoolExecutor,
+    pool: Executor,
     progress: Callable[[str], None],
     rules: str = "all",
     lengths: Mapping[str, tuple[int, ...]] = LENGTHS,
 ) -> list[Verdicts]:
     """Run the grid on a pool; verdicts in the order of cells."""
-    waiting = {pool.submit(examine_cell, cell, rules): cell for cell in cells(lengths)}
+    todo = [
+        tasks.Task(
+            "grid",
+            f"{cell.dtype} {cell.seqlen_k} keys, {cell.family}",
+            examine_cell,
+            {"cell": cell, "rules": rules},
+        )
+        for cell in cells(lengths)
+    ]
     done: dict[Cell, list[Verdicts]] = {}
-    for future in as_completed(waiting):
-        cell = waiting[future]
-        done[cell] = future.result()
-        progress(f"{cell.dtype} {cell.seqlen_k} keys, {cell.family}")
+    for outcome in tasks.run(todo, pool):
+        done[outcome.task.arguments["cell"]] = outcome.result()
+        progress(outcome.task.label)
     return [verdict for cell in cells(lengths) for verdict in done[cell]]

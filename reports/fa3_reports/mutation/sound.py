@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.campaign.tasks import judge_cases
+from fa3verify.campaign.tasks import Task, judge_cases
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
 from fa3verify.kernels.record import Candidate
@@ -58,15 +59,15 @@ def run(
     found: list[Tally] = []
     seeds = range(seed, seed + 1)
     while seeds and time.monotonic() < until:
-        waiting = [pool.submit(examined, *task, number) for number in seeds for task in _tasks()]
-        for future in as_completed(waiting):
-            if future.cancelled():
-                continue
-            found.append(future.result())
-            progress(f"{found[-1].kernel}: {found[-1].task}")
-            if time.monotonic() > until:
-                for other in waiting:
-                    other.cancel()
+        tasks = [
+            Task("sound", f"{kernel}: {task}", examined, {"kernel": kernel, "task": task, "seed": number})
+            for number in seeds
+            for kernel, task in _tasks()
+        ]
+        for outcome in run_tasks(tasks, pool, drops=lambda *_: time.monotonic() > until):
+            if not outcome.skipped:
+                found.append(outcome.result())
+                progress(outcome.task.label)
         made = sum(tally.trials for tally in found)
         more = math.ceil(max(trials - made, 0) * (seeds.stop - seed) / max(made, 1))
         seeds = range(seeds.stop, seeds.stop + more)

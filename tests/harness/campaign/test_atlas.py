@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from fa3verify.kernels import record
 from fa3verify.kernels.policy import Policy
 from fa3verify.known import registry
 from fa3verify.report import moved
+from tests.conftest import InThisProcess
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
@@ -40,19 +40,19 @@ RECORDS = (
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
 
 
-class Here(Executor):
-    """Runs everything in this process."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 def stranger() -> record.Candidate:
     """Return a kernel that states no order, and says who it is and what it does by design."""
     policy = Policy(empty_lse="undefined", causal="top_left")
     return replace(registry.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
+
+
+def small_run(kernels: Sequence[str], tried: Sequence[str], out: Path) -> Run:
+    """Return a run of some families and properties with few trials, in this process; its replay files are written."""
+    known = [introduce(name, "quick") for name in kernels]
+    planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in tried]
+    few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
+    summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
+    return replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,7 @@ def campaign(tmp_path_factory) -> Iterator[tuple[Run, Path]]:
     find = registry.find
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "find", lambda name: stranger() if name == "stranger" else find(name))
-        known = [introduce(name, "quick") for name in KERNELS]
-        planned = [t for t in tasks.plan(known, "quick", 0) if t.arguments.get(t.kind) in TRIED]
-        few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
-        summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
-        summary = replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
+        summary = small_run(KERNELS, TRIED, out)
         atlas.write(out / atlas.FILE, atlas.of(summary))
         yield summary, out
 

@@ -23,7 +23,7 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import gate
 from fa3verify.properties import Trial
 from fa3verify.properties.compare import close
-from tests.harness.campaign.test_tasks import Serial
+from tests.conftest import InThisProcess
 
 PACKED = AttentionProblem.varlen((3, 5), (4, 0), nheads=2, nheads_kv=1, head_dim=64, softmax_scale=0.25, softcap=2.0)
 CASE = Case("k", PACKED, Recipe("normal"), changes=(("num_splits", 3),))
@@ -97,7 +97,7 @@ def test_a_baseline_finding_replays_against_the_baseline(tmp_path: Path):
             replay.run(replace(body, baseline=body.baseline | damage))
 
 
-class Losing(Serial):
+class Losing(InThisProcess):
     """Loses the worker of every task."""
 
     def submit(self, fn, /, *args, **kwargs):

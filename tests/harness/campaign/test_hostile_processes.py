@@ -19,8 +19,8 @@ from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Task, check_law, execute, judge_family
+from tests.conftest import InThisProcess
 from tests.harness.campaign.test_pool import is_alive
-from tests.harness.campaign.test_tasks import Serial
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 HERE = "tests.harness.campaign.hostile_processes"
@@ -181,7 +181,7 @@ def test_an_lse_that_is_returned_in_some_calls_alone_is_a_finding(run, laws, wor
     for law in laws:
         tasks.append(Task("law", law, check_law, {"kernel": name, "law": law, "max_examples": 8, "seed": 0}))
     kernel = replace(introduce(name, "quick"), narrowed="a part")
-    summary = summarize([kernel], execute(tasks, Serial()), None, profile="quick", seed=0)
+    summary = summarize([kernel], execute(tasks, InThisProcess()), None, profile="quick", seed=0)
     said = [found.message for found in summary.failures]
     assert len(said) == (words is not None), said
     if words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -10,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.campaign.introduction import Introduction, introduce
-from fa3verify.campaign.narrowing import Only
+from fa3verify.campaign.introduction import Introduction, Only, introduce
+from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.results import CaseResult, CoverResult
 from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
+from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands.verify import assemble_studies
@@ -94,8 +96,12 @@ class Waiting(Future):
 class OneDone:
     """An executor that has run the first task, and not begun any other."""
 
+    def __init__(self):
+        self.futures = []
+
     def submit(self, function, **arguments):
         future = Waiting()
+        self.futures.append(future)
         if arguments["name"] == "first":
             future.set_result(function(**arguments))
         return future
@@ -106,6 +112,24 @@ def test_after_the_first_finding_nothing_more_is_begun():
     first, second = execute(tasks, OneDone(), stops=is_finding)  # type: ignore[arg-type]
     assert is_finding(first)
     assert second.skipped
+
+
+def test_what_an_outcome_drops_is_skipped_if_it_has_not_begun():
+    tasks = [Task("t", name, lambda name: 0, {"name": name}) for name in ("first", "second")]
+    told = run_tasks(tasks, OneDone(), drops=lambda outcome, task: task.label == "second")  # type: ignore[arg-type]
+    assert [(outcome.task.label, outcome.skipped) for outcome in told] == [("first", False), ("second", True)]
+    with pytest.raises(TaskError, match="second was skipped"):
+        Outcome(tasks[1], skipped=True).result()
+
+
+def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
+    tasks = [Task("t", name, lambda name: 0, {"name": name}) for name in ("first", "second")]
+    executor = OneDone()
+    assert [outcome.value for outcome in run_tasks(tasks, executor, until=time.monotonic())] == [0]  # type: ignore[arg-type]
+    assert executor.futures[-1].cancelled()
+    for _ in run_tasks(tasks, executor):  # type: ignore[arg-type]
+        break
+    assert executor.futures[-1].cancelled()
 
 
 def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failure(tmp_path):

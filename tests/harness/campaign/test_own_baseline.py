@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from fa3verify.campaign import tasks
+from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.run import parse
 from fa3verify.cases import coverage
 from fa3verify.cli.main import main
@@ -80,6 +82,24 @@ def test_a_baseline_of_another_seed_is_not_updated(tmp_path):
     settings = verify.Settings(("twin.fp16",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json")
     with pytest.raises(ValueError, match=r"b\.json is for profile quick and seed 1, not quick and 0"):
         verify.run(settings, lambda total, outcome: None)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_an_interrupted_campaign_leaves_the_baseline_as_it_was(tmp_path):
+    """It once wrote the figures of the families that had ended, and dropped the kernels that it had not judged."""
+    before = gate.Baseline("quick", 0, {}).text()
+    (tmp_path / "b.json").write_text(before)
+    settings = verify.Settings(
+        ("twin.quantize",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json", studies=False
+    )
+
+    def interrupts(total: int, outcome: tasks.Outcome | None) -> None:
+        if outcome:
+            raise KeyboardInterrupt
+
+    with pytest.raises(verify.Interrupted, match="has what was found so far"):
+        verify.run(replace(settings, only=Only(families=("tiny",))), interrupts)
+    assert (tmp_path / "b.json").read_text() == before
 
 
 def test_a_kernel_in_a_folder_with_a_plus_has_figures_of_its_own():

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import atlas, replay_files, tasks
-from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign import atlas, replay_files
 from fa3verify.campaign.run import Run
-from fa3verify.campaign.summary import summarize
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
 from fa3verify.studies import accumulator_loss
-from tests.harness.campaign.test_atlas import Here
+from tests.harness.campaign.test_atlas import small_run
 
 TRIED = ("normal", "peaky", "repeated_run_is_identical", "error_within_bound")
 LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
@@ -27,11 +25,7 @@ def small_campaign(settings: verify.Settings, progress: Any) -> Run:
     """A campaign of two families and two properties, in this process; nothing else of verify is left out."""
     if settings.kernels[0].startswith("broken"):
         raise RuntimeError("two\nlines")
-    known = [introduce(name, "quick") for name in settings.kernels]
-    planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in TRIED]
-    few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
-    summary = summarize(known, tasks.execute(few, Here()), None, profile="quick", seed=0)
-    return replace(replay_files.write_all(summary, settings.out), started="2026-01-01T00:00:00+00:00")
+    return small_run(settings.kernels, TRIED, settings.out)
 
 
 @pytest.fixture(scope="module")

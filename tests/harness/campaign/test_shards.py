@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,19 +21,11 @@ from fa3verify.campaign.tasks import Task
 from fa3verify.cli.main import main
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
+from tests.conftest import InThisProcess
 
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"
 TAKEN = ("normal", "tiny", "repeated_run_is_identical")
 PLAN = campaign.plan([introduce("twin.fp16", "quick")], "quick", 0)
-
-
-class Inline(Executor):
-    """Runs in this process, as soon as it is asked."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +38,7 @@ def small_plan():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(campaign, "plan", few)
-        patch.setattr(jobs, "make_executor", lambda settings: Inline())
+        patch.setattr(jobs, "make_executor", lambda settings: InThisProcess())
         yield
 
 
@@ -162,7 +153,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_shard_of_another_campaign_is_refused_with_what_differs(three, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(jobs, "_execute", lambda *_: [])
+    monkeypatch.setattr(campaign, "execute", lambda *_, **__: [])
     out = tmp_path / "foreign"
     words = ["verify", SOUND, WRONG, "--quick", "--no-studies", "--out", out, *FOREIGN[name]]
     assert run(*(word for word in words if name != "profile" or word != "--quick")).exit_code == 0

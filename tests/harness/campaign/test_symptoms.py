@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.campaign.findings import finding
+from fa3verify.campaign.findings import SEVERITIES, finding, severity, symptoms, why
 from fa3verify.campaign.run import Finding
-from fa3verify.campaign.symptoms import SEVERITIES, severity, symptoms, why
 
 EXAMPLES = {
     "no result": finding("k", "law x", "ValueError: 3", crashed=True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from fa3verify.campaign import replay_files, tasks
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
-from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.run import CaseRow, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family
@@ -28,22 +26,7 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.family import CaseFigures, FamilyRow, pooled
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
-
-
-class Serial(Executor):
-    """Runs in this process and counts; ``broken`` labels raise as a lost worker does."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def submit(self, fn, /, *args, **kwargs):
-        self.calls += 1
-        future: Future = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(TaskError(f"{type(error).__name__}: {error}"))
-        return future
+from tests.conftest import InThisProcess
 
 
 def double(x: int) -> int:
@@ -56,7 +39,7 @@ TASKS = [Task("t", str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
 
 
 def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
-    outcomes = execute(TASKS, Serial())
+    outcomes = execute(TASKS, InThisProcess())
     assert [o.value for o in outcomes] == [6, 2, None, 4]
     assert outcomes[2].error == "ValueError: negative"
 
@@ -69,7 +52,7 @@ def test_cpu_seconds_are_what_each_kernel_and_kind_of_task_took():
 
 
 def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
-    first, second, changed = Serial(), Serial(), Serial()
+    first, second, changed = InThisProcess(), InThisProcess(), InThisProcess()
     execute(TASKS, first, journal=tmp_path, stamp="a")
     again = execute(TASKS, second, journal=tmp_path, stamp="a")
     execute(TASKS, changed, journal=tmp_path, stamp="b")
@@ -96,25 +79,25 @@ def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_r
 
 def test_results_of_foreign_code_are_never_kept(tmp_path):
     foreign = [Task("t", "x", double, {"x": 3}, durable=False)]
-    execute(foreign, Serial(), journal=tmp_path, stamp="a")
-    again = Serial()
+    execute(foreign, InThisProcess(), journal=tmp_path, stamp="a")
+    again = InThisProcess()
     execute(foreign, again, journal=tmp_path, stamp="a")
     assert again.calls == 1
     assert not list(tmp_path.glob("*.json"))
 
 
 def test_a_damaged_journal_entry_is_run_again(tmp_path):
-    execute(TASKS[:1], Serial(), journal=tmp_path, stamp="a")
+    execute(TASKS[:1], InThisProcess(), journal=tmp_path, stamp="a")
     for entry in tmp_path.glob("*.json"):
         entry.write_text("{")
-    again = Serial()
+    again = InThisProcess()
     assert execute(TASKS[:1], again, journal=tmp_path, stamp="a")[0].value == 6
     assert again.calls == 1
 
 
 def outcomes_of(kernel: str, family: str) -> list[Outcome]:
     arguments = {"kernel": kernel, "family": family, "profile": "quick", "seed": 0}
-    return execute([Task("family", family, judge_family, arguments)], Serial())
+    return execute([Task("family", family, judge_family, arguments)], InThisProcess())
 
 
 CASE = Case("k", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal"))

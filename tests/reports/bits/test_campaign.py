@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 from collections import Counter
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from fa3_reports.bits.campaign import PARTS, Settings
 from fa3_reports.bits.forward import E4M3_FAULTS, FAULTS, batches, control_case, differing, twin_bits
 from fa3_reports.bits.forward_cases import cases, operands
 from fa3_reports.bits.table import CaseTable, Wrong, read, write
+from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.files import PACKED, read_bytes
 
 pytestmark = pytest.mark.optional
@@ -77,33 +81,34 @@ def make(number: int) -> list[list]:
     return [["fp16", number, 10, 0]]
 
 
-class Pool:
-    """Runs in this process; results after the first ``done`` never come."""
+def lose(future: Future) -> None:
+    """End a call as its worker ends, unless nobody waits for it."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(WorkerLost("no answer"))
+
+
+class Pool(Executor):
+    """Runs in this process; after the first ``done`` pieces of work a worker is lost, as one that hangs is."""
 
     def __init__(self, done: int) -> None:
-        self.done = done
+        self.left = done
 
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
-
-    def imap_unordered(self, run, pieces: list[list[int]]) -> Pool:
-        self.results = iter([run(piece) for piece in pieces[: self.done]])
-        return self
-
-    def next(self, timeout: float):
-        if timeout <= 0:
-            raise campaign.TimeoutError
-        for rows in self.results:
-            return rows
-        raise campaign.TimeoutError
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        future: Future = Future()
+        self.left -= 1
+        try:
+            if self.left >= 0:
+                future.set_result(fn(*args, **kwargs))
+            else:
+                threading.Timer(0.2, lose, [future]).start()
+        except Wrong as error:
+            future.set_exception(TaskError(str(error)))
+        return future
 
 
-def fill(monkeypatch: pytest.MonkeyPatch, out: Path, cases: object, done: int, deadline: float = 1e30):
+def fill(monkeypatch: pytest.MonkeyPatch, out: Path, cases: object, done: int, deadline: float = math.inf):
     """Fill the made-up table, as far as its workers come."""
-    monkeypatch.setattr(campaign, "get_context", lambda _: type("Context", (), {"Pool": lambda self, n: Pool(done)})())
+    monkeypatch.setattr(campaign, "processes", lambda workers, limit_s: Pool(done))
     table = CaseTable("n.csv", NUMBERS.columns, lambda: cases, NUMBERS.key, make)
     return campaign.fill(table, Settings(out, ("fp16",)), deadline, lambda _: None)
 
@@ -118,7 +123,7 @@ def test_rows_are_kept_and_the_same_command_goes_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_spent_budget_leaves_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = fill(monkeypatch, tmp_path, range(6), 6, deadline=0.0)
+    found = fill(monkeypatch, tmp_path, range(6), 0, deadline=0.0)
     assert (found.left, found.rows) == (6, [])
 
 

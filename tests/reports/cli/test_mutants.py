@@ -32,8 +32,8 @@ def test_an_unknown_name_is_told_before_anything_runs(arguments, words, tmp_path
 def test_the_exit_code_says_whether_anything_was_missed(missed, code, monkeypatch, tmp_path):
     asked = []
 
-    def made(progress, options):
-        asked.append((options["profile"], options["bits"], options["rules"]))
+    def made(progress, settings):
+        asked.append((settings.profile, settings.bits, settings.rules))
         return missed, "a page"
 
     monkeypatch.setattr(campaign, "RUN", {"museum": made, "grid": made, "automatic": made})

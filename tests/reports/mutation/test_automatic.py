@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 
 import pytest
 
@@ -14,19 +14,16 @@ from fa3_reports.mutation.examine import Examination
 LINES = {"twin.fp16": {module: list(range(1, 600)) for module in ("softmax", "combine")}}
 
 
-class Now(ProcessPoolExecutor):
+class Now(Executor):
     """Runs every call at once and in this process, and what examines a mutant not at all."""
 
     def __init__(self) -> None:
-        super().__init__(1)
         self.asked: list[str] = []
 
-    def submit(self, fn, /, *args, **kwargs):  # type: ignore[override]
-        from concurrent.futures import Future
-
+    def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()
-        self.asked.append(args[0])
-        parts = ("L1", "L2") if "softmax" in args[0] else ()
+        self.asked.append(kwargs["mutant"])
+        parts = ("L1", "L2") if "softmax" in kwargs["mutant"] else ()
         future.set_result(Examination(parts, "normal", "twin.fp16", "", 1, 2.0))
         return future
 
