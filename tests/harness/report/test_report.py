@@ -43,10 +43,10 @@ def studies() -> dict[str, xr.Dataset]:
     """Every study from few rows and keys of its first draw: what is under test is how figures are stored and shown."""
     chosen = {}
     for study in STUDIES:
-        first = [u for u in study.units("quick", 0) if u.kwargs.get("seqlen_k", 0) <= 8192 and not u.kwargs.get("seed")]
-        few = [{name: min(x, MOST[name]) if name in MOST else x for name, x in u.kwargs.items()} for u in first]
+        first = [u for u in study.units("quick", 0) if u.get("seqlen_k", 0) <= 8192 and not u.get("seed")]
+        few = [{name: min(x, MOST[name]) if name in MOST else x for name, x in u.items()} for u in first]
         few = [given | ({"lengths": SHORT} if "lengths" in given else {}) for given in few]
-        chosen[study.name] = study.assemble([unit.run(**given) for unit, given in zip(first, few, strict=True)])
+        chosen[study.name] = study.assemble([study.measure(**given) for given in few])
     return chosen
 
 
