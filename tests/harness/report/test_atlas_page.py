@@ -296,7 +296,7 @@ def test_what_moved_is_all_that_changed_and_nothing_else(tmp_path):
     worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
     finding = atlas.EntryFinding("L1 error / bound", "observed 2", None, "L1 error / bound", None)
     new = replace(old, verdict="fail", families=(first, worse), findings=(finding,), loss=())
-    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")])["rows"]
+    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")]).rows
     assert [tuple(row.values()) for row in rows] == [
         ("a.fp16", "", "verdict", "pass", "fail", "–"),
         ("a.fp16", "fa3_outliers", "max error", "0.0200", "0.0400", "2.00"),

@@ -176,7 +176,7 @@ def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
     unknown = replace(known, rule="lse error / bound", observed=None, status="not compared")
     rules = [*(replace(unknown, family=name) for name in ("normal", "peaky")), known]
     rules.append(replace(unknown, kernel="other", family="normal"))
-    rows = tables.gate(rules, passed=False)["rows"]
+    rows = tables.gate(rules, passed=False).rows
     assert [(row["kernel"], row["rule"], row["family"]) for row in rows] == [
         ("k", "error / bound", "peaky"),
         ("k", "lse error / bound", "2 families"),

@@ -19,6 +19,7 @@ import numpy as np
 
 from fa3verify.report import study_tables, svg
 from fa3verify.report.panels import PANELS
+from fa3verify.report.tables import PageTable
 from fa3verify.studies import (
     STUDIES,
     accumulator_loss,
@@ -81,7 +82,14 @@ def told() -> str:
             ]
             for axes in figure.axes:
                 lines += ["-- axes", *drawn(axes)]
-    return "\n".join([*lines, "==== tables", *(f"{k} {v}" for k, v in study_tables.of_studies(data).items()), ""])
+    lines += ["==== tables", *(f"{name} {_printed(table)}" for name, table in study_tables.of_studies(data).items())]
+    return "\n".join([*lines, ""])
+
+
+def _printed(table: PageTable) -> tuple[object, ...]:
+    """Return what a reader sees of a table: its words, the head of every column and its side, and the cells."""
+    heads = [(column.head, "left" if column.is_text else "right") for column in table.columns]
+    return table.title, table.note, heads, [[table.cell(row, c) for c in table.columns] for row in table.rows]
 
 
 def alike(line: str, other: str) -> bool:
