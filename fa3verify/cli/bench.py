@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
-from fa3verify.cli.options import peers_option
+from fa3verify.cli.options import Options, peers_option
 
 if TYPE_CHECKING:
     from fa3verify.timed.cells import Cell
@@ -65,7 +65,7 @@ budget_option = click.option(
 seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 
 
-def cells_of(options: dict[str, Any]) -> list[Cell]:
+def cells_of(options: Options) -> list[Cell]:
     """Return the cells that the options name; leave if there are none."""
     from fa3verify.timed.cells import select
 

@@ -116,7 +116,7 @@ def _may_handle_signals() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def emit(value: dict[str, Any], target: str | None) -> None:
+def emit(value: object, target: str | None) -> None:
     """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
     if target is not None:
         from fa3verify.files import json_text

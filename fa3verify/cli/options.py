@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
+Options = dict[str, Any]  # what was asked for, by the names of the parameters of a command
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
