@@ -208,10 +208,10 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
-def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table, and an empty one behind it."""
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], rule: str = "---") -> list[str]:
+    """Return the lines of a table, and an empty one behind it; ``rule`` stands below each head."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:], ""]
+    return [lines[0], f"|{rule}" * len(header) + "|", *lines[1:], ""]
 
 
 def json_text(value: Any) -> str:

@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
-from fa3verify.cli.options import Options, is_given, peers_option
+from fa3verify.cli.options import Options, is_given, peers_option, workers_option
 
 if TYPE_CHECKING:
     from fa3verify.campaign.tasks import Task
@@ -43,7 +43,7 @@ Axes = dict[str, list[int | str]]  # what changes, and its values; none are its 
 @click.option("--seqlen-k", type=click.IntRange(0), default=300, show_default=True)
 @click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True)
 @click.option("--causal", is_flag=True)
-@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@workers_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons as JSON.")
 @peers_option

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,13 +153,10 @@ def require_writable(*targets: str | None) -> None:
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 
-def require_junit(target: str | None) -> None:
-    """Leave, before anything runs, if JUnit XML is asked for and the package that writes it is missing."""
-    if target is None:
-        return
-    try:
-        import junitparser  # noqa: F401
-    except ModuleNotFoundError:
+def require_outputs(json_target: str | None, junit_target: str | None, baseline: str | None) -> None:
+    """Leave, before anything runs, unless what a verdict is written to can be written, and JUnit XML be made."""
+    require_writable(json_target, junit_target, baseline, os.environ.get("GITHUB_STEP_SUMMARY"))
+    if junit_target is not None and find_spec("junitparser") is None:
         from fa3verify.text import install_hint
 
         hint = install_hint("junitparser")

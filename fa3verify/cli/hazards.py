@@ -9,6 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
+from fa3verify.cli.options import machine_option
 
 if TYPE_CHECKING:
     from fa3_simulator.cta import AnyConfig
@@ -19,7 +20,7 @@ SHOWN = 3  # names of kernels on a line
 
 @click.command(epilog=EPILOG)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-@click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file.")
+@machine_option
 @click.option("--json", "json_target", metavar="FILE", help="Write what was found as JSON; - for standard output.")
 def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> None:
     """Look for races, deadlocks and misused barriers, whatever the tiles of a CTA and in every order.

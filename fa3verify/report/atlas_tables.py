@@ -174,20 +174,20 @@ MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | N
     (
         "relative RMSE, operands seen",
         "Against the operands that the kernel saw.",
-        lambda figures: _float(figures.get("rel_rmse_seen")),
+        lambda figures: figures.get("rel_rmse_seen"),
         number,
     ),
     (
         "relative RMSE, unrounded inputs",
         "Against the inputs before they were rounded or quantised, as the FlashAttention-3 paper has it.",
-        lambda figures: _float(figures.get("rel_rmse_unrounded")),
+        lambda figures: figures.get("rel_rmse_unrounded"),
         number,
     ),
     (
         "largest known error / bound",
         "Half an ulp of the output is in every bound, so that a sound kernel comes close to 1; above 1 it left its "
         "bound.",
-        lambda figures: _float(figures.get("ratio_max")),
+        lambda figures: figures.get("ratio_max"),
         below_one,
     ),
 )
@@ -203,10 +203,9 @@ def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
             known = [row.family(family) for row in rows]
             values = [figure(row.figures) if row else None for row in known]
             least = min((x for x in values if x is not None), default=0.0)
-            cells = [(write(x), _mark(x, least, name)) for x in values]
-            lines.append({"family": family, "cells": cells})
-        made.append({"title": f"{title}: {name}", "note": note, "heads": [(r.label, r.anchor) for r in rows]})
-        made[-1]["rows"] = lines
+            lines.append({"family": family, "cells": [(write(x), _mark(x, least, name)) for x in values]})
+        heads = [(row.label, row.anchor) for row in rows]
+        made.append({"title": f"{title}: {name}", "note": note, "heads": heads, "rows": lines})
     return made
 
 
@@ -321,20 +320,12 @@ def _short(keys: int) -> str:
     return f"{keys // 1024}k" if keys < 1 << 20 else f"{keys >> 20}M"
 
 
-def _over(error: Any, rms: Any, nonfinite: Any) -> float | None:
+def _over(error: float | None, rms: float | None, nonfinite: float | None) -> float | None:
     """Error over RMS; infinite where an output was not finite and should have been."""
-    if _float(nonfinite):
+    if nonfinite:
         return math.inf
-    above = _float(error)
-    below = _float(rms)
-    return above / below if above is not None and below else None
+    return error / rms if error is not None and rms else None
 
 
-def _float(value: Any) -> float | None:
-    """A figure as stored: texts stand for what is not finite."""
-    return None if value is None else float(value)
-
-
-def _size(value: Any) -> float:
-    known = _float(value)
-    return -1.0 if known is None else math.inf if math.isnan(known) else known
+def _size(value: float | None) -> float:
+    return -1.0 if value is None else math.inf if math.isnan(value) else value

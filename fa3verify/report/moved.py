@@ -17,12 +17,11 @@ from fa3verify.files import Json, write_text
 from fa3verify.judging.verdict import told
 from fa3verify.report import dataset
 from fa3verify.report.atlas_tables import is_side
-from fa3verify.report.build import TEMPLATES, environment
+from fa3verify.report.build import both_pages
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import PageColumn, PageTable, written
 
 PAGE = "moved.html"
-MARKDOWN = "moved.md"
 FIGURES = (
     "ratio_max",
     "max_error",
@@ -54,9 +53,8 @@ def write_pages(out: Path, new: Iterable[Path], old: Path) -> tuple[Path, int]:
     now = [entry for path in new for entry in entries(path)]
     found = moved(entries(old), now)
     context = {"table": found, "old": old.name, "count": len(found.rows)}
-    css = (TEMPLATES / "report.css").read_text("utf-8")
-    write_text(out / MARKDOWN, environment(autoescape=False).get_template("moved.md.j2").render(context))
-    write_text(out / PAGE, environment(autoescape=True).get_template("moved.html.j2").render(context, css=css))
+    for name, text in both_pages("moved", context, is_tidied=False).items():
+        write_text(out / name, text)
     return out / PAGE, len(found.rows)
 
 

@@ -24,7 +24,7 @@ from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES as OF_RUNS
-from fa3verify.report.build import environment
+from fa3verify.report.build import environment, stylesheet
 from fa3verify.report.notation import count, number
 from fa3verify.report.tables import PageColumn, PageTable
 
@@ -122,7 +122,7 @@ def render(folder: Path) -> dict[str, str]:
         "method": METHOD,
         "cite": cite(hand),
     }
-    css = (OF_RUNS / "report.css").read_text("utf-8") + (TEMPLATES / "device.css").read_text("utf-8")
+    css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
     markdown = _template("device.md.j2", autoescape=False).render(context)
     files = {
         PAGE: _template("device.html.j2", autoescape=True).render(context, css=css),
