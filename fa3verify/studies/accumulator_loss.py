@@ -18,9 +18,8 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
-from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot, relative, seen, texts
+from fa3verify.studies.study import HEAD_DIM, Extent, Profile, Records, Study, meaning, pivot, relative, seen, texts
 
-HEAD_DIM = 64
 EXACT = "twin.e4m3, exact P V"
 KERNELS = ("twin.e4m3", "twin.e4m3_chained", EXACT)
 V_MEANS = (0.0, 1.0)

@@ -10,20 +10,12 @@ import math
 import numpy as np
 import xarray as xr
 
-from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
-from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.judgement import judge
-from fa3verify.known import registry
-from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot
+from fa3verify.studies.study import HEAD_DIM, Extent, Profile, Records, Study, judged, meaning, pivot
 
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained")
 DISTRIBUTIONS = ("normal", "offset_v")
-HEAD_DIM = 64
-
-
 EXTENTS: dict[Profile, Extent] = {
     "quick": Extent(32, (128, 256, 512, 1024, 2048, 4096), 2),
     "release": Extent(128, (128, 256, 512, 1024, 2048, 4096, 8192, 16384), 8),
@@ -33,13 +25,10 @@ EXTENTS: dict[Profile, Extent] = {
 
 def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed: int) -> Records:
     """Return error and error over bound at every length for one draw."""
-    candidate = registry.find(kernel)
-    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
     records = []
     for seqlen_k in lengths:
-        problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
-        case = Case(kernel, problem, Recipe(distribution, seed=seed), scheme)
-        figures = judge(candidate, case, unrounded=False).measures
+        _, judgement = judged(kernel, Recipe(distribution, seed=seed), rows, seqlen_k, "head")
+        figures = judgement.measures
         records.append(
             {
                 "kernel": kernel,

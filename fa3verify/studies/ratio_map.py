@@ -11,32 +11,23 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
-from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.judgement import judge
 from fa3verify.known import registry
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.studies.study import Profile, Records, Study, meaning, texts
+from fa3verify.studies.study import HEAD_DIM, Profile, Records, Study, judged, meaning, texts
 
 PLANTED = "twin.e4m3+neighbour_q_descale"
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", PLANTED)
 ROWS = 512
 SEQLEN_K = 512
-HEAD_DIM = 64
 
 
 def ratios(kernel: str, seed: int) -> Records:
     """Return |error| / bound of every output of one run, to three digits."""
-    candidate = registry.find(kernel)
-    problem = AttentionProblem(1, 1, 1, ROWS, SEQLEN_K, HEAD_DIM, dtype=candidate.dtype)
-    scheme = QuantScheme("block") if candidate.dtype == "e4m3" else None
-    case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)
-    judged = judge(candidate, case, unrounded=False)
-    ratio = error_over_bound(judged.outputs["out"], judged.seen["out"], judged.bound["out"])[0, :, 0]
-    config: Any = candidate.configure(problem)
+    case, found = judged(kernel, Recipe("fa3_outliers", seed=seed), ROWS, SEQLEN_K, "block")
+    ratio = error_over_bound(found.outputs["out"], found.seen["out"], found.bound["out"])[0, :, 0]
+    config: Any = registry.find(kernel).configure(case.problem)
     digits = [[float(f"{x:.3g}") for x in row] for row in ratio]
     return [
         {

@@ -15,12 +15,17 @@ import xarray as xr
 
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.quantize import Granularity, QuantScheme, prepare
+from fa3verify.cases.case import Case
 from fa3verify.files import Json
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.judgement import Judgement, judge
+from fa3verify.known import registry
 
 Profile = Literal["quick", "release", "soak"]
 PROFILES: tuple[Profile, ...] = ("quick", "release", "soak")
 Records = list[Json]
+HEAD_DIM = 64  # of the studies that do not say another
 
 
 class Extent(NamedTuple):
@@ -125,6 +130,14 @@ def seen(
     """Return the operands that a kernel sees, those of e4m3 quantised by a scheme, and the exact output of these."""
     operands = prepare(problem, *arrays, scheme if problem.dtype == "e4m3" else None).operands
     return operands, attention(problem, *operands.dequantized(problem)).out
+
+
+def judged(kernel: str, recipe: Recipe, rows: int, seqlen_k: int, granularity: Granularity) -> tuple[Case, Judgement]:
+    """Return a case of one head, e4m3 with scales of a granularity, and what becomes of it."""
+    candidate = registry.find(kernel)
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
+    case = Case(kernel, problem, recipe, QuantScheme(granularity) if candidate.dtype == "e4m3" else None)
+    return case, judge(candidate, case, unrounded=False)
 
 
 def rms(x: np.ndarray) -> float:
