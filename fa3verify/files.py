@@ -201,6 +201,11 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return csv_lines([head, *rows])
 
 
+def csv_cell(value: Any) -> Any:
+    """Return what a cell of csv says of a value: six digits of a number that is no integer, nothing for None."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as lines of csv, to be added to a table."""
     file = io.StringIO()

@@ -24,7 +24,6 @@ USAGE = 2
 ENVIRONMENT = 3
 INTERNAL = 4
 NOTHING = 5
-INTERRUPTED = 130
 EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
     "130 interrupted, 128 + N by signal N."
@@ -105,16 +104,13 @@ def ending_in_order() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, raised) for number in wanted if _may_handle_signals()}
+    may_handle = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, raised) for number in wanted if may_handle}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _may_handle_signals() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def emit(value: object, target: str | None) -> None:

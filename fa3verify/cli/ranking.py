@@ -136,14 +136,10 @@ class MachineRanking(NamedTuple):
 
 def csv_of(found: Sequence[MachineRanking]) -> str:
     """Rows of all machines, one line each."""
-    from fa3verify.files import csv_text
+    from fa3verify.files import csv_cell, csv_text
 
     lines = [each.to_json() | row.to_json() for each in found for row in each.ranked]
-    return csv_text(CSV_COLUMNS, ([_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
-
-
-def _cell(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    return csv_text(CSV_COLUMNS, ([csv_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
 
 
 def _binds(row: ScheduleRow) -> str:

@@ -264,15 +264,12 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
         "invariance": [_invariance(found) for found in compared.get(entry.kernel, ())],
         "properties": _properties(entry),
         "losses": [_loss(loss) for loss in entry.loss],
-        "hunt": hunt and _hunt(hunt),
+        "hunt": hunt
+        and f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched",
         "families": PageTable(row.label, row.label, _FAMILY, _families(entry)),
         "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
         "file": largest and row.path(largest.replay),
     }
-
-
-def _hunt(hunt: LargestHunted) -> str:
-    return f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched"
 
 
 def _families(entry: Entry) -> list[Json]:

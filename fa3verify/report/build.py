@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TEMPLATES = Path(__file__).with_name("templates")
-MAX_HTML_BYTES = 2_000_000
 DATA = "run.nc"
 SUMMARY = "summary.json"
 PAGE = "report.html"

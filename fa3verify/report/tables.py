@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fa3verify import operations
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
-from fa3verify.files import Json, csv_text
+from fa3verify.files import Json, csv_cell, csv_text
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.verdict import PARTS
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
@@ -54,11 +54,7 @@ class PageTable:
     def csv(self) -> str:
         """Return all values, six significant digits, under their keys."""
         keys = [column.key for column in self.columns]
-        return csv_text(keys, ([_plain(row.get(key)) for key in keys] for row in self.rows))
-
-
-def _plain(value: Any) -> Any:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+        return csv_text(keys, ([csv_cell(row.get(key)) for key in keys] for row in self.rows))
 
 
 def written(text: str) -> str:

@@ -184,7 +184,7 @@ def dataset(records: Records) -> xr.Dataset:
     data["standard_over_flash"] = _ratio(data, "standard_fp16_s", "flash_fp16")
     data["tensor_over_hadamard_block"] = _ratio(data, "fp8_tensor", "fp8_hadamard_block")
     data["paper"] = ("variant", [m.paper for m in METHODS])
-    known = [[x for length, x in m.h200.items() if _near(length, seqlen)] for m in METHODS]
+    known = [[x for length, x in m.h200.items() if abs(length - seqlen) <= seqlen // 16] for m in METHODS]
     data["h200"] = ("variant", [x[0] if x else math.nan for x in known])
     for name, long_name in _MEANINGS.items():
         data[name].attrs = meaning(long_name)
@@ -205,10 +205,6 @@ def dataset(records: Records) -> xr.Dataset:
 def _ratio(data: xr.Dataset, over: str, under: str) -> xr.DataArray:
     rmse = data.rmse_unrounded
     return rmse.sel(variant=over, drop=True) / rmse.sel(variant=under, drop=True)
-
-
-def _near(length: int, seqlen: int) -> bool:
-    return abs(length - seqlen) <= seqlen // 16
 
 
 STUDY = Study("paper_accuracy", measure, units, dataset)
