@@ -201,6 +201,11 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return csv_lines([head, *rows])
 
 
+def csv_cell(value: Any) -> Any:
+    """Return what a cell of csv says of a value: six digits of a number that is no integer, nothing for None."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as lines of csv, to be added to a table."""
     file = io.StringIO()
@@ -208,10 +213,10 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> str:
     return file.getvalue()
 
 
-def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table, and an empty one behind it."""
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]], rule: str = "---") -> list[str]:
+    """Return the lines of a table, and an empty one behind it; ``rule`` stands below each head."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:], ""]
+    return [lines[0], f"|{rule}" * len(header) + "|", *lines[1:], ""]
 
 
 def json_text(value: Any) -> str:

@@ -22,6 +22,7 @@ from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.unbounded import Proof
+from fa3verify.files import Json
 
 PEER = "flash3"
 
@@ -32,6 +33,11 @@ class Checked(NamedTuple):
     kernels: tuple[str, ...]
     program: str
     proof: Proof
+
+    def to_json(self) -> Json:
+        """Return the figures of the proof beside kernels and program."""
+        findings = [finding._asdict() for finding in self.proof.findings]
+        return self.proof._asdict() | {"kernels": self.kernels, "program": self.program, "findings": findings}
 
 
 def named() -> dict[str, AnyConfig]:

@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
-from fa3verify.cli.options import memory_bytes, peers_option, pool_options
+from fa3verify.cli.options import memory_bytes, peers_option, pool_options, seed_option
 
 
 @click.command(epilog=EPILOG)
@@ -18,7 +18,7 @@ from fa3verify.cli.options import memory_bytes, peers_option, pool_options
 @peers_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/atlas"), show_default=True)
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="quick", show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@seed_option
 @click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
 @pool_options
 def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:

@@ -8,6 +8,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, emit, fail, one_line_errors, write
+from fa3verify.cli.options import workers_option
 
 
 @click.command(epilog=EPILOG)
@@ -19,7 +20,7 @@ from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, emit, fail, on
     help="Compare with this golden file, not the shipped one.",
 )
 @click.option("--json", "json_target", metavar="FILE|-", help="Also write all figures as JSON.")
-@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@workers_option
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def audit(
     launches: tuple[str, ...], accept: bool, golden: Path | None, json_target: str | None, workers: int, quiet: bool

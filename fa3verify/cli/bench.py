@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
-from fa3verify.cli.options import peers_option
+from fa3verify.cli.options import Options, group, peers_option, seed_option
 
 if TYPE_CHECKING:
     from fa3verify.timed.cells import Cell
@@ -32,40 +31,33 @@ GRIDS = (
 )
 
 
-def launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name cells, the kernels that are launched on them, and where the results go."""
-    options = (
-        click.option("--grid", type=click.Choice(GRIDS), default="paper", show_default=True),
-        click.option(
-            "--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default."
-        ),
-        click.option("--head-dim", "head_dims", type=int, multiple=True, help="All of the grid by default."),
-        click.option("--seqlen", "seqlens", type=int, multiple=True, help="All of the grid by default."),
-        click.option("--causal/--no-causal", default=None, help="Both by default."),
-        click.option(
-            "--kernels",
-            "names",
-            metavar="NAME",
-            multiple=True,
-            help="Names or patterns (gluon*, flash3); all by default.",
-        ),
-        peers_option,
-        click.option(
-            "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
+# Options that name cells, the kernels that are launched on them, and where the results go.
+launch_options = group(
+    click.option(
+        "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bench"), show_default=True
+    ),
+    peers_option,
+    click.option(
+        "--kernels",
+        "names",
+        metavar="NAME",
+        multiple=True,
+        help="Names or patterns (gluon*, flash3); all by default.",
+    ),
+    click.option("--causal/--no-causal", default=None, help="Both by default."),
+    click.option("--seqlen", "seqlens", type=int, multiple=True, help="All of the grid by default."),
+    click.option("--head-dim", "head_dims", type=int, multiple=True, help="All of the grid by default."),
+    click.option(
+        "--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default."
+    ),
+    click.option("--grid", type=click.Choice(GRIDS), default="paper", show_default=True),
+)
 budget_option = click.option(
     "--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which no cell is begun."
 )
-seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 
 
-def cells_of(options: dict[str, Any]) -> list[Cell]:
+def cells_of(options: Options) -> list[Cell]:
     """Return the cells that the options name; leave if there are none."""
     from fa3verify.timed.cells import select
 

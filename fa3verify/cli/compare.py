@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
-from fa3verify.cli.options import is_given, peers_option
+from fa3verify.cli.options import Options, is_given, peers_option, workers_option
+
+if TYPE_CHECKING:
+    from fa3verify.campaign.tasks import Task
+
+Axes = dict[str, list[int | str]]  # what changes, and its values; none are its own ones
 
 
 @click.command(epilog=EPILOG)
@@ -38,7 +43,7 @@ from fa3verify.cli.options import is_given, peers_option
 @click.option("--seqlen-k", type=click.IntRange(0), default=300, show_default=True)
 @click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True)
 @click.option("--causal", is_flag=True)
-@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+@workers_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons as JSON.")
 @peers_option
@@ -82,7 +87,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         raise Exit(FINDING if kernel and any(each.first for each in ran) else OK)
 
 
-def _axis(text: str) -> tuple[str, list[Any]]:
+def _axis(text: str) -> tuple[str, list[int | str]]:
     """An axis and its values; none are its own ones."""
     name, equals, values = text.partition("=")
     if not equals:
@@ -100,7 +105,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
 
 
-def _pairs(kernel: str, other: str, axes: dict[str, list[Any]], options: dict[str, Any]) -> list[Any]:
+def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
     """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
     from fa3verify.campaign.tasks import Task
     from fa3verify.compare.named import configured
@@ -119,7 +124,7 @@ def _pairs(kernel: str, other: str, axes: dict[str, list[Any]], options: dict[st
     ]
 
 
-def _check_pairs(axes: dict[str, list[Any]], options: dict[str, Any]) -> None:
+def _check_pairs(axes: Axes, options: Options) -> None:
     """Raise ValueError for what a comparison of two kernels would leave out."""
     from fa3verify.compare.problems import SIZES
 

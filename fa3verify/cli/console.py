@@ -136,7 +136,9 @@ def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None)
 
 def _print_kernel(console: Console, kernel: KernelRun) -> None:
     console.print(_family_table(kernel, console.width))
-    console.print(_property_line(kernel))
+    held = sum(law.status == "pass" for law in kernel.laws)
+    examples = sum(law.examples for law in kernel.laws)
+    console.print(f"properties {held}/{len(kernel.laws)} hold, {examples} examples")
     if kernel.assumption:
         console.print(escape(kernel.assumption), soft_wrap=True)
     if line := _quantisation_line(kernel):
@@ -215,11 +217,6 @@ def _family_table(kernel: KernelRun, width: int) -> Table:
         name = row.family.replace("activations:", "real:")
         table.add_row(name, *(figures if row.is_compared else "-" * len(figures)))
     return table
-
-
-def _property_line(kernel: KernelRun) -> str:
-    held = sum(law.status == "pass" for law in kernel.laws)
-    return f"properties {held}/{len(kernel.laws)} hold, {sum(law.examples for law in kernel.laws)} examples"
 
 
 def _quantisation_line(kernel: KernelRun) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -13,10 +14,16 @@ from rich.table import Table
 
 from fa3_kernels.audit.golden import is_compiled
 from fa3verify.cli.console import STYLE
+from fa3verify.files import Json
 from fa3verify.text import plural
 
+if TYPE_CHECKING:
+    from fa3verify.timed.results import Results
 
-def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool) -> None:
+
+def print_audit(
+    figures: Mapping[str, Json], broken: list[str], moved: list[str], accepted: bool, *, quiet: bool
+) -> None:
     """Print the figures of every kernel, what broke a rule, what moved, and the verdict."""
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     compiled = {name: f for name, f in figures.items() if is_compiled(f)}
@@ -45,7 +52,7 @@ def print_audit(figures: dict[str, Any], broken: list[str], moved: list[str], ac
     )
 
 
-def print_bench(results: Any, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
+def print_bench(results: Results, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
     """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
     from fa3verify.timed.ratios import ratio_lines
 

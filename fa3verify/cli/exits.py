@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,6 @@ USAGE = 2
 ENVIRONMENT = 3
 INTERNAL = 4
 NOTHING = 5
-INTERRUPTED = 130
 EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
     "130 interrupted, 128 + N by signal N."
@@ -104,7 +104,8 @@ def ending_in_order() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, raised) for number in wanted if _may_handle_signals()}
+    may_handle = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, raised) for number in wanted if may_handle}
     try:
         yield
     finally:
@@ -112,11 +113,7 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _may_handle_signals() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def emit(value: dict[str, Any], target: str | None) -> None:
+def emit(value: object, target: str | None) -> None:
     """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
     if target is not None:
         from fa3verify.files import json_text
@@ -152,13 +149,10 @@ def require_writable(*targets: str | None) -> None:
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 
-def require_junit(target: str | None) -> None:
-    """Leave, before anything runs, if JUnit XML is asked for and the package that writes it is missing."""
-    if target is None:
-        return
-    try:
-        import junitparser  # noqa: F401
-    except ModuleNotFoundError:
+def require_outputs(json_target: str | None, junit_target: str | None, baseline: str | None) -> None:
+    """Leave, before anything runs, unless what a verdict is written to can be written, and JUnit XML be made."""
+    require_writable(json_target, junit_target, baseline, os.environ.get("GITHUB_STEP_SUMMARY"))
+    if junit_target is not None and find_spec("junitparser") is None:
         from fa3verify.text import install_hint
 
         hint = install_hint("junitparser")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
+from fa3verify.cli.options import machine_option
+
+if TYPE_CHECKING:
+    from fa3_simulator.cta import AnyConfig
+    from fa3verify.hazards import Checked
 
 SHOWN = 3  # names of kernels on a line
 
 
 @click.command(epilog=EPILOG)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
-@click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file.")
+@machine_option
 @click.option("--json", "json_target", metavar="FILE", help="Write what was found as JSON; - for standard output.")
 def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> None:
     """Look for races, deadlocks and misused barriers, whatever the tiles of a CTA and in every order.
@@ -29,46 +34,32 @@ def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> 
         from fa3verify import hazards as shapes
 
         chosen = _chosen(shapes.named(), kernels)
-        rows = []
+        found = []
         for checked in shapes.check(chosen, load(machine)):
-            rows.append(_row(checked))
+            found.append(checked)
             if json_target != "-":
-                _print(rows[-1])
-        emit({"shapes": rows}, json_target)
-        if any(row["findings"] for row in rows):
+                _print(checked)
+        emit({"shapes": [checked.to_json() for checked in found]}, json_target)
+        if any(checked.proof.findings for checked in found):
             raise Exit(FINDING)
-        raise Exit(OK if all(row["is_complete"] for row in rows) else NOTHING)
+        raise Exit(OK if all(checked.proof.is_complete for checked in found) else NOTHING)
 
 
-def _chosen(known: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+def _chosen(known: Mapping[str, AnyConfig], wanted: tuple[str, ...]) -> dict[str, AnyConfig]:
     for name in wanted:
         if not any(x.startswith(name) for x in known):
-            raise ValueError(f"no kernel is called {name} or begins so; those known begin with {_beginnings(known)}")
+            beginnings = ", ".join(dict.fromkeys("_".join(x.split("_")[:2]) for x in known))
+            raise ValueError(f"no kernel is called {name} or begins so; those known begin with {beginnings}")
     return {name: x for name, x in known.items() if not wanted or name.startswith(wanted)}
 
 
-def _beginnings(known: Mapping[str, Any]) -> str:
-    return ", ".join(dict.fromkeys("_".join(name.split("_")[:2]) for name in known))
-
-
-def _row(checked: Any) -> dict[str, Any]:
+def _print(checked: Checked) -> None:
     proof = checked.proof
-    return {
-        "kernels": list(checked.kernels),
-        "program": checked.program,
-        "findings": [x._asdict() for x in proof.findings],
-        "is_complete": proof.is_complete,
-        "words": proof.words,
-        "longest": proof.longest,
-    }
-
-
-def _print(row: dict[str, Any]) -> None:
-    names = row["kernels"]
+    names = checked.kernels
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    tried = f"{row['words']} lists of tiles, of up to {row['longest']} blocks"
-    claim = "stand for all" if row["is_complete"] else "tried, then the search ended"
-    verdict = f"{len(row['findings'])} findings" if row["findings"] else "no hazard"
+    tried = f"{proof.words} lists of tiles, of up to {proof.longest} blocks"
+    claim = "stand for all" if proof.is_complete else "tried, then the search ended"
+    verdict = f"{len(proof.findings)} findings" if proof.findings else "no hazard"
     click.echo(f"{verdict}: {', '.join(names[:SHOWN])}{more} ({tried} {claim})")
-    for finding in row["findings"]:
-        click.echo(f"  {finding['kind']}: {finding['text']}")
+    for finding in proof.findings:
+        click.echo(f"  {finding.kind}: {finding.text}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.exits import EPILOG, one_line_errors, require_junit, require_writable, told_anyhow
+from fa3verify.cli.exits import EPILOG, one_line_errors, require_outputs, told_anyhow
 from fa3verify.cli.options import output_options
 
 
@@ -21,10 +20,9 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
         from fa3verify.cli import console
         from fa3verify.commands import verify
 
-        targets = options["json_target"], options["junit_target"], options["update_baseline"]
-        require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
-        require_junit(options["junit_target"])
+        targets = options["json_target"], options["junit_target"]
+        require_outputs(*targets, options["update_baseline"])
         settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
         found = verify.merge(folders, settings)
         with told_anyhow(found.exit_code):
-            console.tell(found, settings.out, options["json_target"], options["junit_target"], options["quiet"])
+            console.tell(found, settings.out, *targets, options["quiet"])

@@ -14,6 +14,8 @@ from click.core import ParameterSource
 
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
+Decorator = Callable[[Callable], Callable]
+Options = dict[str, Any]  # what was asked for, by the names of the parameters of a command
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
@@ -30,61 +32,62 @@ def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
         os.environ[FOLDER_VARIABLE] = value  # of worker processes as well
 
 
-def peers_option(command: Callable) -> Callable:
-    """Option that names the folder with other people's libraries."""
-    return click.option(
-        "--peers",
-        type=click.Path(file_okay=False, resolve_path=True),
-        expose_value=False,
-        callback=_remember_peers,
-        help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
-    )(command)
+def group(*options: Decorator) -> Decorator:
+    """Return what adds some options to a command; the first stands last in its help."""
+
+    def add(command: Callable) -> Callable:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
 
 
-def pool_options(command: Callable) -> Callable:
-    """Options of the processes that kernels run in."""
-    for option in (
-        click.option(
-            "--memory-limit",
-            type=click.FloatRange(0),
-            metavar="GIB",
-            help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
-        ),
-        click.option(
-            "--task-limit",
-            type=click.FloatRange(0, min_open=True),
-            metavar="SECONDS",
-            help="Time after which a case or trial counts as hung, first calls apart: they may compile, and have five "
-            "times as long. 60 by default for quick, 900 for release, 3600 for soak.",
-        ),
-        click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core."),
-    ):
-        command = option(command)
-    return command
+peers_option = click.option(
+    "--peers",
+    type=click.Path(file_okay=False, resolve_path=True),
+    expose_value=False,
+    callback=_remember_peers,
+    help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
+)
+seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+workers_option = click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+# Options of the processes that kernels run in.
+pool_options = group(
+    click.option(
+        "--memory-limit",
+        type=click.FloatRange(0),
+        metavar="GIB",
+        help="Memory of each worker; 0 is no limit. By default an equal share of the machine's, at least 8.",
+    ),
+    click.option(
+        "--task-limit",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="Time after which a case or trial counts as hung, first calls apart: they may compile, and have five "
+        "times as long. 60 by default for quick, 900 for release, 3600 for soak.",
+    ),
+    workers_option,
+)
 
 
-def output_options(command: Callable) -> Callable:
-    """Options that say what a verdict compares with and where it is written."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="Print the verdict only."),
-        click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML (extra 'junit')."),
-        click.option(
-            "--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output."
-        ),
-        click.option(
-            "--update-baseline",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Write the figures of this run as a baseline; kernels that were not judged keep theirs.",
-        ),
-        click.option(
-            "--baseline",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Compare with this baseline, not the shipped one.",
-        ),
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True),
-    ):
-        command = option(command)
-    return command
+# Options that say what a verdict compares with and where it is written.
+output_options = group(
+    click.option("--quiet", is_flag=True, help="Print the verdict only."),
+    click.option("--junit", "junit_target", metavar="FILE|-", help="Also write JUnit XML (extra 'junit')."),
+    click.option("--json", "json_target", metavar="FILE|-", help="Also write the summary there; - is standard output."),
+    click.option(
+        "--update-baseline",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write the figures of this run as a baseline; kernels that were not judged keep theirs.",
+    ),
+    click.option(
+        "--baseline",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Compare with this baseline, not the shipped one.",
+    ),
+    click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True),
+)
 
 
 def memory_bytes(gib: float | None) -> int | None:
@@ -92,35 +95,28 @@ def memory_bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * 2**30)
 
 
-def problem_options(command: Callable) -> Callable:
-    """Options that say what is computed, and where."""
-    for option in (
-        click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
-        click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
-        click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
-        click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
-        click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
-        click.option(
-            "--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."
-        ),
-        click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
-        click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
-        click.option("--causal", is_flag=True),
-        click.option(
-            "--window",
-            type=click.IntRange(-1),
-            nargs=2,
-            default=(-1, -1),
-            metavar="LEFT RIGHT",
-            help="Keys seen on either side of the diagonal, -1 for all; backward.",
-        ),
-        click.option(
-            "--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."
-        ),
-        click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
-    ):
-        command = option(command)
-    return command
+# Options that say what is computed, and where.
+problem_options = group(
+    click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
+    click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
+    click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
+    click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
+    click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
+    click.option("--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."),
+    click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
+    click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
+    click.option("--causal", is_flag=True),
+    click.option(
+        "--window",
+        type=click.IntRange(-1),
+        nargs=2,
+        default=(-1, -1),
+        metavar="LEFT RIGHT",
+        help="Keys seen on either side of the diagonal, -1 for all; backward.",
+    ),
+    click.option("--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."),
+    click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
+)
 
 
 machine_option = click.option("--machine", default="h200", show_default=True, help="h100, h200 or a .toml file.")
@@ -129,43 +125,38 @@ backward_option = click.option(
 )
 
 
-def schedule_options(command: Callable) -> Callable:
-    """Options that say how."""
-    for option in (
-        click.option("--tile", callback=_tile, metavar="ROWSxKEYS", help="The kernel's own by default."),
-        click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
-        click.option(
-            "--schedule",
-            help="pingpong, and overlap or overlap3 (three stages), joined by +, or none; by default the kernel's own, "
-            "and pingpong+overlap with a tile that it does not launch.",
-        ),
-        click.option(
-            "--promotion-interval",
-            type=click.IntRange(0),
-            help="e4m3: keys per promotion of P V, 0 for none; the kernel's own by default.",
-        ),
-        click.option(
-            "--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."
-        ),
-        click.option(
-            "--kernel",
-            metavar="FAMILY",
-            default="gluon",
-            show_default=True,
-            help=KERNEL_HELP,
-        ),
-        click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
-        backward_option,
-        click.option(
-            "--turns",
-            type=click.Choice(["free", "ascending", "descending", "shift"]),
-            default="free",
-            show_default=True,
-            help="Backward: in which order key tiles add to dQ; free is not deterministic.",
-        ),
-    ):
-        command = option(command)
-    return command
+# Options that say how.
+schedule_options = group(
+    click.option("--tile", callback=_tile, metavar="ROWSxKEYS", help="The kernel's own by default."),
+    click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
+    click.option(
+        "--schedule",
+        help="pingpong, and overlap or overlap3 (three stages), joined by +, or none; by default the kernel's own, "
+        "and pingpong+overlap with a tile that it does not launch.",
+    ),
+    click.option(
+        "--promotion-interval",
+        type=click.IntRange(0),
+        help="e4m3: keys per promotion of P V, 0 for none; the kernel's own by default.",
+    ),
+    click.option("--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."),
+    click.option(
+        "--kernel",
+        metavar="FAMILY",
+        default="gluon",
+        show_default=True,
+        help=KERNEL_HELP,
+    ),
+    click.option("--p-in-smem", is_flag=True, help="P V reads P from shared memory, not from registers."),
+    backward_option,
+    click.option(
+        "--turns",
+        type=click.Choice(["free", "ascending", "descending", "shift"]),
+        default="free",
+        show_default=True,
+        help="Backward: in which order key tiles add to dQ; free is not deterministic.",
+    ),
+)
 
 
 def is_given(name: str) -> bool:

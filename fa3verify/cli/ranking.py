@@ -1,14 +1,21 @@
-"""A ranking of schedules as text of 80 columns and as csv, from the figures of verb tune."""
+"""A ranking of schedules: its records, and how they are told in 80 columns, as csv and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import rich_click as click
 
 from fa3verify.cli.simulate import hazards_line
+
+if TYPE_CHECKING:
+    from fa3_simulator.footprint import Hazard
+    from fa3_simulator.held_out import HeldOut
+    from fa3_simulator.machine import Machine
+    from fa3verify.bench.tuning import Built
+    from fa3verify.files import Json
 
 CSV_COLUMNS = (
     "problem",
@@ -34,75 +41,156 @@ CSV_COLUMNS = (
 )
 BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # as the table names them, others as they are
 NAMED = 4  # of tiles that take the same time, and of constants in which two machines differ
-
-
-def csv_of(found: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of all machines, one line each."""
-    from fa3verify.files import csv_text
-
-    lines = [figures | row for figures in map(dict, found) for row in figures["ranked"]]
-    return csv_text(CSV_COLUMNS, ([_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
-
-
-def _cell(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def _binds(row: Mapping[str, Any]) -> str:
-    name = _named(row["binds"])
-    return f"{name} {row['hbm_gb_per_s']:.0f} GB/s" if name == "HBM" else f"{name} {row['busy']:.0%}"
-
-
-def _marks(row: Mapping[str, Any]) -> str:
-    return "G" * row["gluon"] + "F" * row["flash3_choice"]
-
-
 WIDTH = 80
 SPARE = ("TFLOP/s", "gap")  # columns that go where parts and heads leave no room; --csv and --json have them
-# Heading, what stands below, and whether the column is to be seen where all rows have the same.
-COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], object], bool], ...] = (
-    ("#", lambda row: row["rank"], True),
-    ("tile", lambda row: row["tile"], True),
-    ("parts", lambda row: row["splits"], False),
-    ("heads", lambda row: "packed" if row["packed"] else "apart", False),
-    ("stages", lambda row: row["stages"], True),
-    ("P", lambda row: row["p"], True),
-    ("cycles", lambda row: row["cycles"], True),
-    ("ms", lambda row: f"{row['milliseconds']:.3g}", True),
-    ("TFLOP/s", lambda row: f"{row['tflops']:.0f}", True),
-    ("gap", lambda row: f"{row['gap']:.{1 if row['gap'] < 1 else 0}%}", True),
-    ("binds", _binds, True),
-    ("", _marks, True),
+
+
+class ScheduleRow(NamedTuple):
+    """One schedule; ``alike`` are tiles that take the same time, ``measured`` cycles or why there are none."""
+
+    place: int
+    tile: str
+    splits: int
+    packed: bool
+    stages: int | str
+    p: str
+    schedule: str
+    cycles: int
+    milliseconds: float
+    tflops: float
+    gap: float
+    binds: str
+    busy: float
+    hbm_gb_per_s: float
+    gluon: bool
+    flash3_choice: bool
+    alike: Sequence[str]
+    built: Built | None = None
+    measured: float | str | None = None
+
+    def to_json(self) -> Json:
+        """Return the figures; what was not compiled or timed has none."""
+        told = self._asdict()
+        built = told.pop("built")
+        measured = told.pop("measured")
+        if built:
+            told |= built._asdict()
+        if measured is not None:
+            told["not_measured" if isinstance(measured, str) else "measured_cycles"] = measured
+        return told
+
+    def choice(self) -> str:
+        """Return what a launch chooses."""
+        parts = f", {self.splits} parts" * (self.splits > 1) + ", packed" * self.packed
+        return f"{self.tile} {self.schedule}{parts}"
+
+    def behind(self) -> str:
+        """Return the schedule, and what was compiled and measured of it."""
+        parts = [self.schedule]
+        if self.built:
+            registers = f"{self.built.registers} registers, {self.built.spill_bytes} bytes spilled"
+            parts += [registers] if self.built.registers else []
+            parts += [f"! {self.built.note}"] if self.built.note else []
+        if isinstance(self.measured, str):
+            parts.append(f"! not measured: {self.measured}")
+        elif self.measured is not None:
+            parts.append(f"measured {self.measured:.0f} ({self.cycles / self.measured - 1:+.1%})")
+        return ", ".join(parts)
+
+
+class MachineRanking(NamedTuple):
+    """Holds what was found of one machine; ``agreement`` is rank correlation and regret of what was timed."""
+
+    problem: str
+    machine: Machine
+    clock_mhz: float
+    kernel: str
+    schedules: int
+    lower_bound_cycles: int
+    lower_bound_binds: str
+    held_out: HeldOut | None
+    shows_peer: bool
+    regret_gluon: float | None
+    regret_flash3: float | None
+    ranked: Sequence[ScheduleRow]
+    hazards: Sequence[Hazard]
+    not_compiled: str = ""
+    agreement: tuple[float, Sequence[float]] | None = None
+
+    def to_json(self) -> Json:
+        """Return the figures; what was not asked for has none."""
+        told = self._asdict() | {
+            "machine": self.machine.name,
+            "held_out": self.held_out and self.held_out._asdict(),
+            "assumed_constants": self.machine.assumed(),
+            "ranked": [row.to_json() for row in self.ranked],
+            "hazards": [hazard._asdict() for hazard in self.hazards],
+        }
+        agreement = told.pop("agreement")
+        if agreement:
+            told["tau"], told["regret"] = agreement
+        if not self.not_compiled:
+            del told["not_compiled"]
+        return told
+
+
+def csv_of(found: Sequence[MachineRanking]) -> str:
+    """Rows of all machines, one line each."""
+    from fa3verify.files import csv_cell, csv_text
+
+    lines = [each.to_json() | row.to_json() for each in found for row in each.ranked]
+    return csv_text(CSV_COLUMNS, ([csv_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
+
+
+def _binds(row: ScheduleRow) -> str:
+    name = _named(row.binds)
+    return f"{name} {row.hbm_gb_per_s:.0f} GB/s" if name == "HBM" else f"{name} {row.busy:.0%}"
+
+
+# Heading, what stands below, and the value that need not be told where all rows have it.
+COLUMNS: tuple[tuple[str, Callable[[ScheduleRow], object], object], ...] = (
+    ("tile", lambda row: row.tile, None),
+    ("parts", lambda row: row.splits, 1),
+    ("heads", lambda row: "packed" if row.packed else "apart", "apart"),
+    ("stages", lambda row: row.stages, None),
+    ("P", lambda row: row.p, None),
+    ("cycles", lambda row: row.cycles, None),
+    ("ms", lambda row: f"{row.milliseconds:.3g}", None),
+    ("TFLOP/s", lambda row: f"{row.tflops:.0f}", None),
+    ("gap", lambda row: f"{row.gap:.{1 if row.gap < 1 else 0}%}", None),
+    ("binds", _binds, None),
+    ("", lambda row: "G" * row.gluon + "F" * row.flash3_choice, None),
 )
 
 
-def print_ranking(figures: Mapping[str, Any], *, builds: bool) -> None:
+def print_ranking(found: MachineRanking, *, builds: bool) -> None:
     """Print the problem and the table."""
-    rows = figures["ranked"]
-    places = [row["place"] for row in rows]
-    named = [row | {"rank": f"{row['place']}{'=' * (places.count(row['place']) > 1)}"} for row in rows]
+    rows = found.ranked
     shown = "the best our kernels can be launched with" if builds else "the best of every tile"
-    click.echo(f"{figures['problem']}: {figures['kernel']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
+    click.echo(f"{found.problem}: {found.kernel} on {found.machine.name} at {found.clock_mhz:.0f} MHz")
     click.echo(
-        f"lower bound {figures['lower_bound_cycles']} cycles ({_named(figures['lower_bound_binds'])}); "
-        f"{figures['schedules']} schedules fit, {shown}:"
+        f"lower bound {found.lower_bound_cycles} cycles ({_named(found.lower_bound_binds)}); "
+        f"{found.schedules} schedules fit, {shown}:"
     )
-    columns = [
-        (head, [str(value(row)) for row in named])
-        for head, value, always in COLUMNS
-        if always or any(value(row) != value({"splits": 1, "packed": False}) for row in named)
+    places = [row.place for row in rows]
+    ranks = [f"{place}{'=' * (places.count(place) > 1)}" for place in places]
+    columns = [("#", ranks)]
+    columns += [
+        (head, [str(value(row)) for row in rows])
+        for head, value, untold in COLUMNS
+        if any(value(row) != untold for row in rows)
     ]
     for spare in SPARE:
-        if max(map(len, _lines(columns, [str(row["schedule"]) for row in named]))) > WIDTH:
+        if max(map(len, _lines(columns, [row.schedule for row in rows]))) > WIDTH:
             columns = [column for column in columns if column[0] != spare]
-    head, *lines = _lines(columns, [_behind(row) for row in named])
+    head, *lines = _lines(columns, [row.behind() for row in rows])
     click.echo(head)
-    for row, line in zip(named, lines, strict=True):
+    for row, line in zip(rows, lines, strict=True):
         click.echo(line)
-        if alike := row["alike"]:
-            more = f" and {len(alike) - NAMED} more" * (len(alike) > NAMED)
-            click.echo(f"{'':>{max(map(len, columns[0][1]))}} as long with {', '.join(alike[:NAMED])}{more}")
-    _print_comparisons(figures, builds)
+        if row.alike:
+            more = f" and {len(row.alike) - NAMED} more" * (len(row.alike) > NAMED)
+            click.echo(f"{'':>{max(map(len, ranks))}} as long with {', '.join(row.alike[:NAMED])}{more}")
+    _print_comparisons(found, builds)
 
 
 def _lines(columns: Sequence[tuple[str, list[str]]], behind: Sequence[str]) -> list[str]:
@@ -119,42 +207,28 @@ def _named(resource: str) -> str:
     return BINDS.get(resource, resource)
 
 
-def _behind(row: Mapping[str, Any]) -> str:
-    """The schedule, what was compiled and measured of it, and tiles that take the same time."""
-    parts = [str(row["schedule"])]
-    if "registers" in row:
-        built = f"{row['registers']} registers, {row['spill_bytes']} bytes spilled" if row["registers"] else ""
-        parts += [x for x in (built, row["note"] and f"! {row['note']}") if x]
-    if "measured_cycles" in row:
-        parts.append(f"measured {row['measured_cycles']:.0f} ({row['cycles'] / row['measured_cycles'] - 1:+.1%})")
-    if "not_measured" in row:
-        parts.append(f"! not measured: {row['not_measured']}")
-    return ", ".join(parts)
-
-
-def _print_comparisons(figures: Mapping[str, Any], builds: bool) -> None:
+def _print_comparisons(found: MachineRanking, builds: bool) -> None:
     """Print what choosing among some costs, and how the ranking fared where it was measured."""
-    if "not_compiled" in figures:
-        click.echo(f"not compiled: {figures['not_compiled']}; registers are estimated")
-    if figures.get("regret"):
-        regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), figures["regret"]))
-        click.echo(f"simulated against measured: Kendall tau {figures['tau']:.2f}, regret {regret}")
+    if found.not_compiled:
+        click.echo(f"not compiled: {found.not_compiled}; registers are estimated")
+    if found.agreement and found.agreement[1]:
+        tau, regrets = found.agreement
+        regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), regrets))
+        click.echo(f"simulated against measured: Kendall tau {tau:.2f}, regret {regret}")
     if builds:
         return
-    losses = [("best launch of Gluon", figures["regret_gluon"])]
-    if figures["shows_peer"]:
-        losses.append(("FlashAttention-3's own", figures["regret_flash3"]))
+    losses = [("best launch of Gluon", found.regret_gluon)]
+    if found.shows_peer:
+        losses.append(("FlashAttention-3's own", found.regret_flash3))
     said = (f"{name} {'is not among them' if loss is None else f'{loss:+.1%}'}" for name, loss in losses)
     click.echo(f"against the first: {', '.join(said)}")
 
 
-def print_legend(figures: Mapping[str, Any], hazards: list[dict[str, str]]) -> None:
+def print_legend(known: HeldOut | None, hazards: Sequence[Hazard]) -> None:
     """Print what the columns mean, how far off they may be, and what is unsafe."""
-    known = figures["held_out"]
     if known:
         click.echo(
-            f"=: a tie: {known['error']:.1%} is the mean error over {known['rows']} held-out H200 timings of "
-            f"{known['group']}"
+            f"=: a tie: {known.error:.1%} is the mean error over {known.rows} held-out H200 timings of {known.group}"
         )
     else:
         click.echo("no timing of such a kernel was compared: how far off this may be, is not known")
@@ -164,29 +238,24 @@ def print_legend(figures: Mapping[str, Any], hazards: list[dict[str, str]]) -> N
     click.echo(hazards_line(hazards, "in those shown").strip())
 
 
-def print_changes(figures: Mapping[str, Any], first: Mapping[str, Any], machines: Mapping[str, Any]) -> None:
+def print_changes(found: MachineRanking, first: MachineRanking) -> None:
     """Print what is different on a machine: its constants, the first choice, and how the other's fares."""
-    here = machines[figures["machine"]]
-    there = machines[first["machine"]]
+    here = found.machine
+    there = first.machine
     differing = {name: (here[name], there[name]) for name in here.constants() if here[name] != there[name]}
     widest = sorted(differing, key=lambda name: -abs(differing[name][0] / (differing[name][1] or 1) - 1))
     constants = ", ".join(f"{name} {here[name]:g} ({there[name]:g})" for name in widest[:NAMED])
-    best = figures["ranked"][0]
-    other = first["ranked"][0]
+    best = found.ranked[0]
+    other = first.ranked[0]
     _wrapped(f"{here.name} beside {there.name}: {len(differing)} other constants, above all {constants}")
     _wrapped(
-        f"first choice {_choice(best)}, {best['cycles'] / other['cycles']:.3f} times the cycles of {_choice(other)} on "
+        f"first choice {best.choice()}, {best.cycles / other.cycles:.3f} times the cycles of {other.choice()} on "
         f"the {there.name}"
     )
-    same = [row for row in figures["ranked"] if _choice(row) == _choice(other)]
+    same = [row for row in found.ranked if row.choice() == other.choice()]
     if same and same[0] is not best:
-        _wrapped(f"{_choice(other)} is at place {same[0]['place']}, {same[0]['cycles'] / best['cycles'] - 1:+.1%}")
+        _wrapped(f"{other.choice()} is at place {same[0].place}, {same[0].cycles / best.cycles - 1:+.1%}")
 
 
 def _wrapped(text: str) -> None:
     click.echo(fill(text, 80, subsequent_indent="  ", break_on_hyphens=False))
-
-
-def _choice(row: Mapping[str, Any]) -> str:
-    parts = f", {row['splits']} parts" * (row["splits"] > 1) + ", packed" * row["packed"]
-    return f"{row['tile']} {row['schedule']}{parts}"

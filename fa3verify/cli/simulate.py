@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, letters, one_line_errors
-from fa3verify.cli.options import given_options, is_given, machine_option, problem_options, schedule_options
+from fa3verify.cli.options import Options, given_options, is_given, machine_option, problem_options, schedule_options
+
+if TYPE_CHECKING:
+    from fa3_reference.problem import AttentionProblem
+    from fa3_simulator.costs import Costs
+    from fa3_simulator.cta import AnyConfig
+    from fa3_simulator.footprint import Hazard
+    from fa3_simulator.machine import Machine
+    from fa3_simulator.program import Program
+    from fa3_simulator.run import Estimate
+    from fa3_simulator.schedules import TileBlocks
+    from fa3_simulator.trace import Trace
+    from fa3verify.files import Json
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
 SVG_CYCLES = 20000
 
 
-def _config(options: dict[str, Any], problem: Any) -> Any:
-    from fa3_simulator.forward_choice import schedule_for
+def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
+    """Return the schedule that is asked for, of the forward or the backward."""
+    from fa3_simulator import backward_choice, forward_choice
     from fa3_simulator.schedules import read_switches
 
     if options["backward"]:
-        return _backward_schedule(options, problem)
+        if given := given_options(FORWARD_ONLY):
+            raise ValueError(f"--backward does not take {', '.join(given)}")
+        changes = {"turns": options["turns"]} | ({"num_stages": options["stages"]} if is_given("stages") else {})
+        return backward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **changes)
     if is_given("turns"):
         raise ValueError("--turns is for --backward")
     changes = {name: options[name] for name in ("promotion_interval", "num_splits", "pack_gqa")}
@@ -29,19 +46,11 @@ def _config(options: dict[str, Any], problem: Any) -> Any:
     changes |= {"pv_from_registers": False} if options["p_in_smem"] else {}
     changes |= read_switches(options["schedule"]) if options["schedule"] else {}
     given = {name: value for name, value in changes.items() if value is not None}
-    return schedule_for(problem, options["kernel"], tile=options["tile"], **given)
+    return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **given)
 
 
-def _backward_schedule(options: dict[str, Any], problem: Any) -> Any:
-    from fa3_simulator.backward_choice import schedule_for
-
-    if given := given_options(FORWARD_ONLY):
-        raise ValueError(f"--backward does not take {', '.join(given)}")
-    stages = {"num_stages": options["stages"]} if is_given("stages") else {}
-    return schedule_for(problem, options["kernel"], tile=options["tile"], turns=options["turns"], **stages)
-
-
-def problem_of(options: dict[str, Any]) -> Any:
+def problem_of(options: Options) -> AttentionProblem:
+    """Return the problem that is asked for."""
     from fa3_reference.problem import AttentionProblem
 
     batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
@@ -51,7 +60,7 @@ def problem_of(options: dict[str, Any]) -> Any:
     return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
 
 
-def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
+def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     """Problem, configuration and machine; ValueError when the configuration does not fit."""
     from fa3_simulator.machine import load
     from fa3_simulator.run import launched
@@ -64,7 +73,9 @@ def setup(options: dict[str, Any]) -> tuple[Any, Any, Any]:
     return problem, launched(problem, config), machine
 
 
-def trace_cta(config: Any, machine: Any, clock: float | None, tiles: tuple) -> tuple[Any, Any, Any]:
+def trace_cta(
+    config: AnyConfig, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
+) -> tuple[Program, Costs, Trace]:
     """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
     from fa3_simulator.costs import costs
     from fa3_simulator.cta import machine_of, program_of
@@ -95,13 +106,16 @@ def simulate(
         if validate:
             _validate(validate, options["machine"], json_target)
             return
+        from fa3_simulator.hazards import check
         from fa3_simulator.run import estimate, in_words
         from fa3_simulator.timeline import bars, svg_gantt, text_gantt
 
         problem, config, machine = setup(options)
         found = estimate(problem, config, machine, clock_mhz)
         program, tables, trace = trace_cta(config, machine, clock_mhz, found.tiles)
+        hazards = check(program, machine)
         figures = _figures(problem, config, machine, found, (program, tables, trace))
+        figures["hazards"] = [hazard._asdict() for hazard in hazards]
         drawn = bars(program, trace)
         end = trace.cycles
         if svg:
@@ -112,9 +126,9 @@ def simulate(
             write_text(svg, svg_gantt(drawn, 0, shown, f"{title}first {shown:.0f} cycles of a CTA"))
         emit(figures, json_target)
         if json_target != "-":
-            _print_figures(figures)
+            _print_figures(figures, hazards)
             click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end), letters()))
-        if figures["hazards"]:
+        if hazards:
             raise Exit(FINDING)
 
 
@@ -130,23 +144,27 @@ def _validate(path: Path, machine: str, json_target: str | None) -> None:
         click.echo(validate.markdown(figures))
 
 
-def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[Any, Any, Any]) -> dict[str, Any]:
+def _figures(
+    problem: AttentionProblem,
+    config: AnyConfig,
+    machine: Machine,
+    found: Estimate,
+    traced: tuple[Program, Costs, Trace],
+) -> Json:
     """Return what is printed and written as JSON; the closed form is the forward's alone, other kernels the
     backward's.
     """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.cta import machine_of
-    from fa3_simulator.hazards import check
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
     from fa3_simulator.what_if import speedups
 
-    is_forward = isinstance(config, Config)
     overlap = measure(*traced)
     bound = roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1
-    if is_forward:
+    if isinstance(config, Config):
         beside = {
             "closed_form_cycles": round(closed_form(problem, config, machine)),
             "merge_cycles": round(found.around_cycles),
@@ -173,19 +191,18 @@ def _figures(problem: Any, config: Any, machine: Any, found: Any, traced: tuple[
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-        "hazards": [finding._asdict() for finding in check(traced[0], machine)],
         "assumed_constants": machine.assumed(),
     }
 
 
-def hazards_line(found: list[dict[str, str]], where: str) -> str:
+def hazards_line(found: Sequence[Hazard], where: str) -> str:
     """Return what was found by reading schedules for safety, in any order of their operations."""
     if not found:
         return f"  hazards: none {where}, in any order (of any tiles: fa3verify hazards)"
-    return "\n".join(f"  {x['kind']}: {x['text']}" for x in found)
+    return "\n".join(f"  {x.kind}: {x.text}" for x in found)
 
 
-def _print_figures(figures: dict[str, Any]) -> None:
+def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
     beside = f"roofline {figures['roofline_cycles']}, {figures['roofline_binds']}"
     if "closed_form_cycles" in figures:
@@ -211,6 +228,6 @@ def _print_figures(figures: dict[str, Any]) -> None:
     click.echo(f"  times as fast if free: {free}")
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
-    click.echo(hazards_line(figures["hazards"], "in this CTA"))
+    click.echo(hazards_line(hazards, "in this CTA"))
     if figures["assumed_constants"]:
         click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")

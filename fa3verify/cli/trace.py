@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, letters, one_line_errors, require_device
-from fa3verify.cli.options import given_options, machine_option, problem_options, schedule_options
+from fa3verify.cli.options import Options, given_options, machine_option, problem_options, schedule_options
 from fa3verify.cli.simulate import setup, trace_cta
+
+if TYPE_CHECKING:
+    from fa3_simulator.timeline import Bar
+    from fa3verify.timed.stamps import Stamps
 
 GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
 
@@ -42,6 +46,7 @@ def trace(
         from fa3_simulator.run import longest_cta
         from fa3_simulator.timeline import bars, chrome_trace
         from fa3verify.files import write_text
+        from fa3verify.timed.stamps import aligned, cycles_per_block
 
         if measure and measured:
             raise ValueError("--measure records what --measured reads: give one of them")
@@ -53,23 +58,28 @@ def trace(
         tiles = longest_cta(problem, config, int(machine["sms"]))
         clock = stamps.sm_mhz if stamps else clock_mhz or machine["max_clock_mhz"]
         program, _, run = trace_cta(config, machine, clock, tiles)
-        processes = {f"{program.name}, simulated {machine.name}": bars(program, run)}
+        simulated = bars(program, run)
+        processes = {f"{program.name}, simulated {machine.name}": simulated}
         figures = {"cycles": run.cycles}
         if stamps:
-            figures |= _add_measured(processes, stamps)
+            slowed = f"{stamps.slowdown - 1:+.1%} by the stamps"
+            name = f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {slowed}"
+            processes[name] = aligned(stamps, simulated)
+            figures["simulated_cycles_per_block"] = cycles_per_block(simulated)
+            figures["measured_cycles_per_block"] = stamps.cycles_per_block
         events = chrome_trace(processes, clock)
         write_text(out, json.dumps(events))
-        figures = {"events": len(events["traceEvents"]), **figures}
-        emit(figures, json_target)
+        count = len(events["traceEvents"])
+        emit({"events": count, **figures}, json_target)
         if json_target != "-":
-            click.echo(out if quiet else f"{out}: {figures['events']} events, {run.cycles:.0f} cycles")
+            click.echo(out if quiet else f"{out}: {count} events, {run.cycles:.0f} cycles")
         if stamps and not quiet and json_target != "-":
             _print_both(processes, figures)
         if refusal:
             fail(FINDING, refusal)
 
 
-def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
+def _print_both(processes: dict[str, list[Bar]], figures: dict[str, float]) -> None:
     """Both timelines as text, of the same cycles."""
     from fa3_simulator.timeline import text_gantt
 
@@ -80,13 +90,15 @@ def _print_both(processes: dict[str, Any], figures: dict[str, Any]) -> None:
     click.echo(f"cycles per key block: {each}")
 
 
-def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
+def _measure(path: Path, options: Options) -> tuple[float, Stamps | None, str]:
     """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
+    from fa3_kernels.plan.config import Config
     from fa3verify.timed.stamps import read
 
     if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
     problem, config, _ = setup(options)
+    assert isinstance(config, Config)  # as --backward is not taken
     if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
         raise ValueError(
             "--measure runs kernel gluon with 2 stages and a softmax of 2, "
@@ -103,7 +115,7 @@ def _measure(path: Path, options: dict[str, Any]) -> tuple[float, Any, str]:
         return recorded.sm_mhz, None, str(error)
 
 
-def _stamps(path: Path, options: dict[str, Any]) -> Any:
+def _stamps(path: Path, options: Options) -> Stamps:
     """Read measured stamps; what they say of the problem becomes the options."""
     from fa3verify.timed.stamps import read
 
@@ -116,16 +128,3 @@ def _stamps(path: Path, options: dict[str, Any]) -> Any:
         )
     options.update(stated)
     return stamps
-
-
-def _add_measured(processes: dict[str, Any], stamps: Any) -> dict[str, float]:
-    """Put the measured bars beside the simulated ones, and say how long a key block takes in each."""
-    from fa3verify.timed.stamps import aligned, cycles_per_block
-
-    (simulated,) = processes.values()
-    slowed = f"{stamps.slowdown - 1:+.1%} by the stamps"
-    processes[f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {slowed}"] = aligned(stamps, simulated)
-    return {
-        "simulated_cycles_per_block": cycles_per_block(simulated),
-        "measured_cycles_per_block": stamps.cycles_per_block,
-    }

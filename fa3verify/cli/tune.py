@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
-from fa3verify.cli.ranking import csv_of, print_changes, print_legend, print_ranking
+from fa3verify.cli.ranking import MachineRanking, ScheduleRow, csv_of, print_changes, print_legend, print_ranking
 from fa3verify.cli.simulate import problem_of
+
+if TYPE_CHECKING:
+    from fa3_kernels.plan.config import Config
+    from fa3_reference.problem import AttentionProblem
+    from fa3_simulator.cta import AnyConfig
+    from fa3_simulator.footprint import Hazard
+    from fa3_simulator.machine import Machine
+    from fa3_simulator.tune import Ranked
 
 
 @click.command(epilog=EPILOG)
@@ -40,6 +49,7 @@ def tune(
     """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them."""
     with one_line_errors():
         from fa3_kernels.plan.traits import OURS, traits_of
+        from fa3_simulator import tune as tuning
         from fa3_simulator.machine import load
 
         builds = compiles or measure is not None
@@ -55,130 +65,117 @@ def tune(
             require_device("tune --measure")
         require_writable(json_target, csv_target)
         problem = problem_of(options)
-        loaded = {machine.name: machine for machine in map(load, machines)}
-        found = [_rank(problem, machine, kernel, (compiles, measure), options) for machine in loaded.values()]
+        pack = options["pack_gqa"] if is_given("pack_gqa") else None
+        found = []
+        for machine in {machine.name: machine for machine in map(load, machines)}.values():
+            clock = options["clock_mhz"] or machine["max_clock_mhz"]
+            ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
+            if not ranked:
+                raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
+            shown = _shown(ranked, options["top"], compiles, measure)
+            ranking = _ranking(problem, machine, kernel, ranked, shown)
+            ranking = _compiled(ranking, shown, problem) if compiles else ranking
+            found.append(_measured(ranking, shown[:measure], problem) if measure else ranking)
         first, *others = found
-        hazards = [hazard for figures in found for hazard in figures["hazards"]]
-        emit(first | ({"others": others} if others else {}), json_target)
+        hazards = [hazard for ranking in found for hazard in ranking.hazards]
+        beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
+        emit(first.to_json() | beside, json_target)
         write(csv_of(found), csv_target)
         if "-" not in (json_target, csv_target):
-            for figures in found:
-                print_ranking(figures, builds=builds)
-            for figures in others:
-                print_changes(figures, first, loaded)
-            print_legend(first, hazards)
+            for ranking in found:
+                print_ranking(ranking, builds=builds)
+            for ranking in others:
+                print_changes(ranking, first)
+            print_legend(first.held_out, hazards)
         if hazards:
             raise Exit(FINDING)
 
 
-def _rank(
-    problem: Any, machine: Any, kernel: str, asked: tuple[bool, int | None], options: dict[str, Any]
-) -> dict[str, Any]:
-    """Figures of one machine: the problem, the best schedules, and what was compiled and measured of them."""
-    from fa3_simulator import tune as tuning
+def _shown(ranked: list[Ranked], top: int, compiles: bool, measure: int | None) -> list[list[Ranked]]:
+    """Return the schedules that are told, each with those that take the same time behind it."""
+    from fa3_simulator.tune import without_duplicates
 
-    compiles, measure = asked
-    pack = options["pack_gqa"] if is_given("pack_gqa") else None
-    clock = options["clock_mhz"] or machine["max_clock_mhz"]
-    ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=options["backward"])
-    if not ranked:
-        raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
-    if compiles or measure:
-        shown = [[r] for r in ranked if r.is_launchable][: max(measure or 0, options["top"] if compiles else 0)]
-        if not shown:
-            raise ValueError(f"none of the {len(ranked)} schedules that fit is one our kernels can be launched with")
-    else:
-        shown = tuning.without_duplicates(ranked)[: options["top"]]
-    best = [alike[0] for alike in shown]
-    figures = _header(problem, machine, clock, kernel, ranked) | {
-        "ranked": _rows(problem, machine, shown),
-        "hazards": _hazards(best),
-    }
-    if compiles:
-        figures |= _compile(best, figures["ranked"], problem)
-    if measure:
-        figures |= _measure(best[:measure], figures["ranked"], problem)
-    return figures
+    if not compiles and measure is None:
+        return without_duplicates(ranked)[:top]
+    launchable = [[r] for r in ranked if r.is_launchable][: max(measure or 0, top if compiles else 0)]
+    if not launchable:
+        raise ValueError(f"none of the {len(ranked)} schedules that fit is one our kernels can be launched with")
+    return launchable
 
 
-def _header(problem: Any, machine: Any, clock: float, kernel: str, ranked: list[Any]) -> dict[str, Any]:
-    """Return what was asked, the time that nothing can beat, and how far off the simulator was for such kernels."""
+def _ranking(
+    problem: AttentionProblem, machine: Machine, kernel: str, ranked: list[Ranked], shown: list[list[Ranked]]
+) -> MachineRanking:
+    """Return what was asked, the time that nothing can beat, how far off the simulator was, and the best schedules."""
     from fa3_kernels.plan.traits import traits_of
     from fa3_simulator import tune as tuning
-    from fa3_simulator.held_out import held_out
+    from fa3_simulator.held_out import held_out, places
     from fa3_simulator.roofline import lower_bound
     from fa3_simulator.run import in_words
 
+    clock = ranked[0].estimate.clock_mhz
     bound = lower_bound(problem, ranked[0].config, machine, clock)
     known = held_out(ranked[0].config)
-    return {
-        "problem": in_words(problem),
-        "machine": machine.name,
-        "clock_mhz": clock,
-        "kernel": kernel,
-        "schedules": len(ranked),
-        "lower_bound_cycles": round(bound.cycles),
-        "lower_bound_binds": bound.binds,
-        "held_out": known._asdict() if known else None,
-        "shows_peer": not traits_of(kernel).is_built_here,
-        "regret_gluon": tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
-        "regret_flash3": tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
-        "assumed_constants": machine.assumed(),
-    }
-
-
-def _rows(problem: Any, machine: Any, shown: list[list[Any]]) -> list[dict[str, Any]]:
-    """Return what is told of each schedule; of those that take the same time the first is."""
-    from fa3_simulator.held_out import held_out, places
-
-    known = held_out(shown[0][0].config)
     found = places([alike[0].estimate.cycles for alike in shown], known.error if known else 0.0)
-    return [
-        {"place": place, **_row(alike[0], problem, machine), "alike": [_tile(r.config) for r in alike[1:]]}
-        for place, alike in zip(found, shown, strict=True)
-    ]
+    return MachineRanking(
+        in_words(problem),
+        machine,
+        clock,
+        kernel,
+        len(ranked),
+        round(bound.cycles),
+        bound.binds,
+        known,
+        not traits_of(kernel).is_built_here,
+        tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
+        tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
+        [_row(place, alike, problem, machine) for place, alike in zip(found, shown, strict=True)],
+        _hazards([alike[0] for alike in shown]),
+    )
 
 
-def _tile(config: Any) -> str:
-    return f"{config.tile_m}x{config.tile_n}"
-
-
-def _row(entry: Any, problem: Any, machine: Any) -> dict[str, Any]:
+def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Machine) -> ScheduleRow:
+    """Return what is told of a schedule; of those that take the same time the first is."""
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
 
-    c = entry.config
+    entry = alike[0]
+    config = entry.config
     found = entry.estimate
-    bound = roofline(problem, c, machine, found.clock_mhz)
-    return {
-        "tile": _tile(c),
-        **_schedule(c),
-        "cycles": round(found.cycles),
-        "milliseconds": found.seconds * 1e3,
-        "tflops": operations(problem, c) / found.seconds / 1e12,
-        "gap": entry.gap,
-        "binds": bound.binds,
-        "busy": bound.cycles / found.cycles,
-        "hbm_gb_per_s": moved_bytes(problem, c) / found.seconds / 1e9,
-        "gluon": entry.is_gluon_buildable,
-        "flash3_choice": entry.is_flash3_choice,
-    }
+    bound = roofline(problem, config, machine, found.clock_mhz)
+    return ScheduleRow(
+        place,
+        _tile(config),
+        *_schedule(config),
+        cycles=round(found.cycles),
+        milliseconds=found.seconds * 1e3,
+        tflops=operations(problem, config) / found.seconds / 1e12,
+        gap=entry.gap,
+        binds=bound.binds,
+        busy=bound.cycles / found.cycles,
+        hbm_gb_per_s=moved_bytes(problem, config) / found.seconds / 1e9,
+        gluon=entry.is_gluon_buildable,
+        flash3_choice=entry.is_flash3_choice,
+        alike=[_tile(r.config) for r in alike[1:]],
+    )
 
 
-def _schedule(config: Any) -> dict[str, Any]:
-    """Slots and layout: of a backward those of Q, dO and dS, and the warpgroups that compute."""
+def _tile(config: AnyConfig) -> str:
+    return f"{config.tile_m}x{config.tile_n}"
+
+
+def _schedule(config: AnyConfig) -> tuple[int, bool, int | str, str, str]:
+    """Parts, packing, slots, where P is, and layout: of a backward slots of Q, dO and dS, and who computes."""
     from fa3_kernels.plan.config import Config
     from fa3_simulator.schedules import switches
 
     c = config
     if isinstance(c, Config):
-        p = "reg" if c.pv_from_registers else "smem"
-        return {"splits": c.num_splits, "packed": c.pack_gqa, "stages": c.num_stages, "p": p, "schedule": switches(c)}
-    slots = "/".join(map(str, (c.num_stages, c.dout_stages, c.ds_stages)))
-    return {"splits": 1, "packed": False, "stages": slots, "p": f"{c.consumers} wg", "schedule": c.layout}
+        return c.num_splits, c.pack_gqa, c.num_stages, "reg" if c.pv_from_registers else "smem", switches(c)
+    return 1, False, f"{c.num_stages}/{c.dout_stages}/{c.ds_stages}", f"{c.consumers} wg", c.layout
 
 
-def _hazards(best: list[Any]) -> list[dict[str, str]]:
+def _hazards(best: list[Ranked]) -> list[Hazard]:
     """Return what is unsafe in a CTA of two tiles, one where each has its own, of the schedules that are shown."""
     from fa3_simulator.cta import is_persistent, program_of
     from fa3_simulator.hazards import check
@@ -186,35 +183,39 @@ def _hazards(best: list[Any]) -> list[dict[str, str]]:
 
     tiles = [TileBlocks(5), TileBlocks(3)]
     programs = (program_of(r.config, tiles if is_persistent(r.config) else tiles[:1]) for r in best)
-    return [{"kind": x.kind, "text": f"{program.name}: {x.text}"} for program in programs for x in check(program)]
+    return [x._replace(text=f"{program.name}: {x.text}") for program in programs for x in check(program)]
 
 
-def _compile(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[str, Any]:
-    """Add what ptxas made of each schedule to its row; or say why nothing can be compiled."""
+def _launchable(shown: Sequence[list[Ranked]]) -> list[Config]:
+    """Return the forward schedules that are built, of which each stands alone."""
+    from fa3_kernels.plan.config import Config
+
+    return [r.config for (r,) in shown if isinstance(r.config, Config)]
+
+
+def _compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
+    """Return the ranking with what ptxas made of each schedule, or with why nothing can be compiled."""
     from fa3_kernels.gluon import unsupported
 
     if reason := unsupported():
-        return {"not_compiled": reason}
+        return ranking._replace(not_compiled=reason)
     from fa3verify.bench import tuning as tune_build
 
-    for entry, row in zip(best, rows, strict=True):
-        row |= tune_build.compile_schedule(problem, entry.config)._asdict()
-    return {}
+    built = (tune_build.compile_schedule(problem, config) for config in _launchable(shown))
+    rows = [row._replace(built=each) for row, each in zip(ranking.ranked, built, strict=True)]
+    return ranking._replace(ranked=rows)
 
 
-def _measure(best: list[Any], rows: list[dict[str, Any]], problem: Any) -> dict[str, Any]:
-    """Add measured cycles to the rows; rank agreement and regret where three were timed."""
+def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
+    """Return the ranking with measured cycles; rank agreement and regret where two were timed."""
     import numpy as np
 
     from fa3verify.bench import tuning as tune_build
     from fa3verify.timed.validation import agreement
 
-    cell = tune_build.cell_of(problem)
-    measured = tune_build.measure_cycles(cell, [tune_build.options_of(r.config, problem) for r in best])
-    for row, cycles in zip(rows, measured):
-        row |= {"measured_cycles": cycles} if isinstance(cycles, float) else {"not_measured": cycles}
-    timed = [(r.estimate.cycles, m) for r, m in zip(best, measured) if isinstance(m, float)]
-    if len(timed) < 2:
-        return {"tau": float("nan"), "regret": ()}
-    tau, regret = agreement(*np.array(timed).T)
-    return {"tau": tau, "regret": regret}
+    options = [tune_build.options_of(config, problem) for config in _launchable(shown)]
+    measured = tune_build.measure_cycles(tune_build.cell_of(problem), options)
+    rows = [row._replace(measured=cycles) for row, cycles in zip(ranking.ranked, measured)]
+    timed = [(alike[0].estimate.cycles, m) for alike, m in zip(shown, measured) if isinstance(m, float)]
+    agreed = agreement(*np.array(timed).T) if len(timed) > 1 else (float("nan"), ())
+    return ranking._replace(ranked=[*rows, *ranking.ranked[len(rows) :]], agreement=agreed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from fa3verify.cli.exits import (
     ending_in_order,
     fail,
     one_line_errors,
-    require_junit,
-    require_writable,
+    require_outputs,
     told_anyhow,
 )
-from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options
+from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options, seed_option
 
 OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
 NARROWING = ("families", "properties", "limit", "fail_fast")  # options of which nothing is kept or merged
@@ -43,7 +41,7 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
 )
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="release", show_default=True)
 @click.option("--quick", is_flag=True, help="Short for --profile quick: at most a minute on two cores.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@seed_option
 @click.option(
     "--activations",
     type=click.Path(path_type=Path),
@@ -80,9 +78,8 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         from fa3verify.commands import verify
         from fa3verify.kernels import twins
 
-        targets = options["json_target"], options["junit_target"], options["update_baseline"]
-        require_writable(*targets, os.environ.get("GITHUB_STEP_SUMMARY"))
-        require_junit(options["junit_target"])
+        targets = options["json_target"], options["junit_target"]
+        require_outputs(*targets, options["update_baseline"])
         names = dict.fromkeys((*kernels, *references) or (c.name for c in twins.BUILT_IN))
         of_dims = f"@{','.join(map(str, options['head_dims']))}" if options["head_dims"] else ""
         settings = verify.Settings(
@@ -122,7 +119,6 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             if isinstance(found, verify.ShardRun):
                 console.print_shard(found, settings.out)
             else:
-                targets = options["json_target"], options["junit_target"]
                 console.tell(found, settings.out, *targets, options["quiet"], began_s=began_s)
             if stop:
                 raise stop

@@ -122,7 +122,7 @@ def study_tasks(kernels: Sequence[Introduction], settings: Settings) -> list[Tas
             own = study.of_kernel(name, settings.profile, settings.seed)
             units += [(unit, name.startswith("twin.")) for unit in own]
         for unit, durable in units:
-            tasks.append(Task(f"study {study.name}", f"study: {study.name}", unit.run, dict(unit.kwargs), durable))
+            tasks.append(Task(f"study {study.name}", f"study: {study.name}", study.measure, unit, durable))
     return tasks
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -22,10 +21,9 @@ from fa3verify.campaign.findings import clusters
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
 from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import Judged, LargestHunted, details, matrices, overview
-from fa3verify.report.build import TEMPLATES, environment
+from fa3verify.report.build import both_pages
 
 PAGE = "atlas.html"
-MARKDOWN = "atlas.md"
 KNOWN_SCHEMA = "fa3verify.known/1"
 COMPARED_SCHEMA = "fa3verify.compare/1"
 NO_KEY = "stale: no hash of the twins that were run was kept"
@@ -246,10 +244,7 @@ def render(data: Data) -> dict[str, str]:
         "glossary": GLOSSARY,
         "reproduce": " ".join(source["file"] for source in data.sources),
     }
-    css = (TEMPLATES / "report.css").read_text("utf-8")
-    html = environment(autoescape=True).get_template("atlas.html.j2").render(context, css=css)
-    markdown = environment(autoescape=False).get_template("atlas.md.j2").render(context)
-    return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
+    return both_pages("atlas", context)
 
 
 def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from fa3verify.campaign.atlas import Entry, FamilyFigures, Loss
 from fa3verify.campaign.findings import symptoms, why
 from fa3verify.files import Json
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
-from fa3verify.report.tables import Row, Table, table
+from fa3verify.report.tables import PageColumn, PageTable
 
 OUTLIERS = "fa3_outliers"
 ACTIVATIONS = "activations:SmolLM2-135M-Instruct"
@@ -97,45 +97,30 @@ def is_side(key: str) -> bool:
     return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
-def overview(rows: Sequence[Judged], title: str) -> Table:
+def overview(rows: Sequence[Judged], title: str) -> PageTable:
     """A row per kernel: vendors side by side."""
     lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss})
     columns = [
-        ("kernel", "kernel"),
-        ("verdict", "status"),
-        ("why", "why"),
-        ("fa3verify", "version"),
-        ("ran on", "device"),
-        ("problems searched", "problems"),
-        ("max error / bound", "ratio"),
-        ("other outputs / bound", "sides"),
-        ("largest in family", "family"),
-        ("rel. RMSE, outliers: seen, unrounded", "outliers"),
-        ("rel. RMSE, activations: seen, unrounded", "activations"),
-        *((f"loss, {_short(keys)} keys", f"loss_{keys}") for keys in lengths),
-        ("bits unlike the twin's", "bits"),
-        ("same call twice", "repeated"),
-        ("declares", "policy"),
+        PageColumn("kernel", "kernel"),
+        PageColumn("verdict", "status"),
+        PageColumn("why", "why"),
+        PageColumn("fa3verify", "version"),
+        PageColumn("ran on", "device"),
+        PageColumn("problems searched", "problems", count),
+        PageColumn("max error / bound", "ratio", below_one),
+        PageColumn("other outputs / bound", "sides"),
+        PageColumn("largest in family", "family"),
+        PageColumn("rel. RMSE, outliers: seen, unrounded", "outliers"),
+        PageColumn("rel. RMSE, activations: seen, unrounded", "activations"),
+        *(PageColumn(f"loss, {_short(keys)} keys", f"loss_{keys}", number) for keys in lengths),
+        PageColumn("bits unlike the twin's", "bits"),
+        PageColumn("same call twice", "repeated"),
+        PageColumn("declares", "policy"),
     ]
-    texts = (
-        "kernel",
-        "status",
-        "why",
-        "version",
-        "device",
-        "sides",
-        "family",
-        "outliers",
-        "activations",
-        "bits",
-        "repeated",
-        "policy",
-    )
-    told = [_overview_row(row, lengths) for row in rows]
-    return table(title, f"{title}, kernels side by side", columns, told, texts)
+    return PageTable(title, f"{title}, kernels side by side", columns, [_overview_row(row) for row in rows])
 
 
-def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
+def _overview_row(row: Judged) -> Json:
     entry = row.entry
     largest = worst(row.entry)
     cells = {
@@ -145,8 +130,8 @@ def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
         "why": reasons(entry),
         "version": f"{row.version}, older" if row.is_older else row.version,
         "device": row.device,
-        "problems": count(entry.effort.problems),
-        "ratio": below_one(max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None)),
+        "problems": entry.effort.problems,
+        "ratio": max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None),
         "sides": sides(entry, entry.families),
         "family": largest.family if largest else DASH,
         "bits": bits(entry),
@@ -157,8 +142,7 @@ def _overview_row(row: Judged, lengths: Sequence[int]) -> Row:
         known = row.family(family)
         both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
         cells[name] = ", ".join(map(number, both)) if known else DASH
-    losses = {loss.seqlen_k: loss.rel_rmse for loss in entry.loss}
-    return cells | {f"loss_{keys}": number(losses.get(keys)) for keys in lengths}
+    return cells | {f"loss_{loss.seqlen_k}": loss.rel_rmse for loss in entry.loss}
 
 
 def bits(entry: Entry) -> str:
@@ -190,20 +174,20 @@ MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | N
     (
         "relative RMSE, operands seen",
         "Against the operands that the kernel saw.",
-        lambda figures: _float(figures.get("rel_rmse_seen")),
+        lambda figures: figures.get("rel_rmse_seen"),
         number,
     ),
     (
         "relative RMSE, unrounded inputs",
         "Against the inputs before they were rounded or quantised, as the FlashAttention-3 paper has it.",
-        lambda figures: _float(figures.get("rel_rmse_unrounded")),
+        lambda figures: figures.get("rel_rmse_unrounded"),
         number,
     ),
     (
         "largest known error / bound",
         "Half an ulp of the output is in every bound, so that a sound kernel comes close to 1; above 1 it left its "
         "bound.",
-        lambda figures: _float(figures.get("ratio_max")),
+        lambda figures: figures.get("ratio_max"),
         below_one,
     ),
 )
@@ -219,10 +203,9 @@ def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
             known = [row.family(family) for row in rows]
             values = [figure(row.figures) if row else None for row in known]
             least = min((x for x in values if x is not None), default=0.0)
-            cells = [(write(x), _mark(x, least, name)) for x in values]
-            lines.append({"family": family, "cells": cells})
-        made.append({"title": f"{title}: {name}", "note": note, "heads": [(r.label, r.anchor) for r in rows]})
-        made[-1]["rows"] = lines
+            lines.append({"family": family, "cells": [(write(x), _mark(x, least, name)) for x in values]})
+        heads = [(row.label, row.anchor) for row in rows]
+        made.append({"title": f"{title}: {name}", "note": note, "heads": heads, "rows": lines})
     return made
 
 
@@ -235,21 +218,19 @@ def _mark(value: float | None, least: float, name: str) -> str:
 
 
 _FAMILY = (
-    ("family", "family"),
-    ("status", "status"),
-    ("problems", "problems"),
-    ("largest error", "max_error"),
-    ("in ulp", "ulp_max"),
-    ("max error / bound", "ratio_max"),
-    ("other outputs / bound", "sides"),
-    ("rel. RMSE, seen", "rel_rmse_seen"),
-    ("rel. RMSE, unrounded", "rel_rmse_unrounded"),
-    ("bias", "bias"),
-    ("one value possible", "determined"),
-    ("case of the largest error / bound", "largest"),
+    PageColumn("family", "family"),
+    PageColumn("status", "status"),
+    PageColumn("problems", "problems", count),
+    PageColumn("largest error", "max_error", number),
+    PageColumn("in ulp", "ulp_max", number),
+    PageColumn("max error / bound", "ratio_max", below_one),
+    PageColumn("other outputs / bound", "sides"),
+    PageColumn("rel. RMSE, seen", "rel_rmse_seen", number),
+    PageColumn("rel. RMSE, unrounded", "rel_rmse_unrounded", number),
+    PageColumn("bias", "bias", signed),
+    PageColumn("one value possible", "determined", percent),
+    PageColumn("case of the largest error / bound", "largest"),
 )
-_FAMILY_TEXTS = ("family", "status", "sides", "largest")
-_WRITTEN: dict[str, Callable[[Any], str]] = {"ratio_max": below_one, "bias": signed, "determined": percent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,28 +264,22 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
         "invariance": [_invariance(found) for found in compared.get(entry.kernel, ())],
         "properties": _properties(entry),
         "losses": [_loss(loss) for loss in entry.loss],
-        "hunt": hunt and _hunt(hunt),
-        "families": table(row.label, row.label, list(_FAMILY), _families(entry), _FAMILY_TEXTS),
+        "hunt": hunt
+        and f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched",
+        "families": PageTable(row.label, row.label, _FAMILY, _families(entry)),
         "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
         "file": largest and row.path(largest.replay),
     }
 
 
-def _hunt(hunt: LargestHunted) -> str:
-    return f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched"
-
-
-def _families(entry: Entry) -> list[Row]:
+def _families(entry: Entry) -> list[Json]:
     largest = worst(entry)
-    rows = []
-    for known in entry.families:
-        figures = known.figures
-        cells = {key: _WRITTEN.get(key, number)(_float(figures.get(key))) for _, key in _FAMILY}
-        cells |= {"family": known.family, "status": status(known), "problems": count(known.problems)}
-        cells |= {"sides": sides(entry, [known]), "largest": known.largest}
-        cells["_worst"] = "yes" if known is largest else ""
-        rows.append(cells)
-    return rows
+    return [
+        row.figures
+        | {"family": row.family, "status": status(row), "problems": row.problems, "largest": row.largest}
+        | {"sides": sides(entry, [row]), "_worst": row is largest}
+        for row in entry.families
+    ]
 
 
 def _tried(entry: Entry) -> str:
@@ -342,20 +317,12 @@ def _short(keys: int) -> str:
     return f"{keys // 1024}k" if keys < 1 << 20 else f"{keys >> 20}M"
 
 
-def _over(error: Any, rms: Any, nonfinite: Any) -> float | None:
+def _over(error: float | None, rms: float | None, nonfinite: float | None) -> float | None:
     """Error over RMS; infinite where an output was not finite and should have been."""
-    if _float(nonfinite):
+    if nonfinite:
         return math.inf
-    above = _float(error)
-    below = _float(rms)
-    return above / below if above is not None and below else None
+    return error / rms if error is not None and rms else None
 
 
-def _float(value: Any) -> float | None:
-    """A figure as stored: texts stand for what is not finite."""
-    return None if value is None else float(value)
-
-
-def _size(value: Any) -> float:
-    known = _float(value)
-    return -1.0 if known is None else math.inf if math.isnan(known) else known
+def _size(value: float | None) -> float:
+    return -1.0 if value is None else math.inf if math.isnan(value) else value

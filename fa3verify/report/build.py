@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from fa3verify.campaign.findings import SEVERITIES, symptoms
 from fa3verify.campaign.run import Run
-from fa3verify.files import json_text, write_text
+from fa3verify.files import Json, json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.judging import bits_lost
 from fa3verify.judging.metrics import all_measures
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TEMPLATES = Path(__file__).with_name("templates")
-MAX_HTML_BYTES = 2_000_000
 DATA = "run.nc"
 SUMMARY = "summary.json"
 PAGE = "report.html"
@@ -101,7 +100,7 @@ def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> 
         "sentence": words.sentence(run),
         "headline": first_screen.headline(run),
         "not_said": first_screen.not_said(run),
-        "ranked": first_screen.ranked(run),
+        "ranked": words.ranked(run.kernels),
         "definition": bits_lost.DEFINITION,
         "heat": first_screen.heat_map(run),
         "pictures": [each for kernel in run.kernels if (each := pictures.of_kernel(kernel.name, kernel.sketch))],
@@ -121,16 +120,32 @@ def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> 
         "layers": _LAYERS,
     }
     shown = [panel for panel in panels.PANELS if panel.study in studies]
-    page = environment(autoescape=True).get_template("report.html.j2")
-    html = page.render(
+    return both_pages(
+        "report",
         context,
+        css=stylesheet("run.css"),
         panels=shown,
         pairs=figures_coverage.pairs(kernel.coverage for kernel in run.kernels),
         svg=panels.draw_all(studies),
-        css="".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", "run.css")),
     )
-    markdown = environment(autoescape=False).get_template("report.md.j2").render(context)
-    return {PAGE: html, MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"}
+
+
+def both_pages(name: str, context: Json, *, css: str = "", is_tidied: bool = True, **of_html: object) -> dict[str, str]:
+    """Return a page as HTML and as Markdown, by file name; ``of_html`` is for the first alone.
+
+    Tidied Markdown has no two empty lines in a row, and none at its ends.
+    """
+    html = environment(autoescape=True).get_template(f"{name}.html.j2")
+    markdown = environment(autoescape=False).get_template(f"{name}.md.j2").render(context)
+    return {
+        f"{name}.html": html.render(context, css=css or stylesheet(), **of_html),
+        f"{name}.md": re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n" if is_tidied else markdown,
+    }
+
+
+def stylesheet(*more: str) -> str:
+    """Return the style that all pages have, and what some have besides."""
+    return "".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", *more))
 
 
 _LAYERS = {
@@ -163,6 +178,7 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
         "minutes": _minutes,
         "word": _word,
         "told": told,
+        "bits": bits_lost.bits_text,
         "plural": plural,
         "worst_sides": tables.worst_sides,
         "md": markdown_text,

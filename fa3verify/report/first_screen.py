@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
-from fa3verify.judging import bits_lost
-from fa3verify.report import words
 from fa3verify.report.notation import DASH, number
 from fa3verify.text import plural
 
@@ -78,20 +76,6 @@ def not_said(run: Run) -> str:
         return "It says nothing of sizes that were not tried."
     sizes = tried.in_words(tried.common(found))
     return f"It says nothing of other sizes: head_dim {sizes['head_dim']} and keys {sizes['seqlen_k']} were tried."
-
-
-def ranked(run: Run) -> list[dict[str, str]]:
-    """Return name, bits lost, and its worst family, of every kernel that has the number; the first loses most."""
-    return [
-        {
-            "name": kernel.name,
-            "dtype": str(kernel.dtype),
-            "bits": bits_lost.bits_text(lost.mean),
-            "worst": bits_lost.bits_text(lost.worst),
-            "family": lost.worst_family,
-        }
-        for kernel, lost in words.ranked(run.kernels)
-    ]
 
 
 def heat_map(run: Run) -> HeatMap | None:

@@ -13,16 +13,15 @@ from typing import Any
 
 from fa3verify.campaign import atlas
 from fa3verify.campaign.atlas import Entry, FamilyFigures
-from fa3verify.files import write_text
+from fa3verify.files import Json, write_text
 from fa3verify.judging.verdict import told
 from fa3verify.report import dataset
 from fa3verify.report.atlas_tables import is_side
-from fa3verify.report.build import TEMPLATES, environment
+from fa3verify.report.build import both_pages
 from fa3verify.report.notation import DASH, number, ratio
-from fa3verify.report.tables import Row, Table, table
+from fa3verify.report.tables import PageColumn, PageTable, written
 
 PAGE = "moved.html"
-MARKDOWN = "moved.md"
 FIGURES = (
     "ratio_max",
     "max_error",
@@ -53,31 +52,30 @@ def write_pages(out: Path, new: Iterable[Path], old: Path) -> tuple[Path, int]:
     """
     now = [entry for path in new for entry in entries(path)]
     found = moved(entries(old), now)
-    context = {"table": found, "old": old.name, "count": len(found["rows"])}
-    css = (TEMPLATES / "report.css").read_text("utf-8")
-    write_text(out / MARKDOWN, environment(autoescape=False).get_template("moved.md.j2").render(context))
-    write_text(out / PAGE, environment(autoescape=True).get_template("moved.html.j2").render(context, css=css))
-    return out / PAGE, len(found["rows"])
+    context = {"table": found, "old": old.name, "count": len(found.rows)}
+    for name, text in both_pages("moved", context, is_tidied=False).items():
+        write_text(out / name, text)
+    return out / PAGE, len(found.rows)
 
 
-def moved(old: Iterable[Entry], new: Iterable[Entry]) -> Table:
+def moved(old: Iterable[Entry], new: Iterable[Entry]) -> PageTable:
     """Return the table of what moved: kernel, family, what, before, after, and after over before where both are
     numbers."""
     before, after = ({entry.kernel: entry for entry in side} for side in (old, new))
     names = sorted(before.keys() | after.keys())
     rows = [row for name in names for row in _kernel(name, before.get(name), after.get(name))]
-    columns = [
-        ("kernel", "kernel"),
-        ("family", "family"),
-        ("what", "what"),
-        ("before", "before"),
-        ("after", "after"),
-        ("after / before", "times"),
-    ]
-    return table("moved", "What moved", columns, rows, ("kernel", "family", "what"))
+    columns = (
+        PageColumn("kernel", "kernel"),
+        PageColumn("family", "family"),
+        PageColumn("what", "what"),
+        PageColumn("before", "before", written),
+        PageColumn("after", "after", written),
+        PageColumn("after / before", "times", written),
+    )
+    return PageTable("moved", "What moved", columns, rows)
 
 
-def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Row]:
+def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Json]:
     if old is None or new is None:
         yield _row(name, "", "kernel", "absent" if old is None else "there", "absent" if new is None else "there")
         return
@@ -94,7 +92,7 @@ def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Row]:
             yield from _changed(name, "", what, first.get(what), second.get(what))
 
 
-def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigures | None) -> Iterator[Row]:
+def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigures | None) -> Iterator[Json]:
     if old is None or new is None:
         yield _row(name, family, "family", "absent" if old is None else "there", "absent" if new is None else "there")
         return
@@ -103,12 +101,12 @@ def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigure
         yield from _changed(name, family, what.replace("_", " "), old.figures.get(what), new.figures.get(what))
 
 
-def _changed(name: str, family: str, what: str, old: Any, new: Any) -> Iterator[Row]:
+def _changed(name: str, family: str, what: str, old: Any, new: Any) -> Iterator[Json]:
     if old != new and not (old != old and new != new):  # NaN is what it was
         yield _row(name, family, what, old, new)
 
 
-def _row(name: str, family: str, what: str, old: Any, new: Any) -> Row:
+def _row(name: str, family: str, what: str, old: Any, new: Any) -> Json:
     write = ratio if what.startswith("ratio") else number
     told_of = [x if isinstance(x, str) else write(x) for x in (old, new)]
     numeric = all(isinstance(x, int | float) for x in (old, new))

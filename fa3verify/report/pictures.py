@@ -35,9 +35,7 @@ class Pictures:
     profiles: list[Picture]
     drawn: list[Picture]
     words: str
-    cases: int
-    is_wrong: bool
-    case: str
+    worst: WorstHead | None
 
 
 def of_kernel(name: str, found: Sketch | None) -> Pictures | None:
@@ -52,9 +50,8 @@ def of_kernel(name: str, found: Sketch | None) -> Pictures | None:
     ]
     worst = found.worst
     if not worst:
-        return Pictures(name, profiles, [], "", found.cases, False, "")
-    drawn = [_map(worst), _heads(worst), *_toward(worst)]
-    return Pictures(name, profiles, drawn, told(worst), found.cases, worst.ratio > 1, worst.case)
+        return Pictures(name, profiles, [], "", None)
+    return Pictures(name, profiles, [_map(worst), _heads(worst), *_toward(worst)], told(worst), worst)
 
 
 def told(worst: WorstHead) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa3verify.report.notation import DASH, count, number, percent, signed
-from fa3verify.report.tables import Table, table
+from fa3verify.report.tables import PageColumn, PageTable, written
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,7 +22,7 @@ def _range(values: xr.DataArray) -> str:
     return f"{number(values.min())} … {number(values.max())}"
 
 
-def paper(data: xr.Dataset) -> Table:
+def paper(data: xr.Dataset) -> PageTable:
     """The paper's table with ours and the H200's figures."""
     rows = []
     for variant in data.variant.values:
@@ -30,32 +30,32 @@ def paper(data: xr.Dataset) -> Table:
         rows.append(
             {
                 "label": str(one.label.item()),
-                "paper": number(one.paper),
-                "h200": number(one.h200),
+                "paper": one.paper,
+                "h200": one.h200,
                 "h200_kernel": str(one.h200_kernel.item()) if np.isfinite(one.h200) else DASH,
                 "ours": _pooled(one.rmse_unrounded),
                 "range": _range(one.rmse_unrounded),
-                "max": number(one.max_error_unrounded.max()),
+                "max": one.max_error_unrounded.max(),
                 "seen": _pooled(one.rmse_seen),
-                "share": percent(one.input_rounding_share.mean()),
+                "share": one.input_rounding_share.mean(),
             }
         )
-    columns = [
-        ("attention", "label"),
-        ("paper", "paper"),
-        ("NVIDIA H200", "h200"),
-        ("measured there", "h200_kernel"),
-        ("ours", "ours"),
-        ("smallest … largest draw", "range"),
-        ("largest error", "max"),
-        ("ours, seen", "seen"),
-        ("input rounding", "share"),
-    ]
+    columns = (
+        PageColumn("attention", "label"),
+        PageColumn("paper", "paper", number),
+        PageColumn("NVIDIA H200", "h200", number),
+        PageColumn("measured there", "h200_kernel"),
+        PageColumn("ours", "ours", written),
+        PageColumn("smallest … largest draw", "range", written),
+        PageColumn("largest error", "max", number),
+        PageColumn("ours, seen", "seen", written),
+        PageColumn("input rounding", "share", percent),
+    )
     note = (
         f"Standard over flash FP16: {_ratio(data, 'standard_fp16_s', 'flash_fp16')}; the paper: 1.7. "
         f"FP8 per tensor over Hadamard with blocks: {_ratio(data, 'fp8_tensor', 'fp8_hadamard_block')}; the paper: 2.6."
     )
-    return table("paper_accuracy", "RMSE, paper / H200 / ours", columns, rows, ("label", "h200_kernel"), note)
+    return PageTable("paper_accuracy", "RMSE, paper / H200 / ours", columns, rows, note=note)
 
 
 def _ratio(data: xr.Dataset, over: str, under: str) -> str:
@@ -65,7 +65,7 @@ def _ratio(data: xr.Dataset, over: str, under: str) -> str:
     return f"{number(pooled)} ({_range(a / b)})"
 
 
-def accumulator_loss(data: xr.Dataset) -> Table:
+def accumulator_loss(data: xr.Dataset) -> PageTable:
     """Relative RMSE and bias by number of keys, twins and H200 peers; V of mean 0 and 1."""
     rows = []
     lengths = [int(n) for n in data.seqlen_k.values]
@@ -83,16 +83,12 @@ def accumulator_loss(data: xr.Dataset) -> Table:
                 {"v_mean": f"{mean:g}", "kernel": str(peer), "where": "NVIDIA H200"}
                 | {str(n): number(values.sel(seqlen_k=n)) for n in lengths}
             )
-    columns = [
-        ("V mean", "v_mean"),
-        ("kernel", "kernel"),
-        ("where", "where"),
-        *((f"{count(n)} keys", str(n)) for n in lengths),
-    ]
-    return table("drift", "Relative RMSE (bias)", columns, rows, ("v_mean", "kernel", "where"))
+    columns = [PageColumn("V mean", "v_mean"), PageColumn("kernel", "kernel"), PageColumn("where", "where")]
+    columns += [PageColumn(f"{count(n)} keys", str(n), written) for n in lengths]
+    return PageTable("drift", "Relative RMSE (bias)", columns, rows)
 
 
-def slopes(data: xr.Dataset) -> Table:
+def slopes(data: xr.Dataset) -> PageTable:
     """Fitted exponents with their 95 % intervals."""
     rows = []
     for kernel in data.kernel.values:
@@ -102,54 +98,44 @@ def slopes(data: xr.Dataset) -> Table:
                 n: f"{_fixed(one[f'slope_{n}'])} ± {_fixed(one[f'slope_{n}_ci95'])}"
                 for n in ("rel_rmse_seen", "ratio_max")
             }
-            rows.append(
-                {"kernel": str(kernel), "distribution": str(distribution), "worst": number(one.ratio_max.max())} | fits
-            )
-    columns = [
-        ("kernel", "kernel"),
-        ("input", "distribution"),
-        ("exponent of relative RMSE", "rel_rmse_seen"),
-        ("exponent of max error / bound", "ratio_max"),
-        ("largest error / bound", "worst"),
-    ]
-    return table("growth", "Exponent a in error ~ N^a, with 95 % interval", columns, rows, ("kernel", "distribution"))
+            rows.append({"kernel": kernel, "distribution": distribution, "worst": one.ratio_max.max()} | fits)
+    columns = (
+        PageColumn("kernel", "kernel"),
+        PageColumn("input", "distribution"),
+        PageColumn("exponent of relative RMSE", "rel_rmse_seen", written),
+        PageColumn("exponent of max error / bound", "ratio_max", written),
+        PageColumn("largest error / bound", "worst", number),
+    )
+    return PageTable("growth", "Exponent a in error ~ N^a, with 95 % interval", columns, rows)
 
 
 def _fixed(value: Any) -> str:
     return f"{float(value):+.2f}".replace("+", "").replace("-", "−") if np.isfinite(value) else DASH
 
 
-def losers(data: xr.Dataset) -> Table:
+def losers(data: xr.Dataset) -> PageTable:
     """Heads that rotation makes worse, worst first."""
     worse = data.isel(head=np.flatnonzero(data.gain.values < 1)).sortby("gain")
-    rows = [
-        {
-            "head": str(head),
-            "gain": number(worse.gain.values[i]),
-            "predicted": number(worse.gain_predicted.values[i]),
-            "plain": number(worse.rel_rmse_plain.values[i]),
-            "rotated": number(worse.rel_rmse_rotated.values[i]),
-        }
-        for i, head in enumerate(worse["head"].values)
-    ]
+    columns = (
+        PageColumn("head", "head"),
+        PageColumn("gain", "gain", number),
+        PageColumn("predicted", "gain_predicted", number),
+        PageColumn("rel. RMSE plain", "rel_rmse_plain", number),
+        PageColumn("rel. RMSE rotated", "rel_rmse_rotated", number),
+    )
+    values = zip(*(worse[column.key].values for column in columns), strict=True)
+    rows = [dict(zip((column.key for column in columns), row, strict=True)) for row in values]
     mean, correlation = (number(data.attrs[name]) for name in ("geometric_mean_gain", "log_correlation"))
     note = (
         f"Geometric mean gain over all heads {mean}, from {_range(data.gain)}; "
         f"correlation of log gains, measured and predicted: {correlation}."
     )
-    columns = [
-        ("head", "head"),
-        ("gain", "gain"),
-        ("predicted", "predicted"),
-        ("rel. RMSE plain", "plain"),
-        ("rel. RMSE rotated", "rotated"),
-    ]
-    return table("rotation", "Heads that rotation makes worse", columns, rows, ("head",), note)
+    return PageTable("rotation", "Heads that rotation makes worse", columns, rows, note=note)
 
 
 STUDY_TABLES = {"paper_accuracy": paper, "drift": accumulator_loss, "growth": slopes, "rotation": losers}
 
 
-def of_studies(studies: Mapping[str, xr.Dataset]) -> dict[str, Table]:
+def of_studies(studies: Mapping[str, xr.Dataset]) -> dict[str, PageTable]:
     """Tables that stand beside figures, by study."""
     return {name: build(studies[name]) for name, build in STUDY_TABLES.items() if name in studies}

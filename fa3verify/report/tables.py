@@ -3,50 +3,63 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from fa3verify import operations
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
+from fa3verify.files import Json, csv_cell, csv_text
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.verdict import PARTS
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 
-Row = dict[str, str]
-Table = dict[str, Any]  # title, columns (heading, key, is_number), rows
+Form = Callable[[Any], str]
 
 
-def table(
-    name: str, title: str, columns: list[tuple[str, str]], rows: list[Row], texts: tuple[str, ...], note: str = ""
-) -> Table:
-    return {
-        "name": name,
-        "title": title,
-        "note": note,
-        "columns": [(head, key, key not in texts) for head, key in columns],
-        "rows": rows,
-    }
+class PageColumn(NamedTuple):
+    """Heading, key in the rows, and how a value is written; texts are set to the left, numbers to the right."""
+
+    head: str
+    key: str
+    form: Form = str
+
+    @property
+    def is_text(self) -> bool:
+        return self.form is str
 
 
-HEADLINE = (
-    ("family", "family"),
-    ("cases", "cases"),
-    ("rel. RMSE, seen", "rel_rmse_seen"),
-    ("rel. RMSE, unrounded", "rel_rmse_unrounded"),
-    ("ulp p50", "ulp_p50"),
-    ("ulp p99", "ulp_p99"),
-    ("ulp p99.9", "ulp_p999"),
-    ("ulp max", "ulp_max"),
-    ("max error / bound", "ratio_max"),
-    ("outside its order", "outside"),
-    ("one value possible", "determined"),
-    ("bias", "bias"),
-    ("bit-equal", "bit_equal"),
-    ("non-finite", "nonfinite"),
-)
-_ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that a table has even where nothing is known
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """Rows of values by column key, from the files ``data``; ``fold`` hides it until it is asked for.
+
+    A row has besides ``_worst`` where it is shaded, and ``_href`` where its first cell is a link.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[PageColumn]
+    rows: Sequence[Json]
+    data: tuple[str, ...] = ()
+    note: str = ""
+    fold: bool = False
+    stale: bool = False
+
+    def cell(self, row: Json, column: PageColumn) -> str:
+        """Return what a cell says, a dash where a text is not there."""
+        value = row.get(column.key)
+        return DASH if value is None and column.is_text else column.form(value)
+
+    def csv(self) -> str:
+        """Return all values, six significant digits, under their keys."""
+        keys = [column.key for column in self.columns]
+        return csv_text(keys, ([csv_cell(row.get(key)) for key in keys] for row in self.rows))
+
+
+def written(text: str) -> str:
+    """Return a number that is written already."""
+    return text
 
 
 def _relative(value: Any) -> str:
@@ -58,36 +71,47 @@ def _relative(value: Any) -> str:
     return "exact is 0" if number(value) == "∞" else number(value)
 
 
-_FORMATS = {
-    "rel_rmse_seen": _relative,
-    "rel_rmse_unrounded": _relative,
-    "cases": count,
-    "nonfinite": count,
-    "bias": signed,
-    "bit_equal": percent,
-    "determined": percent,
-    "outside": count,
-    "family": str,
-    "ratio_max": below_one,
-}
+HEADLINE = (
+    PageColumn("family", "family"),
+    PageColumn("cases", "cases", count),
+    PageColumn("rel. RMSE, seen", "rel_rmse_seen", _relative),
+    PageColumn("rel. RMSE, unrounded", "rel_rmse_unrounded", _relative),
+    PageColumn("ulp p50", "ulp_p50", number),
+    PageColumn("ulp p99", "ulp_p99", number),
+    PageColumn("ulp p99.9", "ulp_p999", number),
+    PageColumn("ulp max", "ulp_max", number),
+    PageColumn("max error / bound", "ratio_max", below_one),
+    PageColumn("outside its order", "outside", count),
+    PageColumn("one value possible", "determined", percent),
+    PageColumn("bias", "bias", signed),
+    PageColumn("bit-equal", "bit_equal", percent),
+    PageColumn("non-finite", "nonfinite", count),
+)
+QUANTISED = (
+    PageColumn("inputs / predicted", "quantisation_ratio", number),
+    PageColumn("inputs / bound", "quantisation_bound_ratio", number),
+)
+_ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that a table has even where nothing is known
 
 
-def headline(kernel: KernelRun) -> Table:
+def headline(kernel: KernelRun) -> PageTable:
     """One row per family of inputs of one kernel; a column of FP8 quantisation where it has a value."""
-    families = [row.figures | {"family": row.family} for row in kernel.families]
-    after = [key for _, key in HEADLINE].index("ratio_max") + 1
-    outputs = operations.find(kernel.operation).sides
-    sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in outputs]
-    columns = [*HEADLINE[:after], *sides, *HEADLINE[after:]]
-    if any(f.get("quantisation_ratio") is not None for f in families):
-        columns.append(("inputs / predicted", "quantisation_ratio"))
-        columns.append(("inputs / bound", "quantisation_bound_ratio"))
-    rows = [{key: _FORMATS.get(key, number)(f.get(key)) for _, key in columns} for f in families]
-    columns = [(head, key) for head, key in columns if key in _ALWAYS or any(row[key] != DASH for row in rows)]
     largest = max((row.figures.get("ratio_max") or 0.0 for row in kernel.families), default=0.0)
-    for row, family in zip(rows, families, strict=True):
-        row["_worst"] = "yes" if family.get("ratio_max") == largest else ""
-    return table(f"headline-{kernel.name}", f"{kernel.name}", columns, rows, ("family",))
+    rows = [
+        row.figures | {"family": row.family, "_worst": row.figures.get("ratio_max") == largest}
+        for row in kernel.families
+    ]
+    after = [column.key for column in HEADLINE].index("ratio_max") + 1
+    sides = [
+        PageColumn(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max", number)
+        for side in operations.find(kernel.operation).sides
+    ]
+    columns = [
+        column
+        for column in (*HEADLINE[:after], *sides, *HEADLINE[after:], *QUANTISED)
+        if column.key in _ALWAYS or any(column.form(row.get(column.key)) != DASH for row in rows)
+    ]
+    return PageTable(f"headline-{kernel.name}", kernel.name, columns, rows)
 
 
 def worst_sides(kernel: KernelRun) -> str:
@@ -110,36 +134,32 @@ def _unknown_once(rules: list[GateRow]) -> list[GateRow]:
     return [*(rule for rule in rules if rule.observed is not None), *once]
 
 
-def gate(rules: Iterable[GateRow], *, passed: bool) -> Table:
+_GATE = (
+    PageColumn("status", "status"),
+    PageColumn("part", "part"),
+    PageColumn("rule", "rule"),
+    PageColumn("kernel", "kernel"),
+    PageColumn("family", "family"),
+    PageColumn("limit", "limit", number),
+    PageColumn("observed", "observed", number),
+    PageColumn("margin", "margin", signed),
+    PageColumn("baseline", "baseline", number),
+)
+
+
+def gate(rules: Iterable[GateRow], *, passed: bool) -> PageTable:
     """Rules of the gate that passed, or all others; failures first."""
     order = {"fail": 0, "not compared": 1}
     chosen = [rule for rule in rules if (rule.status == "pass") == passed]
     rows = [
-        {
-            "kernel": rule.kernel,
-            "family": rule.family,
-            "status": rule.status,
+        asdict(rule)
+        | {
             "part": PARTS.get(rule.layer, rule.layer),
             "rule": "all figures" if rule.rule == "drift" else rule.rule,
-            "observed": number(rule.observed),
-            "limit": number(rule.limit),
-            "baseline": number(rule.baseline),
-            "margin": signed(rule.margin),
         }
         for rule in sorted(_unknown_once(chosen), key=lambda rule: order.get(rule.status, 2))
     ]
-    columns = [
-        ("status", "status"),
-        ("part", "part"),
-        ("rule", "rule"),
-        ("kernel", "kernel"),
-        ("family", "family"),
-        ("limit", "limit"),
-        ("observed", "observed"),
-        ("margin", "margin"),
-        ("baseline", "baseline"),
-    ]
-    return table("gate", "Gate", columns, rows, ("status", "part", "rule", "kernel", "family"))
+    return PageTable("gate", "Gate", _GATE, rows)
 
 
 _TRIED = (
@@ -157,7 +177,7 @@ _TRIED = (
 )
 
 
-def what_was_tried(run: Run) -> Table:
+def what_was_tried(run: Run) -> PageTable:
     """Return the sizes behind the verdict, a column for each kernel; no row in runs of older versions."""
     told = {
         kernel.name: tried.in_words(kernel.tried) | {"not_tried": ", ".join(kernel.tried.not_tried)}
@@ -165,11 +185,11 @@ def what_was_tried(run: Run) -> Table:
         if kernel.tried
     }
     rows = [{"what": head, **{name: words[key] for name, words in told.items()}} for key, head in _TRIED if told]
-    columns = [("size", "what"), *((name, name) for name in told)]
-    return table("tried", "What was tried", columns, rows, tuple(key for _, key in columns))
+    columns = [PageColumn("size", "what"), *(PageColumn(name, name) for name in told)]
+    return PageTable("tried", "What was tried", columns, rows)
 
 
-def coverage(run: Run) -> Table:
+def coverage(run: Run) -> PageTable:
     """Return what was not tried of every kernel, and why no verdict is given where it is too much; no row in older
     runs.
     """
@@ -188,41 +208,33 @@ def coverage(run: Run) -> Table:
                 "reason": kernel.inconclusive or covered.constraint or DASH,
             }
         )
-    columns = [
-        ("kernel", "kernel"),
-        ("tried of claimed", "tried"),
-        ("not tried", "not_tried"),
-        ("not claimed", "not_claimed"),
-        ("reason", "reason"),
-    ]
-    return table("coverage", "Coverage", columns, rows, tuple(key for _, key in columns))
+    columns = (
+        PageColumn("kernel", "kernel"),
+        PageColumn("tried of claimed", "tried"),
+        PageColumn("not tried", "not_tried"),
+        PageColumn("not claimed", "not_claimed"),
+        PageColumn("reason", "reason"),
+    )
+    return PageTable("coverage", "Coverage", columns, rows)
 
 
-def laws(run: Run) -> Table:
+_LAWS = (
+    PageColumn("status", "status"),
+    PageColumn("kernel", "kernel"),
+    PageColumn("property", "law"),
+    PageColumn("statement", "statement"),
+    PageColumn("kind", "kind"),
+    PageColumn("examples", "examples", count),
+    PageColumn("outputs", "outputs", count),
+)
+
+
+def laws(run: Run) -> PageTable:
     """Return every property of every kernel, failures first."""
     found = [(kernel.name, law) for kernel in run.kernels for law in kernel.laws]
     order = {"fail": 0, "pass": 1}
     rows = [
-        {
-            "kernel": kernel,
-            "law": law.law,
-            "statement": law.statement,
-            "kind": law.kind,
-            "message": law.message or "",
-            "replay": law.replay or "",
-            "status": law.status.replace("_", " "),
-            "examples": count(law.examples),
-            "outputs": count(law.outputs),
-        }
+        asdict(law) | {"kernel": kernel, "status": law.status.replace("_", " ")}
         for kernel, law in sorted(found, key=lambda each: order.get(each[1].status, 2))
     ]
-    columns = [
-        ("status", "status"),
-        ("kernel", "kernel"),
-        ("property", "law"),
-        ("statement", "statement"),
-        ("kind", "kind"),
-        ("examples", "examples"),
-        ("outputs", "outputs"),
-    ]
-    return table("properties", "Properties", columns, rows, ("status", "kernel", "law", "statement", "kind"))
+    return PageTable("properties", "Properties", _LAWS, rows)

@@ -1,7 +1,7 @@
 """Studies: the figures of a report, each a question answered with data from our own runs."""
 
 from fa3verify.studies import accumulator_loss, budget, errors, growth, outliers, paper, ratio_map, rotation, usage
-from fa3verify.studies.study import PROFILES, Profile, Records, Study, Unit, run_serially
+from fa3verify.studies.study import PROFILES, Profile, Records, Study
 
 STUDIES: tuple[Study, ...] = (
     paper.STUDY,
@@ -15,4 +15,4 @@ STUDIES: tuple[Study, ...] = (
     rotation.STUDY,
 )
 
-__all__ = ["PROFILES", "STUDIES", "Profile", "Records", "Study", "Unit", "run_serially"]
+__all__ = ["PROFILES", "STUDIES", "Profile", "Records", "Study"]

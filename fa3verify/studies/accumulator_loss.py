@@ -7,24 +7,19 @@ mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from fa3_kernels.twin.forward import forward
-from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.quantize import QuantScheme
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
-from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import HEAD_DIM, Extent, Profile, Records, Study, meaning, pivot, relative, seen, texts
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "drift"
-HEAD_DIM = 64
 EXACT = "twin.e4m3, exact P V"
 KERNELS = ("twin.e4m3", "twin.e4m3_chained", EXACT)
 V_MEANS = (0.0, 1.0)
@@ -90,8 +85,7 @@ def _inputs(
     """Return a problem, its operands, and the exact output of these."""
     problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=dtype)
     arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
-    operands = prepare(problem, *arrays, QuantScheme("tensor") if dtype == "e4m3" else None).operands
-    return problem, operands, attention(problem, *operands.dequantized(problem)).out
+    return problem, *seen(problem, arrays, QuantScheme("tensor"))
 
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
@@ -106,7 +100,6 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
         returned: Any = candidate.run(problem, operands, candidate.configure(problem))
         out = returned.out
     out = out.astype(np.float64)
-    error = out - truth
     gain = float(np.sum(out * truth) / np.sum(truth * truth)) - 1
     return [
         {
@@ -115,55 +108,51 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
             "seqlen_k": seqlen_k,
             "seed": seed,
             "rows": rows,
-            "rel_rmse": rms(error) / rms(truth),
             "bias": gain,
-            "max_rel_error": float(np.max(np.abs(error))) / rms(truth),
+            **relative(out - truth, truth),
         }
     ]
 
 
-def _unit(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Unit:
-    given = {"kernel": kernel, "v_mean": v_mean, "seqlen_k": seqlen_k, "rows": rows, "seed": seed}
-    return Unit(NAME, measure, given)
-
-
-def units(profile: Profile, seed: int) -> list[Unit]:
-    """Return one unit per mean, length, draw and kernel."""
+def _draws(profile: Profile, seed: int) -> list[Json]:
+    """Return number of keys, query rows and seed of every draw."""
     extent = EXTENTS[profile]
     return [
-        _unit(kernel, mean, length, extent.rows, seed + i)
-        for mean in V_MEANS
+        {"seqlen_k": length, "rows": extent.rows, "seed": seed + i}
         for length in extent.lengths
         for i in range(extent.draws)
-        for kernel in KERNELS
     ]
 
 
-def of_kernel(kernel: str, profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
+    """Return one unit per mean, length, draw and kernel."""
+    draws = _draws(profile, seed)
+    return [{"kernel": kernel, "v_mean": mean, **draw} for mean in V_MEANS for draw in draws for kernel in KERNELS]
+
+
+def of_kernel(kernel: str, profile: Profile, seed: int) -> list[Json]:
     """Return the same for another kernel, and but for the quick profile one draw at :data:`LONGEST` keys."""
     if kernel in KERNELS:
         return []
-    extent = EXTENTS[profile]
-    draws = [(length, extent.rows, seed + i) for length in extent.lengths for i in range(extent.draws)]
+    draws = _draws(profile, seed)
     if profile != "quick":
-        draws.append((LONGEST, EXTENTS["quick"].rows, seed))
-    return [_unit(kernel, mean, *draw) for mean in V_MEANS for draw in draws]
+        draws.append({"seqlen_k": LONGEST, "rows": EXTENTS["quick"].rows, "seed": seed})
+    return [{"kernel": kernel, "v_mean": mean, **draw} for mean in V_MEANS for draw in draws]
 
 
-_VARIABLES = {
-    "rel_rmse": Variable("1", "relative root mean square error against the dequantised operands"),
-    "bias": Variable("1", "signed: regression gain of the output on the truth, minus 1"),
-    "max_rel_error": Variable("1", "largest absolute error over the root mean square of the exact output"),
+_MEANINGS = {
+    "rel_rmse": "relative root mean square error against the dequantised operands",
+    "bias": "signed: regression gain of the output on the truth, minus 1",
+    "max_rel_error": "largest absolute error over the root mean square of the exact output",
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return errors by (kernel, v_mean, seqlen_k, seed), and the H200 figures by (peer, v_mean, seqlen_k)."""
-    records = flatten(results)
     data = pivot(
         records,
         ("kernel", "v_mean", "seqlen_k", "seed"),
-        _VARIABLES,
+        _MEANINGS,
         title="accumulator loss in FP8",
         comment=f"V ~ N(v_mean, 1), Q and K ~ N(0, 1), head_dim {HEAD_DIM}, {records[0]['rows']} query rows, "
         f"{len({r['seed'] for r in records})} draws, one scale per tensor",
@@ -175,10 +164,10 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
         ]
         for table in H200.values()
     ]
-    data = data.assign_coords(peer=np.array(list(H200), object))
-    meaning = Variable("1", "relative RMSE measured on an NVIDIA H200 (head_dim 64, 4 heads, 256 queries, one run)")
-    data["h200_rel_rmse"] = (("peer", "v_mean", "seqlen_k"), np.array(peers), meaning._asdict())
+    data = data.assign_coords(peer=texts(H200))
+    told = meaning("relative RMSE measured on an NVIDIA H200 (head_dim 64, 4 heads, 256 queries, one run)")
+    data["h200_rel_rmse"] = (("peer", "v_mean", "seqlen_k"), np.array(peers), told)
     return data
 
 
-STUDY = Study(NAME, units, assemble, of_kernel)
+STUDY = Study("drift", measure, units, dataset, of_kernel)

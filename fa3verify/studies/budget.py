@@ -7,25 +7,21 @@ output rounding), ``inputs`` the change of the exact output when the inputs are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
 from fa3_kernels.twin.arithmetic import SOURCES
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Dtype
-from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.quantize import QuantScheme
+from fa3verify.files import Json
 from fa3verify.inputs import activations
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot, rms, seen
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "error_budget"
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 SYNTHETIC = ("normal", "fa3_outliers", "offset_v")
 ACTIVATION = "smollm2_dev-code_n384_L17_kv2"
@@ -47,38 +43,36 @@ def measure(dtype: Dtype, source: str, rows: int, seqlen: int, seed: int) -> Rec
     else:
         problem = AttentionProblem(1, 1, 1, rows, seqlen, 64, dtype=dtype)
         arrays = Recipe(source, seed=seed).draw(problem)
-    operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
-    seen = attention(problem, *operands.dequantized(problem)).out
-    level = rms(seen)
+    operands, truth = seen(problem, arrays, QuantScheme("head"))
+    level = rms(truth)
     label = {"kernel": f"twin.{dtype}", "input": source, "seed": seed}
     off = {NOTHING: frozenset(), **{s: frozenset({s}) for s in SOURCES}, EVERYTHING: frozenset(SOURCES)}
     records = [
         {
             **label,
             "off": name,
-            "rel_rmse": rms(forward(problem, operands, ideal=ideal).out.astype(np.float64) - seen) / level,
+            "rel_rmse": rms(forward(problem, operands, ideal=ideal).out.astype(np.float64) - truth) / level,
         }
         for name, ideal in off.items()
     ]
-    return [*records, {**label, "off": "inputs", "rel_rmse": rms(seen - attention(problem, *arrays).out) / level}]
+    return [*records, {**label, "off": "inputs", "rel_rmse": rms(truth - attention(problem, *arrays).out) / level}]
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per kernel, input and draw."""
     extent = EXTENTS[profile]
     sizes = {"rows": extent.rows, "seqlen": extent.lengths[0]}
     return [
-        Unit(NAME, measure, {"dtype": dtype, "source": source, **sizes, "seed": seed + i})
+        {"dtype": dtype, "source": source, **sizes, "seed": seed + i}
         for dtype in DTYPES
         for source in (*SYNTHETIC, ACTIVATION)
         for i in range(1 if source == ACTIVATION else extent.draws)
     ]
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return total, what remains without each source, and contributions, by (kernel, input, source); RMS over draws."""
-    records = flatten(results)
-    raw = pivot(records, ("kernel", "input", "seed", "off"), {"rel_rmse": Variable("1", "")}, title="")
+    raw = pivot(records, ("kernel", "input", "seed", "off"), {"rel_rmse": ""})
     pooled = np.sqrt((raw.rel_rmse**2).mean("seed"))
     total = pooled.sel(off=NOTHING, drop=True)
     without = pooled.sel(off=list(SOURCES)).rename(off="source")
@@ -95,10 +89,10 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
         "rest": "relative RMSE with every source made exact: row sums, rescaling and output rounding",
         "inputs": "relative RMS change of the exact output by rounding or quantising the inputs",
     }
-    for name, meaning in meanings.items():
-        data[name].attrs = Variable("1", meaning)._asdict()
+    for name, long_name in meanings.items():
+        data[name].attrs = meaning(long_name)
     data.attrs = {"title": "error budget by switching sources off", "comment": "head_dim 64; e4m3: one scale per head"}
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("error_budget", measure, units, dataset)

@@ -6,24 +6,20 @@ signed size in ulp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from fa3_reference.attention import attention
 from fa3_reference.baselines import standard_attention_fp16
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.quantize import QuantScheme
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
-from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot, rms, seen
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "error_distribution"
 STANDARD = "standard FP16"
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", STANDARD)
 INPUTS = ("normal", "fa3_outliers", "peaky", "offset_v")
@@ -41,8 +37,7 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
     dtype = "fp16" if kernel == STANDARD else registry.find(kernel).dtype
     problem = AttentionProblem(1, 1, 1, rows, seqlen, 128, dtype=dtype)
     arrays = Recipe(distribution, seed=seed).draw(problem)
-    operands = prepare(problem, *arrays, QuantScheme("head") if dtype == "e4m3" else None).operands
-    truth = attention(problem, *operands.dequantized(problem)).out
+    operands, truth = seen(problem, arrays, QuantScheme("head"))
     if kernel == STANDARD:
         out = standard_attention_fp16(problem, *arrays).out
         out_dtype = "fp16"
@@ -74,12 +69,12 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
     ]
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per kernel, distribution and draw."""
     extent = EXTENTS[profile]
     sizes = {"rows": extent.rows, "seqlen": extent.lengths[0]}
     return [
-        Unit(NAME, distribute, {"kernel": kernel, "distribution": d, **sizes, "seed": seed + i})
+        {"kernel": kernel, "distribution": d, **sizes, "seed": seed + i}
         for kernel in KERNELS
         for d in INPUTS
         for i in range(extent.draws)
@@ -87,44 +82,35 @@ def units(profile: Profile, seed: int) -> list[Unit]:
 
 
 _SUMS = {
-    "outputs": Variable("1", "output values"),
-    "mean_ulp": Variable("1", "mean signed error, in ulp of the output format, values beyond 4 ulp counted as 4"),
-    "max_ulp": Variable("1", "largest absolute error, in ulp of the output format"),
+    "outputs": "output values",
+    "mean_ulp": "mean signed error, in ulp of the output format, values beyond 4 ulp counted as 4",
+    "max_ulp": "largest absolute error, in ulp of the output format",
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return survival and histogram by kernel, pooled over inputs, and mean and maximum by kernel and distribution."""
-    records = flatten(results)
-    by_seed = pivot(records, ("kernel", "distribution", "seed"), _SUMS, title="where the errors lie")
+    by_seed = pivot(records, ("kernel", "distribution", "seed"), _SUMS)
     data = by_seed[["outputs"]].sum("seed")
     data["mean_ulp"] = by_seed.mean_ulp.mean("seed", keep_attrs=True)
     data["max_ulp"] = by_seed.max_ulp.max("seed", keep_attrs=True)
-    data["outputs"].attrs = _SUMS["outputs"]._asdict()
+    data["outputs"].attrs = meaning(_SUMS["outputs"])
     pooled = {k: [r for r in records if r["kernel"] == k] for k in data.kernel.values}
     total = {k: sum(r["outputs"] for r in rows) for k, rows in pooled.items()}
-    survival = [np.sum([r["above"] for r in rows], axis=0) / total[k] for k, rows in pooled.items()]
-    shares = [np.sum([r["counts"] for r in rows], axis=0) / total[k] for k, rows in pooled.items()]
+    survival, shares = (
+        np.array([np.sum([r[name] for r in rows], axis=0) / total[k] for k, rows in pooled.items()])
+        for name in ("above", "counts")
+    )
     data = data.assign_coords(level=LEVELS, ulp_bin=(BINS[:-1] + BINS[1:]) / 2)
-    data["level"].attrs = Variable("1", "absolute error over the root mean square of the exact output")._asdict()
-    data["ulp_bin"].attrs = Variable("1", "signed error in ulp of the output format, centre of the bin")._asdict()
-    data["survival"] = (
-        ("kernel", "level"),
-        np.array(survival),
-        Variable("1", "share of outputs with a larger error")._asdict(),
+    data["level"].attrs = meaning("absolute error over the root mean square of the exact output")
+    data["ulp_bin"].attrs = meaning("signed error in ulp of the output format, centre of the bin")
+    data["survival"] = (("kernel", "level"), survival, meaning("share of outputs with a larger error"))
+    data["ulp_share"] = (("kernel", "ulp_bin"), shares[:, 1:-1], meaning("share of outputs in the bin"))
+    below, above = (
+        f"share of outputs with an error {side} ulp" for side in (f"below {BINS[0]:g}", f"above {BINS[-1]:g}")
     )
-    shares = np.array(shares)
-    data["ulp_share"] = (("kernel", "ulp_bin"), shares[:, 1:-1], Variable("1", "share of outputs in the bin")._asdict())
-    data["below"] = (
-        "kernel",
-        shares[:, 0],
-        Variable("1", f"share of outputs with an error below {BINS[0]:g} ulp")._asdict(),
-    )
-    data["beyond"] = (
-        "kernel",
-        shares[:, -1],
-        Variable("1", f"share of outputs with an error above {BINS[-1]:g} ulp")._asdict(),
-    )
+    data["below"] = ("kernel", shares[:, 0], meaning(below))
+    data["beyond"] = ("kernel", shares[:, -1], meaning(above))
     first = records[0]
     size = f"{first['rows']} query rows, seqlen_k {first['seqlen']}, head_dim 128"
     data.attrs = {
@@ -134,4 +120,4 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("error_distribution", distribute, units, dataset)

@@ -6,28 +6,16 @@ A fixed number of query rows (they are exchangeable) against all keys; N(0, 1) a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
-from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
-from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.judgement import judge
-from fa3verify.known import registry
-from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot
+from fa3verify.studies.study import HEAD_DIM, Extent, Profile, Records, Study, judged, meaning, pivot
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "growth"
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained")
 DISTRIBUTIONS = ("normal", "offset_v")
-HEAD_DIM = 64
-
-
 EXTENTS: dict[Profile, Extent] = {
     "quick": Extent(32, (128, 256, 512, 1024, 2048, 4096), 2),
     "release": Extent(128, (128, 256, 512, 1024, 2048, 4096, 8192, 16384), 8),
@@ -37,13 +25,10 @@ EXTENTS: dict[Profile, Extent] = {
 
 def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed: int) -> Records:
     """Return error and error over bound at every length for one draw."""
-    candidate = registry.find(kernel)
-    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
     records = []
     for seqlen_k in lengths:
-        problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
-        case = Case(kernel, problem, Recipe(distribution, seed=seed), scheme)
-        figures = judge(candidate, case, unrounded=False).measures
+        _, judgement = judged(kernel, Recipe(distribution, seed=seed), rows, seqlen_k, "head")
+        figures = judgement.measures
         records.append(
             {
                 "kernel": kernel,
@@ -58,24 +43,20 @@ def measure(kernel: str, distribution: str, rows: int, lengths: list[int], seed:
     return records
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per kernel, distribution and draw."""
     extent = EXTENTS[profile]
     return [
-        Unit(
-            NAME,
-            measure,
-            {"kernel": k, "distribution": d, "rows": extent.rows, "lengths": list(extent.lengths), "seed": seed + i},
-        )
+        {"kernel": k, "distribution": d, "rows": extent.rows, "lengths": list(extent.lengths), "seed": seed + i}
         for k in KERNELS
         for d in DISTRIBUTIONS
         for i in range(extent.draws)
     ]
 
 
-_VARIABLES = {
-    "rel_rmse_seen": Variable("1", "relative root mean square error against the operands the kernel saw"),
-    "ratio_max": Variable("1", "largest error over bound"),
+_MEANINGS = {
+    "rel_rmse_seen": "relative root mean square error against the operands the kernel saw",
+    "ratio_max": "largest error over bound",
 }
 
 
@@ -101,17 +82,16 @@ def slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return a, float(stdtrit(n - 2, 0.975)) * math.sqrt(float(residual @ residual) / (n - 2) / spread)
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return errors by (kernel, distribution, seqlen_k, seed) and their log-log slopes with 95 % intervals."""
-    records = flatten(results)
     data = pivot(
         records,
         ("kernel", "distribution", "seqlen_k", "seed"),
-        _VARIABLES,
+        _MEANINGS,
         title="growth of the error with the number of keys",
         comment=f"{records[0]['rows']} query rows, head_dim {HEAD_DIM}; e4m3: one scale per head",
     )
-    for name in _VARIABLES:
+    for name in _MEANINGS:
         fits = np.array(
             [
                 [_fit(data[name].sel(kernel=k, distribution=d)) for d in data.distribution.values]
@@ -119,8 +99,8 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
             ]
         )
         dims = ("kernel", "distribution")
-        data[f"slope_{name}"] = (dims, fits[..., 0], Variable("1", f"a in {name} ~ seqlen_k^a")._asdict())
-        data[f"slope_{name}_ci95"] = (dims, fits[..., 1], Variable("1", "half width of its 95 % interval")._asdict())
+        data[f"slope_{name}"] = (dims, fits[..., 0], meaning(f"a in {name} ~ seqlen_k^a"))
+        data[f"slope_{name}_ci95"] = (dims, fits[..., 1], meaning("half width of its 95 % interval"))
     return data
 
 
@@ -129,4 +109,4 @@ def _fit(values: xr.DataArray) -> tuple[float, float]:
     return slope(lengths.ravel().astype(float), values.transpose("seqlen_k", "seed").values.ravel())
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("growth", measure, units, dataset)

@@ -5,24 +5,20 @@ Scales per row do not fit whole key tiles, which the kernel needs, so that line 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.baselines import emulated_fp8_attention
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Extent, Profile, Records, Study, Unit, Variable, flatten, pivot, rms
+from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot, relative
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "outlier_sweep"
 QUANTISERS: dict[str, tuple[Dtype, QuantScheme | None]] = {
     "FP16": ("fp16", None),
     "tensor": ("e4m3", QuantScheme("tensor")),
@@ -58,7 +54,6 @@ def sweep(seqlen: int, rows: int, head_dim: int, std: float, seed: int) -> Recor
             if by_row
             else forward(problem, operands).out.astype(np.float64)
         )
-        error = out - truth
         records.append(
             {
                 "quantiser": quantiser,
@@ -67,47 +62,41 @@ def sweep(seqlen: int, rows: int, head_dim: int, std: float, seed: int) -> Recor
                 "seqlen": seqlen,
                 "rows": rows,
                 "head_dim": head_dim,
-                "rel_rmse": rms(error) / rms(truth),
-                "max_rel_error": float(np.max(np.abs(error))) / rms(truth),
+                **relative(out - truth, truth),
             }
         )
     return records
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per outlier size and draw."""
     extent = EXTENTS[profile]
     is_quick = profile == "quick"
     shape = {"seqlen": extent.lengths[0], "rows": extent.rows, "head_dim": 64 if is_quick else 128}
     return [
-        Unit(NAME, sweep, {**shape, "std": std, "seed": seed + i})
-        for std in (COARSE if is_quick else FINE)
-        for i in range(extent.draws)
+        {**shape, "std": std, "seed": seed + i} for std in (COARSE if is_quick else FINE) for i in range(extent.draws)
     ]
 
 
-_VARIABLES = {
-    "rel_rmse": Variable(
-        "1", "root mean square error over the root mean square of the exact output, from unrounded inputs"
-    ),
-    "max_rel_error": Variable("1", "largest absolute error over the root mean square of the exact output"),
+_MEANINGS = {
+    "rel_rmse": "root mean square error over the root mean square of the exact output, from unrounded inputs",
+    "max_rel_error": "largest absolute error over the root mean square of the exact output",
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return relative errors by (quantiser, outlier_std, seed)."""
-    records = flatten(results)
     first = records[0]
     size = f"seqlen_k {first['seqlen']}, {first['rows']} query rows, head_dim {first['head_dim']}"
     data = pivot(
         records,
         ("quantiser", "outlier_std", "seed"),
-        _VARIABLES,
+        _MEANINGS,
         title="relative error against outlier size",
         comment=f"{size}, outlier rate 0.001",
     )
-    data["outlier_std"].attrs = Variable("1", "standard deviation of the outliers; the paper's is 10")._asdict()
+    data["outlier_std"].attrs = meaning("standard deviation of the outliers; the paper's is 10")
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("outlier_sweep", sweep, units, dataset)

@@ -11,21 +11,19 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import xarray as xr
 
 from fa3_reference.attention import attention
 from fa3_reference.baselines import emulated_fp8_attention, standard_attention_fp16
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Extent, Profile, Record, Records, Study, Unit, Variable, flatten, pivot
+from fa3verify.studies.study import Extent, Profile, Records, Study, meaning, pivot, texts
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "paper_accuracy"
 HEAD_DIM = 128
 
 
@@ -128,7 +126,7 @@ def measure(variants: Sequence[str], seqlen: int, first_row: int, rows: int, see
     records = []
     for method in methods:
         out = _run(method, problem, operands)
-        record: Record = {"variant": method.name, **where, "outputs": out.size}
+        record: Json = {"variant": method.name, **where, "outputs": out.size}
         for name, reference in (("unrounded", truth), ("seen", seen)):
             record[f"sse_{name}"] = float(np.sum(np.square(out - reference)))
             record[f"power_{name}"] = float(np.sum(np.square(reference)))
@@ -137,7 +135,7 @@ def measure(variants: Sequence[str], seqlen: int, first_row: int, rows: int, see
     return records
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per draw, chunk of query rows and set of methods that see the same operands."""
     extent = EXTENTS[profile]
     seqlen = extent.lengths[0]
@@ -146,21 +144,14 @@ def units(profile: Profile, seed: int) -> list[Unit]:
     for method in METHODS:
         alike.setdefault((method.dtype, method.scheme), []).append(method.name)
     return [
-        Unit(
-            NAME,
-            measure,
-            {"variants": names, "seqlen": seqlen, "first_row": first, "rows": rows, "seed": seed + i},
-        )
+        {"variants": names, "seqlen": seqlen, "first_row": first, "rows": rows, "seed": seed + i}
         for i in range(extent.draws)
         for first in range(0, extent.rows, rows)
         for names in alike.values()
     ]
 
 
-_SUMS = {
-    name: Variable("1", name)
-    for name in ("outputs", "sse_unrounded", "sse_seen", "power_unrounded", "power_seen", "max_unrounded", "max_seen")
-}
+_SUMS = ("outputs", "sse_unrounded", "sse_seen", "power_unrounded", "power_seen", "max_unrounded", "max_seen")
 
 
 _MEANINGS = {
@@ -178,11 +169,10 @@ _MEANINGS = {
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return RMSE by (variant, seed) with the published and the H200 figures beside it."""
-    records = flatten(results)
     seqlen = records[0]["seqlen"]
-    sums = pivot(records, ("variant", "seed", "first_row"), _SUMS, title="")
+    sums = pivot(records, ("variant", "seed", "first_row"), dict.fromkeys(_SUMS, ""))
     sums = sums.reindex(variant=[m.name for m in METHODS])
     total = sums.sum("first_row", min_count=1)
     data = total[[]]
@@ -194,12 +184,12 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
     data["standard_over_flash"] = _ratio(data, "standard_fp16_s", "flash_fp16")
     data["tensor_over_hadamard_block"] = _ratio(data, "fp8_tensor", "fp8_hadamard_block")
     data["paper"] = ("variant", [m.paper for m in METHODS])
-    known = [[x for length, x in m.h200.items() if _near(length, seqlen)] for m in METHODS]
+    known = [[x for length, x in m.h200.items() if abs(length - seqlen) <= seqlen // 16] for m in METHODS]
     data["h200"] = ("variant", [x[0] if x else math.nan for x in known])
-    for name, meaning in _MEANINGS.items():
-        data[name].attrs = Variable("1", meaning)._asdict()
-    data["label"] = ("variant", np.array([m.label for m in METHODS], object), {"long_name": "row of the table"})
-    measured = np.array([m.h200_kernel for m in METHODS], object)
+    for name, long_name in _MEANINGS.items():
+        data[name].attrs = meaning(long_name)
+    data["label"] = ("variant", texts(m.label for m in METHODS), {"long_name": "row of the table"})
+    measured = texts(m.h200_kernel for m in METHODS)
     data["h200_kernel"] = ("variant", measured, {"long_name": "what was measured on the H200"})
     rows = int(total.outputs.max()) // HEAD_DIM
     draws = data.sizes["seed"]
@@ -217,8 +207,4 @@ def _ratio(data: xr.Dataset, over: str, under: str) -> xr.DataArray:
     return rmse.sel(variant=over, drop=True) / rmse.sel(variant=under, drop=True)
 
 
-def _near(length: int, seqlen: int) -> bool:
-    return abs(length - seqlen) <= seqlen // 16
-
-
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("paper_accuracy", measure, units, dataset)

@@ -6,40 +6,28 @@ planted fault is drawn beside the kernels to show what that looks like.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
-from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.judgement import judge
 from fa3verify.known import registry
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
+from fa3verify.studies.study import HEAD_DIM, Profile, Records, Study, judged, meaning, texts
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "ratio_map"
 PLANTED = "twin.e4m3+neighbour_q_descale"
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3", PLANTED)
 ROWS = 512
 SEQLEN_K = 512
-HEAD_DIM = 64
 
 
 def ratios(kernel: str, seed: int) -> Records:
     """Return |error| / bound of every output of one run, to three digits."""
-    candidate = registry.find(kernel)
-    problem = AttentionProblem(1, 1, 1, ROWS, SEQLEN_K, HEAD_DIM, dtype=candidate.dtype)
-    scheme = QuantScheme("block") if candidate.dtype == "e4m3" else None
-    case = Case(kernel, problem, Recipe("fa3_outliers", seed=seed), scheme)
-    judged = judge(candidate, case, unrounded=False)
-    ratio = error_over_bound(judged.outputs["out"], judged.seen["out"], judged.bound["out"])[0, :, 0]
-    config: Any = candidate.configure(problem)
+    case, found = judged(kernel, Recipe("fa3_outliers", seed=seed), ROWS, SEQLEN_K, "block")
+    ratio = error_over_bound(found.outputs["out"], found.seen["out"], found.bound["out"])[0, :, 0]
+    config: Any = registry.find(kernel).configure(case.problem)
     digits = [[float(f"{x:.3g}") for x in row] for row in ratio]
     return [
         {
@@ -53,26 +41,23 @@ def ratios(kernel: str, seed: int) -> Records:
     ]
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per kernel, the same in every profile."""
-    return [Unit(NAME, ratios, {"kernel": kernel, "seed": seed}) for kernel in KERNELS]
+    return [{"kernel": kernel, "seed": seed} for kernel in KERNELS]
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return the ratio by (kernel, row, channel), with the tile sizes and the case of each kernel."""
-    import xarray as xr
-
-    records = flatten(results)
     ratio = np.array([r["ratio"] for r in records])
     data = xr.Dataset(
         {
-            "ratio": (("kernel", "row", "channel"), ratio, Variable("1", "absolute error over its bound")._asdict()),
-            "tile_m": ("kernel", [r["tile_m"] for r in records], Variable("1", "query rows of a tile")._asdict()),
-            "tile_n": ("kernel", [r["tile_n"] for r in records], Variable("1", "keys of a tile")._asdict()),
-            "case": ("kernel", np.array([r["case"] for r in records], object), {"long_name": "replayable case"}),
+            "ratio": (("kernel", "row", "channel"), ratio, meaning("absolute error over its bound")),
+            "tile_m": ("kernel", [r["tile_m"] for r in records], meaning("query rows of a tile")),
+            "tile_n": ("kernel", [r["tile_n"] for r in records], meaning("keys of a tile")),
+            "case": ("kernel", texts(r["case"] for r in records), {"long_name": "replayable case"}),
         },
         {
-            "kernel": np.array([r["kernel"] for r in records], object),
+            "kernel": texts(r["kernel"] for r in records),
             "row": np.arange(ratio.shape[1]),
             "channel": np.arange(ratio.shape[2]),
         },
@@ -82,4 +67,4 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("ratio_map", ratios, units, dataset)

@@ -8,22 +8,19 @@ Differences below a quarter on one head are within the luck of a sign vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import predict_error
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3verify.files import Json
 from fa3verify.inputs import activations
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten
+from fa3verify.studies.study import Profile, Records, Study, meaning, texts
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "rotation"
 PLAIN = QuantScheme("head")
 
 
@@ -68,36 +65,31 @@ def gains(name: str, tokens: int, signs: int) -> Records:
     ]
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per stored file; the data are real and the sign vectors fixed, so ``seed`` has no effect."""
     return [
-        Unit(NAME, gains, {"name": case.name, "tokens": TOKENS[profile], "signs": SIGNS[profile]})
+        {"name": case.name, "tokens": TOKENS[profile], "signs": SIGNS[profile]}
         for case in activations.list_activations()
     ]
 
 
-_VARIABLES = {
-    "gain": Variable(
-        "1", "RMSE with one scale per head over RMSE with rotation and 128-row scales; above 1 rotation helps"
-    ),
-    "gain_predicted": Variable("1", "the same by the first-order error model"),
-    "rel_rmse_plain": Variable("1", "relative RMSE with one scale per head"),
-    "rel_rmse_rotated": Variable("1", "relative RMSE with rotation and scales per 128 rows"),
-    "tokens": Variable("1", "leading tokens used"),
+_MEANINGS = {
+    "gain": "RMSE with one scale per head over RMSE with rotation and 128-row scales; above 1 rotation helps",
+    "gain_predicted": "the same by the first-order error model",
+    "rel_rmse_plain": "relative RMSE with one scale per head",
+    "rel_rmse_rotated": "relative RMSE with rotation and scales per 128 rows",
+    "tokens": "leading tokens used",
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return the gains by head."""
-    import xarray as xr
-
-    records = flatten(results)
     data = xr.Dataset(
-        {name: ("head", [r[name] for r in records], meaning._asdict()) for name, meaning in _VARIABLES.items()},
-        {"head": np.array([r["head"] for r in records], object)},
+        {name: ("head", [r[name] for r in records], meaning(told)) for name, told in _MEANINGS.items()},
+        {"head": texts(r["head"] for r in records)},
     )
-    data["model"] = ("head", np.array([r["model"] for r in records], object), {"long_name": "pretrained model"})
-    data["file"] = ("head", np.array([r["file"] for r in records], object), {"long_name": "stored activation"})
+    data["model"] = ("head", texts(r["model"] for r in records), {"long_name": "pretrained model"})
+    data["file"] = ("head", texts(r["file"] for r in records), {"long_name": "stored activation"})
     with np.errstate(divide="ignore"):
         correlation = float(np.corrcoef(np.log(data.gain), np.log(data.gain_predicted))[0, 1])
     data.attrs = {
@@ -110,4 +102,4 @@ def assemble(results: Sequence[Records]) -> xr.Dataset:
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("rotation", gains, units, dataset)

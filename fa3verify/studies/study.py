@@ -1,25 +1,31 @@
-"""This module says what a study is: a list of independent units of work, and how their records become one dataset.
+"""This module says what a study is: a measurement of independent units, and how their records become one dataset.
 
-A unit is a top-level function with JSON arguments that returns a list of records (dicts of JSON values), so that any
-executor can run it, a journal can store it and a lost one costs a NaN, never the study.
+A unit is a set of JSON arguments to the study's measurement, a top-level function that returns a list of records (dicts
+of JSON values), so that any executor can run it, a journal can store it and a lost one costs a NaN, never the study.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import xarray as xr
 
-if TYPE_CHECKING:
-    import xarray as xr
+from fa3_reference.attention import attention
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import Granularity, QuantScheme, prepare
+from fa3verify.cases.case import Case
+from fa3verify.files import Json
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.judgement import Judgement, judge
+from fa3verify.known import registry
 
 Profile = Literal["quick", "release", "soak"]
 PROFILES: tuple[Profile, ...] = ("quick", "release", "soak")
-Record = dict[str, Any]
-Records = list[Record]
+Records = list[Json]
+HEAD_DIM = 64  # of the studies that do not say another
 
 
 class Extent(NamedTuple):
@@ -31,23 +37,6 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One piece of work: ``run(**kwargs)`` returns records; equal keys mean equal results."""
-
-    study: str
-    run: Callable[..., Records]
-    kwargs: Mapping[str, Any]
-
-    def __call__(self) -> Records:
-        return self.run(**self.kwargs)
-
-    @property
-    def key(self) -> str:
-        """Identity for journals: study, function and arguments."""
-        return f"{self.study}/{self.run.__name__}/{json.dumps(dict(self.kwargs), sort_keys=True)}"
-
-
-@dataclass(frozen=True, slots=True)
 class Study:
     """A question that a report answers with data.
 
@@ -55,43 +44,44 @@ class Study:
     ----------
     name : str
         Group of the dataset file, ``/studies/<name>``.
+    measure : callable
+        ``measure(**unit) -> list of records``; equal units mean equal records.
     units : callable
-        ``units(profile, seed) -> list[Unit]``; all seeds used derive from ``seed`` by addition.
-    assemble : callable
-        ``assemble(list of unit results) -> xr.Dataset``; results may come in any order, and some may be missing.
+        ``units(profile, seed) -> list of units``; all seeds used derive from ``seed`` by addition.
+    dataset : callable
+        ``dataset(records) -> xr.Dataset``; units may come in any order, and some may be missing.
     of_kernel : callable
-        ``of_kernel(kernel, profile, seed) -> list[Unit]``: what is asked of every FP8 forward that a campaign judges.
+        ``of_kernel(kernel, profile, seed) -> list of units``: what is asked of every FP8 forward that a campaign
+        judges.
     """
 
     name: str
-    units: Callable[[Profile, int], list[Unit]] = field(repr=False)
-    assemble: Callable[[Sequence[Records]], xr.Dataset] = field(repr=False)
-    of_kernel: Callable[[str, Profile, int], list[Unit]] = field(default=lambda kernel, profile, seed: [], repr=False)
+    measure: Callable[..., Records] = field(repr=False)
+    units: Callable[[Profile, int], list[Json]] = field(repr=False)
+    dataset: Callable[[Records], xr.Dataset] = field(repr=False)
+    of_kernel: Callable[[str, Profile, int], list[Json]] = field(default=lambda kernel, profile, seed: [], repr=False)
+
+    def assemble(self, results: Iterable[Records]) -> xr.Dataset:
+        """Return the dataset of what every unit delivered.
+
+        Raises
+        ------
+        ValueError
+            If there is no record.
+        """
+        records = [record for part in results for record in part]
+        if not records:
+            raise ValueError("a study needs at least one unit's result, got none")
+        return self.dataset(records)
 
 
-class Variable(NamedTuple):
-    """Unit (UDUNITS) and meaning of a data variable."""
-
-    units: str
-    long_name: str
-
-
-def flatten(results: Iterable[Records]) -> Records:
-    """Join the records of every unit that delivered any.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
-    records = [record for part in results for record in part]
-    if not records:
-        raise ValueError("a study needs at least one unit's result, got none")
-    return records
+def meaning(long_name: str, units: str = "1") -> dict[str, str]:
+    """Return the attributes of a variable: what it is, and its unit (UDUNITS)."""
+    return {"units": units, "long_name": long_name}
 
 
 def pivot(
-    records: Records, dims: Sequence[str], variables: Mapping[str, Variable], *, title: str, **attrs: str
+    records: Records, dims: Sequence[str], variables: Mapping[str, str], *, title: str = "", comment: str = ""
 ) -> xr.Dataset:
     """Spread records over a grid.
 
@@ -102,8 +92,8 @@ def pivot(
     dims : sequence of str
         Coordinates: numbers ascend, texts keep the order of ``variables``-independent first appearance.
     variables : mapping
-        Data variables to take.
-    title, attrs : str
+        Data variables to take, with their meaning; their unit is 1.
+    title, comment : str
         Attributes of the dataset.
 
     Returns
@@ -111,8 +101,6 @@ def pivot(
     xr.Dataset
         float64; NaN where no record is. Of two records at one place the later wins.
     """
-    import xarray as xr
-
     axes = {dim: _axis([record[dim] for record in records]) for dim in dims}
     places = {dim: {value: i for i, value in enumerate(axis)} for dim, axis in axes.items()}
     grids = {name: np.full([len(axis) for axis in axes.values()], np.nan) for name in variables}
@@ -121,9 +109,9 @@ def pivot(
         for name in variables:
             if name in record:
                 grids[name][where] = record[name]
-    coords = {dim: np.array(axis, object if isinstance(axis[0], str) else None) for dim, axis in axes.items()}
-    data = {name: (tuple(dims), grids[name], variables[name]._asdict()) for name in variables}
-    return xr.Dataset(data, coords, {"title": title, **attrs})
+    coords = {dim: texts(axis) if isinstance(axis[0], str) else np.array(axis) for dim, axis in axes.items()}
+    data = {name: (tuple(dims), grids[name], meaning(long_name)) for name, long_name in variables.items()}
+    return xr.Dataset(data, coords, {"title": title, "comment": comment})
 
 
 def _axis(values: list) -> list:
@@ -131,11 +119,33 @@ def _axis(values: list) -> list:
     return unique if isinstance(unique[0], str) else sorted(unique)
 
 
-def run_serially(study: Study, profile: Profile, seed: int) -> xr.Dataset:
-    """Run every unit in this process and assemble the dataset."""
-    return study.assemble([unit() for unit in study.units(profile, seed)])
+def texts(values: Iterable[str]) -> np.ndarray:
+    """Return texts as the array that a dataset keeps them in."""
+    return np.array(list(values), object)
+
+
+def seen(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, np.ndarray, np.ndarray], scheme: QuantScheme
+) -> tuple[Operands, np.ndarray]:
+    """Return the operands that a kernel sees, those of e4m3 quantised by a scheme, and the exact output of these."""
+    operands = prepare(problem, *arrays, scheme if problem.dtype == "e4m3" else None).operands
+    return operands, attention(problem, *operands.dequantized(problem)).out
+
+
+def judged(kernel: str, recipe: Recipe, rows: int, seqlen_k: int, granularity: Granularity) -> tuple[Case, Judgement]:
+    """Return a case of one head, e4m3 with scales of a granularity, and what becomes of it."""
+    candidate = registry.find(kernel)
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
+    case = Case(kernel, problem, recipe, QuantScheme(granularity) if candidate.dtype == "e4m3" else None)
+    return case, judge(candidate, case, unrounded=False)
 
 
 def rms(x: np.ndarray) -> float:
     """Root mean square, 0 for nothing."""
     return float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0
+
+
+def relative(error: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Return the errors that are told over the root mean square of the exact output: their own, and the largest."""
+    level = rms(truth)
+    return {"rel_rmse": rms(error) / level, "max_rel_error": float(np.max(np.abs(error))) / level}

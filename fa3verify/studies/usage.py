@@ -6,21 +6,16 @@ One scale per (sequence, kv head), as FlashAttention-3's interface has it; the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, condition, quantize_qkv
+from fa3verify.files import Json
 from fa3verify.inputs import activations
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.studies.study import Profile, Records, Study, Unit, Variable, flatten, pivot
+from fa3verify.studies.study import Profile, Records, Study, pivot, texts
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-NAME = "fp8_usage"
 SYNTHETIC = ("normal", "fa3_outliers", "aligned_outliers", "sink")
 _MIN_NORMAL = 2.0**-6
 _MAX = 448.0
@@ -70,42 +65,30 @@ def _spread(operands: Operands, tensor: str) -> float:
     return float(np.max(values.max(axis=2) / values.min(axis=2)))
 
 
-def units(profile: Profile, seed: int) -> list[Unit]:
+def units(profile: Profile, seed: int) -> list[Json]:
     """Return one unit per stored activation file and per synthetic input; the synthetic ones use seed 0 always."""
     seqlen = 512 if profile == "quick" else 4096
-    real = [
-        Unit(NAME, use, {"source": case.name, "kind": "activation", "seqlen": 0})
-        for case in activations.list_activations()
-    ]
-    return [Unit(NAME, use, {"source": name, "kind": "synthetic", "seqlen": seqlen}) for name in SYNTHETIC] + real
+    made = [{"source": name, "kind": "synthetic", "seqlen": seqlen} for name in SYNTHETIC]
+    return made + [{"source": x.name, "kind": "activation", "seqlen": 0} for x in activations.list_activations()]
 
 
-_VARIABLES = {
-    "underflow": Variable("1", "share of nonzero values that become 0"),
-    "subnormal": Variable("1", "share of nonzero values that become subnormal codes"),
-    "top_code": Variable("1", "share of values stored as the largest code, 448"),
-    "sqnr_db": Variable("dB", "signal to quantisation noise"),
-    "scale_spread": Variable("1", "largest over smallest scale of a head's 128-row blocks"),
+_MEANINGS = {
+    "underflow": "share of nonzero values that become 0",
+    "subnormal": "share of nonzero values that become subnormal codes",
+    "top_code": "share of values stored as the largest code, 448",
+    "sqnr_db": "signal to quantisation noise",
+    "scale_spread": "largest over smallest scale of a head's 128-row blocks",
 }
 
 
-def assemble(results: Sequence[Records]) -> xr.Dataset:
+def dataset(records: Records) -> xr.Dataset:
     """Return the figures by (input, rotation, tensor); V is never rotated (NaN)."""
-    records = flatten(results)
-    data = pivot(
-        records,
-        ("input", "rotation", "tensor"),
-        _VARIABLES,
-        title="use of the e4m3 range",
-        comment="one scale per kv head",
-    )
+    dims = ("input", "rotation", "tensor")
+    data = pivot(records, dims, _MEANINGS, title="use of the e4m3 range", comment="one scale per kv head")
+    data["sqnr_db"].attrs["units"] = "dB"
     kinds = {r["input"]: r["kind"] for r in records}
-    data["kind"] = (
-        "input",
-        np.array([kinds[name] for name in data.input.values], object),
-        {"long_name": "activation or synthetic"},
-    )
+    data["kind"] = ("input", texts(kinds[name] for name in data.input.values), {"long_name": "activation or synthetic"})
     return data
 
 
-STUDY = Study(NAME, units, assemble)
+STUDY = Study("fp8_usage", use, units, dataset)

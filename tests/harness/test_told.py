@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fa3verify.campaign.run import Finding
 from fa3verify.cli import console, ranking
 from fa3verify.cli.console_device import print_audit
 from fa3verify.cli.main import main
+from fa3verify.cli.ranking import MachineRanking, ScheduleRow
 from fa3verify.commands.replay import Replayed
 from fa3verify.commands.verify import ShardRun
 from fa3verify.known import registry
@@ -159,30 +162,35 @@ def test_an_audit_says_what_was_accepted_and_passes_with_it(capsys):
     ]
 
 
-def schedule(place: int, **more: Any) -> dict[str, Any]:
+def schedule(place: int, **more: Any) -> ScheduleRow:
     base = {"place": place, "tile": "128x96", "splits": 1, "packed": False, "stages": 2, "p": "reg", "cycles": 30000}
     base |= {"schedule": "pingpong", "milliseconds": 0.01754, "tflops": 551.6, "gap": 0.0421, "binds": "tensor"}
-    return base | {"busy": 0.914, "hbm_gb_per_s": 812.3, "gluon": True, "flash3_choice": False, "alike": []} | more
+    base |= {"busy": 0.914, "hbm_gb_per_s": 812.3, "gluon": True, "flash3_choice": False, "alike": []}
+    return ScheduleRow(**base | more)
 
 
-RANKED = {
-    "problem": "b1",
-    "machine": "h200",
-    "clock_mhz": 1710.4,
-    "kernel": "gluon",
-    "lower_bound_cycles": 28000,
-    "lower_bound_binds": "mufu",
-    "schedules": 17,
-    "regret_gluon": 0.0314,
-    "regret_flash3": None,
-    "shows_peer": True,
-    "ranked": [
+MACHINE: Any = SimpleNamespace(name="h200", assumed=list)
+BUILT = namedtuple("BUILT", ("registers", "spill_bytes", "note"))
+RANKED = MachineRanking(
+    problem="b1",
+    machine=MACHINE,
+    clock_mhz=1710.4,
+    kernel="gluon",
+    schedules=17,
+    lower_bound_cycles=28000,
+    lower_bound_binds="mufu",
+    held_out=None,
+    shows_peer=True,
+    regret_gluon=0.0314,
+    regret_flash3=None,
+    ranked=[
         schedule(1, alike=["64x64", "64x96", "64x128", "64x160", "64x192", "64x224"]),
-        schedule(2, tile="64x64", measured_cycles=31000.4, gap=1.256, gluon=False, flash3_choice=True, binds="hbm"),
-        schedule(2, binds="l2", registers=168, spill_bytes=8, note="slow"),
-        schedule(4, p="smem", binds="reduce", registers=0, note="", not_measured="no GPU", alike=["80x64"]),
+        schedule(2, tile="64x64", measured=31000.4, gap=1.256, gluon=False, flash3_choice=True, binds="hbm"),
+        schedule(2, binds="l2", built=BUILT(168, 8, "slow")),
+        schedule(4, p="smem", binds="reduce", built=BUILT(0, 0, ""), measured="no GPU", alike=["80x64"]),
     ],
-}
+    hazards=[],
+)
 
 
 TOLD_RANKING = """\
@@ -215,11 +223,11 @@ lower bound 28000 cycles (exp2); 17 schedules fit, the best our kernels can be l
 
 def test_a_ranking_of_schedules_is_told_whole(capsys):
     ranking.print_ranking(RANKED, builds=False)
-    split = [row | {"splits": 3, "packed": True} for row in RANKED["ranked"][:2]]
-    measured = {"not_compiled": "no ptxas", "regret": (0.0123, 0.0), "tau": 0.874, "regret_flash3": 0.5}
-    ranking.print_ranking(RANKED | measured | {"ranked": split, "lower_bound_binds": "l2"}, builds=False)
-    ranking.print_ranking(RANKED | {"ranked": split[:1]}, builds=True)
+    split = [row._replace(splits=3, packed=True) for row in RANKED.ranked[:2]]
+    measured = RANKED._replace(not_compiled="no ptxas", agreement=(0.874, (0.0123, 0.0)), regret_flash3=0.5)
+    ranking.print_ranking(measured._replace(ranked=split, lower_bound_binds="l2"), builds=False)
+    ranking.print_ranking(RANKED._replace(ranked=split[:1]), builds=True)
     assert capsys.readouterr().out.splitlines() == TOLD_RANKING
-    assert ranking.csv_of([RANKED | {"ranked": RANKED["ranked"][:1]}]).splitlines()[1:] == [
+    assert ranking.csv_of([RANKED._replace(ranked=RANKED.ranked[:1])]).splitlines()[1:] == [
         "b1,h200,1710.4,gluon,1,128x96,1,False,2,reg,pingpong,30000,0.01754,551.6,0.0421,tensor,0.914,812.3,True,False"
     ]

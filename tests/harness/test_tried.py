@@ -136,6 +136,6 @@ def test_a_summary_has_the_sizes_of_judged_cases_and_trials_and_the_report_shows
     noted = replace(ran.noted(), repeated_runs=False, not_tried=body.tried.not_tried)
     assert body.tried == noted
     assert body.tried.seqlen_k == (509,)
-    rows = {row["what"]: row["twin.fp16"] for row in what_was_tried(summary)["rows"]}
+    rows = {row["what"]: row["twin.fp16"] for row in what_was_tried(summary).rows}
     assert rows["keys of a sequence"] == "up to 509"
     assert "repeated runs" in rows["not tried"]

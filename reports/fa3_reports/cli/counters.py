@@ -8,8 +8,9 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.bench import budget_option, cells_of, launch_options, seed_option
+from fa3verify.cli.bench import budget_option, cells_of, launch_options
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_device
+from fa3verify.cli.options import seed_option
 
 
 def require_profiler() -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa3_reports.device.blocks import Column, Figure, Section, Table, fixed, whole
+from fa3_reports.device.blocks import Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_curves
 from fa3_reports.device.kernels import in_order, look
 from fa3_reports.device.source import Source
 from fa3verify.report.notation import number
+from fa3verify.report.tables import PageColumn, PageTable
 
 
 def section(source: Source) -> Section:
@@ -49,18 +50,18 @@ def _accumulator_loss(source: Source) -> list[Any]:
             for keys in sorted({int(r["seqlen_k"]) for r in rows})
         ]
         kernels = in_order(r["kernel"] for r in rows)
-        columns = [Column("head_dim", "head_dim"), Column("keys", "keys", whole)]
-        columns += [Column(look(k).title, k, number) for k in kernels]
+        columns = [PageColumn("head_dim", "head_dim"), PageColumn("keys", "keys", whole)]
+        columns += [PageColumn(look(k).title, k, number) for k in kernels]
         reading = (
             "V has mean 1; reference: float64 attention of the dequantised operands. Without promotion FP8 loses "
             "output as keys grow."
         )
         found.append(Figure("accumulator-loss", "Accumulator loss over long keys", drawings, (path,), reading))
-        found.append(Table("accumulator-loss", "Relative RMSE, V of mean 1", columns, table, (path,)))
+        found.append(PageTable("accumulator-loss", "Relative RMSE, V of mean 1", columns, table, (path,)))
     return found
 
 
-def _quantiser(source: Source) -> list[Table]:
+def _quantiser(source: Source) -> list[PageTable]:
     tables = []
     accuracy_path = "quantiser/quantize_accuracy.csv"
     speed_path = "quantiser/quantize_speed.csv"
@@ -76,16 +77,16 @@ def _quantiser(source: Source) -> list[Table]:
             for (scope, rotate, mean), values in groups.items()
         ]
         columns = (
-            Column("scales per", "scope"),
-            Column("rotated", "rotate"),
-            Column("mean of K subtracted", "mean"),
-            Column("measurements", "heads", whole),
-            Column("median", "median", fixed(2)),
-            Column("least", "least", fixed(2)),
-            Column("most", "most", fixed(2)),
+            PageColumn("scales per", "scope"),
+            PageColumn("rotated", "rotate"),
+            PageColumn("mean of K subtracted", "mean"),
+            PageColumn("measurements", "heads", whole),
+            PageColumn("median", "median", fixed(2)),
+            PageColumn("least", "least", fixed(2)),
+            PageColumn("most", "most", fixed(2)),
         )
         title = "Quantisation of real activations: measured error over predicted"
-        tables.append(Table("quantiser-accuracy", title, columns, rows, (accuracy_path,)))
+        tables.append(PageTable("quantiser-accuracy", title, columns, rows, (accuracy_path,)))
     if source.has(speed_path):
         rows = [
             {"tokens": int(r["tokens"]), "head_dim": int(r["head_dim"]), "quantiser": r["quantiser"]}
@@ -93,13 +94,13 @@ def _quantiser(source: Source) -> list[Table]:
             for r in source.rows(speed_path)
         ]
         columns = (
-            Column("quantiser", "quantiser"),
-            Column("tokens", "tokens", whole),
-            Column("head_dim", "head_dim", whole),
-            Column("TB/s", "tb", fixed(2)),
-            Column("of a copy's bandwidth", "share", fixed(2)),
+            PageColumn("quantiser", "quantiser"),
+            PageColumn("tokens", "tokens", whole),
+            PageColumn("head_dim", "head_dim", whole),
+            PageColumn("TB/s", "tb", fixed(2)),
+            PageColumn("of a copy's bandwidth", "share", fixed(2)),
         )
-        tables.append(Table("quantiser-speed", "Speed of the quantiser", columns, rows, (speed_path,), fold=True))
+        tables.append(PageTable("quantiser-speed", "Speed of the quantiser", columns, rows, (speed_path,), fold=True))
     return tables
 
 
@@ -119,8 +120,8 @@ def _training(source: Source) -> list[Any]:
         for k in kernels
     ]
     columns = (
-        Column("attention", "kernel"),
-        Column("loss of the first step", "first", fixed(4)),
-        Column("mean of the last 20", "last", fixed(4)),
+        PageColumn("attention", "kernel"),
+        PageColumn("loss of the first step", "first", fixed(4)),
+        PageColumn("mean of the last 20", "last", fixed(4)),
     )
-    return [Table("training", f"A small model trained for {len(rows)} steps", columns, table, (path,))]
+    return [PageTable("training", f"A small model trained for {len(rows)} steps", columns, table, (path,))]

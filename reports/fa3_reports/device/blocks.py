@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from fa3_reports.device.source import MarkdownTable
-from fa3verify.files import csv_text
 from fa3verify.report.notation import DASH, count
-from fa3verify.report.tables import table as printable
-
-Form = Callable[[Any], str]
-
-
-class Column(NamedTuple):
-    """Heading, key in the rows, and how a value is printed; texts are set to the left."""
-
-    head: str
-    key: str
-    form: Form = str
-
-    @property
-    def is_text(self) -> bool:
-        return self.form is str
+from fa3verify.report.tables import Form, PageColumn, PageTable, written
 
 
 def fixed(digits: int) -> Form:
@@ -42,40 +27,7 @@ def whole(value: Any) -> str:
     return DASH if value in (None, "") else count(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of values by column key, from the files ``data``; ``fold`` hides it until it is asked for."""
-
-    name: str
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Mapping[str, Any]]
-    data: tuple[str, ...]
-    note: str = ""
-    fold: bool = False
-    stale: bool = False
-
-    def printed(self) -> dict[str, Any]:
-        """Return what the templates print."""
-        rows = [{c.key: _text(c, row.get(c.key)) for c in self.columns} for row in self.rows]
-        texts = tuple(c.key for c in self.columns if c.is_text)
-        return printable(self.name, self.title, [(c.head, c.key) for c in self.columns], rows, texts, self.note)
-
-    def csv(self) -> str:
-        """Return all values, six significant digits, under their keys."""
-        keys = [c.key for c in self.columns]
-        return csv_text(keys, ([_plain(row.get(key)) for key in keys] for row in self.rows))
-
-
-def _text(column: Column, value: Any) -> str:
-    return DASH if value is None and column.is_text else column.form(value)
-
-
-def _plain(value: Any) -> Any:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-
-
-def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "") -> Table:
+def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str = "") -> PageTable:
     """Return a table of a Markdown page, its cells as they are there; columns of numbers go to the right."""
     keys = [f"c{i}" for i in range(len(table.columns))]
     rows = [dict(zip(keys, (re.sub(r"\\([_*|])", r"\1", c) for c in cells), strict=True)) for cells in table.rows]
@@ -83,9 +35,9 @@ def as_printed(name: str, title: str, table: MarkdownTable, path: str, note: str
     def is_number(key: str) -> bool:
         return all(re.match(r"^[+\-−–]?[\d.]*", row[key]).group() or row[key] == "" for row in rows)  # type: ignore[union-attr]
 
-    forms = {key: (lambda x: x) if is_number(key) else str for key in keys}
-    columns = [Column(head, key, forms[key]) for head, key in zip(table.columns, keys, strict=True)]
-    return Table(name, title, columns, rows, (path,), note)
+    forms = {key: written if is_number(key) else str for key in keys}
+    columns = [PageColumn(head, key, forms[key]) for head, key in zip(table.columns, keys, strict=True)]
+    return PageTable(name, title, columns, rows, (path,), note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +68,11 @@ class Section:
     anchor: str
     title: str
     text: Sequence[str] = ()
-    blocks: Sequence[Table | Figure] = field(default=())
+    blocks: Sequence[PageTable | Figure] = field(default=())
 
     @property
-    def tables(self) -> list[Table]:
-        return [block for block in self.blocks if isinstance(block, Table)]
+    def tables(self) -> list[PageTable]:
+        return [block for block in self.blocks if isinstance(block, PageTable)]
 
     @property
     def figures(self) -> list[Figure]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fa3_reports.device.blocks import Column, Figure, Section, Table, as_printed, fixed, whole
+from fa3_reports.device.blocks import Figure, Section, as_printed, fixed, whole
 from fa3_reports.device.figures import draw_predictions, draw_timeline
 from fa3_reports.device.kernels import look
 from fa3_reports.device.source import Row, Source
 from fa3verify.report.notation import percent
+from fa3verify.report.tables import PageColumn, PageTable
 from fa3verify.timed import stamps
 
 ERRORS = ("simulated_cycles", "roofline_cycles", "closed_form_cycles")
@@ -54,12 +55,12 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 ERROR_COLUMNS = (
-    Column("rows", "rows", whole),
-    Column("mean absolute error", "mape", percent),
-    Column("bias", "bias", lambda x: f"{100 * x:+.1f} %"),
-    Column("largest", "largest", percent),
-    Column("roofline", "roofline", percent),
-    Column("closed form", "closed_form", percent),
+    PageColumn("rows", "rows", whole),
+    PageColumn("mean absolute error", "mape", percent),
+    PageColumn("bias", "bias", lambda x: f"{100 * x:+.1f} %"),
+    PageColumn("largest", "largest", percent),
+    PageColumn("roofline", "roofline", percent),
+    PageColumn("closed form", "closed_form", percent),
 )
 
 
@@ -81,19 +82,19 @@ def _scatter(source: Source, paths: Sequence[str]) -> Figure:
     return Figure("predicted", "Predicted and measured cycles", drawings, tuple(paths), reading)
 
 
-def _by_table(source: Source, paths: Sequence[str]) -> Table:
+def _by_table(source: Source, paths: Sequence[str]) -> PageTable:
     rows = [{"table": path.removesuffix("/validation.csv")} | _figures(source.rows(path)) for path in paths]
     rows.append({"table": "all"} | _figures([r for path in paths for r in source.rows(path)]))
-    return Table(
+    return PageTable(
         "prediction-errors",
         "Errors by table of timings",
-        [Column("timings", "table"), *ERROR_COLUMNS],
+        [PageColumn("timings", "table"), *ERROR_COLUMNS],
         rows,
         tuple(paths),
     )
 
 
-def _by_group(source: Source, paths: Sequence[str]) -> Table:
+def _by_group(source: Source, paths: Sequence[str]) -> PageTable:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in (r for path in paths for r in source.rows(path)):
         groups.setdefault((_group(row), row["head_dim"]), []).append(row)
@@ -101,8 +102,8 @@ def _by_group(source: Source, paths: Sequence[str]) -> Table:
         {"group": g, "head_dim": int(d)} | _figures(groups[g, d])
         for g, d in sorted(groups, key=lambda k: (k[0], int(k[1])))
     ]
-    columns = [Column("kernel", "group"), Column("head_dim", "head_dim"), *ERROR_COLUMNS]
-    return Table("prediction-groups", "Errors by kernel and head_dim", columns, rows, tuple(paths))
+    columns = [PageColumn("kernel", "group"), PageColumn("head_dim", "head_dim"), *ERROR_COLUMNS]
+    return PageTable("prediction-groups", "Errors by kernel and head_dim", columns, rows, tuple(paths))
 
 
 def _ablation(source: Source) -> list[Any]:
@@ -129,7 +130,7 @@ def _ablation_table(
     dtype: str,
     of: dict[str, tuple[int, Row]],
     predicted: dict[int, Row],
-) -> Table:
+) -> PageTable:
     full_line, full = of["gluon"]
     rows = []
     for name in ("gluon", *(n for n in ABLATION if n in of)):
@@ -145,19 +146,19 @@ def _ablation_table(
             }
         )
     columns = (
-        Column("schedule", "kernel"),
-        Column("TFLOP/s", "tflops", fixed(0)),
-        Column("SM MHz", "mhz", fixed(0)),
-        Column("thousand cycles", "cycles", fixed(0)),
-        Column("speed in cycles, measured", "measured", fixed(2)),
-        Column("simulated", "simulated", fixed(2)),
-        Column("error of the cycles", "error", lambda x: f"{100 * x:+.1f} %"),
+        PageColumn("schedule", "kernel"),
+        PageColumn("TFLOP/s", "tflops", fixed(0)),
+        PageColumn("SM MHz", "mhz", fixed(0)),
+        PageColumn("thousand cycles", "cycles", fixed(0)),
+        PageColumn("speed in cycles, measured", "measured", fixed(2)),
+        PageColumn("simulated", "simulated", fixed(2)),
+        PageColumn("error of the cycles", "error", lambda x: f"{100 * x:+.1f} %"),
     )
     title = f"The paper's ablation, {dtype}: what each switch is worth in cycles"
-    return Table(f"ablation-simulated-{dtype}", title, columns, rows, (path, predicted_path))
+    return PageTable(f"ablation-simulated-{dtype}", title, columns, rows, (path, predicted_path))
 
 
-def _rankings(source: Source, paths: Sequence[str]) -> Table:
+def _rankings(source: Source, paths: Sequence[str]) -> PageTable:
     """Kendall's tau and regret as the validation pages have them."""
     rows = []
     pages = [path.replace(".csv", ".md") for path in paths]
@@ -171,21 +172,21 @@ def _rankings(source: Source, paths: Sequence[str]) -> Table:
                 | {"top1": regret[0] / 100, "top3": regret[1] / 100}
             )
     columns = (
-        Column("timings", "table"),
-        Column("", "of"),
-        Column("problems", "problems", whole),
-        Column("Kendall tau", "tau", fixed(2)),
-        Column("regret of the first", "top1", percent),
-        Column("of the first three", "top3", percent),
+        PageColumn("timings", "table"),
+        PageColumn("", "of"),
+        PageColumn("problems", "problems", whole),
+        PageColumn("Kendall tau", "tau", fixed(2)),
+        PageColumn("regret of the first", "top1", percent),
+        PageColumn("of the first three", "top3", percent),
     )
     note = (
         "Schedules of one problem, ranked by simulated cycles: how much slower the best of the first k is than the "
         "best of all. Problems with fewer than three schedules are not ranked."
     )
-    return Table("rankings", "Choosing a schedule by simulated cycles", columns, rows, tuple(pages), note)
+    return PageTable("rankings", "Choosing a schedule by simulated cycles", columns, rows, tuple(pages), note)
 
 
-def _backward(source: Source) -> list[Table]:
+def _backward(source: Source) -> list[PageTable]:
     path = "simulator/backward/validation.md"
     if not source.has(path):
         return []
@@ -218,18 +219,18 @@ def _timelines(source: Source) -> list[Any]:
     if not paths:
         return []
     columns = (
-        Column("kernel", "kernel"),
-        Column("tile", "tile"),
-        Column("seqlen", "seqlen", whole),
-        Column("SM MHz", "mhz", fixed(0)),
-        Column("cycles a key block", "cycles", fixed(0)),
-        Column("slower by its stamps", "slowdown", lambda x: f"{round(100 * x, 1) + 0.0:.1f} %"),
+        PageColumn("kernel", "kernel"),
+        PageColumn("tile", "tile"),
+        PageColumn("seqlen", "seqlen", whole),
+        PageColumn("SM MHz", "mhz", fixed(0)),
+        PageColumn("cycles a key block", "cycles", fixed(0)),
+        PageColumn("slower by its stamps", "slowdown", lambda x: f"{round(100 * x, 1) + 0.0:.1f} %"),
     )
     reading = (
         "Two and a half key blocks from the middle of a CTA, by cycle counts that the kernel itself stamped. Grey "
         "is waiting. `fa3verify trace OUT.json --measured FILE` draws them beside the simulated ones for Perfetto."
     )
-    table = Table("timelines", "Timelines that kernels stamped", columns, rows, tuple(paths))
+    table = PageTable("timelines", "Timelines that kernels stamped", columns, rows, tuple(paths))
     return [Figure("timelines", "What happens inside, step by step", drawings, tuple(paths), reading), table]
 
 

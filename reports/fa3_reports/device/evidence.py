@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from fa3_reports.device.blocks import Column, Section, Table, whole
+from fa3_reports.device.blocks import Section, whole
 from fa3_reports.device.kernels import look
 from fa3_reports.device.keys import of_todays_twin
 from fa3_reports.device.source import Row, Source
 from fa3verify.report.notation import percent
+from fa3verify.report.tables import PageColumn, PageTable
 
 FORWARD_BITS = "bits/gluon_forward_bits.csv"
 BACKWARD_BITS = "bits/gluon_backward_bits.csv"
@@ -38,7 +39,7 @@ def bits(source: Source) -> Section:
     return Section("bits", "Bits", text, blocks)
 
 
-def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> Table:
+def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> PageTable:
     rows = source.rows(path)
     found = []
     for dtype in in_order_of(r["dtype"] for r in rows):
@@ -47,10 +48,10 @@ def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> Tab
             sums = {name: total(of, name) for name in outputs}
             differing = sum(total(of, f"{name}_differing") for name in outputs)
             found.append({"dtype": dtype, "feature": feature, "cases": len(of)} | sums | {"differing": differing})
-    columns = [Column("dtype", "dtype"), Column("feature", "feature"), Column("cases", "cases", whole)]
-    columns += [Column("outputs" if name == "values" else name, name, whole) for name in outputs]
-    columns += [Column("differing", "differing", whole)]
-    return Table(
+    columns = [PageColumn("dtype", "dtype"), PageColumn("feature", "feature"), PageColumn("cases", "cases", whole)]
+    columns += [PageColumn("outputs" if name == "values" else name, name, whole) for name in outputs]
+    columns += [PageColumn("differing", "differing", whole)]
+    return PageTable(
         f"bits-{what}",
         f"{what.capitalize()} against the twin",
         columns,
@@ -65,7 +66,7 @@ def in_order_of(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _quantiser_bits(source: Source) -> list[Table]:
+def _quantiser_bits(source: Source) -> list[PageTable]:
     path = "quantiser/quantize_bits.csv"
     if not source.has(path):
         return []
@@ -77,16 +78,16 @@ def _quantiser_bits(source: Source) -> list[Table]:
         for of in ([r for r in rows if r["dtype"] == dtype],)
     ]
     columns = (
-        Column("input", "dtype"),
-        Column("cases", "cases", whole),
-        Column("codes", "codes", whole),
-        Column("descales and means", "floats", whole),
-        Column("differing", "differing", whole),
+        PageColumn("input", "dtype"),
+        PageColumn("cases", "cases", whole),
+        PageColumn("codes", "codes", whole),
+        PageColumn("descales and means", "floats", whole),
+        PageColumn("differing", "differing", whole),
     )
-    return [Table("bits-quantiser", "Quantiser against the twin", columns, found, (path,))]
+    return [PageTable("bits-quantiser", "Quantiser against the twin", columns, found, (path,))]
 
 
-def _controls(source: Source) -> list[Table]:
+def _controls(source: Source) -> list[PageTable]:
     path = "bits/gluon_forward_controls.csv"
     if not source.has(path):
         return []
@@ -96,17 +97,17 @@ def _controls(source: Source) -> list[Table]:
         for r in source.rows(path)
     ]
     columns = (
-        Column("dtype", "dtype"),
-        Column("planted in the twin", "fault"),
-        Column("outputs", "values", whole),
-        Column("differing", "values_differing", whole),
-        Column("lse differing", "lse_differing", whole),
+        PageColumn("dtype", "dtype"),
+        PageColumn("planted in the twin", "fault"),
+        PageColumn("outputs", "values", whole),
+        PageColumn("differing", "values_differing", whole),
+        PageColumn("lse differing", "lse_differing", whole),
     )
     title = "Controls: a comparison that must differ"
-    return [Table("bits-controls", title, columns, rows, (path,), fold=True)]
+    return [PageTable("bits-controls", title, columns, rows, (path,), fold=True)]
 
 
-def _recordings(source: Source) -> list[Table]:
+def _recordings(source: Source) -> list[PageTable]:
     rows = []
     again = []
     paths = source.find("recordings/*.xz")
@@ -121,26 +122,28 @@ def _recordings(source: Source) -> list[Table]:
         others = [other for other in source.find(f"../*/{path}") if (source.root / other).resolve() != own]
         again += [_repeated(source, path, other) for other in others]
     columns = (
-        Column("recording", "file"),
-        Column("library", "library"),
-        Column("GPU", "gpu"),
-        Column("binary", "sha"),
-        Column("launches", "launches", whole),
-        Column("refused", "refused", whole),
+        PageColumn("recording", "file"),
+        PageColumn("library", "library"),
+        PageColumn("GPU", "gpu"),
+        PageColumn("binary", "sha"),
+        PageColumn("launches", "launches", whole),
+        PageColumn("refused", "refused", whole),
     )
     tables = (
-        [Table("recordings", "What released kernels returned, by digest", columns, rows, tuple(paths))] if paths else []
+        [PageTable("recordings", "What released kernels returned, by digest", columns, rows, tuple(paths))]
+        if paths
+        else []
     )
     if again := [row for row in again if row["launches"]]:
         columns = (
-            Column("recording", "file"),
-            Column("other GPU", "gpu"),
-            Column("same launches", "launches", whole),
-            Column("digests", "digests", whole),
-            Column("that differ", "differing", whole),
+            PageColumn("recording", "file"),
+            PageColumn("other GPU", "gpu"),
+            PageColumn("same launches", "launches", whole),
+            PageColumn("digests", "digests", whole),
+            PageColumn("that differ", "differing", whole),
         )
         title = "The same launches of the same binaries on another GPU"
-        tables.append(Table("recordings-again", title, columns, again, tuple(row["file"] for row in again)))
+        tables.append(PageTable("recordings-again", title, columns, again, tuple(row["file"] for row in again)))
     return tables + _recorded_twins(source)
 
 
@@ -160,7 +163,7 @@ def _launch(launch: dict[str, Any]) -> str:
     return json.dumps([launch["case"], launch["operands"]], sort_keys=True)
 
 
-def _recorded_twins(source: Source) -> list[Table]:
+def _recorded_twins(source: Source) -> list[PageTable]:
     path = "recordings/compared.csv"
     if not source.has(path):
         return []
@@ -172,14 +175,14 @@ def _recorded_twins(source: Source) -> list[Table]:
         counts["long"] += outputs * (int(r["keys"]) >= 4096)
     rows = [{"library": look(name).title} | counts for name, counts in found.items()]
     columns = (
-        Column("library", "library"),
-        Column("launches", "launches", whole),
-        Column("of today's twin", "current", whole),
-        Column("outputs", "outputs", whole),
-        Column("with 4096 keys or more", "long", whole),
-        Column("digests that differ", "differing", whole),
+        PageColumn("library", "library"),
+        PageColumn("launches", "launches", whole),
+        PageColumn("of today's twin", "current", whole),
+        PageColumn("outputs", "outputs", whole),
+        PageColumn("with 4096 keys or more", "long", whole),
+        PageColumn("digests that differ", "differing", whole),
     )
-    return [Table("recorded-twins", "Recordings against our twins of these libraries", columns, rows, (path,))]
+    return [PageTable("recorded-twins", "Recordings against our twins of these libraries", columns, rows, (path,))]
 
 
 def mutants(source: Source) -> Section:
@@ -198,7 +201,7 @@ def mutants(source: Source) -> Section:
     return Section("mutants", "Mutation score", text if blocks else (), blocks)
 
 
-def _rules(source: Source, path: str) -> Table:
+def _rules(source: Source, path: str) -> PageTable:
     every = source.rows(path)
     names = list(every[0])
     rules = names[names.index("correct") + 1 :]
@@ -211,14 +214,14 @@ def _rules(source: Source, path: str) -> Table:
             entry |= {f"faults{key}": len(faults), f"caught{key}": sum(r[rule] == "1" for r in faults)}
             entry |= {f"sound{key}": len(sound), f"alarms{key}": sum(r[rule] == "1" for r in sound)}
         rows.append(entry)
-    columns = [Column("rule", "rule")]
+    columns = [PageColumn("rule", "rule")]
     for key, title in (("16", "16 bits"), ("8", "e4m3")):
-        columns += [Column(f"{title}: caught", f"caught{key}", whole), Column("of", f"faults{key}", whole)]
-        columns += [Column("false alarms", f"alarms{key}", whole), Column("of", f"sound{key}", whole)]
-    return Table("rules", "Planted faults by the rules of eight projects", columns, rows, (path,))
+        columns += [PageColumn(f"{title}: caught", f"caught{key}", whole), PageColumn("of", f"faults{key}", whole)]
+        columns += [PageColumn("false alarms", f"alarms{key}", whole), PageColumn("of", f"sound{key}", whole)]
+    return PageTable("rules", "Planted faults by the rules of eight projects", columns, rows, (path,))
 
 
-def _found(source: Source) -> Table:
+def _found(source: Source) -> PageTable:
     museum = f"{MUTANTS}/museum.csv"
     automatic = f"{MUTANTS}/automatic.md"
     rows: list[dict[str, Any]] = []
@@ -237,12 +240,12 @@ def _found(source: Source) -> Table:
     for row in rows:
         row["share"] = row["found"] / row["faults"]
     columns = (
-        Column("faults", "kind"),
-        Column("planted", "faults", whole),
-        Column("found by quick, without bits", "found", whole),
-        Column("share", "share", percent),
+        PageColumn("faults", "kind"),
+        PageColumn("planted", "faults", whole),
+        PageColumn("found by quick, without bits", "found", whole),
+        PageColumn("share", "share", percent),
     )
-    return Table("mutation-score", "Found by the quick profile", columns, rows, (museum, automatic))
+    return PageTable("mutation-score", "Found by the quick profile", columns, rows, (museum, automatic))
 
 
 def sanitizer(source: Source) -> Section:
@@ -262,19 +265,19 @@ def sanitizer(source: Source) -> Section:
         {"tool": tool, "report": report, "of": len(launches[tool])} | counts for (tool, report), counts in found.items()
     ]
     columns = (
-        Column("tool", "tool"),
-        Column("launches", "of", whole),
-        Column("reports", "report"),
-        Column("places", "rows", whole),
-        Column("explained by a barrier", "explained", whole),
-        Column("not run to the end", "incomplete", whole),
+        PageColumn("tool", "tool"),
+        PageColumn("launches", "of", whole),
+        PageColumn("reports", "report"),
+        PageColumn("places", "rows", whole),
+        PageColumn("explained by a barrier", "explained", whole),
+        PageColumn("not run to the end", "incomplete", whole),
     )
     note = (
         "A report passes only where the machine code shows the barrier that orders the two accesses. racecheck does "
         "not relate a barrier to itself at another place of the code; synccheck takes a barrier that two warpgroups "
         "meet from two places for divergence."
     )
-    table = Table(
+    table = PageTable(
         "sanitizer",
         "Shipped kernels under compute-sanitizer",
         columns,
@@ -292,9 +295,9 @@ def microbenchmarks(source: Source) -> Section:
         return Section("microbench", "Microbenchmarks")
     counts = Counter(r["experiment"] for r in source.rows(path))
     rows = [{"experiment": name.replace("_", " "), "rows": n} for name, n in sorted(counts.items())]
-    columns = (Column("experiment", "experiment"), Column("rows", "rows", whole))
+    columns = (PageColumn("experiment", "experiment"), PageColumn("rows", "rows", whole))
     title = f"{len(rows)} kinds of experiments, {sum(counts.values()):,} rows"
-    table = Table("microbench", title, columns, rows, (path,), fold=True)
+    table = PageTable("microbench", title, columns, rows, (path,), fold=True)
     text = [
         "What the simulator knows of this machine: its constants are derived from these rows by `python -m "
         "fa3_reports.microbench.constants`."

@@ -17,15 +17,16 @@ from typing import Any
 import jinja2
 
 from fa3_reports.device import accuracy, cycles, evidence, speed
-from fa3_reports.device.blocks import Column, Drawing, Section, Table, html_text
+from fa3_reports.device.blocks import Drawing, Section, html_text
 from fa3_reports.device.keys import changed_launches, why_stale
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES as OF_RUNS
-from fa3verify.report.build import environment
+from fa3verify.report.build import environment, stylesheet
 from fa3verify.report.notation import count, number
+from fa3verify.report.tables import PageColumn, PageTable
 
 SCHEMA = "fa3verify.device/1"
 TEMPLATES = Path(__file__).with_name("templates")
@@ -37,14 +38,14 @@ TABLES = "tables"
 FIGURES = "figures"
 DRAWN_WITH = ("matplotlib", "numpy")
 FACT_COLUMNS = (
-    Column("data", "data"),
-    Column("date", "date"),
-    Column("GPU", "gpu"),
-    Column("driver", "driver"),
-    Column("torch", "torch"),
-    Column("triton", "triton"),
-    Column("launches", "launches"),
-    Column("state", "state"),
+    PageColumn("data", "data"),
+    PageColumn("date", "date"),
+    PageColumn("GPU", "gpu"),
+    PageColumn("driver", "driver"),
+    PageColumn("torch", "torch"),
+    PageColumn("triton", "triton"),
+    PageColumn("launches", "launches"),
+    PageColumn("state", "state"),
 )
 
 
@@ -121,7 +122,7 @@ def render(folder: Path) -> dict[str, str]:
         "method": METHOD,
         "cite": cite(hand),
     }
-    css = (OF_RUNS / "report.css").read_text("utf-8") + (TEMPLATES / "device.css").read_text("utf-8")
+    css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
     markdown = _template("device.md.j2", autoescape=False).render(context)
     files = {
         PAGE: _template("device.html.j2", autoescape=True).render(context, css=css),
@@ -163,7 +164,7 @@ def cite(hand: Mapping[str, Any]) -> str:
 
 def _template(name: str, *, autoescape: bool) -> jinja2.Template:
     made = environment(autoescape=autoescape).overlay(loader=jinja2.FileSystemLoader([TEMPLATES, OF_RUNS]))
-    made.tests["table_block"] = lambda block: isinstance(block, Table)
+    made.tests["table_block"] = lambda block: isinstance(block, PageTable)
     made.filters["rich"] = html_text
     return made.get_template(name)
 
@@ -178,13 +179,13 @@ def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str
     }
 
 
-def headlines(tables: list[Table]) -> list[str]:
+def headlines(tables: list[PageTable]) -> list[str]:
     """Return what a reader wants first, each from the table that it stands in; stale ones say so."""
     told = ((table, line) for table in tables for line in _told(table))
     return [f"{line} (stale)." if table.stale else f"{line}." for table, line in told]
 
 
-def _told(table: Table) -> list[str]:
+def _told(table: PageTable) -> list[str]:
     """Return the headlines of one table, without the full stop."""
 
     def total(key: str) -> int:
@@ -214,7 +215,7 @@ def _told(table: Table) -> list[str]:
     return []
 
 
-def _ratio_told(table: Table) -> list[str]:
+def _ratio_told(table: PageTable) -> list[str]:
     rows = [row for row in table.rows if row["kernel"] == "ours"]
     if not rows:
         return []
@@ -246,7 +247,7 @@ def _provenance(source: Source) -> Section:
         "makes those rows stale that have its features. A file without a hash counts as stale. "
         f"The digest of every file that this page was made of stands in [{FACTS}]({FACTS})."
     ]
-    table = Table(
+    table = PageTable(
         "provenance", "Provenance", FACT_COLUMNS, unique, tuple(sorted({row["data"] for row in unique})), fold=True
     )
     return Section("provenance", "Provenance", text, [table])

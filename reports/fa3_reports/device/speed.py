@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3_kernels.plan.barriers import WARP_THREADS
-from fa3_reports.device.blocks import Column, Figure, Section, Table, fixed, whole
+from fa3_reports.device.blocks import Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_speed
 from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import SUB_CORES
+from fa3verify.report.tables import PageColumn, PageTable
 from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import geometric_mean
 
@@ -120,7 +121,7 @@ def benches(source: Source, grids: Iterable[str], figure: str = "burst") -> list
     return sorted(found, key=lambda b: (list(grids).index(b.grid), DTYPES.index(b.dtype), -len(b.cells)))
 
 
-def ratios(bench: Bench, source: Source, name: str = "") -> Table:
+def ratios(bench: Bench, source: Source, name: str = "") -> PageTable:
     """Geometric means of our speed over each peer's and over the best, by head_dim, with the worst cell."""
     rows = []
     dims = sorted({cell.head_dim for cell in bench.cells})
@@ -140,14 +141,14 @@ def ratios(bench: Bench, source: Source, name: str = "") -> Table:
                 | {key: None if math.isnan(value) else value for key, value in means.items()}
                 | {"worst": worst[1], "worst_cell": worst[0].name}
             )
-    columns = [Column("kernel", "kernel"), Column("over", "peer"), Column("cells", "cells", whole)]
-    columns += [Column("geometric mean", "mean", fixed(3)), *(Column(f"d{d}", f"d{d}", fixed(3)) for d in dims)]
-    columns += [Column("worst", "worst", fixed(3)), Column("worst cell", "worst_cell")]
+    columns = [PageColumn("kernel", "kernel"), PageColumn("over", "peer"), PageColumn("cells", "cells", whole)]
+    columns += [PageColumn("geometric mean", "mean", fixed(3)), *(PageColumn(f"d{d}", f"d{d}", fixed(3)) for d in dims)]
+    columns += [PageColumn("worst", "worst", fixed(3)), PageColumn("worst cell", "worst_cell")]
     title = f"{bench.title}: speed over peers"
-    return Table(f"ratios-{name or bench.name}", title, columns, rows, (bench.path,))
+    return PageTable(f"ratios-{name or bench.name}", title, columns, rows, (bench.path,))
 
 
-def listed(bench: Bench, source: Source, machine: Machine) -> Table:
+def listed(bench: Bench, source: Source, machine: Machine) -> PageTable:
     """Every cell: TFLOP/s of all kernels, ours over the best peer, its clock, and over the limit at that clock."""
     kernels = bench.kernels
     ours = next((k for k in kernels if is_ours(k)), kernels[0])
@@ -163,13 +164,13 @@ def listed(bench: Bench, source: Source, machine: Machine) -> Table:
             | {"best_peer": look(peer).title if peer else None, "ratio": cell.ratio(ours, peer) if peer else None}
             | {"mhz": mhz, "limit": limit, "share": speed / limit if limit and speed else None}
         )
-    columns = [Column("head_dim", "head_dim"), Column("mask", "mask"), Column("seqlen", "seqlen", whole)]
-    columns += [Column(look(k).title, k, fixed(0)) for k in kernels]
-    columns += [Column("best peer", "best_peer"), Column(f"{look(ours).title} / best", "ratio", fixed(3))]
-    columns += [Column("SM MHz", "mhz", fixed(0)), Column("limit", "limit", fixed(0))]
-    columns += [Column("of the limit", "share", fixed(2))]
+    columns = [PageColumn("head_dim", "head_dim"), PageColumn("mask", "mask"), PageColumn("seqlen", "seqlen", whole)]
+    columns += [PageColumn(look(k).title, k, fixed(0)) for k in kernels]
+    columns += [PageColumn("best peer", "best_peer"), PageColumn(f"{look(ours).title} / best", "ratio", fixed(3))]
+    columns += [PageColumn("SM MHz", "mhz", fixed(0)), PageColumn("limit", "limit", fixed(0))]
+    columns += [PageColumn("of the limit", "share", fixed(2))]
     title = f"{bench.title}: all {len(rows)} cells, TFLOP/s"
-    return Table(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
+    return PageTable(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
 
 
 def chart(bench: Bench, source: Source, machine: Machine) -> Figure:
@@ -222,7 +223,7 @@ def sustained(source: Source, machine: Machine) -> Section:
     return Section("sustained", "Under its own heat", (), blocks)
 
 
-def _heat(bench: Bench, source: Source) -> Table:
+def _heat(bench: Bench, source: Source) -> PageTable:
     """Every sustained cell beside its burst, with power and joules where they were measured."""
     of = [r for r in source.rows(bench.path) if (r["grid"], r["dtype"]) == (bench.grid, bench.dtype)]
     bursts = {c.name: c.tflops for c in cells(of)}
@@ -239,15 +240,15 @@ def _heat(bench: Bench, source: Source) -> Table:
                 | {"of_burst": speed / burst if burst else None, "mhz": cell.mhz.get(kernel)}
                 | {"watts": watts, "joules": joules, "per_joule": speed / watts if watts else None}
             )
-    columns = [Column("cell", "cell"), Column("kernel", "kernel")]
-    columns += [Column("sustained TFLOP/s", "sustained", fixed(0)), Column("burst TFLOP/s", "burst", fixed(0))]
-    columns += [Column("of the burst", "of_burst", fixed(2)), Column("SM MHz", "mhz", fixed(0))]
+    columns = [PageColumn("cell", "cell"), PageColumn("kernel", "kernel")]
+    columns += [PageColumn("sustained TFLOP/s", "sustained", fixed(0)), PageColumn("burst TFLOP/s", "burst", fixed(0))]
+    columns += [PageColumn("of the burst", "of_burst", fixed(2)), PageColumn("SM MHz", "mhz", fixed(0))]
     if any(row["joules"] for row in rows):
-        columns += [Column("W", "watts", fixed(0)), Column("joules a launch", "joules", fixed(3))]
-        columns.append(Column("TFLOP a joule", "per_joule", fixed(2)))
+        columns += [PageColumn("W", "watts", fixed(0)), PageColumn("joules a launch", "joules", fixed(3))]
+        columns.append(PageColumn("TFLOP a joule", "per_joule", fixed(2)))
     name = f"sustained-cells-{bench.name}"
     title = f"{bench.title}: sustained and burst"
-    return Table(name, title, columns, rows, (bench.path,), fold=len(rows) > 12)
+    return PageTable(name, title, columns, rows, (bench.path,), fold=len(rows) > 12)
 
 
 def others(source: Source) -> Section:
@@ -263,7 +264,7 @@ def others(source: Source) -> Section:
     return Section("shapes", "Ablation, grouped heads, decoding, calls", (), blocks)
 
 
-def _cells_by_kernel(bench: Bench, source: Source, title: str) -> Table:
+def _cells_by_kernel(bench: Bench, source: Source, title: str) -> PageTable:
     rows = []
     by_kernel = {(r["kernel"], _shape(r)): r for r in source.rows(bench.path) if r["status"] == "ok"}
     for cell in bench.cells:
@@ -275,15 +276,15 @@ def _cells_by_kernel(bench: Bench, source: Source, title: str) -> Table:
                 | {"mhz": cell.mhz.get(kernel), "kilocycles": _thousands(row["burst_cycles"])}
                 | {"tb_per_s": _float(row["kv_tb_per_s"]), "ratio": ratio}
             )
-    columns = [Column("shape", "shape"), Column("kernel", "kernel")]
+    columns = [PageColumn("shape", "shape"), PageColumn("kernel", "kernel")]
     if bench.grid != "decode":
-        columns.append(Column("TFLOP/s", "tflops", fixed(0)))
-    columns += [Column("SM MHz", "mhz", fixed(0)), Column("thousand cycles", "kilocycles", fixed(0))]
+        columns.append(PageColumn("TFLOP/s", "tflops", fixed(0)))
+    columns += [PageColumn("SM MHz", "mhz", fixed(0)), PageColumn("thousand cycles", "kilocycles", fixed(0))]
     if bench.grid == "decode":
-        columns.append(Column("K and V, TB/s", "tb_per_s", fixed(2)))
-    columns.append(Column("over the best peer", "ratio", fixed(3)))
+        columns.append(PageColumn("K and V, TB/s", "tb_per_s", fixed(2)))
+    columns.append(PageColumn("over the best peer", "ratio", fixed(3)))
     name = f"{bench.grid}-{bench.path.split('/')[-2]}-{bench.dtype}".replace("_", "-")
-    return Table(name, f"{title}, {bench.dtype}", columns, rows, (bench.path,))
+    return PageTable(name, f"{title}, {bench.dtype}", columns, rows, (bench.path,))
 
 
 def _shape(row: Row) -> tuple[str, ...]:
@@ -304,13 +305,13 @@ def _thousands(text: str) -> float | None:
     return float(text) / 1e3 if text else None
 
 
-def _host(source: Source) -> list[Table]:
+def _host(source: Source) -> list[PageTable]:
     path = "speed/host/host.csv"
     if not source.has(path):
         return []
     rows = source.rows(path)
-    columns = [Column("call", "situation"), Column("kernel", "kernel")]
-    columns += [Column(f"median, run {run}", f"run{run}", fixed(1)) for run in sorted({r["run"] for r in rows})]
+    columns = [PageColumn("call", "situation"), PageColumn("kernel", "kernel")]
+    columns += [PageColumn(f"median, run {run}", f"run{run}", fixed(1)) for run in sorted({r["run"] for r in rows})]
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for r in rows:
         key = (r["situation"], r["kernel"])
@@ -318,10 +319,10 @@ def _host(source: Source) -> list[Table]:
             r["median_us"]
         )
     title = "Host time of a call before the GPU does anything, microseconds"
-    return [Table("host", title, columns, list(found.values()), (path,))]
+    return [PageTable("host", title, columns, list(found.values()), (path,))]
 
 
-def _packed(source: Source) -> list[Table]:
+def _packed(source: Source) -> list[PageTable]:
     path = "speed/packed/packed.csv"
     if not source.has(path):
         return []
@@ -332,7 +333,7 @@ def _packed(source: Source) -> list[Table]:
     rows: list[dict[str, Any]] = [
         {"mix": mix, "mask": mask, "dtype": dtype} | found for (mix, mask, dtype), found in times.items()
     ]
-    columns = [Column("lengths", "mix"), Column("mask", "mask"), Column("dtype", "dtype")]
-    columns += [Column(f"{version}, us", version, fixed(0)) for version in versions]
+    columns = [PageColumn("lengths", "mix"), PageColumn("mask", "mask"), PageColumn("dtype", "dtype")]
+    columns += [PageColumn(f"{version}, us", version, fixed(0)) for version in versions]
     note = "old: the schedule that the host made in release 0.1.0; new: the one that the GPU makes."
-    return [Table("packed", "Packed sequences", columns, rows, (path,), note, fold=True)]
+    return [PageTable("packed", "Packed sequences", columns, rows, (path,), note, fold=True)]

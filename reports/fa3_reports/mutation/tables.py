@@ -12,6 +12,7 @@ from fa3_reports.mutation.grid import Verdicts
 from fa3_reports.mutation.museum import Exhibit
 from fa3_reports.mutation.rules import OURS, RULES
 from fa3_reports.mutation.sound import Tally
+from fa3verify.files import markdown_table
 
 _PARTS = {"crash": "crash", "laws": "properties", "hazards": "hazards", "L1": "bound", "L2": "baseline"}
 
@@ -20,8 +21,8 @@ _OF_KERNELS = ("crash", "properties", "bound", "baseline")
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table; cells are written as they are, with bars escaped."""
-    lines = [head, ["---"] * len(head), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    escaped = ([str(cell).replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(markdown_table(head, escaped, rule=" --- "))
 
 
 def part_of(found_by: Iterable[str]) -> str:

@@ -94,7 +94,7 @@ def test_a_stored_run_with_an_infinite_error_has_the_atlas_of_the_run(campaign):
     stored = atlas.of(parse(json.loads(json_text(summary.to_json())), "summary"))
     assert stored.text() == atlas.of(summary).text()
     assert stored.entries[0].families[0].largest == worst.describe
-    assert not moved.moved(atlas.of(summary).entries, stored.entries)["rows"]
+    assert not moved.moved(atlas.of(summary).entries, stored.entries).rows
 
 
 def test_every_figure_of_a_family_is_given_again_by_its_replay_file(campaign):

@@ -66,66 +66,48 @@ def test_an_unknown_kernel_is_a_usage_error_that_names_it(kernel, words, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "x/1"}', '{"schema": "fa3verify.baseline/1"}'])
-def test_a_bad_baseline_is_refused_before_anything_runs(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((text, "base.json") for text in ("", "{", "[]", '{"schema": "x/1"}', '{"schema": "fa3verify.baseline/1"}')),
+        (jobs.gate.Baseline("release", 0, {}).text(), "profile release"),
+    ],
+)
+def test_a_bad_baseline_is_refused_before_anything_runs(tmp_path, content, words):
     path = tmp_path / "base.json"
     path.write_text(content)
     result = run("verify", "twin.fp16", "--quick", "--baseline", path, "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert "base.json" in one_line(result)
+    assert words in one_line(result)
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
-def test_a_baseline_of_another_profile_is_refused(tmp_path):
-    path = tmp_path / "base.json"
-    path.write_text(jobs.gate.Baseline("release", 0, {}).text())
-    result = run("verify", "twin.fp16", "--quick", "--baseline", path, "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "profile release" in one_line(result)
-
-
-def test_an_output_path_that_is_a_file_is_refused(tmp_path):
+@pytest.mark.parametrize("nobody_may_write", [False, True])
+def test_an_output_path_that_cannot_be_written_is_refused(tmp_path, nobody_may_write):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    result = run("verify", "twin.fp16", "--quick", "--out", blocked / "out")
+    result = run("verify", "twin.fp16", "--quick", "--out", "/proc/self" if nobody_may_write else blocked / "out")
     assert result.exit_code == 2
     assert "cannot be written" in one_line(result)
 
 
-def test_an_output_directory_that_nobody_may_write_is_refused():
-    result = run("verify", "twin.fp16", "--quick", "--out", "/proc/self")
-    assert result.exit_code == 2
-    assert "cannot be written" in one_line(result)
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(28, "No space left on device", "out/run.nc"), 3, "No space left on device"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 3, "pip install 'torch>=2.9'"),
+        (RuntimeError("two\nlines"), 4, "RuntimeError: two lines"),
+    ],
+    ids=["full disk", "missing package", "internal error"],
+)
+def test_what_is_raised_is_one_line_and_an_exit_code(tmp_path, monkeypatch, error, code, words):
+    def raising(*_):
+        raise error
 
-
-def test_a_full_disk_is_an_environment_error(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device", "out/run.nc")
-
-    monkeypatch.setattr(jobs, "run", full)
+    monkeypatch.setattr(jobs, "run", raising)
     result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
-    assert result.exit_code == 3
-    assert "No space left on device" in one_line(result)
-
-
-def test_a_missing_package_names_the_version_to_install(tmp_path, monkeypatch):
-    def missing(*_):
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(jobs, "run", missing)
-    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
-    assert result.exit_code == 3
-    assert "pip install 'torch>=2.9'" in one_line(result)
-
-
-def test_an_internal_error_is_one_line(tmp_path, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("two\nlines")
-
-    monkeypatch.setattr(jobs, "run", broken)
-    result = run("verify", "twin.fp16", "--quick", "--out", tmp_path)
-    assert result.exit_code == 4
-    assert "RuntimeError: two lines" in one_line(result)
+    assert result.exit_code == code
+    assert words in one_line(result)
 
 
 def test_an_interruption_promises_nothing_that_is_not_kept(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,9 +78,9 @@ def pages(out: Path, *files: Path) -> tuple[str, str]:
 def test_pages_of_the_published_data_are_the_published_pages():
     files = [*ATLASES, *(PUBLISHED / name for name in BESIDE)]
     made = atlas_page.render(atlas_page.read(PUBLISHED, files))
-    assert set(made) == {atlas_page.PAGE, atlas_page.MARKDOWN}
-    stored_page = (PUBLISHED / atlas_page.MARKDOWN).read_text(encoding="utf-8")
-    assert made[atlas_page.MARKDOWN] == stored_page, "atlas.md is not what its data give"
+    assert set(made) == {atlas_page.PAGE, "atlas.md"}
+    stored_page = (PUBLISHED / "atlas.md").read_text(encoding="utf-8")
+    assert made["atlas.md"] == stored_page, "atlas.md is not what its data give"
     check_alone(made[atlas_page.PAGE])
 
 
@@ -231,7 +232,7 @@ def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(t
     entries = [
         entry("a.fp16", families=("normal",)),
         with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
-        with_figures("c.fp16", nonfinite=2, ratio_max="Infinity"),
+        with_figures("c.fp16", nonfinite=2, ratio_max=math.inf),
     ]
     rows = [atlas_tables.Judged(e.kernel, e, ".", "CPU") for e in entries]
     marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in atlas_tables.matrices(rows, "")]
@@ -296,7 +297,7 @@ def test_what_moved_is_all_that_changed_and_nothing_else(tmp_path):
     worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
     finding = atlas.EntryFinding("L1 error / bound", "observed 2", None, "L1 error / bound", None)
     new = replace(old, verdict="fail", families=(first, worse), findings=(finding,), loss=())
-    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")])["rows"]
+    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")]).rows
     assert [tuple(row.values()) for row in rows] == [
         ("a.fp16", "", "verdict", "pass", "fail", "–"),
         ("a.fp16", "fa3_outliers", "max error", "0.0200", "0.0400", "2.00"),

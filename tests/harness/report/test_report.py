@@ -19,7 +19,7 @@ import xarray as xr
 from fa3verify import files as atomic
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.metrics import MEASURES
-from fa3verify.report import build, dataset, figures, panels, tables
+from fa3verify.report import dataset, figures, panels, tables
 from fa3verify.report.build import rebuild, write_report
 from fa3verify.report.svg import colour
 from fa3verify.studies import STUDIES
@@ -34,6 +34,7 @@ read = _FAKE.read
 _VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
+MOST_BYTES = 2_000_000  # of a page
 MOST = {"rows": 32, "seqlen": 512, "tokens": 32}
 SHORT = [128, 256, 512]
 
@@ -43,10 +44,10 @@ def studies() -> dict[str, xr.Dataset]:
     """Every study from few rows and keys of its first draw: what is under test is how figures are stored and shown."""
     chosen = {}
     for study in STUDIES:
-        first = [u for u in study.units("quick", 0) if u.kwargs.get("seqlen_k", 0) <= 8192 and not u.kwargs.get("seed")]
-        few = [{name: min(x, MOST[name]) if name in MOST else x for name, x in u.kwargs.items()} for u in first]
+        first = [u for u in study.units("quick", 0) if u.get("seqlen_k", 0) <= 8192 and not u.get("seed")]
+        few = [{name: min(x, MOST[name]) if name in MOST else x for name, x in u.items()} for u in first]
         few = [given | ({"lengths": SHORT} if "lengths" in given else {}) for given in few]
-        chosen[study.name] = study.assemble([unit.run(**given) for unit, given in zip(first, few, strict=True)])
+        chosen[study.name] = study.assemble([study.measure(**given) for given in few])
     return chosen
 
 
@@ -98,7 +99,7 @@ def test_page_is_self_contained_and_small(page):
     assert "url(" not in re.sub(r"url\(#", "", text)
     assert "@import" not in text
     assert "script" not in parsed.tags
-    assert len(text.encode()) <= build.MAX_HTML_BYTES
+    assert len(text.encode()) <= MOST_BYTES
 
 
 def test_page_is_well_formed_and_its_anchors_exist_once(page):
@@ -110,7 +111,7 @@ def test_page_is_well_formed_and_its_anchors_exist_once(page):
 
 def check_alone(text):
     """Assert that a page is valid, small, and asks for nothing outside."""
-    assert len(text.encode()) <= build.MAX_HTML_BYTES
+    assert len(text.encode()) <= MOST_BYTES
     assert html_errors(text) == []
     assert not re.search(r"<(script|link|iframe)|@import|(src|srcset)=[\"'](?!data:)", text)
 
@@ -176,7 +177,7 @@ def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
     unknown = replace(known, rule="lse error / bound", observed=None, status="not compared")
     rules = [*(replace(unknown, family=name) for name in ("normal", "peaky")), known]
     rules.append(replace(unknown, kernel="other", family="normal"))
-    rows = tables.gate(rules, passed=False)["rows"]
+    rows = tables.gate(rules, passed=False).rows
     assert [(row["kernel"], row["rule"], row["family"]) for row in rows] == [
         ("k", "error / bound", "peaky"),
         ("k", "lse error / bound", "2 families"),

@@ -19,6 +19,7 @@ import numpy as np
 
 from fa3verify.report import study_tables, svg
 from fa3verify.report.panels import PANELS
+from fa3verify.report.tables import PageTable
 from fa3verify.studies import (
     STUDIES,
     accumulator_loss,
@@ -35,7 +36,7 @@ from fa3verify.studies import (
 STORED = Path(__file__).with_suffix(".json.xz")
 DRAWN = Path(__file__).with_suffix(".txt")
 TINY = (  # cheap units of each study, by its own function and arguments
-    (paper.STUDY, [u for u in paper.units("quick", 0) if "flash_fp16" in u.kwargs["variants"]][:1]),
+    (paper.STUDY, [u for u in paper.units("quick", 0) if "flash_fp16" in u["variants"]][:1]),
     (outliers.STUDY, outliers.units("quick", 0)[:2]),
     (errors.STUDY, errors.units("quick", 0)[::5]),
     (ratio_map.STUDY, ratio_map.units("quick", 0)[-2:]),
@@ -43,7 +44,7 @@ TINY = (  # cheap units of each study, by its own function and arguments
     (usage.STUDY, usage.units("quick", 0)[:5]),
     (budget.STUDY, budget.units("quick", 0)[:2]),
     (rotation.STUDY, rotation.units("quick", 0)[:2]),
-    (accumulator_loss.STUDY, [u for u in accumulator_loss.units("quick", 0) if u.kwargs["seqlen_k"] == 2048][:4]),
+    (accumulator_loss.STUDY, [u for u in accumulator_loss.units("quick", 0) if u["seqlen_k"] == 2048][:4]),
 )
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 MAPPED = 16  # every 16th row and column of a map is stored
@@ -81,7 +82,14 @@ def told() -> str:
             ]
             for axes in figure.axes:
                 lines += ["-- axes", *drawn(axes)]
-    return "\n".join([*lines, "==== tables", *(f"{k} {v}" for k, v in study_tables.of_studies(data).items()), ""])
+    lines += ["==== tables", *(f"{name} {_printed(table)}" for name, table in study_tables.of_studies(data).items())]
+    return "\n".join([*lines, ""])
+
+
+def _printed(table: PageTable) -> tuple[object, ...]:
+    """Return what a reader sees of a table: its words, the head of every column and its side, and the cells."""
+    heads = [(column.head, "left" if column.is_text else "right") for column in table.columns]
+    return table.title, table.note, heads, [[table.cell(row, c) for c in table.columns] for row in table.rows]
 
 
 def alike(line: str, other: str) -> bool:
@@ -127,6 +135,6 @@ def figures(values: Any) -> str:
 
 
 if __name__ == "__main__":
-    found = {study.name: thinned([unit() for unit in units]) for study, units in TINY}
+    found = {study.name: thinned([study.measure(**unit) for unit in units]) for study, units in TINY}
     STORED.write_bytes(lzma.compress(json.dumps(found).encode(), preset=9))
     DRAWN.write_text(told(), encoding="utf-8")

@@ -22,23 +22,22 @@ from fa3verify.studies import (
     rotation,
 )
 from fa3verify.studies.growth import slope
-from fa3verify.studies.study import Variable, flatten, pivot
+from fa3verify.studies.study import pivot
 from tests.harness.studies import stored_records
 from tests.harness.studies.stored_records import TINY
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_units_travel_and_have_distinct_keys(study, profile):
+def test_units_travel_and_are_distinct(study, profile):
     units = study.units(profile, 7)
-    assert len({unit.key for unit in units}) == len(units) >= 1
-    assert all(unit.study == study.name for unit in units)
-    assert [u.key for u in pickle.loads(pickle.dumps(units))] == [u.key for u in units]
+    assert len({json.dumps(unit) for unit in units}) == len(units) >= 1
+    assert pickle.loads(pickle.dumps((study.measure, units))) == (study.measure, json.loads(json.dumps(units)))
 
 
 @pytest.mark.parametrize(("study", "units"), TINY, ids=lambda x: getattr(x, "name", ""))
 def test_records_are_json_and_every_variable_says_what_it_is(study, units):
-    results = [unit() for unit in units]
+    results = [study.measure(**unit) for unit in units]
     assert json.loads(json.dumps(results, allow_nan=False)) == results
     assert_close(stored_records.thinned(results), stored_records.stored()[study.name])
     data = study.assemble(results)
@@ -84,23 +83,23 @@ def test_pictures_and_tables_of_stored_records_are_as_they_were():
 
 def test_units_are_deterministic_in_any_order():
     first, second = outliers.units("quick", 0)[:2]
-    a, b = first(), second()
-    assert (second(), first()) == (b, a)
+    a, b = outliers.sweep(**first), outliers.sweep(**second)
+    assert (outliers.sweep(**second), outliers.sweep(**first)) == (b, a)
 
 
 def test_a_lost_unit_leaves_nan_and_no_unit_is_refused():
     records = [{"kernel": "b", "n": 2, "x": 1.0}, {"kernel": "a", "n": 1, "x": 2.0}]
-    data = pivot(records, ("kernel", "n"), {"x": Variable("1", "")}, title="")
+    data = pivot(records, ("kernel", "n"), {"x": ""})
     assert data.kernel.values.tolist() == ["b", "a"]
     assert data.n.values.tolist() == [1, 2]
     np.testing.assert_array_equal(data.x, [[np.nan, 1.0], [2.0, np.nan]])
     with pytest.raises(ValueError, match="at least one unit"):
-        flatten([[], []])
+        outliers.STUDY.assemble([[], []])
 
 
 def _paper_rmse(seqlen: int, seeds: int) -> dict[str, float]:
     results = [paper.measure([m.name], seqlen, 0, seqlen // 2, seed) for seed in range(seeds) for m in paper.METHODS]
-    rmse = paper.assemble(results).rmse_unrounded
+    rmse = paper.STUDY.assemble(results).rmse_unrounded
     return dict(zip(rmse.variant.values, np.sqrt((rmse**2).mean("seed")).values, strict=True))
 
 
@@ -117,14 +116,14 @@ def test_the_papers_order_of_methods_holds_at_1024_keys():
 
 
 def test_chunks_of_query_rows_add_up_to_the_whole():
-    whole = paper.assemble([paper.measure(["fp8_hadamard_block"], 512, 0, 512, 0)])
-    parts = paper.assemble([paper.measure(["fp8_hadamard_block"], 512, first, 256, 0) for first in (0, 256)])
+    whole = paper.STUDY.assemble([paper.measure(["fp8_hadamard_block"], 512, 0, 512, 0)])
+    parts = paper.STUDY.assemble([paper.measure(["fp8_hadamard_block"], 512, first, 256, 0) for first in (0, 256)])
     for name in ("rmse_unrounded", "rmse_seen", "max_error_unrounded"):
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-12)
 
 
 def test_rounding_the_inputs_explains_most_of_the_papers_fp16_figure():
-    data = paper.assemble([paper.measure(["flash_fp16"], 2048, 0, 512, 0)])
+    data = paper.STUDY.assemble([paper.measure(["flash_fp16"], 2048, 0, 512, 0)])
     assert 0.85 < float(data.input_rounding_share.sel(variant="flash_fp16").item()) < 0.98
 
 
@@ -136,7 +135,7 @@ def test_chained_accumulation_loses_a_tenth_at_8k_keys_only_when_v_has_a_mean():
         for mean in accumulator_loss.V_MEANS
         for r in accumulator_loss.measure(k, mean, 8192, 16, 0)
     ]
-    error = accumulator_loss.assemble([records]).rel_rmse.sel(seqlen_k=8192, seed=0)
+    error = accumulator_loss.STUDY.assemble([records]).rel_rmse.sel(seqlen_k=8192, seed=0)
     assert error.sel(kernel="twin.e4m3_chained", v_mean=1.0).item() == pytest.approx(0.101, rel=0.03)
     assert error.sel(kernel="twin.e4m3", v_mean=1.0).item() == pytest.approx(2.1e-3, rel=0.15)
     blind = error.sel(v_mean=0.0)
@@ -155,25 +154,25 @@ def test_every_fp8_forward_under_judgement_is_asked_for_its_accumulator_loss(tmp
 
 def test_the_twin_of_official_flashattention_3_loses_what_the_library_lost():
     kernel, table = "twin.flash3.e4m3", accumulator_loss.H200["FlashAttention-3"]
-    wanted = {(u.kwargs["v_mean"], u.kwargs["seqlen_k"]): u for u in accumulator_loss.of_kernel(kernel, "quick", 0)}
+    wanted = {(u["v_mean"], u["seqlen_k"]): u for u in accumulator_loss.of_kernel(kernel, "quick", 0)}
     assert wanted.keys() == table.keys()
     for where in ((1.0, 2048), (1.0, 8192), (0.0, 8192)):
-        (record,) = wanted[where]()
+        (record,) = accumulator_loss.measure(**wanted[where])
         assert record["rel_rmse"] == pytest.approx(table[where], rel=0.1), where
-    longest = max(u.kwargs["seqlen_k"] for u in accumulator_loss.of_kernel(kernel, "release", 0))
+    longest = max(u["seqlen_k"] for u in accumulator_loss.of_kernel(kernel, "release", 0))
     assert longest == 1 << 20
     assert accumulator_loss.measure("twin.triton_tutorial.fp16", 1.0, 2048, 16, 0) == []  # rows in whole tiles alone
 
 
 def test_a_planted_tile_fault_shows_as_tile_structure():
-    data = ratio_map.assemble([ratio_map.ratios(k, 0) for k in ("twin.e4m3", ratio_map.PLANTED)])
+    data = ratio_map.STUDY.assemble([ratio_map.ratios(k, 0) for k in ("twin.e4m3", ratio_map.PLANTED)])
     worst = data.ratio.max("channel").coarsen(row=128).max()
     assert float(worst.sel(kernel="twin.e4m3").max()) <= 1
     assert (worst.sel(kernel=ratio_map.PLANTED).values > 1).tolist() == [False, True, True, True]
 
 
 def test_error_histograms_are_symmetric_and_complete():
-    data = errors.assemble([errors.distribute(k, "normal", 128, 256, 0) for k in errors.KERNELS])
+    data = errors.STUDY.assemble([errors.distribute(k, "normal", 128, 256, 0) for k in errors.KERNELS])
     total = data.ulp_share.sum("ulp_bin") + data.below + data.beyond
     np.testing.assert_allclose(total, 1.0, atol=1e-12)
     assert float(np.abs(data.mean_ulp).max()) < 0.1
@@ -181,15 +180,15 @@ def test_error_histograms_are_symmetric_and_complete():
 
 
 def test_p_rounding_is_the_largest_source_of_fp8_kernel_error():
-    data = budget.assemble([budget.measure("e4m3", "normal", 128, 256, 0)]).isel(kernel=0, input=0)
+    data = budget.STUDY.assemble([budget.measure("e4m3", "normal", 128, 256, 0)]).isel(kernel=0, input=0)
     assert data.contribution.idxmax("source").item() == "p_rounding"
     assert data.rest.item() < 0.2 * data.total.item() < data.inputs.item()
 
 
 @pytest.mark.nightly
 def test_rotation_has_losers_and_the_model_predicts_the_gains():
-    names = [u.kwargs["name"] for u in rotation.units("quick", 0)]
-    data = rotation.assemble([rotation.gains(name, 128, 1) for name in names])
+    names = [u["name"] for u in rotation.units("quick", 0)]
+    data = rotation.STUDY.assemble([rotation.gains(name, 128, 1) for name in names])
     assert data.sizes["head"] == 50
     assert 0 < int((data.gain < 1).sum()) < 25
     assert 1.05 < data.attrs["geometric_mean_gain"] < 1.4
