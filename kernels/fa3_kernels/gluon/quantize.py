@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
+from fa3_kernels.gluon.quantize_kernel import SCALES, Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
 from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.quantizer import (
@@ -26,6 +26,7 @@ from fa3_kernels.plan.quantizer import (
     tile_form,
     tile_rows,
 )
+from fa3_reference.scales import SHARING
 
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
@@ -222,7 +223,7 @@ class _Casts:
             is_turned,
             self.options.norm(head_dim) if is_turned else 1.0,
             phase,
-            self.options.scale == "power_of_two",
+            SCALES[self.options.scale],
             self.is_bf16,
             self.is_packed,
             form.lanes,
@@ -314,11 +315,11 @@ def plan_quantize(
     is_packed = q.dim() == 3
     seqlen_q, seqlen_k = (longest[0] or 0, longest[1] or 0) if is_packed else (q.shape[1], k.shape[1])
     descale_rows = options.descale_rows
-    group = q.shape[-2] // k.shape[-2] if options.scope == "head" else 1
+    given = (("q", q, starts[0], seqlen_q), ("k", k, starts[1], seqlen_k), ("v", v, starts[1], seqlen_k))
+    sharing = SHARING[options.scope]
     operands = [
-        _operand(q, starts[0], seqlen_q, descale_rows[0], group),
-        _operand(k, starts[1], seqlen_k, descale_rows[1], 1),
-        _operand(v, starts[1], seqlen_k, descale_rows[2], 1),
+        _operand(x, of, longest_seqlen, rows, sharing.heads_per_descale(name, q.shape[-2], k.shape[-2]))
+        for (name, x, of, longest_seqlen), rows in zip(given, descale_rows, strict=True)
     ]
     signs = _sign_masks(q.shape[-1], options.seed) if options.rotate else None
     correction = None

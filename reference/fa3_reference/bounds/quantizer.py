@@ -19,6 +19,7 @@ boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Not
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, condition, shared_maxima
+from fa3_reference.scales import ROUNDINGS
 
 _E4M3 = FORMATS["e4m3"]
 _TINY = 2.0**-148  # underflow of the few binary32 operations behind one value
@@ -98,7 +100,7 @@ def stored_values(
     for name, stored in zip("qkv", descales, strict=True):
         is_turned = is_rotated and name != "v"
         amax, amax_moved = (shared_maxima(problem, x[name], name, scheme) for x in (exact, moved))
-        value, error = _descale(amax, amax_moved, _DESCALE_STEPS[is_turned], scheme.power_of_two)
+        value, error = _descale(amax, amax_moved, _DESCALE_STEPS[is_turned], ROUNDINGS[scheme.rounding])
         found.append(value)
         found_error.append(error)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -155,15 +157,13 @@ def _rotation_error(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
     return np.broadcast_to(total / math.sqrt(x.shape[-1]), x.shape)
 
 
-def _descale(amax: np.ndarray, moved: np.ndarray, steps: int, power_of_two: bool) -> tuple[np.ndarray, np.ndarray]:
+def _descale(
+    amax: np.ndarray, moved: np.ndarray, steps: int, rounded: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Exact descale of maxima that may be off by ``moved``, and its error."""
 
     def of(maximum: np.ndarray) -> np.ndarray:
-        value = np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST)
-        if not power_of_two:
-            return value
-        fraction, exponent = np.frexp(value)
-        return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+        return rounded(np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST))
 
     exact = np.where(amax > 0, of(amax), 1.0)
     low = of((amax - moved) * (1 - _gamma(steps)))  # no less than the least descale
@@ -178,7 +178,7 @@ def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: 
     """Descale of every row of an operand, float64 in its shape but for one channel."""
     shape = problem.q_shape if name == "q" else problem.k_shape
     factors = np.ones((*shape[:-1], 1))
-    block_rows = scheme.rows_per_descale(name)  # pyright: ignore[reportArgumentType]
+    block_rows = scheme.rows_per_descale(name)
     for seq in problem.sequences():
         rows = (problem.rows_q if name == "q" else problem.rows_k)(factors, seq)  # (seqlen, heads, 1)
         blocks = np.arange(len(rows)) // (block_rows or len(rows) or 1)
