@@ -176,10 +176,10 @@ class Quantize(Operation):
         return Quantized(Operands(q, k, v))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
-        return _named(self._stored(problem, arrays, config, got)[0])
+        return self._stored(problem, arrays, config, got)[0]
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: QuantizeConfig, got: Outputs) -> Outputs:
-        return _named(self._stored(problem, operands.dequantized(problem), assumed, got)[1])
+        return self._stored(problem, operands.dequantized(problem), assumed, got)[1]
 
     def _stored(
         self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs
@@ -220,8 +220,3 @@ class Quantize(Operation):
             "input_dtype": draw(st.sampled_from(("fp16", "bf16"))),
         }
         return None, tuple(sorted(options.items()))
-
-
-def _named(stored: Stored) -> Outputs:
-    named = dict(zip(NAMES, stored.scaled)) | {f"{n}_descale": x for n, x in zip(NAMES, stored.descales)}
-    return named | {"k_mean": stored.k_mean, "lse_correction": stored.lse_correction}

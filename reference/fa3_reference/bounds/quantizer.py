@@ -8,9 +8,8 @@ Every operation in binary32 is off by at most u = 2^-24 of its result, in whatev
 - the rotation: log2(head_dim) additions deep, on operands that centring has already moved;
 - a descale: the error of the maximum, and up to three roundings (norm, product, division); a power of two is where the
   least and the largest maximum lead;
-- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error
-of y
-  over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
+- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error of
+  y over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
 
 A code may differ from the correctly rounded one only where the exact scaled value lies within that error of a rounding
 boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Nothing here knows the kernel or its twin.
@@ -21,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,18 +39,7 @@ _DESCALE_STEPS = {False: 1, True: 3}  # roundings, by whether there is a rotatio
 _SCALING_STEPS = {False: 2, True: 4}
 
 
-class Stored(NamedTuple):
-    """Exact values of what a quantiser stores, or the bounds of their errors; all float64.
-
-    ``scaled`` are q, k and v over the stored descales, in the problem's shapes; ``descales`` (batch, heads, blocks)
-    each. ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the problem's lse shape) are zero without a
-    K mean.
-    """
-
-    scaled: tuple[np.ndarray, np.ndarray, np.ndarray]
-    descales: tuple[np.ndarray, np.ndarray, np.ndarray]
-    k_mean: np.ndarray
-    lse_correction: np.ndarray
+Stored = dict[str, np.ndarray]  # float64, by the names of what a quantiser returns
 
 
 def stored_values(
@@ -76,8 +63,11 @@ def stored_values(
 
     Returns
     -------
-    exact, bound : Stored
-        float64, off by a few 2^-53 of a row's 2-norm, which the bounds include.
+    exact, bound : dict of str to float64 array
+        ``q``, ``k`` and ``v`` over the stored descales, in the problem's shapes; ``q_descale``, ``k_descale`` and
+        ``v_descale`` (batch, heads, blocks); ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the
+        problem's lse shape), which are zero without a K mean. Off by a few 2^-53 of a row's 2-norm, which the bounds
+        include.
 
     Raises
     ------
@@ -93,33 +83,20 @@ def stored_values(
     if is_rotated:
         centred = condition(problem, q, k, replace(scheme, hadamard_seed=None))
         moved |= {"q": _rotation_error(centred.q, moved["q"]), "k": _rotation_error(centred.k, moved["k"])}
-    scaled = []
-    scaled_error = []
-    found = []
-    found_error = []
+    shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
+    values = {"k_mean": mean, "lse_correction": shift}
+    errors = {"k_mean": mean_error, "lse_correction": _correction_error(problem, q, mean, mean_error)}
     for name, stored in zip("qkv", descales, strict=True):
         is_turned = is_rotated and name != "v"
         amax, amax_moved = (shared_maxima(problem, x[name], name, scheme) for x in (exact, moved))
-        value, error = _descale(amax, amax_moved, _DESCALE_STEPS[is_turned], ROUNDINGS[scheme.rounding])
-        found.append(value)
-        found_error.append(error)
+        values[f"{name}_descale"], errors[f"{name}_descale"] = _descale(
+            amax, amax_moved, _DESCALE_STEPS[is_turned], ROUNDINGS[scheme.rounding]
+        )
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             factor = 1 / _per_row(problem, name, stored, scheme)
-            size = exact[name] * factor
-            error = moved[name] * factor
-            scaled.append(size)
-            scaled_error.append(_with_roundings(np.abs(size), error, _SCALING_STEPS[is_turned]))
-    shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
-    shift_error = _correction_error(problem, q, mean, mean_error)
-    return (
-        Stored(_three(scaled), _three(found), mean, shift),
-        Stored(_three(scaled_error), _three(found_error), mean_error, shift_error),
-    )
-
-
-def _three(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    q, k, v = arrays
-    return q, k, v
+            values[name] = exact[name] * factor
+            errors[name] = _with_roundings(np.abs(values[name]), moved[name] * factor, _SCALING_STEPS[is_turned])
+    return values, errors
 
 
 def _gamma(steps: int) -> float:
