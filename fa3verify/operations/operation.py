@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,16 @@ class Output:
     optional: bool = False
     unit: str = "1"
     ratio: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound
-    margins: Mapping[str, tuple[float, float, str]] = field(default_factory=dict)
+    margins: Mapping[Literal["max", "rms"], tuple[float, float, str]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Its name as texts have it."""
+        return self.name.replace("_", " ")
+
+    def figure(self, of: Literal["ratio", "max", "rms"]) -> str:
+        """Return what its largest error / bound, its largest or its root mean square error is called as a figure."""
+        return f"ratio_{self.name}_max" if of == "ratio" else f"{self.name}_{of}_error"
 
 
 class WrongOutput(ValueError):

@@ -77,7 +77,7 @@ def headline(kernel: KernelRun) -> Table:
     families = [row.figures | {"family": row.family} for row in kernel.families]
     after = [key for _, key in HEADLINE].index("ratio_max") + 1
     outputs = operations.find(kernel.operation).sides
-    sides = [(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max") for side in outputs]
+    sides = [(f"max {side.words} / bound", side.figure("ratio")) for side in outputs]
     columns = [*HEADLINE[:after], *sides, *HEADLINE[after:]]
     if any(f.get("quantisation_ratio") is not None for f in families):
         columns.append(("inputs / predicted", "quantisation_ratio"))
