@@ -25,7 +25,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.operations.operation import FEATURES, LSE_GRADIENT, PACKED, TWIN, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
     from fa3verify.campaign.profiles import Profile
@@ -41,6 +41,7 @@ _SHAPES = (
     AttentionProblem(2, 2, 2, 200, 300, 96, causal=True),
 )
 _QUICK = 3
+LSE_GRADIENT = "lse_gradient"  # the feature of what takes the gradient of lse beside that of the output
 _REAL = ("activations", "captured")  # distributions
 _FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
 

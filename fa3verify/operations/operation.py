@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
-LSE_GRADIENT = "lse_gradient"  # of a backward: beside the gradient of the output it takes that of lse
 TWIN = "fa3_kernels.twin"
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
