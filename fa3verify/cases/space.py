@@ -140,12 +140,8 @@ def _descales(case: Case, config: Any) -> str:
     return "blocks" if rows == {getattr(config, "tile_n", TILE)} else "other blocks"
 
 
-def _scaling(case: Case, config: Any) -> str:
-    return _SCALINGS[case.scheme.rounding if case.scheme is not None else "amax"]
-
-
-def _of_scheme(field: str, off: object, words: tuple[str, str] = ("off", "on")) -> Classify:
-    return lambda case, config: words[getattr(case.scheme, field, off) != off]
+def _of_scheme(field: str, default: object, words: Mapping[Any, str]) -> Classify:
+    return lambda case, config: words[getattr(case.scheme, field, default)]
 
 
 def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classify:
@@ -191,9 +187,14 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("output", ("bf16", "fp16"), _of_config("out_dtype", "bf16", {}), **_FP8),
     Dimension("promotion", ("every tile", "in parts", "chained"), _promotion, **_FP8),
     Dimension("descales", (*_WHOLE, "blocks", "other blocks"), _descales, **_FP8),
-    Dimension("rotation", ("off", "on"), _of_scheme("hadamard_seed", None), **_FP8),
-    Dimension("centring", ("off", "on"), _of_scheme("k_mean", False), **_FP8),
-    Dimension("scaling", tuple(_SCALINGS.values()), _scaling, **_FP8),
+    Dimension(
+        "rotation",
+        ("off", "on"),
+        lambda case, config: _ON[getattr(case.scheme, "hadamard_seed", None) is not None],
+        **_FP8,
+    ),
+    Dimension("centring", ("off", "on"), _of_scheme("k_mean", False, _ON), **_FP8),
+    Dimension("scaling", tuple(_SCALINGS.values()), _of_scheme("rounding", "amax", _SCALINGS), **_FP8),
     Dimension("scope", _SCOPES, _of_config("scope", "head", {}), operation="quantize"),
     Dimension("block_rows", ("of one size", "of several"), _of_config("block_rows", 128, _ROWS), operation="quantize"),
     Dimension("rounding", get_args(Scale), _of_config("scale", "amax", {}), operation="quantize"),

@@ -33,6 +33,7 @@ _OPTIONS = (
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 _OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
+_NUM_TENSORS = len(_OF_FORWARD.split(", "))
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 for _of in ("forward", "inference"):
@@ -105,18 +106,12 @@ def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]
     return semantics, Packed(*packed) if packed else None, deterministic
 
 
-def _backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    *rest: Any,
-) -> _Gradients:
-    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them."""
-    semantics, packed, deterministic = _of_backward(rest)
+def _backward(*inputs: Any) -> _Gradients:
+    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them; inputs as of the
+    operator.
+    """
+    dout, q, k, v, out, lse, dlse = inputs[:_NUM_TENSORS]
+    semantics, packed, deterministic = _of_backward(inputs[_NUM_TENSORS:])
     return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
 
 
@@ -218,17 +213,9 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[to
 
 @torch.library.register_fake("fa3verify::backward")
 @torch.library.register_fake("fa3verify::backward_varlen")
-def _(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dlse: torch.Tensor | None,
-    *rest: Any,
-) -> _Gradients:
-    semantics, packed, _ = _of_backward(rest)
+def _(*inputs: Any) -> _Gradients:
+    dout, q, k, v, out, lse, dlse = inputs[:_NUM_TENSORS]
+    semantics, packed, _ = _of_backward(inputs[_NUM_TENSORS:])
     _check((q, k, v), semantics, Choices(), packed=_lengths(q, packed))
     check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

@@ -13,6 +13,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from fa3_reference.problem import is_integer
+
 Granularity = Literal["tensor", "head", "query_head", "block", "row"]
 Rounding = Literal["amax", "power_of_two"]
 _BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
@@ -81,10 +83,6 @@ def num_blocks(seqlen: int, rows: int) -> int:
     return max(1, -(-seqlen // rows)) if rows else 1
 
 
-def _is_integer(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
     """Says how q, k and v become e4m3.
@@ -124,12 +122,12 @@ class QuantScheme:
         if self.granularity not in get_args(Granularity):
             raise ValueError(f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}")
         for name in _BLOCK_FIELDS:
-            if not _is_integer(getattr(self, name), 1):
+            if not is_integer(getattr(self, name), 1):
                 raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         for name in ("power_of_two", "k_mean"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        if self.hadamard_seed is not None and not _is_integer(self.hadamard_seed, 0):
+        if self.hadamard_seed is not None and not is_integer(self.hadamard_seed, 0):
             raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
 
     @property
