@@ -19,6 +19,7 @@ from fa3_reference.quantize import (
     quantize_qkv,
     round_operands,
 )
+from fa3_reference.scales import ROUNDINGS
 
 GRANULARITIES = ("tensor", "head", "query_head", "block", "row")
 PROBLEMS = {
@@ -166,8 +167,8 @@ def test_power_of_two_scaling_of_representable_values_is_exact():
     [(0.0, 1.0), (448.0, 1.0), (896.0, 2.0), (5e-324, 2.0**-126), (1e-40, 2.0**-126)],
 )
 def test_descale_of_zero_tiny_and_round_amax(amax, descale):
-    for power_of_two in (False, True):
-        assert descales_of(np.array([amax]), "power_of_two" if power_of_two else "amax")[0] == descale
+    for rounding in ROUNDINGS:
+        assert descales_of(np.array([amax]), rounding)[0] == descale
 
 
 def test_descale_beyond_float32_is_refused():
