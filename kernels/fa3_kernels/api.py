@@ -131,7 +131,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         softcap,
         num_splits,
         pack_gqa,
-        list(descale_blocks),
+        tuple(descale_blocks),
         promotion_interval,
         deterministic,
     )
@@ -241,7 +241,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
         softcap,
         num_splits,
         pack_gqa,
-        list(descale_blocks),
+        tuple(descale_blocks),
         promotion_interval,
         deterministic,
     )
@@ -262,7 +262,7 @@ def _attention(
     if run := _recorded(q, k, v, *operators):
         out, lse = run(q, k, v, *packed, *options)
     else:
-        semantics, choices, descales, starts = of_forward(q, (*packed, *options))
+        semantics, choices, descales, starts = of_forward(q, packed, options)
         out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=starts, needs_lse=needs_lse)
     return (out, lse) if needs_lse else out
 

@@ -77,12 +77,14 @@ def descales_of(
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def of_forward(q: torch.Tensor, rest: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales, Packed | None]:
-    """Return what follows q, k and v in a forward's arguments, as its launch takes it.
+def of_forward(
+    q: torch.Tensor, packed: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[Semantics, Choices, Descales, Packed | None]:
+    """Return what follows q, k and v in a forward's arguments, as its launch takes it; no starts of batched sequences.
 
     Promotion exists for FP8 operands alone, and the order is fixed.
     """
-    *packed, of_q, of_k, of_v, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = rest
+    of_q, of_k, of_v, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
     interval = interval if q.dtype is torch.float8_e4m3fn else None
     semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
     return semantics, choices, descales_of(of_q, of_k, of_v, blocks), Packed(*packed) if packed else None
@@ -93,7 +95,7 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> t
 
     Returns out and lse.
     """
-    semantics, choices, descales, packed = of_forward(q, rest)
+    semantics, choices, descales, packed = of_forward(q, rest[:-_NUM_OPTIONS], rest[-_NUM_OPTIONS:])
     return forward(q, k, v, semantics, choices, descales=descales, packed=packed)
 
 
@@ -204,7 +206,7 @@ def _lengths(q: torch.Tensor, packed: Packed | None) -> tuple | None:
 @torch.library.register_fake("fa3verify::forward_varlen")
 @torch.library.register_fake("fa3verify::inference_varlen")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    semantics, choices, descales, packed = of_forward(q, rest)
+    semantics, choices, descales, packed = of_forward(q, rest[:-_NUM_OPTIONS], rest[-_NUM_OPTIONS:])
     _check((q, k, v), semantics, choices, descales, _lengths(q, packed))
     *batch, rows, nheads, _ = q.shape
     out = q.new_empty((*batch, rows, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
