@@ -23,12 +23,12 @@ def lapses(
     laws: Iterable[LawOutcome],
 ) -> list[Finding]:
     """Return the findings of one kernel, of its judged cases and laws."""
-    optional = [side.name for side in operation.sides if side.optional]
+    optional = {side.name: side.figure("ratio") for side in operation.sides if side.optional}
     seen: dict[tuple[str, bool], str] = {}
     for case in cases:
-        for name in optional:
+        for name, ratio in optional.items():
             words = f"family {case.family}, {case.case.describe()}"
-            seen.setdefault((name, f"ratio_{name}_max" in case.measures), words)
+            seen.setdefault((name, ratio in case.measures), words)
     for law in laws:
         for name, is_returned, trial in law.optional:
             seen.setdefault((name, is_returned), f"property {law.law}, {trial}")

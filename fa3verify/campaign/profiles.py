@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
@@ -24,8 +24,8 @@ class Profile:
 
     Parameters
     ----------
-    shapes : tuple of dict
-        Fields of AttentionProblem for the forward, one problem per entry and family.
+    shapes : tuple of AttentionProblem
+        Problems of the forward, one per entry and family, to be had in a kernel's own dtype.
     seeds : int
         Draws per family and shape.
     law_examples, bound_examples : int
@@ -39,7 +39,7 @@ class Profile:
     """
 
     name: ProfileName
-    shapes: tuple[dict[str, Any], ...]
+    shapes: tuple[AttentionProblem, ...]
     seeds: int
     law_examples: int
     bound_examples: int
@@ -50,41 +50,18 @@ class Profile:
 
 # Each shape is here for a reason: two kv heads for the head map, seqlen_q != seqlen_k for the diagonal, a short last
 # tile for its mask, a window and a softcap because whole branches of a kernel run under nothing else.
-_GQA_CAUSAL = {
-    "batch": 1,
-    "nheads": 4,
-    "nheads_kv": 2,
-    "seqlen_q": 129,
-    "seqlen_k": 321,
-    "head_dim": 64,
-    "causal": True,
-}
-_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 128, "seqlen_k": 509, "head_dim": 128}
-_WINDOW = {
-    "batch": 1,
-    "nheads": 1,
-    "nheads_kv": 1,
-    "seqlen_q": 65,
-    "seqlen_k": 200,
-    "head_dim": 64,
-    "window": (40, 7),
-    "softcap": 4.0,
-}
-_WIDE = {
-    "batch": 1,
-    "nheads": 1,
-    "nheads_kv": 1,
-    "seqlen_q": 128,
-    "seqlen_k": 640,
-    "head_dim": 256,
-    "window": (300, 20),
-}
-_LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 256, "seqlen_k": 8192, "head_dim": 128}
-_SQUARE = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "causal": True}
-_ODD = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 500, "head_dim": 96}
-
-_QUICK = (_GQA_CAUSAL, _DENSE, _WINDOW)
-_FULL = (*_QUICK, _WIDE, _LONG, _SQUARE, _ODD)
+_QUICK = (
+    AttentionProblem(1, 4, 2, 129, 321, 64, causal=True),
+    AttentionProblem(1, 1, 1, 128, 509, 128),
+    AttentionProblem(1, 1, 1, 65, 200, 64, window=(40, 7), softcap=4.0),
+)
+_FULL = (
+    *_QUICK,
+    AttentionProblem(1, 1, 1, 128, 640, 256, window=(300, 20)),
+    AttentionProblem(1, 1, 1, 256, 8192, 128),
+    AttentionProblem(1, 4, 2, 1024, 1024, 64, causal=True),
+    AttentionProblem(2, 2, 2, 200, 500, 96),
+)
 
 PROFILES: dict[str, Profile] = {
     "quick": Profile("quick", _QUICK, 1, 6, 40, 2, 192, 60.0),
@@ -138,8 +115,8 @@ def judged_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
 def _case(candidate: Candidate, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
     """The case of a problem that has this place among all shapes."""
     operation = operations.find(candidate.operation)
-    choices = operation.choices(candidate, problem, recipe, index)
-    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
+    scheme, changes = operation.choices(candidate, problem, recipe, index)
+    return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 
 def captured_case(candidate: Candidate, capture: Capture, profile: Profile, index: int) -> Case | None:
@@ -183,7 +160,7 @@ def _inputs(
 def _shapes(candidate: Candidate, profile: Profile) -> list[AttentionProblem]:
     """The problems of every synthetic family, before they are adapted."""
     shapes = operations.find(candidate.operation).shapes(profile)
-    return [AttentionProblem(dtype=candidate.dtype, **shape) for shape in shapes]
+    return [replace(problem, dtype=candidate.dtype) for problem in shapes]
 
 
 def _activations(candidate: Candidate, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:

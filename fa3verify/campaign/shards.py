@@ -119,7 +119,7 @@ def estimated_s(task: Task) -> float:
         return 0.05 * arguments["max_examples"]
     if task.kind == "family":
         profile = PROFILES[arguments["profile"]]
-        scores = sum(s["batch"] * s["nheads"] * s["seqlen_q"] * s["seqlen_k"] for s in profile.shapes)
+        scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in profile.shapes)
         return 1.5e-6 * profile.seeds * scores
     return max(0.05, 1e-6 * arguments.get("seqlen_k", 0) * arguments.get("rows", 1))
 

@@ -215,8 +215,8 @@ def _body(
 ) -> KernelRun:
     """What a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
     operation = operations.find(kernel.operation)
-    optional = [side.name for side in operation.sides if side.optional and cases]
-    absent = [name for name in optional if not any(f"ratio_{name}_max" in case.measures for case in cases)]
+    optional = [side for side in operation.sides if side.optional and cases]
+    absent = [side.name for side in optional if not any(side.figure("ratio") in case.measures for case in cases)]
     met = [case.point for case in cases if case.is_compared]
     covered = coverage.judged(
         kernel.claims,
@@ -226,7 +226,7 @@ def _body(
         coverage.paired(feasible, met),
     )
     sides = {
-        side.name: max((row.figures[f"ratio_{side.name}_max"] or 0.0 for row in families), default=None)
+        side.name: max((row.figures[side.figure("ratio")] or 0.0 for row in families), default=None)
         for side in operation.sides
     }
     orders = [case.order for case in cases]
@@ -315,12 +315,12 @@ def _ran(
     for law in searched:
         if law.tried:
             tried.update(law.tried)
-    optional = [side.name for side in operation.sides if side.optional]
+    optional = [side for side in operation.sides if side.optional]
     return concluded(
         tried.noted(),
         features=operation.features,
         head_dims=kernel.head_dims,
-        outputs={name: (sum(f"ratio_{name}_max" in case.measures for case in cases), len(cases)) for name in optional},
+        outputs={x.name: (sum(x.figure("ratio") in case.measures for case in cases), len(cases)) for x in optional},
         is_repeated=any(law.law == REPEATED and law.status in ("pass", "fail") for law in laws),
         is_forward=operation.name == operations.FORWARD,
     )

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fa3_kernels.plan.quantizer import Scale
+from fa3_kernels.plan.quantizer import Scale, Scope
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
+from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 from fa3verify.kernels.record import Candidate, fitting, head_dim_refusal, needed_descales, needed_features
@@ -140,8 +140,8 @@ def _descales(case: Case, config: Any) -> str:
     return "blocks" if rows == {getattr(config, "tile_n", TILE)} else "other blocks"
 
 
-def _of_scheme(field: str, off: object, words: tuple[str, str] = ("off", "on")) -> Classify:
-    return lambda case, config: words[getattr(case.scheme, field, off) != off]
+def _of_scheme(field: str, default: object, words: Mapping[Any, str]) -> Classify:
+    return lambda case, config: words[getattr(case.scheme, field, default)]
 
 
 def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classify:
@@ -149,7 +149,9 @@ def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classif
 
 
 _SPLITS = _of_config("num_splits", 1, {1: "one"})
-_EXACT = ("exact", "power of two")
+_SCALINGS = {name: "exact" if name == "amax" else name.replace("_", " ") for name in ROUNDINGS}
+_WHOLE = tuple(name for name, sharing in SHARING.items() if not sharing.rows)  # of whole sequences
+_SCOPES = tuple(name for name in SHARING if name in get_args(Scope))
 _ON = {False: "off", True: "on"}
 _FP8 = {"operation": "forward", "dtype": "e4m3"}
 _ROWS = {128: "of one size", (64, 32, 128): "of several"}
@@ -184,11 +186,16 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("packing", ("off", "on"), _of_config("pack_gqa", False, _ON), operation="forward"),
     Dimension("output", ("bf16", "fp16"), _of_config("out_dtype", "bf16", {}), **_FP8),
     Dimension("promotion", ("every tile", "in parts", "chained"), _promotion, **_FP8),
-    Dimension("descales", ("head", "tensor", "query_head", "blocks", "other blocks"), _descales, **_FP8),
-    Dimension("rotation", ("off", "on"), _of_scheme("hadamard_seed", None), **_FP8),
-    Dimension("centring", ("off", "on"), _of_scheme("k_mean", False), **_FP8),
-    Dimension("scaling", _EXACT, _of_scheme("power_of_two", False, _EXACT), **_FP8),
-    Dimension("scope", ("head", "query_head", "block"), _of_config("scope", "head", {}), operation="quantize"),
+    Dimension("descales", (*_WHOLE, "blocks", "other blocks"), _descales, **_FP8),
+    Dimension(
+        "rotation",
+        ("off", "on"),
+        lambda case, config: _ON[getattr(case.scheme, "hadamard_seed", None) is not None],
+        **_FP8,
+    ),
+    Dimension("centring", ("off", "on"), _of_scheme("k_mean", False, _ON), **_FP8),
+    Dimension("scaling", tuple(_SCALINGS.values()), _of_scheme("rounding", "amax", _SCALINGS), **_FP8),
+    Dimension("scope", _SCOPES, _of_config("scope", "head", {}), operation="quantize"),
     Dimension("block_rows", ("of one size", "of several"), _of_config("block_rows", 128, _ROWS), operation="quantize"),
     Dimension("rounding", get_args(Scale), _of_config("scale", "amax", {}), operation="quantize"),
     Dimension("rotation", ("off", "on"), _of_config("rotate", False, _ON), operation="quantize"),
@@ -340,9 +347,9 @@ def _scheme(candidate: Candidate, chosen: Point, problem: AttentionProblem, tile
         block_rows_q=32 if is_other else tile_n,
         block_rows_k=2 * tile_n if is_other else tile_n,
         block_rows_v=tile_n,
-        power_of_two=chosen.get("scaling") == "power of two",
         hadamard_seed=0 if chosen.get("rotation") == "on" else None,
         k_mean=chosen.get("centring") == "on",
+        **rounding_fields(next(name for name, word in _SCALINGS.items() if word == chosen.get("scaling", "exact"))),
     )
 
 

@@ -203,14 +203,14 @@ def _family_table(kernel: KernelRun, width: int) -> Table:
     title = f"{escape(kernel.name)}: {escape(kernel.description)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
-    sides = [side.name for side in operations.find(kernel.operation).sides]
-    headings = COLUMNS | ({"sides": f"{sides[0]} /\nbound"} if len(sides) == 1 else {})
+    sides = operations.find(kernel.operation).sides
+    headings = COLUMNS | ({"sides": f"{sides[0].name} /\nbound"} if len(sides) == 1 else {})
     table.add_column("family", no_wrap=True, max_width=min(22, max(10, width - 28)))
     for measure in shown:
         table.add_column(headings[measure], justify="right", no_wrap=True)
     table.add_column("bit\nequal", justify="right", no_wrap=True)
     for row in kernel.families:
-        ratios = [ratio for side in sides if (ratio := row.figures[f"ratio_{side}_max"]) is not None]
+        ratios = [ratio for side in sides if (ratio := row.figures[side.figure("ratio")]) is not None]
         values = row.figures | {"sides": max(ratios, default=None)}
         figures = [_figure(values[measure], measure.replace("sides", "ratio")) for measure in shown]
         figures.append(f"{row.number('bit_equal'):.0%}")

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from fa3_reference import scales
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
+from fa3_reference.scales import QuantScheme
 from fa3verify.inputs import activations
 from fa3verify.inputs.distributions import DISTRIBUTIONS, Parameter, Tensor
 from fa3verify.inputs.edits import Edit, EditKind
 from fa3verify.inputs.recipe import FAMILIES, Family, Recipe
 
 if TYPE_CHECKING:
-    from fa3_reference.quantize import Granularity, QuantScheme
+    from fa3_reference.scales import Granularity
 
 __all__ = ["Inputs", "Limits", "cases", "edits", "problems", "quant_schemes", "recipes"]
 
@@ -235,12 +237,11 @@ def quant_schemes(
     draw: DrawFn,
     *,
     problem: AttentionProblem | None = None,
-    granularities: tuple[Granularity, ...] = ("head", "tensor", "query_head", "block", "row"),
+    granularities: tuple[Granularity, ...] = tuple(scales.SHARING),
     block_rows: tuple[int, ...] = (128, 64, 32),
 ) -> QuantScheme:
     """Draw a quantisation scheme; with a problem, one that is legal for it (rotation, K mean)."""
     from fa3_reference.hadamard import can_rotate
-    from fa3_reference.quantize import QuantScheme
 
     dim = problem.head_dim if problem is not None else 64
     granularity = draw(st.sampled_from(granularities))

@@ -83,9 +83,9 @@ def pooled(cases: Sequence[CaseFigures], operation: Operation) -> dict[str, floa
     maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
     figures |= {key: max(m[key] for m in measures) for key in maxima}
     for side in operation.sides:
-        for key in (f"ratio_{side.name}_max", f"{side.name}_max_error"):
+        for key in (side.figure("ratio"), side.figure("max")):
             figures[key] = max((m[key] for m in measures if key in m), default=None)
-        key = f"{side.name}_rms_error"
+        key = side.figure("rms")
         having = [(w, m[key]) for w, m in zip(weights, measures, strict=True) if key in m]
         power = math.fsum(w * x**2 for w, x in having)
         figures[key] = math.sqrt(power / (sum(w for w, _ in having) or 1)) if having else None

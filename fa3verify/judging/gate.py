@@ -58,8 +58,12 @@ POLICY: tuple[BaselineRule, ...] = (
         "mostly the rounding of inputs; reordering moves it by less than 1 %",
     ),
     BaselineRule("abs_bias", 0.10, 2e-6, "a signed bias is a truncation or a lost term, however small"),
-    BaselineRule("lse_max_error", 0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
-    BaselineRule("lse_rms_error", 0.10, 1e-8, "all elements decide; reordering moves it by less than 9 %"),
+    *(
+        BaselineRule(side.figure(kind), *margin)
+        for operation in operations.OPERATIONS.values()
+        for side in operation.sides
+        for kind, margin in side.margins.items()
+    ),
     BaselineRule(
         "not_bit_equal", 0.02, 0.01, "share of outputs that are not the correctly rounded truth", counted=True
     ),
@@ -93,7 +97,7 @@ class GateRow:
 
 def gated_figures(operation: Operation, figures: Mapping[str, float | None]) -> dict[str, float]:
     """Figures of one family that a baseline stores; the rules of :data:`POLICY` compare most of them."""
-    side_errors = {f"{side.name}_{kind}_error" for side in operation.sides for kind in ("max", "rms")}
+    side_errors = {name for side in operation.sides for name in (side.figure("max"), side.figure("rms"))}
     known = {name: x for name, x in figures.items() if x is not None}
     return {
         "rel_rmse_seen": known["rel_rmse_seen"],
@@ -132,7 +136,7 @@ def bound_rows(kernel: Figured) -> list[GateRow]:
     sides = operations.find(kernel.operation).sides
     rules = [
         ("error / bound", "ratio_max"),
-        *((f"{side.name.replace('_', ' ')} error / bound", f"ratio_{side.name}_max") for side in sides),
+        *((f"{side.words} error / bound", side.figure("ratio")) for side in sides),
         ("non-finite outputs", "nonfinite"),
     ]
     figures = [row.figures for row in kernel.families]

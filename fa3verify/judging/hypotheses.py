@@ -98,7 +98,7 @@ def under(candidate: Candidate) -> dict[str, Candidate]:
 
 def strain(operation: Operation, measures: Mapping[str, float]) -> float:
     """Return how far a case goes towards a bound: its largest error / bound, above 1 where it leaves it."""
-    ratios = [measures["ratio_max"], *(measures.get(f"ratio_{side.name}_max") or 0.0 for side in operation.sides)]
+    ratios = [measures["ratio_max"], *(measures.get(side.figure("ratio")) or 0.0 for side in operation.sides)]
     return math.inf if measures["nonfinite"] else max(ratios)
 
 

@@ -14,7 +14,7 @@ from fa3verify.judging import bits_lost
 from fa3verify.operations.ratios import difference, error_ratio
 
 if TYPE_CHECKING:
-    from fa3verify.operations import Operation, Outputs
+    from fa3verify.operations import Operation, Output, Outputs
 
 # name -> (unit, meaning), of an operation's main outputs; "seen" is against the truth of the operands the kernel saw,
 # "unrounded" of the original inputs
@@ -52,10 +52,9 @@ def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
     """Return name -> (unit, meaning) of every figure of an operation."""
     sides = {}
     for output in operation.sides:
-        words = output.name.replace("_", " ")
-        sides[f"ratio_{output.name}_max"] = ("1", f"largest {words} error / bound")
-        sides[f"{output.name}_max_error"] = (output.unit, f"largest absolute {words} error, against seen")
-        sides[f"{output.name}_rms_error"] = (output.unit, f"root mean square {words} error, against seen")
+        sides[output.figure("ratio")] = ("1", f"largest {output.words} error / bound")
+        sides[output.figure("max")] = (output.unit, f"largest absolute {output.words} error, against seen")
+        sides[output.figure("rms")] = (output.unit, f"root mean square {output.words} error, against seen")
     return MEASURES | sides
 
 
@@ -163,7 +162,7 @@ def figures(
             result["rel_rmse_unrounded"] = _relative(result["rmse_unrounded"], result["rms"])
         for output in operation.sides:
             if output.name in got:
-                result |= _side_figures(output.name, *(x[output.name] for x in (got, seen, bound)))
+                result |= _side_figures(output, *(x[output.name] for x in (got, seen, bound)))
     return result
 
 
@@ -175,14 +174,14 @@ def _bits_lost(joined: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) 
     return math.fsum(bits * count for bits, count in each if count) / (sum(count for _, count in each) or 1)
 
 
-def _side_figures(name: str, got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:
+def _side_figures(output: Output, got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:
     error = difference(got, truth)
     ratio = np.where(np.isnan(truth), 0.0, error_ratio(error, bound))
     finite = np.abs(error[np.isfinite(error)])
     return {
-        f"ratio_{name}_max": float(np.max(ratio, initial=0.0)),
-        f"{name}_max_error": float(np.max(finite, initial=0.0)),
-        f"{name}_rms_error": _rms(finite),
+        output.figure("ratio"): float(np.max(ratio, initial=0.0)),
+        output.figure("max"): float(np.max(finite, initial=0.0)),
+        output.figure("rms"): _rms(finite),
     }
 
 

@@ -87,6 +87,11 @@ def out_rows(problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
     return (rows.T if problem.is_varlen else rows.transpose(0, 2, 1))[..., None]
 
 
+def rows_like(x: np.ndarray, problem: AttentionProblem, rows: np.ndarray) -> np.ndarray:
+    """Return a row mask from the layout of lse in the layout of an output, which is that of lse or that of out."""
+    return rows if x.ndim == rows.ndim else out_rows(problem, rows)
+
+
 def freed(
     policy: Policy, problem: AttentionProblem, arrays: Mapping[str, np.ndarray], value: float
 ) -> Mapping[str, np.ndarray]:
@@ -94,5 +99,7 @@ def freed(
     if not policy.free & arrays.keys():
         return arrays
     empty = empty_rows(problem)
-    rows = {"out": out_rows(problem, empty), "lse": empty}
-    return {name: np.where(rows[name], value, x) if name in policy.free else x for name, x in arrays.items()}
+    return {
+        name: np.where(rows_like(x, problem, empty), value, x) if name in policy.free else x
+        for name, x in arrays.items()
+    }

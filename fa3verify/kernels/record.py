@@ -66,8 +66,8 @@ class Candidate:
     configure : callable
         ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
     features : frozenset of str
-        Subset of :data:`fa3verify.operations.FEATURES`, and of a backward
-        :data:`fa3verify.operations.LSE_GRADIENT`; problems that need others are never sent.
+        Subset of those of its operation, above all :data:`fa3verify.operations.FEATURES`; problems that need others
+        are never sent.
     description : str
         One line for lists of kernels.
     unavailable : str, optional

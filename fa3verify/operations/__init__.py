@@ -8,7 +8,6 @@ from fa3verify.operations.backward import Backward, GradientConfig
 from fa3verify.operations.forward import Forward
 from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
-from fa3verify.operations.operation import LSE_GRADIENT as LSE_GRADIENT
 from fa3verify.operations.operation import Operation as Operation
 from fa3verify.operations.operation import Output as Output
 from fa3verify.operations.operation import Outputs as Outputs

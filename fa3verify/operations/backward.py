@@ -25,50 +25,23 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.operations.operation import FEATURES, LSE_GRADIENT, TWIN, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn
-
     from fa3verify.campaign.profiles import Profile
     from fa3verify.kernels.record import Accumulator, Candidate
-    from fa3verify.properties.trials import Wanted
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
 # head_dim, whose tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
-_GROUPED = {
-    "batch": 1,
-    "nheads": 4,
-    "nheads_kv": 2,
-    "seqlen_q": 129,
-    "seqlen_k": 161,
-    "head_dim": 64,
-    "causal": True,
-}
-_DENSE = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 1030, "head_dim": 128}
-_WIDE = {
-    "batch": 1,
-    "nheads": 1,
-    "nheads_kv": 1,
-    "seqlen_q": 65,
-    "seqlen_k": 200,
-    "head_dim": 256,
-    "window": (40, 7),
-    "softcap": 4.0,
-}
-_PACKED = {
-    "batch": 3,
-    "nheads": 2,
-    "nheads_kv": 1,
-    "seqlen_q": 70,
-    "seqlen_k": 200,
-    "head_dim": 128,
-    "seqlens_q": (40, 70, 1),
-    "seqlens_k": (200, 33, 129),
-}
-_PADDED = {"batch": 2, "nheads": 2, "nheads_kv": 2, "seqlen_q": 200, "seqlen_k": 300, "head_dim": 96, "causal": True}
-_SHAPES = (_GROUPED, _DENSE, _WIDE, _PACKED, _PADDED)
+_SHAPES = (
+    AttentionProblem(1, 4, 2, 129, 161, 64, causal=True),
+    AttentionProblem(1, 1, 1, 64, 1030, 128),
+    AttentionProblem(1, 1, 1, 65, 200, 256, window=(40, 7), softcap=4.0),
+    PACKED,
+    AttentionProblem(2, 2, 2, 200, 300, 96, causal=True),
+)
 _QUICK = 3
+LSE_GRADIENT = "lse_gradient"  # the feature of what takes the gradient of lse beside that of the output
 _REAL = ("activations", "captured")  # distributions
 _FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
 
@@ -165,16 +138,8 @@ class Backward(Operation):
         assert isinstance(operands, BackwardOperands)
         return backward_bound(problem, operands, assumed)._asdict()
 
-    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
-
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
-        return {}
-
-    def draw_choices(
-        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
-    ) -> dict[str, Any]:
-        return {}
 
 
 def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:

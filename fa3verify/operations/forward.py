@@ -20,7 +20,8 @@ from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
-from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
+from fa3_reference.scales import SHARING
+from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Chosen, Operation, Output, Outputs
 from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class Forward(Operation):
             main=False,
             optional=True,
             unit="nat",
+            margins={
+                "max": (0.50, 2e-6, "one element decides; fp16 lse errors are near 1e-6"),
+                "rms": (0.10, 1e-8, "all elements decide; reordering moves it by less than 9 %"),
+            },
         ),
     )
     config = Config
@@ -139,10 +144,10 @@ class Forward(Operation):
 
         return forward_enclosure(problem, operands, assumed)._asdict() if can_enclose(assumed) else {}
 
-    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
         return profile.shapes
 
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
         """Configuration of the index-th shape, and how it is quantised: scales per head where a kernel takes no
         blocks, rotated where head_dim allows it, none for 16 bits. Heads are packed where some share a kv head, and
         outputs are fp16 where it holds them.
@@ -151,31 +156,24 @@ class Forward(Operation):
         idle = {"pack_gqa": problem.group == 1, "out_dtype": is_faint}
         changes = _CHANGES[index % len(_CHANGES)].items()
         taken = ((name, x) for name, x in changes if name in candidate.changeable and not idle.get(name, False))
-        choices: dict[str, Any] = {"changes": tuple(sorted(taken))}
-        if candidate.dtype == "e4m3":
-            scheme = _SCHEMES[index % len(_SCHEMES)]
-            if not can_rotate(problem.head_dim):
-                scheme = replace(scheme, hadamard_seed=None)
-            blocks = "block_descale" in candidate.features
-            choices["scheme"] = scheme if blocks else replace(scheme, granularity="head")
-        return choices
+        chosen = tuple(sorted(taken))
+        if candidate.dtype != "e4m3":
+            return None, chosen
+        scheme = _SCHEMES[index % len(_SCHEMES)]
+        if not can_rotate(problem.head_dim):
+            scheme = replace(scheme, hadamard_seed=None)
+        is_taken = SHARING[scheme.granularity].claim(problem.group) <= candidate.features
+        return (scheme if is_taken else replace(scheme, granularity="head")), chosen
 
-    def draw_choices(
-        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
-    ) -> dict[str, Any]:
+    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
         from fa3verify.operations.schemes import small_schemes
 
-        return {"scheme": draw(small_schemes(candidate, problem, wanted))} if candidate.dtype == "e4m3" else {}
+        return draw(small_schemes(candidate, problem, wanted)) if candidate.dtype == "e4m3" else None, ()
 
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
-        if scheme is None or scheme.granularity in ("tensor", "head"):
-            return frozenset()
-        by_head = scheme.granularity == "query_head"
-        if by_head and problem.group == 1:
-            return frozenset()
-        return frozenset({"query_head_descale" if by_head else "block_descale"})
+        return frozenset() if scheme is None else SHARING[scheme.granularity].claim(problem.group)
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         if (problem.dtype == "e4m3") != (scheme is not None):

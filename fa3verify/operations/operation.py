@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
-LSE_GRADIENT = "lse_gradient"  # of a backward: beside the gradient of the output it takes that of lse
 TWIN = "fa3_kernels.twin"
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
+Chosen = tuple[QuantScheme | None, tuple[tuple[str, Setting], ...]]  # the scheme and the changes of a case
+# Packed sequences of which some end inside a tile, for every operation that quantises or differentiates.
+PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Output:
         Of its largest error.
     ratio : callable
         ``ratio(got, truth, bound)``: error / bound of each element, float64; above 1 is wrong.
+    margins : mapping of str to (float, float, str)
+        Beside the main outputs: how much worse than a baseline its "max" and its "rms" error may be, relative and
+        absolute, and why.
     """
 
     name: str
@@ -69,6 +74,16 @@ class Output:
     optional: bool = False
     unit: str = "1"
     ratio: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound
+    margins: Mapping[Literal["max", "rms"], tuple[float, float, str]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Its name as texts have it."""
+        return self.name.replace("_", " ")
+
+    def figure(self, of: Literal["ratio", "max", "rms"]) -> str:
+        """Return what its largest error / bound, its largest or its root mean square error is called as a figure."""
+        return f"ratio_{self.name}_max" if of == "ratio" else f"{self.name}_{of}_error"
 
 
 class WrongOutput(ValueError):
@@ -139,18 +154,16 @@ class Operation(ABC):
         return {}
 
     @abstractmethod
-    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
-        """Return the problems of a campaign, as fields of AttentionProblem without dtype."""
+    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
+        """Return the problems of a campaign, to be had in a kernel's own dtype."""
 
-    @abstractmethod
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
-        """Return what else the index-th case of a family has, as keywords of Case."""
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
+        """Return the scheme and the changes of the index-th case of a family; none by default."""
+        return None, ()
 
-    @abstractmethod
-    def draw_choices(
-        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
-    ) -> dict[str, Any]:
+    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
         """Draw the same for a small case."""
+        return None, ()
 
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -23,13 +23,15 @@ from fa3_kernels.plan.quantizer import (
     ROTATED_HEAD_DIMS,
     QuantizeOptions,
     Scale,
+    Scope,
     check_shapes,
 )
 from fa3_reference.bounds.quantizer import Stored, distance_to_codes, stored_values
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
-from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Operation, Output, Outputs
+from fa3_reference.scales import SHARING, num_blocks, rounding_fields
+from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Chosen, Operation, Output, Outputs
 from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
@@ -54,16 +56,22 @@ class QuantizeConfig(QuantizeOptions):
         if self.input_dtype not in ("fp16", "bf16"):
             raise ValueError(f"input_dtype must be 'fp16' or 'bf16', got {self.input_dtype!r}")
 
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of ``quantize_qkv``."""
+    def options(self) -> dict[str, Setting]:
+        """Return the keywords of ``quantize_qkv`` but for its tensors."""
         return {f.name: getattr(self, f.name) for f in fields(QuantizeOptions)}
 
     def scheme(self) -> QuantScheme:
         """Return the same options in the reference's words."""
         rows_q, rows_k, rows_v = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
-        seed = self.seed if self.rotate else None
-        power_of_two = self.scale == "power_of_two"
-        return QuantScheme(self.scope, rows_q, rows_k, rows_v, power_of_two, seed, self.subtract_k_mean)
+        return QuantScheme(
+            self.scope,
+            rows_q,
+            rows_k,
+            rows_v,
+            hadamard_seed=self.seed if self.rotate else None,
+            k_mean=self.subtract_k_mean,
+            **rounding_fields(self.scale),
+        )
 
 
 def _code_ratio(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -80,7 +88,7 @@ def _descales(name: str) -> Output:
     def shape(problem: AttentionProblem, config: QuantizeConfig) -> tuple[int, ...]:
         rows = config.descale_rows[NAMES.index(name)]
         heads, seqlen = (problem.nheads, problem.seqlen_q) if name == "q" else (problem.nheads_kv, problem.seqlen_k)
-        return problem.batch, heads, max(1, -(-seqlen // rows)) if rows else 1
+        return problem.batch, heads, num_blocks(seqlen, rows)
 
     return Output(f"{name}_descale", shape, lambda config: "fp32", main=False)
 
@@ -108,24 +116,15 @@ def mean_additions(seqlen: int) -> int:
     return slices + (MEAN_TREE_ROWS * MEAN_FINAL_ROWS).bit_length()
 
 
-_PACKED = {
-    "batch": 3,
-    "nheads": 2,
-    "nheads_kv": 1,
-    "seqlen_q": 70,
-    "seqlen_k": 200,
-    "head_dim": 128,
-    "seqlens_q": (40, 70, 1),
-    "seqlens_k": (200, 33, 129),
-}
-_GROUPED = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 40, "seqlen_k": 161, "head_dim": 64, "head_dim_v": 32}
-_ODD = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 33, "seqlen_k": 97, "head_dim": 96}
-_WIDE = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 33, "seqlen_k": 130, "head_dim": 256}
-_LONG = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": 64, "seqlen_k": 17001, "head_dim": 64}
-
 # One set of options per shape, in turn: a K mean for packed sequences of several lengths, one scale for a group of
 # query heads, blocks of several sizes, exact scaling by powers of two, no rotation where head_dim is no power of two.
-_SHAPES = (_PACKED, _GROUPED, _ODD, _WIDE, _LONG)
+_SHAPES = (
+    PACKED,
+    AttentionProblem(2, 4, 2, 40, 161, 64, 32),
+    AttentionProblem(1, 2, 2, 33, 97, 96),
+    AttentionProblem(1, 2, 1, 33, 130, 256),
+    AttentionProblem(1, 1, 1, 64, 17001, 64),
+)
 _QUICK = len(_SHAPES) - 1
 _OPTIONS: tuple[dict[str, Setting], ...] = (
     {"block_rows": (64, 32, 128), "rotate": True, "subtract_k_mean": True, "seed": 1},
@@ -177,10 +176,10 @@ class Quantize(Operation):
         return Quantized(Operands(q, k, v))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
-        return _named(self._stored(problem, arrays, config, got)[0])
+        return self._stored(problem, arrays, config, got)[0]
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: QuantizeConfig, got: Outputs) -> Outputs:
-        return _named(self._stored(problem, operands.dequantized(problem), assumed, got)[1])
+        return self._stored(problem, operands.dequantized(problem), assumed, got)[1]
 
     def _stored(
         self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs
@@ -189,40 +188,35 @@ class Quantize(Operation):
         q, k, v = arrays
         return stored_values(problem, (q, k, v), config.scheme(), descales, mean_additions(problem.seqlen_k))
 
-    def shapes(self, profile: Profile) -> tuple[dict[str, Any], ...]:
+    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
 
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> dict[str, Any]:
+    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
         options = dict(_OPTIONS[index % len(_OPTIONS)])
         if problem.head_dim not in ROTATED_HEAD_DIMS:
             options.pop("rotate", None)
-        return {"changes": tuple(sorted(options.items()))}
+        return None, tuple(sorted(options.items()))
 
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
-        is_needed = changes.get("scope") == "query_head" and problem.group > 1
-        return frozenset({"query_head_descale"} if is_needed else ())
+        scope = cast(Scope, changes.get("scope", QuantizeOptions().scope))
+        return SHARING[scope].claim(problem.group) & self.features
 
-    def draw_choices(
-        self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted
-    ) -> dict[str, Any]:
+    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
         from hypothesis import strategies as st
 
-        takes_each = "query_head_descale" in candidate.features and problem.group > 1
-        by_query_head = ("query_head",) if takes_each else ()
+        def is_taken(scope: Scope) -> bool:
+            claim = SHARING[scope].claim(2) & self.features  # of heads that are grouped; without groups it adds nothing
+            return not claim or (problem.group > 1 and claim <= candidate.features)
+
         options = {
             "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),
-            "scope": draw(st.sampled_from(("block", "head", *by_query_head))),
+            "scope": draw(st.sampled_from([scope for scope in get_args(Scope) if is_taken(scope)])),
             "scale": draw(st.sampled_from(get_args(Scale))),
             "rotate": problem.head_dim in ROTATED_HEAD_DIMS and draw(st.booleans()),
             "subtract_k_mean": draw(st.booleans()),
             "seed": draw(st.integers(0, 3)),
             "input_dtype": draw(st.sampled_from(("fp16", "bf16"))),
         }
-        return {"changes": tuple(sorted(options.items()))}
-
-
-def _named(stored: Stored) -> Outputs:
-    named = dict(zip(NAMES, stored.scaled)) | {f"{n}_descale": x for n, x in zip(NAMES, stored.descales)}
-    return named | {"k_mean": stored.k_mean, "lse_correction": stored.lse_correction}
+        return None, tuple(sorted(options.items()))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
+from fa3_reference.scales import SHARING, Granularity, QuantScheme
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -22,12 +22,14 @@ def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem,
     """Draw a scheme whose K and V blocks are whole key tiles of the candidate's configuration."""
     config: Any = candidate.configure(problem)
     tile_n = config.tile_n
-    options = ["head", "tensor"]
+    options: list[Granularity] = [name for name, sharing in SHARING.items() if not sharing.claim(2)]  # "head" first
     if "block_descale" in candidate.features and wanted.descales != "uniform":
-        options = ["block"] if wanted.descales == "blocks" else ["head", "block", "tensor"]
+        options = ["block"] if wanted.descales == "blocks" else [options[0], "block", *options[1:]]
     granularity = draw(st.sampled_from(options))
-    if granularity == "head" and problem.group > 1 and "query_head_descale" in candidate.features:
-        granularity = draw(st.sampled_from(("head", "query_head")))  # blocks, which find more, stay as frequent
+    each = frozenset({"query_head_descale"})
+    if granularity == "head" and problem.group > 1 and each <= candidate.features:
+        finer = [name for name, sharing in SHARING.items() if sharing.claim(problem.group) == each]
+        granularity = draw(st.sampled_from([granularity, *finer]))  # blocks, which find more, stay as frequent
     hadamard_seed = draw(st.one_of(st.none(), st.integers(0, 2**16)))
     return QuantScheme(
         granularity=granularity,  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.judging.verdict import ratio_text
-from fa3verify.kernels.policy import out_rows
+from fa3verify.kernels.policy import rows_like
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
@@ -63,7 +63,7 @@ def same_bits(
             continue
         mask = None
         if rows is not None and problem is not None:
-            mask = np.broadcast_to(rows if name == "lse" else out_rows(problem, rows), a.shape)
+            mask = np.broadcast_to(rows_like(a, problem, rows), a.shape)
         if violation := same_values(f"{what}: {name}", a, b, mask):
             return violation
     return None

@@ -13,7 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
-from fa3verify.operations import LSE_GRADIENT
+from fa3verify.operations.backward import LSE_GRADIENT
 from fa3verify.properties.compare import against_truth, same_bits, same_values, unsigned_zeros, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, law, needs

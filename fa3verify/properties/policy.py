@@ -20,7 +20,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
-from fa3verify.kernels.policy import empty_rows, out_rows
+from fa3verify.kernels.policy import empty_rows, rows_like
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation, set_up
@@ -215,12 +215,15 @@ def _check(candidate: Candidate, trial: Trial) -> Violation | None:
         out_broken, lse_broken = _broken(effect, got, clean, place.channel)
         if candidate.policy.special_values == "out":
             lse_broken = None
-        for name, broken, where in (("out", out_broken, out_rows(problem, rows)), ("lse", lse_broken, rows)):
-            if broken is not None and name in candidate.policy.free:
-                broken = broken & ~(out_rows(problem, empty) if name == "out" else empty)
-            if broken is None or not (broken & where).any():
+        for name, broken in (("out", out_broken), ("lse", lse_broken)):
+            if broken is None:
                 continue
-            index = tuple(int(i) for i in np.argwhere(broken & where)[0])
+            broken = broken & rows_like(broken, problem, rows)
+            if name in candidate.policy.free:
+                broken &= ~rows_like(broken, problem, empty)
+            if not broken.any():
+                continue
+            index = tuple(int(i) for i in np.argwhere(broken)[0])
             label = f"{name}{list(index)}"
             value, before = (float(r[name][index]) for r in (got, clean))
             where = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"

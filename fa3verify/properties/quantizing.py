@@ -14,6 +14,7 @@ from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Operands, Sequence
 from fa3_reference.quantize import quantize_qkv
+from fa3_reference.scales import SHARING
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
@@ -77,10 +78,9 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
         for block in range(descale.shape[2]):
             part = slice(block * rows, (block + 1) * rows) if rows else slice(None)
             filled[seq.index, :, block] = used[part].any(axis=0)
-    if name == "q" and not rows and setup.config.scope != "query_head":
-        groups = filled.reshape(problem.batch, problem.nheads_kv, problem.group)
-        filled = np.repeat(groups.any(axis=2), problem.group, axis=1)[..., None]
-    return filled
+    shared = SHARING[setup.config.scope].heads_per_descale(name, problem.nheads, problem.nheads_kv)
+    groups = filled.reshape(problem.batch, -1, shared, descale.shape[2])
+    return np.repeat(groups.any(axis=2), shared, axis=1)
 
 
 def _alone(candidate: Candidate, trial: Trial) -> Violation | None:

@@ -130,9 +130,7 @@ def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
     batch, kv_heads, of_group = orders
     plain = setup.run(candidate)
     heads = query_heads(setup.problem, kv_heads, of_group)
-    expected = {"out": plain["out"][batch][:, :, heads]}
-    if "lse" in plain:
-        expected["lse"] = plain["lse"][batch][:, heads]
+    expected = {name: np.take(x[batch], heads, axis=x.ndim - 2) for name, x in plain.items()}  # as out or as lse
     moved = reordered(setup, batch, kv_heads, of_group).run(candidate)
     what = f"sequences in order {batch.tolist()}, kv heads {kv_heads.tolist()}, heads of a group {of_group.tolist()}"
     return same_bits(what, moved, expected)

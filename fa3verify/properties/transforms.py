@@ -101,10 +101,11 @@ def part_of_result(
     kv_heads = kv_heads or slice(0, problem.nheads_kv)
     rows = rows or slice(0, seq.seqlen_q)
     heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
-    found = {"out": problem.rows_q(result["out"], seq)[None, rows, heads]}
-    if "lse" in result:
-        found["lse"] = problem.rows_lse(result["lse"], seq)[None, heads, rows]
-    return found
+    found = {}
+    for name, x in result.items():  # in the layout of lse or in that of out
+        is_like_lse = x.ndim == len(problem.lse_shape)
+        found[name] = problem.rows_lse(x, seq)[heads, rows] if is_like_lse else problem.rows_q(x, seq)[rows, heads]
+    return {name: x[None] for name, x in found.items()}
 
 
 def repeated_heads(setup: Setup) -> Setup:

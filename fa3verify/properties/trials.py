@@ -143,8 +143,8 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     problem = draw(small_problems(candidate, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
     operation = operations.find(candidate.operation)
-    choices = operation.draw_choices(draw, candidate, problem, wanted)
-    return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
+    scheme, changes = operation.draw_choices(draw, candidate, problem, wanted)
+    return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 
 def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:

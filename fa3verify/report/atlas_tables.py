@@ -86,9 +86,9 @@ def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
     """Largest error / bound of every output beside the main ones, over some families."""
     told = []
     for side in operations.find(entry.operation).sides:
-        found = [row.figures.get(f"ratio_{side.name}_max") for row in rows]
+        found = [row.figures.get(side.figure("ratio")) for row in rows]
         if known := [_size(x) for x in found if x is not None]:
-            told.append(f"{side.name.replace('_', ' ')} {below_one(max(known))}")
+            told.append(f"{side.words} {below_one(max(known))}")
     return ", ".join(told) or DASH
 
 

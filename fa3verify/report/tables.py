@@ -103,7 +103,7 @@ def headline(kernel: KernelRun) -> PageTable:
     ]
     after = [column.key for column in HEADLINE].index("ratio_max") + 1
     sides = [
-        PageColumn(f"max {side.name.replace('_', ' ')} / bound", f"ratio_{side.name}_max", number)
+        PageColumn(f"max {side.words} / bound", side.figure("ratio"), number)
         for side in operations.find(kernel.operation).sides
     ]
     columns = [

@@ -52,7 +52,8 @@ def _check(ok: bool, rule: str) -> None:
         raise ValueError(rule)
 
 
-def _is_integer(value: object, least: int) -> bool:
+def is_integer(value: object, least: int) -> bool:
+    """Tell whether a value is an integer, and no bool, of at least so much."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -118,10 +119,10 @@ class AttentionProblem:
             object.__setattr__(self, "softmax_scale", 1.0 / math.sqrt(self.head_dim))
         for name in ("batch", "nheads", "nheads_kv", "head_dim", "head_dim_v"):
             value = getattr(self, name)
-            _check(_is_integer(value, 1), f"{name} must be a positive integer, got {value!r}")
+            _check(is_integer(value, 1), f"{name} must be a positive integer, got {value!r}")
         for name, least in (("seqlen_q", 1), ("seqlen_k", 0)):
             value = getattr(self, name)
-            ok = _is_integer(value, 0 if self.seqlens_q is not None else least)
+            ok = is_integer(value, 0 if self.seqlens_q is not None else least)
             _check(ok, f"{name} must be an integer >= {least}, got {value!r}")
         for name in ("head_dim", "head_dim_v"):
             _check(
@@ -133,7 +134,7 @@ class AttentionProblem:
         )
         _check(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         _check(
-            len(self.window) == 2 and all(_is_integer(w, -1) for w in self.window),
+            len(self.window) == 2 and all(is_integer(w, -1) for w in self.window),
             f"window must be two integers >= -1 (left, right), got {self.window!r}",
         )
         _check(
@@ -155,7 +156,7 @@ class AttentionProblem:
         for name, maximum in (("seqlens_q", self.seqlen_q), ("seqlens_k", self.seqlen_k)):
             lengths = getattr(self, name)
             _check(
-                len(lengths) == self.batch and all(_is_integer(n, 0) for n in lengths),
+                len(lengths) == self.batch and all(is_integer(n, 0) for n in lengths),
                 f"{name} must hold batch = {self.batch} integers >= 0, got {lengths!r}",
             )
             _check(max(lengths) == maximum, f"max({name}) must be {name[:6]}{name[7:]} = {maximum}, got {max(lengths)}")

@@ -8,9 +8,7 @@ Hadamard rotation. Frameworks often have one for a whole layer.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,116 +17,11 @@ from fa3_reference.attention import as_float64
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
+from fa3_reference.scales import ROUNDINGS, SHARING, Rounding, num_blocks
+from fa3_reference.scales import QuantScheme as QuantScheme
 
-Granularity = Literal["tensor", "head", "query_head", "block", "row"]
 _E4M3 = FORMATS["e4m3"]
 _FP32 = FORMATS["fp32"]
-_BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-@dataclass(frozen=True, slots=True)
-class QuantScheme:
-    """Says how q, k and v become e4m3.
-
-    Parameters
-    ----------
-    granularity : {"tensor", "head", "query_head", "block", "row"}
-        What shares a descale: the whole operand, which is one layer's with all its sequences; one (sequence, kv head),
-        for Q all query heads that share it, as in FlashAttention-3; the same, but each query head of Q for itself; a
-        block of rows of one (sequence, head); one row.
-    block_rows_q, block_rows_k, block_rows_v : int
-        Rows per block, counted from the start of each sequence; used by ``"block"`` only.
-    power_of_two : bool
-        Round descales up to powers of two, so that scaling itself rounds nothing.
-    hadamard_seed : int, optional
-        Rotate Q and K (never V) with these random signs first; head_dim must be a power of two.
-    k_mean : bool
-        Subtract from K its mean over the tokens of each (sequence, kv head) first. The softmax does not
-        change; the kernel's lse lacks softmax_scale * q . mean, returned as ``lse_shift``. Not with softcap,
-        which is not shift-invariant.
-
-    Raises
-    ------
-    ValueError
-        Whenever a value breaks its rule; the message states both.
-    """
-
-    granularity: Granularity = "head"
-    block_rows_q: int = 128
-    block_rows_k: int = 128
-    block_rows_v: int = 128
-    power_of_two: bool = False
-    hadamard_seed: int | None = None
-    k_mean: bool = False
-
-    def __post_init__(self) -> None:
-        if self.granularity not in get_args(Granularity):
-            raise ValueError(f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}")
-        for name in _BLOCK_FIELDS:
-            if not _is_integer(getattr(self, name), 1):
-                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
-        for name in ("power_of_two", "k_mean"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        if self.hadamard_seed is not None and not _is_integer(self.hadamard_seed, 0):
-            raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
-
-    def rows_per_descale(self, operand: Literal["q", "k", "v"]) -> int:
-        """Return how many rows share a descale.
-
-        Parameters
-        ----------
-        operand : {"q", "k", "v"}
-            Which operand.
-
-        Returns
-        -------
-        int
-            Rows of a sequence; 0 is the whole sequence.
-        """
-        if self.granularity == "block":
-            return int(getattr(self, f"block_rows_{operand}"))
-        return 1 if self.granularity == "row" else 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return every field as JSON types; :meth:`from_json` restores an equal scheme.
-
-        Returns
-        -------
-        dict of str to object
-            Every field by its name.
-        """
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> QuantScheme:
-        """Build a scheme from decoded JSON; absent fields take their defaults.
-
-        Parameters
-        ----------
-        data : object
-            What :meth:`to_json` gives.
-
-        Returns
-        -------
-        QuantScheme
-            An equal scheme.
-
-        Raises
-        ------
-        ValueError
-            If ``data`` is not an object, has an unknown field, or a field breaks its rule.
-        """
-        if not isinstance(data, dict):
-            raise ValueError(f"a quantisation scheme must be a JSON object, got {type(data).__name__}")
-        unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cls)}))
-        if unknown:
-            raise ValueError(f"a quantisation scheme has no field {', '.join(map(repr, unknown))}")
-        return cls(**cast(dict[str, Any], data))
 
 
 class Quantized(NamedTuple):
@@ -199,15 +92,15 @@ def _centre(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np
     return centred, shift
 
 
-def descales_of(amax: np.ndarray, power_of_two: bool = False) -> np.ndarray:
+def descales_of(amax: np.ndarray, rounding: Rounding = "amax") -> np.ndarray:
     """Return the descale that maps each amax to 448, the largest e4m3 number.
 
     Parameters
     ----------
     amax : float64 array
         Finite and >= 0.
-    power_of_two : bool
-        Round up to a power of two instead of to the nearest float32.
+    rounding : {"amax", "power_of_two"}
+        To the nearest float32, or up to a power of two.
 
     Returns
     -------
@@ -221,9 +114,7 @@ def descales_of(amax: np.ndarray, power_of_two: bool = False) -> np.ndarray:
         If amax / 448 exceeds the largest float32.
     """
     exact = np.maximum(np.asarray(amax, np.float64) / _E4M3.max_finite, _FP32.min_normal)
-    if power_of_two:
-        fraction, exponent = np.frexp(exact)
-        exact = np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+    exact = ROUNDINGS[rounding](exact)
     if np.any(exact > _FP32.max_finite):
         raise ValueError(f"max|x| / 448 must be at most the largest float32, got max|x| = {np.max(amax)}")
     return np.where(np.asarray(amax) > 0, exact, 1.0).astype(np.float32)
@@ -233,21 +124,19 @@ def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme
     """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
     heads = x.shape[-2]
     seqlen = problem.seqlen_q if operand == "q" else problem.seqlen_k
-    block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
-    blocks = max(1, -(-seqlen // block_rows)) if block_rows else 1
-    if scheme.granularity == "tensor":
-        return np.full((problem.batch, heads, 1), np.max(np.abs(x), initial=0.0))
-    result = np.zeros((problem.batch, heads, blocks))
+    block_rows = scheme.rows_per_descale(operand)
+    result = np.zeros((problem.batch, heads, num_blocks(seqlen, block_rows)))
     for seq in problem.sequences():
         rows = problem.rows_q(x, seq) if operand == "q" else problem.rows_k(x, seq)
         per_row = np.abs(rows).max(axis=2)  # (seqlen, heads)
         if per_row.shape[0]:
             starts = np.arange(0, per_row.shape[0], block_rows or per_row.shape[0])
             result[seq.index, :, : starts.size] = np.maximum.reduceat(per_row, starts, axis=0).T
-    if scheme.granularity == "head" and operand == "q":
-        groups = result.reshape(problem.batch, problem.nheads_kv, problem.group)
-        result = np.repeat(groups.max(axis=2), problem.group, axis=1)[:, :, None]
-    return result
+    sharing = SHARING[scheme.granularity]
+    shared = sharing.heads_per_descale(operand, problem.nheads, problem.nheads_kv)
+    groups = result.reshape(problem.batch, heads // shared, shared, result.shape[2])
+    result = np.repeat(groups.max(axis=2), shared, axis=1)
+    return np.broadcast_to(result.max(axis=0), result.shape) if sharing.all_sequences else result
 
 
 def _quantize(
@@ -255,8 +144,8 @@ def _quantize(
 ) -> tuple[np.ndarray, Descale]:
     if not np.isfinite(x).all():
         raise ValueError(f"{operand} must be finite to be quantised, got NaN or Inf")
-    block_rows = scheme.rows_per_descale(cast(Literal["q", "k", "v"], operand))
-    descale = Descale(descales_of(shared_maxima(problem, x, operand, scheme), scheme.power_of_two), block_rows)
+    maxima = shared_maxima(problem, x, operand, scheme)
+    descale = Descale(descales_of(maxima, scheme.rounding), scheme.rows_per_descale(operand))
     scaled = x.copy()
     for seq in problem.sequences():
         rows = problem.rows_q(scaled, seq) if operand == "q" else problem.rows_k(scaled, seq)

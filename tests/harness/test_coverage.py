@@ -55,7 +55,7 @@ def test_the_campaign_of_our_twins_is_what_it_was():
     for template in FAMILIES[:3]:
         for dtype in ("fp16", "bf16"):
             problems = [case.problem for case in family_cases(twin(dtype), template.name, PROFILES["release"], 0)]
-            shapes = [AttentionProblem(dtype=dtype, **shape) for shape in PROFILES["release"].shapes]
+            shapes = [replace(problem, dtype=dtype) for problem in PROFILES["release"].shapes]
             assert problems == [p for p in shapes for _ in range(PROFILES["release"].seeds)]
 
 

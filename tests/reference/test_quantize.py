@@ -19,6 +19,7 @@ from fa3_reference.quantize import (
     quantize_qkv,
     round_operands,
 )
+from fa3_reference.scales import ROUNDINGS
 
 GRANULARITIES = ("tensor", "head", "query_head", "block", "row")
 PROBLEMS = {
@@ -146,7 +147,7 @@ def test_descale_is_amax_over_448_of_exactly_what_it_covers(granularity):
 @given(amax=st.floats(0, 1e40), k=st.integers(-100, 100))
 def test_power_of_two_descale_is_the_smallest_that_does_not_saturate(amax, k):
     for x in (amax, 448 * 2.0**k):
-        descale = float(descales_of(np.array([x]), power_of_two=True)[0])
+        descale = float(descales_of(np.array([x]), "power_of_two")[0])
         assert np.frexp(descale)[0] == 0.5
         if x > 448 * 2.0**-126:
             assert descale / 2 * 448 < x <= descale * 448
@@ -166,8 +167,8 @@ def test_power_of_two_scaling_of_representable_values_is_exact():
     [(0.0, 1.0), (448.0, 1.0), (896.0, 2.0), (5e-324, 2.0**-126), (1e-40, 2.0**-126)],
 )
 def test_descale_of_zero_tiny_and_round_amax(amax, descale):
-    for power_of_two in (False, True):
-        assert descales_of(np.array([amax]), power_of_two)[0] == descale
+    for rounding in ROUNDINGS:
+        assert descales_of(np.array([amax]), rounding)[0] == descale
 
 
 def test_descale_beyond_float32_is_refused():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
+from fa3_kernels.gluon.quantize_kernel import SCALES, Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
 from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.quantizer import (
@@ -26,6 +27,7 @@ from fa3_kernels.plan.quantizer import (
     tile_form,
     tile_rows,
 )
+from fa3_reference.scales import SHARING
 
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
@@ -125,11 +127,6 @@ def _operand(
     )
 
 
-def _fits_a_tile(x: QuantizedOperand) -> bool:
-    """Tell whether one tile is all that shares a descale."""
-    return x.tiles_per_block == 1 and x.group == 1
-
-
 def _correction(
     q: torch.Tensor, k: QuantizedOperand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
 ) -> tuple[Correction, list[Call]]:
@@ -177,58 +174,50 @@ def _correction(
     return Correction(mean, lse, rows, softmax_scale, nheads // k.heads), calls
 
 
-@dataclass(frozen=True, slots=True)
-class _Casts:
-    """Holds what is the same for all launches that cast."""
-
-    operands: list[QuantizedOperand]
-    descale_rows: tuple[int, int, int]
-    options: QuantizeOptions
-    signs: np.ndarray | None
-    correction: Correction | None
-    is_bf16: bool
-    is_packed: bool
-    num_sms: int
-
-    def calls(self) -> Iterator[Call]:
-        """One call for all operands that share tile, head_dim and phase; the maxima come before the casts."""
-        shapes = [(tile_rows(n, x.x.shape[-1]), x.x.shape[-1]) for n, x in zip(self.descale_rows, self.operands)]
-        for phase in ("one_pass", "amax", "cast"):
-            for shape in dict.fromkeys(shapes):
-                counts = [
-                    x.descale.shape[0] * x.heads * x.tiles
-                    if own == shape and _fits_a_tile(x) == (phase == "one_pass")
-                    else 0
-                    for own, x in zip(shapes, self.operands)
-                ]
-                if sum(counts):
-                    yield self._call(*shape, counts, phase)
-
-    def _call(self, rows: int, head_dim: int, counts: list[int], phase: str) -> Call:
+def _casts(
+    operands: list[QuantizedOperand],
+    options: QuantizeOptions,
+    signs: np.ndarray | None,
+    correction: Correction | None,
+    *,
+    is_bf16: bool,
+    is_packed: bool,
+    num_sms: int,
+) -> Iterator[Call]:
+    """One call for all operands that share tile, head_dim and phase; the maxima come before the casts."""
+    shapes = [(tile_rows(n, x.x.shape[-1]), x.x.shape[-1]) for n, x in zip(options.descale_rows, operands)]
+    fit = [x.tiles_per_block == 1 and x.group == 1 for x in operands]  # one tile is all that shares a descale
+    for phase, (rows, head_dim) in product(("one_pass", "amax", "cast"), dict.fromkeys(shapes)):
+        counts = [
+            x.descale.shape[0] * x.heads * x.tiles if shape == (rows, head_dim) and fits == (phase == "one_pass") else 0
+            for shape, fits, x in zip(shapes, fit, operands)
+        ]
+        if not sum(counts):
+            continue
         channels = padded_head_dim(head_dim)
         has_qk = counts[0] + counts[1] > 0
-        is_turned = self.options.rotate and has_qk
+        is_turned = options.rotate and has_qk
         form = tile_form(rows, channels, is_turned)
-        programs = self.num_sms * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
+        programs = num_sms * max(1, REGISTERS_PER_SM // (form.registers * form.threads))
         arguments = (
-            *self.operands,
+            *operands,
             *counts,
-            self.signs if is_turned else None,
-            self.correction if has_qk else None,
+            signs if is_turned else None,
+            correction if has_qk else None,
             form.rows,
             form.parts,
             channels,
             head_dim,
             is_turned,
-            self.options.norm(head_dim) if is_turned else 1.0,
+            options.norm(head_dim) if is_turned else 1.0,
             phase,
-            self.options.scale == "power_of_two",
-            self.is_bf16,
-            self.is_packed,
+            SCALES[options.scale],
+            is_bf16,
+            is_packed,
             form.lanes,
         )
-        options = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
-        return Call("quantize", arguments, (min(sum(counts), programs),), options)
+        launch = {"num_warps": form.threads // 32, "maxnreg": form.registers, "enable_fp_fusion": False}
+        yield Call("quantize", arguments, (min(sum(counts), programs),), launch)
 
 
 def quantize_qkv(
@@ -314,19 +303,19 @@ def plan_quantize(
     is_packed = q.dim() == 3
     seqlen_q, seqlen_k = (longest[0] or 0, longest[1] or 0) if is_packed else (q.shape[1], k.shape[1])
     descale_rows = options.descale_rows
-    group = q.shape[-2] // k.shape[-2] if options.scope == "head" else 1
+    given = (("q", q, starts[0], seqlen_q), ("k", k, starts[1], seqlen_k), ("v", v, starts[1], seqlen_k))
+    sharing = SHARING[options.scope]
     operands = [
-        _operand(q, starts[0], seqlen_q, descale_rows[0], group),
-        _operand(k, starts[1], seqlen_k, descale_rows[1], 1),
-        _operand(v, starts[1], seqlen_k, descale_rows[2], 1),
+        _operand(x, of, longest_seqlen, rows, sharing.heads_per_descale(name, q.shape[-2], k.shape[-2]))
+        for (name, x, of, longest_seqlen), rows in zip(given, descale_rows, strict=True)
     ]
     signs = _sign_masks(q.shape[-1], options.seed) if options.rotate else None
     correction = None
     calls = []
     if options.subtract_k_mean:
         correction, calls = _correction(q, operands[1], is_packed, signs, float(factor))
-    is_bf16 = q.dtype == torch.bfloat16
-    calls += _Casts(operands, descale_rows, options, signs, correction, is_bf16, is_packed, num_sms).calls()
+    kind = {"is_bf16": q.dtype == torch.bfloat16, "is_packed": is_packed, "num_sms": num_sms}
+    calls += _casts(operands, options, signs, correction, **kind)
 
     def quantized() -> QuantizedTensors:
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)

@@ -506,3 +506,6 @@ def quantize(
             LANES,
         )
         index += step
+
+
+SCALES = {"amax": False, "power_of_two": True}  # SCALE_UP by the name of a rounding in fa3_reference.scales

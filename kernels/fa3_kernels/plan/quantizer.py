@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from fa3_reference.hadamard import random_signs
+from fa3_reference.scales import Rounding as Scale
 
 Scope = Literal["block", "head", "query_head"]
-Scale = Literal["amax", "power_of_two"]
 
 E4M3_MAX = 448.0
 # 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays

@@ -8,9 +8,8 @@ Every operation in binary32 is off by at most u = 2^-24 of its result, in whatev
 - the rotation: log2(head_dim) additions deep, on operands that centring has already moved;
 - a descale: the error of the maximum, and up to three roundings (norm, product, division); a power of two is where the
   least and the largest maximum lead;
-- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error
-of y
-  over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
+- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error of
+  y over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
 
 A code may differ from the correctly rounded one only where the exact scaled value lies within that error of a rounding
 boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Nothing here knows the kernel or its twin.
@@ -19,8 +18,8 @@ boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Not
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, condition, shared_maxima
+from fa3_reference.scales import ROUNDINGS
 
 _E4M3 = FORMATS["e4m3"]
 _TINY = 2.0**-148  # underflow of the few binary32 operations behind one value
@@ -39,18 +39,7 @@ _DESCALE_STEPS = {False: 1, True: 3}  # roundings, by whether there is a rotatio
 _SCALING_STEPS = {False: 2, True: 4}
 
 
-class Stored(NamedTuple):
-    """Exact values of what a quantiser stores, or the bounds of their errors; all float64.
-
-    ``scaled`` are q, k and v over the stored descales, in the problem's shapes; ``descales`` (batch, heads, blocks)
-    each. ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the problem's lse shape) are zero without a
-    K mean.
-    """
-
-    scaled: tuple[np.ndarray, np.ndarray, np.ndarray]
-    descales: tuple[np.ndarray, np.ndarray, np.ndarray]
-    k_mean: np.ndarray
-    lse_correction: np.ndarray
+Stored = dict[str, np.ndarray]  # float64, by the names of what a quantiser returns
 
 
 def stored_values(
@@ -74,8 +63,11 @@ def stored_values(
 
     Returns
     -------
-    exact, bound : Stored
-        float64, off by a few 2^-53 of a row's 2-norm, which the bounds include.
+    exact, bound : dict of str to float64 array
+        ``q``, ``k`` and ``v`` over the stored descales, in the problem's shapes; ``q_descale``, ``k_descale`` and
+        ``v_descale`` (batch, heads, blocks); ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the
+        problem's lse shape), which are zero without a K mean. Off by a few 2^-53 of a row's 2-norm, which the bounds
+        include.
 
     Raises
     ------
@@ -91,33 +83,20 @@ def stored_values(
     if is_rotated:
         centred = condition(problem, q, k, replace(scheme, hadamard_seed=None))
         moved |= {"q": _rotation_error(centred.q, moved["q"]), "k": _rotation_error(centred.k, moved["k"])}
-    scaled = []
-    scaled_error = []
-    found = []
-    found_error = []
+    shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
+    values = {"k_mean": mean, "lse_correction": shift}
+    errors = {"k_mean": mean_error, "lse_correction": _correction_error(problem, q, mean, mean_error)}
     for name, stored in zip("qkv", descales, strict=True):
         is_turned = is_rotated and name != "v"
         amax, amax_moved = (shared_maxima(problem, x[name], name, scheme) for x in (exact, moved))
-        value, error = _descale(amax, amax_moved, _DESCALE_STEPS[is_turned], scheme.power_of_two)
-        found.append(value)
-        found_error.append(error)
+        values[f"{name}_descale"], errors[f"{name}_descale"] = _descale(
+            amax, amax_moved, _DESCALE_STEPS[is_turned], ROUNDINGS[scheme.rounding]
+        )
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             factor = 1 / _per_row(problem, name, stored, scheme)
-            size = exact[name] * factor
-            error = moved[name] * factor
-            scaled.append(size)
-            scaled_error.append(_with_roundings(np.abs(size), error, _SCALING_STEPS[is_turned]))
-    shift = np.zeros(problem.lse_shape) if turned.lse_shift is None else turned.lse_shift
-    shift_error = _correction_error(problem, q, mean, mean_error)
-    return (
-        Stored(_three(scaled), _three(found), mean, shift),
-        Stored(_three(scaled_error), _three(found_error), mean_error, shift_error),
-    )
-
-
-def _three(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    q, k, v = arrays
-    return q, k, v
+            values[name] = exact[name] * factor
+            errors[name] = _with_roundings(np.abs(values[name]), moved[name] * factor, _SCALING_STEPS[is_turned])
+    return values, errors
 
 
 def _gamma(steps: int) -> float:
@@ -155,15 +134,13 @@ def _rotation_error(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
     return np.broadcast_to(total / math.sqrt(x.shape[-1]), x.shape)
 
 
-def _descale(amax: np.ndarray, moved: np.ndarray, steps: int, power_of_two: bool) -> tuple[np.ndarray, np.ndarray]:
+def _descale(
+    amax: np.ndarray, moved: np.ndarray, steps: int, rounded: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Exact descale of maxima that may be off by ``moved``, and its error."""
 
     def of(maximum: np.ndarray) -> np.ndarray:
-        value = np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST)
-        if not power_of_two:
-            return value
-        fraction, exponent = np.frexp(value)
-        return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+        return rounded(np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST))
 
     exact = np.where(amax > 0, of(amax), 1.0)
     low = of((amax - moved) * (1 - _gamma(steps)))  # no less than the least descale
@@ -178,7 +155,7 @@ def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: 
     """Descale of every row of an operand, float64 in its shape but for one channel."""
     shape = problem.q_shape if name == "q" else problem.k_shape
     factors = np.ones((*shape[:-1], 1))
-    block_rows = scheme.rows_per_descale(name)  # pyright: ignore[reportArgumentType]
+    block_rows = scheme.rows_per_descale(name)
     for seq in problem.sequences():
         rows = (problem.rows_q if name == "q" else problem.rows_k)(factors, seq)  # (seqlen, heads, 1)
         blocks = np.arange(len(rows)) // (block_rows or len(rows) or 1)

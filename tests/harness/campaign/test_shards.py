@@ -232,6 +232,6 @@ def test_the_estimate_of_a_task_grows_with_what_it_runs():
     law = Task("law", "x", len, {"max_examples": 40})
     family = Task("family", "x", len, {"profile": "quick"})
     study = Task("study", "x", len, {"seqlen_k": 1_000_000, "rows": 3})
-    scores = sum(s["batch"] * s["nheads"] * s["seqlen_q"] * s["seqlen_k"] for s in PROFILES["quick"].shapes)
+    scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in PROFILES["quick"].shapes)
     found = [estimated_s(task) for task in (law, family, study, Task("loss", "x", len, {}))]
     assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 3.0, 0.05])

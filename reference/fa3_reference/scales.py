@@ -1,0 +1,188 @@
+"""The kinds of scale of e4m3 operands, as data: what shares a descale, how one is rounded, and the scheme that chooses.
+
+Quantisers, error bounds, draws and claims read these tables, so that a further kind is a row here and, where it needs
+arithmetic of its own, that arithmetic in the twin and in the GPU kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from fa3_reference.problem import is_integer
+
+Granularity = Literal["tensor", "head", "query_head", "block", "row"]
+Rounding = Literal["amax", "power_of_two"]
+_BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Says what shares a descale, of which there are (batch, heads, blocks) in any case.
+
+    Parameters
+    ----------
+    heads : {"one", "group", "all"}
+        One head; the query heads of a kv head, of Q; or all heads of a sequence.
+    rows : int or "block"
+        Rows of a sequence; 0 is the whole sequence, "block" what a scheme says of the operand.
+    all_sequences : bool
+        Whether the sequences of a batch share it as well.
+    """
+
+    heads: Literal["one", "group", "all"] = "one"
+    rows: int | Literal["block"] = 0
+    all_sequences: bool = False
+
+    def heads_per_descale(self, operand: str, nheads: int, nheads_kv: int) -> int:
+        """Return how many neighbouring heads of an operand share a descale."""
+        if self.heads == "all":
+            return nheads if operand == "q" else nheads_kv
+        return nheads // nheads_kv if self.heads == "group" and operand == "q" else 1
+
+    def claim(self, group: int) -> frozenset[str]:
+        """Return the feature that a kernel must claim to be given these; none for one per (sequence, kv head)."""
+        if self.rows:
+            return frozenset({"block_descale"})
+        return frozenset({"query_head_descale"} if self.heads == "one" and group > 1 else ())
+
+
+SHARING: Mapping[Granularity, Sharing] = {
+    "head": Sharing("group"),
+    "tensor": Sharing("all", all_sequences=True),
+    "query_head": Sharing(),
+    "block": Sharing(rows="block"),
+    "row": Sharing(rows=1),
+}
+
+
+def next_power_of_two(x: np.ndarray) -> np.ndarray:
+    """Return the smallest powers of two that are not smaller, of positive float64 numbers; exact."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
+
+
+# Of exact descales in float64, before they become float32; none may be rounded down, or the maximum overflows.
+ROUNDINGS: Mapping[Rounding, Callable[[np.ndarray], np.ndarray]] = {
+    "amax": np.asarray,
+    "power_of_two": next_power_of_two,
+}
+
+
+def rounding_fields(rounding: str) -> dict[str, bool]:
+    """Return the fields by which a :class:`QuantScheme` has the rounding of a name."""
+    return {"power_of_two": rounding == "power_of_two"}
+
+
+def num_blocks(seqlen: int, rows: int) -> int:
+    """Return how many descales a sequence and head have at so many rows each; 0 rows are the whole sequence."""
+    return max(1, -(-seqlen // rows)) if rows else 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """Says how q, k and v become e4m3.
+
+    Parameters
+    ----------
+    granularity : {"tensor", "head", "query_head", "block", "row"}
+        What shares a descale: the whole operand, which is one layer's with all its sequences; one (sequence, kv head),
+        for Q all query heads that share it, as in FlashAttention-3; the same, but each query head of Q for itself; a
+        block of rows of one (sequence, head); one row.
+    block_rows_q, block_rows_k, block_rows_v : int
+        Rows per block, counted from the start of each sequence; used by ``"block"`` only.
+    power_of_two : bool
+        Round descales up to powers of two, so that scaling itself rounds nothing.
+    hadamard_seed : int, optional
+        Rotate Q and K (never V) with these random signs first; head_dim must be a power of two.
+    k_mean : bool
+        Subtract from K its mean over the tokens of each (sequence, kv head) first. The softmax does not
+        change; the kernel's lse lacks softmax_scale * q . mean, returned as ``lse_shift``. Not with softcap,
+        which is not shift-invariant.
+
+    Raises
+    ------
+    ValueError
+        Whenever a value breaks its rule; the message states both.
+    """
+
+    granularity: Granularity = "head"
+    block_rows_q: int = 128
+    block_rows_k: int = 128
+    block_rows_v: int = 128
+    power_of_two: bool = False
+    hadamard_seed: int | None = None
+    k_mean: bool = False
+
+    def __post_init__(self) -> None:
+        if self.granularity not in get_args(Granularity):
+            raise ValueError(f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}")
+        for name in _BLOCK_FIELDS:
+            if not is_integer(getattr(self, name), 1):
+                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+        for name in ("power_of_two", "k_mean"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.hadamard_seed is not None and not is_integer(self.hadamard_seed, 0):
+            raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
+
+    @property
+    def rounding(self) -> Rounding:
+        """How descales are rounded, by its name in ``fa3_reference.scales.ROUNDINGS``."""
+        return "power_of_two" if self.power_of_two else "amax"
+
+    def rows_per_descale(self, operand: str) -> int:
+        """Return how many rows share a descale.
+
+        Parameters
+        ----------
+        operand : {"q", "k", "v"}
+            Which operand.
+
+        Returns
+        -------
+        int
+            Rows of a sequence; 0 is the whole sequence.
+        """
+        rows = SHARING[self.granularity].rows
+        return int(getattr(self, f"block_rows_{operand}")) if rows == "block" else rows
+
+    def to_json(self) -> dict[str, object]:
+        """Return every field as JSON types; :meth:`from_json` restores an equal scheme.
+
+        Returns
+        -------
+        dict of str to object
+            Every field by its name.
+        """
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> QuantScheme:
+        """Build a scheme from decoded JSON; absent fields take their defaults.
+
+        Parameters
+        ----------
+        data : object
+            What :meth:`to_json` gives.
+
+        Returns
+        -------
+        QuantScheme
+            An equal scheme.
+
+        Raises
+        ------
+        ValueError
+            If ``data`` is not an object, has an unknown field, or a field breaks its rule.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(f"a quantisation scheme must be a JSON object, got {type(data).__name__}")
+        unknown = sorted(map(str, set(data) - {field.name for field in dataclasses.fields(cls)}))
+        if unknown:
+            raise ValueError(f"a quantisation scheme has no field {', '.join(map(repr, unknown))}")
+        return cls(**cast(dict[str, Any], data))
