@@ -15,7 +15,8 @@ import xarray as xr
 
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reference.quantize import Granularity, QuantScheme, prepare
+from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reference.scales import Granularity
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
