@@ -233,13 +233,8 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
     """The configuration without what its tiles do not depend on: equal ones hand them out alike."""
     if not isinstance(config, Config):
         return config
-    plain = Config(config.dtype, config.head_dim, config.tile_m, config.tile_n, family=config.family)
-    return replace(
-        plain,
-        num_splits=config.num_splits,
-        pack_gqa=config.pack_gqa,
-        promotion_interval=config.promotion_interval,
-    )
+    kept = ("dtype", "head_dim", "tile_m", "tile_n", "promotion_interval", "num_splits", "pack_gqa", "family")
+    return Config(**{name: getattr(config, name) for name in kept})
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ meet masked tiles). The rest is schedule only and must never change a bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
@@ -20,6 +21,16 @@ Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a c
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
+# The switches of a schedule, of which a configuration has one choice each: its name, empty where it is off, and the
+# fields that it sets. The option --schedule, the names of schedules and the candidates of tune are read from here.
+SWITCHES: tuple[Mapping[str, Mapping[str, Setting]], ...] = (
+    {"pingpong": {"pingpong": True}, "": {"pingpong": False}},
+    {
+        "overlap": {"intra_wg_overlap": True, "softmax_stages": 2},
+        "overlap3": {"intra_wg_overlap": True, "softmax_stages": 3},
+        "": {"intra_wg_overlap": False, "softmax_stages": 2},
+    },
+)
 
 
 def _require(ok: bool, rule: str) -> None:
