@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Any
@@ -74,14 +74,9 @@ def candidates(
     """
     head_dim = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
-    for tile_m, tile_n, stages, *chosen, registers, packed in product(
-        (64, 128, 192),
-        range(32, 257, K_STEP[problem.dtype]),
-        (2, 3, 4),
-        *(choices.values() for choices in SWITCHES),
-        (True, False),
-        packs,
-    ):
+    axes: list[Iterable[Any]] = [(64, 128, 192), range(32, 257, K_STEP[problem.dtype]), (2, 3, 4)]
+    axes += [choices.values() for choices in SWITCHES]
+    for tile_m, tile_n, stages, *chosen, registers, packed in product(*axes, (True, False), packs):
         switches: dict[str, Any] = dict(ChainMap(*chosen))
         if tile_m == 64 and switches["pingpong"]:
             continue
