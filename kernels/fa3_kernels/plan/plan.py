@@ -65,18 +65,6 @@ class Call(NamedTuple):
         return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
 
 
-class Sizes(NamedTuple):
-    """Holds what differs between launches of one plan: query rows of a sequence, or of all packed ones, and keys
-    likewise.
-
-    ``longest`` are the longest queries and keys of packed sequences.
-    """
-
-    rows_q: int
-    rows_k: int
-    longest: tuple[int, int] = (0, 0)
-
-
 def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]:
     """Return the fp32 factors (scale_log2, cap_scale) as the kernel gets them.
 
@@ -244,7 +232,7 @@ def _lockstep(problem: AttentionProblem, config: Config) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a launch but addresses and :class:`Sizes`.
+    """Everything about a launch but addresses and its numbers of rows, see :meth:`launch`.
 
     Parameters
     ----------
@@ -281,7 +269,15 @@ class Plan:
     orders: tuple[PackedOrder, PackedOrder] | None
 
     def launch(self, rows_q: int, rows_k: int, longest: tuple[int, int]) -> tuple[tuple[Call, ...], dict[str, int]]:
-        """Return the calls of a launch of :class:`Sizes`, in order, and the numbers in them that are its own."""
+        """Return the calls of a launch, in order, and the numbers in them that are its own.
+
+        Parameters
+        ----------
+        rows_q, rows_k : int
+            Query rows of a sequence, or of all packed ones, and keys likewise.
+        longest : (int, int)
+            Longest queries and keys of packed sequences.
+        """
         if not self.orders:
             return self.kernels, {"rows_k": rows_k}
         longest_q, longest_k = longest
@@ -311,9 +307,9 @@ class Plan:
             return two, two.table_shape(two.units_at_most(batch, rows_q, longest_q), self.num_sms)
         return one, one.table_shape(units, self.num_sms)
 
-    def calls(self, sizes: Sizes) -> tuple[Call, ...]:
-        """Return the calls of a launch with its own numbers in them."""
-        kernels, numbers = self.launch(*sizes)
+    def calls(self, rows_q: int, rows_k: int, longest: tuple[int, int] = (0, 0)) -> tuple[Call, ...]:
+        """Return the calls of a launch with its own numbers in them, see :meth:`launch`."""
+        kernels, numbers = self.launch(rows_q, rows_k, longest)
         return tuple(call.of(self.numbers | numbers) for call in kernels)
 
 
@@ -375,8 +371,8 @@ def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:
     return ctas, plan.variant.consumers + 1, plan.variant.stamps, COLUMNS
 
 
-def sizes_of(problem: AttentionProblem) -> Sizes:
-    """Sizes of a launch of a problem whose lengths are known."""
+def sizes_of(problem: AttentionProblem) -> tuple[int, int, tuple[int, int]]:
+    """Return what :meth:`Plan.launch` takes for a problem whose lengths are known."""
     if problem.seqlens_q is None or problem.seqlens_k is None:
-        return Sizes(problem.seqlen_q, problem.seqlen_k)
-    return Sizes(sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k))
+        return problem.seqlen_q, problem.seqlen_k, (0, 0)
+    return sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k)
