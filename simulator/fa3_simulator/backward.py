@@ -28,13 +28,12 @@ class _Upstream(BackwardConsumer):
         stream = self.stream
         shared = self.shared
         s = self.s
-        w = self.index
         q = self.step % s.num_stages
         dout = self.step % s.dout_stages
         self.wait_full(shared.q_full, self.step)
-        self.issue(self.scores, [shared.k[w]], [shared.q[q]], "S")
+        self.issue(self.scores, [shared.k[self.index]], [shared.q[q]], "S")
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.grads, None if s.v_in_registers else [shared.v[w]], [shared.dout[dout]], "dP")
+        self.issue(self.grads, None if s.v_in_registers else [shared.v[self.index]], [shared.dout[dout]], "dP")
         stream.read(shared.lse[q])
         stream.wgmma_wait(1)
         stream.read(self.accumulators["S"])
@@ -52,8 +51,7 @@ class _Upstream(BackwardConsumer):
         """Start dV and dQ behind dS, and dK when dV is done."""
         stream = self.stream
         shared = self.shared
-        s = self.s
-        slot = self.step % s.ds_stages
+        slot = self.step % self.s.ds_stages
         self.make_ds(slot)
         self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
         self.share()
@@ -66,8 +64,7 @@ class _Upstream(BackwardConsumer):
         """The same in two parts of the channels, so that half of dQ is held at a time."""
         stream = self.stream
         shared = self.shared
-        s = self.s
-        slot = self.step % s.ds_stages
+        slot = self.step % self.s.ds_stages
         self.make_ds(slot)
         to_dv = self.operands(shared.p[slot], shared.dout[dout])
         to_dk = self.operands(shared.ds[slot], shared.q[q])
@@ -91,11 +88,10 @@ class _Upstream(BackwardConsumer):
         """dS, and P where it is shared, to shared memory, whose contents of ``ds_stages`` blocks before were read."""
         stream = self.stream
         shared = self.shared
-        s = self.s
         stream.read(self.accumulators["dP"])
-        if s.ds_stages == 1:
+        if self.s.ds_stages == 1:
             stream.bar_sync(shared.both)
-        if not s.scores_transposed:
+        if not self.s.scores_transposed:
             stream.write(shared.p[slot][self.index])
             stream.vector(self.work["P to shared memory"])
             self.share()
@@ -111,12 +107,11 @@ class _Upstream(BackwardConsumer):
         """dQ, or a slice of it, to global memory."""
         stream = self.stream
         shared = self.shared
-        s = self.s
         w = self.index
         stream.read(self.accumulators["dQ"])
-        if s.dq == "registers":
+        if self.s.dq == "registers":
             stream.vector(self.work["dQ to memory"])
-            stream.reduce(shared.dq[w].bytes // s.dq_slices)
+            stream.reduce(shared.dq[w].bytes // self.s.dq_slices)
             return
         stream.bar_sync(shared.dq_empty[w])
         stream.write(shared.dq[w])

@@ -35,11 +35,10 @@ class BackwardConsumer(ABC):
     def run(self, tiles: list[TileBlocks]) -> None:
         """Add all key tiles of the CTA."""
         stream = self.stream
-        shared = self.shared
         for number, tile in enumerate(tiles):
             stream.mark("tile")
             stream.delay("cold_code_cycles")
-            stream.wait(shared.kv_full, number)
+            stream.wait(self.shared.kv_full, number)
             self.begin()
             for block in range(tile.blocks):
                 self.row_block(is_masked=block < tile.masked, is_last=block + 1 == tile.blocks)
@@ -49,7 +48,7 @@ class BackwardConsumer(ABC):
             stream.store_wait()
             if self.s.traits.joins_warps:
                 self.join_warps()
-            stream.bar_arrive(shared.kv_empty)
+            stream.bar_arrive(self.shared.kv_empty)
         stream.mark("end")
 
     @abstractmethod

@@ -279,7 +279,6 @@ class Consumer:
 
     def finish_tile(self, lead: int | None) -> None:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
-        stream = self.stream
         number = self.tile
         if not self.s.output_in_query_slot:
             self.release_query(number)
@@ -290,7 +289,7 @@ class Consumer:
         self.release("v", self.step)
         self.epilogue(number)
         if self.s.output_in_query_slot:
-            stream.store_wait()
+            self.stream.store_wait()
             self.release_query(number)
 
     def last_output(self, number: int, lead: int | None) -> None:

@@ -51,12 +51,11 @@ class Paired(_Ours):
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
         stream = self.stream
         shared = self.shared
-        w = self.index
         q, dout, ds = (self.step % n for n in (self.s.num_stages, self.s.dout_stages, self.s.ds_stages))
         stream.wgmma_wait(0)
         stream.read(self.accumulators["S"])
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.grads, [shared.v[w]], [shared.dout[dout]], "dP")
+        self.issue(self.grads, [shared.v[self.index]], [shared.dout[dout]], "dP")
         stream.read(shared.lse[q])
         self.weights(is_masked=is_masked)
         stream.wgmma_wait(0)
@@ -65,7 +64,7 @@ class Paired(_Ours):
         stream.vector(self.work["beside dS"])
         self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
         self.join_warps()
-        stream.write(shared.ds[ds][w])
+        stream.write(shared.ds[ds][self.index])
         stream.vector(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
@@ -173,10 +172,9 @@ class Split(_Ours):
     def epilogue(self) -> None:
         stream = self.stream
         shared = self.shared
-        w = self.index
-        slot = shared.k[0] if w else shared.v[0]
+        slot = shared.k[0] if self.index else shared.v[0]
         stream.bar_sync(shared.both)  # the other one has read K and V
-        stream.read(self.accumulators["dK" if w else "dV"])
+        stream.read(self.accumulators["dK" if self.index else "dV"])
         stream.write(slot)
         stream.vector(self.work["dK and dV to shared memory"])
         self.fence()

@@ -199,15 +199,14 @@ def config_of(
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, tile)
         return replace(config, warp_specialized=False, pingpong=False)
-    if pack_gqa and problem.group > 1 and not can_pack(problem):
-        raise ValueError(
-            "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
-            f"got {problem.nheads} heads on {problem.nheads_kv}"
-        )
+    require(
+        not pack_gqa or problem.group == 1 or can_pack(problem),
+        "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
+        f"got {problem.nheads} heads on {problem.nheads_kv}",
+    )
     pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and problem.group > 1
     config = replace(config, pack_gqa=pack)
-    if num_splits < 0:
-        raise ValueError(f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
+    require(num_splits >= 0, f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
     return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
@@ -328,8 +328,8 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     variant = variant_of(config, problem, shape, block_descales=request.block_descales)
     if choices.stamps:
-        if config.num_splits > 1:
-            raise ValueError(f"stamps are taken where keys are not split, got num_splits {config.num_splits}")
+        splits = config.num_splits
+        require(splits == 1, f"stamps are taken where keys are not split, got num_splits {splits}")
         variant = replace(variant, stamps=choices.stamps)
     if not choices.warp_specialize:
         return Plan(request, problem, config, variant, {}, True, num_sms, (_lockstep(problem, config),), {}, None)
