@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fa3_simulator.costs import PIECE_BYTES, PIPES, RESOURCES, SCALARS, TICKS, Costs
+from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SCALARS, TAKEN, TICKS, Costs
+from fa3_simulator.costs import SMEM as SMEM_COLUMN
 from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import DeadlockError
@@ -57,7 +58,8 @@ OPS = (
     MARK,
     REDUCE,
 ) = range(len(OPS))
-TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(6)  # of busy ticks, in the order of RESOURCES
+_BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # RESOURCES, whose busy ticks are counted
+TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
 PIPE_COUNT = 2
 CHUNKS, FIRST_PIPE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD = (0, 1, 3, 4, 5, 6)  # columns of Costs.work
 PIECE_SIZE = 4096
@@ -65,13 +67,14 @@ IN_FLIGHT = 6  # wgmma groups and stores of an actor that a wait may leave, and 
 MOST_LOADS = 64  # under way at a time from each origin
 NEVER = np.iinfo(np.int64).max
 DONE = -1  # what an operation returns that is over; otherwise the tick at which its actor goes on
-if (tuple(op.name for op in Op), len(PIPES), len(RESOURCES), PIECE_BYTES) != (OPS, PIPE_COUNT, 6, PIECE_SIZE):
+_OWN = (OPS, _BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD)
+if (tuple(op.name for op in Op), RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD) != _OWN:
     raise ImportError("the interpreter's constants differ from those of program and costs")
 
 
 # Without counts of references, and each function inlined into its caller: a state of 19 arrays is handed on at no cost.
 # With them the loop takes 70 times as long. Nothing here allocates memory or returns an array.
-_inlined = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # has no stub of the first
+_inlined = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
 
 
 def _record(*names: str) -> np.dtype:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fa3_simulator.backward_consumer import BackwardConsumer
 from fa3_simulator.program import Slot
 
-_ANY = [Slot("any row block", 0)]
+_ANY = (Slot("any row block", 0),)
 
 
 class _Ours(BackwardConsumer):
