@@ -17,7 +17,7 @@ from fa3_simulator.backward_schedule import HEAD_DIMS, BackwardSchedule, DqPath
 
 # By whether the kernel is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
-_WIDE: dict[str, Any] = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
+_WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
 # What is launched beside the tile, by head_dim. Upstream hopper/flash_bwd_launch_template.h.
 _LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
     "flash3": {
@@ -66,7 +66,8 @@ def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardS
     known, head_dim = _known(problem, family)
     is_masked = problem.causal or problem.window != (-1, -1)
     tile_m, tile_n = backward_of(_TWINS[known]).tiles.get(head_dim, _TILE_96)[is_masked]
-    layout: dict[str, Any] = {"dq_transposed": tile_m % WARPGROUP_ROWS != 0} | _LAYOUTS[known][head_dim]
+    layout = dict(_LAYOUTS[known][head_dim])
+    layout.setdefault("dq_transposed", tile_m % WARPGROUP_ROWS != 0)
     return BackwardSchedule(head_dim, tile_m, tile_n, known, **layout)
 
 

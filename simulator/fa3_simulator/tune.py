@@ -77,7 +77,7 @@ def candidates(
     axes: list[Iterable[Any]] = [(64, 128, 192), range(32, 257, K_STEP[problem.dtype]), (2, 3, 4)]
     axes += [choices.values() for choices in SWITCHES]
     for tile_m, tile_n, stages, *chosen, registers, packed in product(*axes, (True, False), packs):
-        switches: dict[str, Any] = dict(ChainMap(*chosen))
+        switches = dict(ChainMap(*chosen))
         if tile_m == 64 and switches["pingpong"]:
             continue
         config = Config(
