@@ -28,7 +28,7 @@ import fa3verify.inputs
 import fa3verify.studies
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
-from fa3_kernels.plan.plan import Plan, Sizes, plan_of
+from fa3_kernels.plan.plan import Plan, plan_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
@@ -82,7 +82,7 @@ def _requests(dtype: str) -> Iterator[Request]:
 
 
 def _launched(plan: Plan) -> list[object]:
-    calls = plan.calls(Sizes(900, 1500, (500, 900)))
+    calls = plan.calls(900, 1500, (500, 900))
     tables = {name: digest(table) for name, table in plan.tables.items()}
     shape = (900, 8, 128) if plan.problem.is_varlen else (2, 700, 8, 128)
     strides = _operand(*shape, dtype="fp16").strides

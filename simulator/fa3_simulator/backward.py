@@ -1,80 +1,43 @@
 """Program of a backward kernel: one CTA per key tile, five products per row block, dQ added to global memory.
 
 The consumers here are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp); what tells
-its schedules apart stands in :mod:`fa3_simulator.backward_schedule`. Our kernel is :mod:`fa3_simulator.our_backward`.
+its schedules apart stands in :mod:`fa3_simulator.backward_schedule`. Ours are :mod:`fa3_simulator.our_backward`.
 """
 
 from __future__ import annotations
 
-from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
+from fa3_kernels.plan.barriers import WARP_THREADS
+from fa3_simulator.backward_consumer import BackwardConsumer
 from fa3_simulator.backward_resources import BackwardResources
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.backward_work import backward_work
-from fa3_simulator.our_backward import our_backward
-from fa3_simulator.program import Builder, Gemm, Program, Slot, Stream
+from fa3_simulator.our_backward import Paired, Split
+from fa3_simulator.program import Builder, Program, Slot, Stream
 from fa3_simulator.schedules import TileBlocks
 
 
-class _Consumer:
-    """One warpgroup: its keys of every key tile, its share of dQ."""
+class _Upstream(BackwardConsumer):
+    """A consumer of FlashAttention-3."""
 
-    def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
-        self.shared = shared
-        self.index = index
-        self.s = s = shared.schedule
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
-        self.work = backward_work(s)
-        self.scores = Gemm("Q K^T", *s.scores, 16, False)
-        self.grads = Gemm("dO V^T", *s.scores, 16, s.v_in_registers)
-        self.to_dv, self.to_dk = (Gemm(name, *s.gradients, 16, s.scores_transposed) for name in ("P^T dO", "dS^T Q"))
-        self.to_dq = Gemm("dS K", *s.queries, 16, False)
-        self.accumulators = {name: Slot(f"{name}.{index}", 0) for name in ("S", "dP", "dV", "dK", "dQ")}
-        self.step = 0
+    def begin(self) -> None:
+        if self.s.v_in_registers:
+            self.stream.read(self.shared.v[self.index])
+            self.stream.vector(self.work["load V"])
 
-    def run(self, tiles: list[TileBlocks]) -> None:
-        stream = self.stream
-        shared = self.shared
-        for number, tile in enumerate(tiles):
-            stream.mark("tile")
-            stream.delay("cold_code_cycles")
-            stream.wait(shared.kv_full, number)
-            if self.s.v_in_registers:
-                stream.read(shared.v[self.index])
-                stream.vector(self.work["load V"])
-            for block in range(tile.blocks):
-                self.row_block(is_masked=block < tile.masked)
-            stream.delay("cold_code_cycles")
-            self.epilogue()
-            stream.bar_arrive(shared.kv_empty)
-        stream.mark("end")
-
-    def issue(self, gemm: Gemm, a: list[Slot] | None, b: list[Slot], name: str, slices: int = 1) -> int:
-        """One of ``slices`` parts of a product; how many groups it is: one for each part of an operand it reads."""
-        parts = max(len(a or ()), len(b))
-        count = gemm.instructions // slices
-        for part in range(parts):
-            some = count * (part + 1) // parts - count * part // parts
-            left = a[part % len(a)] if a else None
-            self.stream.wgmma(gemm._replace(instructions=some), left, b[part % len(b)], self.accumulators[name])
-        return parts
-
-    def row_block(self, *, is_masked: bool) -> None:
+    def row_block(self, *, is_masked: bool, is_last: bool) -> None:
+        del is_last
         stream = self.stream
         shared = self.shared
         s = self.s
-        w = self.index
         q = self.step % s.num_stages
         dout = self.step % s.dout_stages
-        stream.wait(shared.q_full[q], self.step // s.num_stages)
-        self.issue(self.scores, [shared.k[w]], [shared.q[q]], "S")
-        stream.wait(shared.dout_full[dout], self.step // s.dout_stages)
-        self.issue(self.grads, None if s.v_in_registers else [shared.v[w]], [shared.dout[dout]], "dP")
+        self.wait_full(shared.q_full, self.step)
+        self.issue(self.scores, [shared.k[self.index]], [shared.q[q]], "S")
+        self.wait_full(shared.dout_full, self.step)
+        self.issue(self.grads, None if s.v_in_registers else [shared.v[self.index]], [shared.dout[dout]], "dP")
         stream.read(shared.lse[q])
         stream.wgmma_wait(1)
         stream.read(self.accumulators["S"])
-        if is_masked:
-            stream.vector(self.work["mask"])
-        stream.vector(self.work["exp2"])
+        self.weights(is_masked=is_masked)
         stream.read(shared.delta[dout])
         stream.wgmma_wait(0)
         if s.dq_slices > 1:
@@ -83,14 +46,12 @@ class _Consumer:
             self.products(q, dout)
         stream.wgmma_wait(0)
         stream.release(shared.q_empty[q])
-        self.step += 1
 
     def products(self, q: int, dout: int) -> None:
         """Start dV and dQ behind dS, and dK when dV is done."""
         stream = self.stream
         shared = self.shared
-        s = self.s
-        slot = self.step % s.ds_stages
+        slot = self.step % self.s.ds_stages
         self.make_ds(slot)
         self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
         self.share()
@@ -103,8 +64,7 @@ class _Consumer:
         """The same in two parts of the channels, so that half of dQ is held at a time."""
         stream = self.stream
         shared = self.shared
-        s = self.s
-        slot = self.step % s.ds_stages
+        slot = self.step % self.s.ds_stages
         self.make_ds(slot)
         to_dv = self.operands(shared.p[slot], shared.dout[dout])
         to_dk = self.operands(shared.ds[slot], shared.q[q])
@@ -128,11 +88,10 @@ class _Consumer:
         """dS, and P where it is shared, to shared memory, whose contents of ``ds_stages`` blocks before were read."""
         stream = self.stream
         shared = self.shared
-        s = self.s
         stream.read(self.accumulators["dP"])
-        if s.ds_stages == 1:
+        if self.s.ds_stages == 1:
             stream.bar_sync(shared.both)
-        if not s.scores_transposed:
+        if not self.s.scores_transposed:
             stream.write(shared.p[slot][self.index])
             stream.vector(self.work["P to shared memory"])
             self.share()
@@ -141,26 +100,23 @@ class _Consumer:
 
     def share(self) -> None:
         """Let what all threads wrote to shared memory become an operand for all."""
-        self.stream.fence()
-        self.stream.delay("proxy_fence_cycles")
+        self.fence()
         self.stream.bar_sync(self.shared.both)
 
     def add_dq(self) -> None:
         """dQ, or a slice of it, to global memory."""
         stream = self.stream
         shared = self.shared
-        s = self.s
         w = self.index
         stream.read(self.accumulators["dQ"])
-        if s.dq == "registers":
+        if self.s.dq == "registers":
             stream.vector(self.work["dQ to memory"])
-            stream.reduce(shared.dq[w].bytes // s.dq_slices)
+            stream.reduce(shared.dq[w].bytes // self.s.dq_slices)
             return
         stream.bar_sync(shared.dq_empty[w])
         stream.write(shared.dq[w])
         stream.vector(self.work["dQ to shared memory"])
-        stream.fence()
-        stream.delay("proxy_fence_cycles")
+        self.fence()
         stream.bar_arrive(shared.dq_full[w])
 
     def epilogue(self) -> None:
@@ -181,37 +137,50 @@ class _Consumer:
             stream.bar_sync(shared.own[w])
             for slot in slots:
                 stream.store(slot, slot.bytes, adds=shared.adds_gradients)
-        stream.store_wait()
 
 
 def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks]) -> None:
+    """Load row blocks with their lse and D, and K and V of a tile: ours behind its first row block."""
     step = 0
+    rings = (
+        (shared.q_full, shared.q_empty, (shared.q, shared.lse)),
+        (shared.dout_full, shared.dout_empty, (shared.dout, shared.delta)),
+    )
     for number, tile in enumerate(tiles):
-        if number:
-            stream.bar_sync(shared.kv_empty)
-        stream.load(shared.kv_full, (*shared.k, *shared.v), is_far=True)
-        for _ in range(tile.blocks):
-            for full, empty, slots in (
-                (shared.q_full, shared.q_empty, (shared.q, shared.lse)),
-                (shared.dout_full, shared.dout_empty, (shared.dout, shared.delta)),
-            ):
+        for block in range(tile.blocks):
+            if block == 0 and not shared.schedule.is_ours:
+                _load_keys(stream, shared, number)
+            for full, empty, slots in rings:
                 stream.acquire(empty, step)
-                stream.load(full[step % len(full)], [ring[step % len(full)] for ring in slots])
+                stream.load(full[step % len(full)], [ring[step % len(full)] for ring in slots if ring])
+            if block == 0 and shared.schedule.is_ours:
+                _load_keys(stream, shared, number)
             step += 1
 
 
+def _load_keys(stream: Stream, shared: BackwardResources, number: int) -> None:
+    if number:
+        stream.bar_sync(shared.kv_empty)
+    stream.load(shared.kv_full, (*shared.k, *shared.v), is_far=True)
+
+
 def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None:
-    """The warp that adds dQ of every consumer by TMA and hands their buffers back."""
+    """Add the warp that adds dQ of every consumer by TMA, in as many parts as they hand on, and hands buffers back."""
+    is_ours = shared.schedule.is_ours
+    parts = blocks * shared.schedule.dq_parts
     each = range(len(shared.dq))
     for w in each:
         stream.bar_arrive(shared.dq_empty[w])
-    for block in range(blocks):
+    for part in range(parts):
         for w in each:
             stream.bar_sync(shared.dq_full[w])
+            if is_ours:
+                stream.fence()
+                stream.delay("proxy_fence_cycles")
             stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
         for w in each:
             stream.store_wait(len(each) - 1 - w)
-            if block + 1 < blocks:
+            if is_ours or part + 1 < parts:
                 stream.bar_arrive(shared.dq_empty[w])
 
 
@@ -233,11 +202,9 @@ def backward(schedule: BackwardSchedule, tiles: list[TileBlocks], *, adds_gradie
     rings = (shared.q, shared.dout, shared.lse, shared.delta, *shared.ds)  # ours keeps D beside lse
     for slot in (slot for ring in rings for slot in ring):  # the footprint does not depend on how many are used
         builder.slots(slot)
-    if s.is_ours:
-        our_backward(builder, shared, tiles)
-        return builder.build()
+    consumer = _Upstream if not s.is_ours else Split if s.splits_roles else Paired
     for index in range(s.consumers):
-        _Consumer(builder, shared, index).run(tiles)
+        consumer(builder, shared, index).run(tiles)
     producer, _ = s.registers
     _produce(builder.actor("producer", WARP_THREADS, producer), shared, tiles)
     if s.dq == "tma warp":

@@ -8,38 +8,29 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.choose import check_head_dims
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_schedule import HEAD_DIMS, BackwardSchedule, DqPath
 
-
-def _alike(schedule: BackwardSchedule) -> tuple[BackwardSchedule, BackwardSchedule]:
-    """Whatever the mask."""
-    return schedule, schedule
-
-
-_WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
-_OURS_WIDE = BackwardSchedule(head_dim=256, tile_m=64, tile_n=64, dout_stages=1, ds_stages=1, splits_roles=True)
-_FLASH3 = BackwardSchedule(family="flash3")
 # By whether the kernel is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
-# What is launched, by head_dim: dense, and with a causal mask or a window. Upstream hopper/flash_bwd_launch_template.h.
-_SHIPPED: dict[str, dict[int, tuple[BackwardSchedule, BackwardSchedule]]] = {
+_WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
+# What is launched beside the tile, by head_dim. Upstream hopper/flash_bwd_launch_template.h.
+_LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
     "flash3": {
-        64: _alike(replace(_FLASH3, head_dim=64, tile_m=128)),
-        96: _alike(replace(_FLASH3, head_dim=96, v_in_registers=True)),
-        128: (replace(_FLASH3, tile_m=80, dq_transposed=True), _FLASH3),
-        192: _alike(replace(_FLASH3, head_dim=192, tile_n=96, consumers=3, **_WIDE)),
-        256: _alike(replace(_FLASH3, head_dim=256, tile_n=80, dq="registers", dq_transposed=True, **_WIDE)),
+        64: {},
+        96: {"v_in_registers": True},
+        128: {},
+        192: {"consumers": 3, **_WIDE},
+        256: {"dq": "registers", "dq_transposed": True, **_WIDE},
     },
-    OURS: {
-        64: _alike(BackwardSchedule(head_dim=64, tile_m=128)),
-        128: _alike(BackwardSchedule()),
-        256: _alike(_OURS_WIDE),
-    },
+    OURS: {64: {}, 128: {}, 256: {"dout_stages": 1, "ds_stages": 1, "splits_roles": True}},
 }
+_TWINS = {"flash3": "flash3.dew", OURS: OURS}  # the builds whose tiles the twin knows too
+_TILE_96 = ((64, 128), (64, 128))  # of upstream, whose gradients the twin does not know there
 
 
 def compiled_head_dim(problem: AttentionProblem) -> int:
@@ -53,14 +44,17 @@ def compiled_head_dim(problem: AttentionProblem) -> int:
     return next(d for d in HEAD_DIMS if d >= wanted)
 
 
-def _known(problem: AttentionProblem, family: str) -> tuple[BackwardSchedule, BackwardSchedule]:
-    known = _SHIPPED.get("flash3" if family.startswith("flash3") else family)
-    if known is None:
-        raise ValueError(f"a backward schedule is known of {', '.join(_SHIPPED)}, got {family}")
-    sizes = [d for d in known if d >= compiled_head_dim(problem)]
+def _known(problem: AttentionProblem, family: str) -> tuple[str, int]:
+    """Return whose layouts a family's are, and the size it computes a problem's channels with."""
+    known = "flash3" if family.startswith("flash3") else family
+    if known not in _LAYOUTS:
+        raise ValueError(f"a backward schedule is known of {', '.join(_LAYOUTS)}, got {family}")
+    wanted = compiled_head_dim(problem)
+    sizes = [d for d in _LAYOUTS[known] if d >= wanted]
     if not sizes:
-        raise ValueError(f"head_dim must be at most {max(known)} for a backward of {family}, got {problem.head_dim}")
-    return known[min(sizes)]
+        most = max(_LAYOUTS[known])
+        raise ValueError(f"head_dim must be at most {most} for a backward of {family}, got {problem.head_dim}")
+    return known, min(sizes)
 
 
 def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardSchedule:
@@ -69,7 +63,12 @@ def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardS
     >>> shipped_schedule(AttentionProblem(1, 1, 1, 64, 64, 128), "flash3").tile_m
     80
     """
-    return _known(problem, family)[problem.causal or problem.window != (-1, -1)]
+    known, head_dim = _known(problem, family)
+    is_masked = problem.causal or problem.window != (-1, -1)
+    tile_m, tile_n = backward_of(_TWINS[known]).tiles.get(head_dim, _TILE_96)[is_masked]
+    layout = dict(_LAYOUTS[known][head_dim])
+    layout.setdefault("dq_transposed", tile_m % WARPGROUP_ROWS != 0)
+    return BackwardSchedule(head_dim, tile_m, tile_n, known, **layout)
 
 
 def schedule_for(
@@ -81,7 +80,8 @@ def schedule_for(
     """
     schedule = shipped_schedule(problem, family)
     if tile and tile != (schedule.tile_m, schedule.tile_n):
-        transposed = tile[0] % WARPGROUP_ROWS != 0 or _known(problem, family)[True].dq_transposed
+        known, head_dim = _known(problem, family)
+        transposed = tile[0] % WARPGROUP_ROWS != 0 or "dq_transposed" in _LAYOUTS[known][head_dim]
         changes = {"tile_m": tile[0], "tile_n": tile[1], "dq_transposed": transposed} | changes
     return replace(schedule, **changes)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME
+from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
+from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.limits import check_backward
@@ -51,23 +52,21 @@ def _of_sequence(
     sees.
     """
     queries = sequence.seqlen_q
-    keys = sequence.seqlen_k
-    offset = keys - queries
-    (left, right) = problem.window
-    right = 0 if problem.causal else right
+    mask = mask_of(problem, queries, sequence.seqlen_k)
     tile_m = schedule.tile_m
-    for n_block, start in enumerate(range(0, keys, schedule.tile_n)):
-        last = min(start + schedule.tile_n, keys) - 1
-        top = 0 if right < 0 else max(0, start - offset - right)
-        bottom = queries - 1 if left < 0 else min(queries - 1, last - offset + left)
-        if bottom < top:
+    tile_n = schedule.tile_n
+    for n_block in range(-(-sequence.seqlen_k // tile_n)):
+        rows = visited_rows(mask, queries, n_block, tile_m, tile_n)
+        if not rows:
             continue
-        begin = top // tile_m
-        end = bottom // tile_m + 1
+        begin = rows.start
+        end = rows.stop
+        first = n_block * tile_n - mask.offset  # the rows on whose diagonals the first and the last key are
+        last = min((n_block + 1) * tile_n, sequence.seqlen_k) - 1 - mask.offset
         # Of the blocks from ``above`` on no row is before some key of the tile, of those up to ``below`` none too late.
-        above = min(end, max(begin, -(-(last - offset - right) // tile_m))) if right >= 0 else begin
-        latest = start - offset + left
-        below = min(end, max(begin, (latest + 1) // tile_m)) if left >= 0 and latest < queries - 1 else end
+        above = min(end, max(begin, -(-(last - mask.right) // tile_m))) if mask.right >= 0 else begin
+        latest = first + mask.left
+        below = min(end, max(begin, (latest + 1) // tile_m)) if mask.left >= 0 and latest < queries - 1 else end
         plain = max(0, below - above)
         yield n_block, begin, end - begin, schedule.masks(end - begin, end - begin - plain)
 

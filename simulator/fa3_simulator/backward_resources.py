@@ -4,9 +4,12 @@ schedule.
 
 from __future__ import annotations
 
+from itertools import count
+
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
+from fa3_simulator.resources import emptied, filled, slots
 
 
 class BackwardResources:
@@ -21,36 +24,27 @@ class BackwardResources:
         each = range(s.consumers)
         parts = range(1 if s.splits_roles else s.consumers)
         part = 2 * s.tile_m * s.tile_n // len(parts)
-        self.q = [Slot(f"q[{i}]", s.tile_m * row) for i in range(s.num_stages)]
-        self.lse = [Slot(f"lse[{i}]", (8 if s.is_ours else 4) * s.tile_m) for i in range(s.num_stages)]
-        self.dout = [Slot(f"dout[{i}]", s.tile_m * row) for i in range(s.dout_stages)]
-        self.delta = [] if s.is_ours else [Slot(f"delta[{i}]", 4 * s.tile_m) for i in range(s.dout_stages)]
+        self.q = slots("q", s.num_stages, s.tile_m * row)
+        self.lse = slots("lse", s.num_stages, (8 if s.is_ours else 4) * s.tile_m)
+        self.dout = slots("dout", s.dout_stages, s.tile_m * row)
+        self.delta = () if s.is_ours else slots("delta", s.dout_stages, 4 * s.tile_m)
         self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // len(parts)) for w in parts] for name in "kv")
         self.ds, self.p = (
             [[Slot(f"{name}[{i}].{w}", part) for w in parts] for i in range(s.ds_stages)] for name in ("ds", "p")
         )
         self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers // s.dq_parts) for w in each]
         self.scores = Slot("scores", 4 * s.tile_m * s.tile_n)
-        self.q_full = [Mbarrier(f"q_full[{i}]", 1) for i in range(s.num_stages)]
-        self.dout_full = [Mbarrier(f"dout_full[{i}]", 1) for i in range(s.dout_stages)]
+        self.q_full = filled("q", s.num_stages)
+        self.dout_full = filled("dout", s.dout_stages)
         self.kv_full = Mbarrier("kv_full", 1)
-        self._barriers(s)
-
-    def _barriers(self, s: BackwardSchedule) -> None:
-        """Identities from 0: Triton's own, one for each consumer, then those of the kernel."""
-        each = range(s.consumers)
-        threads = slot_threads(s.consumers)
-        first = 5 if s.is_ours else 1 + s.consumers  # Triton's partitions take five
-        names = iter(range(first, first + 16 + 4 * s.consumers))
+        # Identities from 0: Triton's own, of which its partitions take five; of others one for each consumer.
+        first = 5 if s.is_ours else 1 + s.consumers
         self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
-        self.both = NamedBarrier("all warpgroups", next(names), WARPGROUP_THREADS * s.consumers)
-        self.kv_empty = NamedBarrier("kv_empty", next(names), threads)
-        if s.traits.named_rings:
-            self.q_empty = [NamedBarrier(f"q_empty[{i}]", next(names), threads) for i in range(s.num_stages)]
-            self.dout_empty = [NamedBarrier(f"dout_empty[{i}]", next(names), threads) for i in range(s.dout_stages)]
-        else:
-            self.q_empty = [Mbarrier(f"q_empty[{i}]", s.consumers) for i in range(s.num_stages)]
-            self.dout_empty = [Mbarrier(f"dout_empty[{i}]", s.consumers) for i in range(s.dout_stages)]
+        self.both = NamedBarrier("all warpgroups", first, WARPGROUP_THREADS * s.consumers)
+        self.kv_empty = NamedBarrier("kv_empty", first + 1, slot_threads(s.consumers))
+        self.q_empty = emptied("q", s.num_stages, s, first + 2)
+        self.dout_empty = emptied("dout", s.dout_stages, s, first + 2 + s.num_stages)
+        names = count(first + 2 + (s.num_stages + s.dout_stages) * s.traits.named_rings)
         if s.dq == "tma warp":
             self.dq_full, self.dq_empty = (
                 [NamedBarrier(f"{name}.{w}", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
-from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.config import WARPGROUP_ROWS, require
 from fa3_kernels.plan.traits import OURS, Traits, traits_of
 
 WGMMA_K = 16  # of 16-bit operands
@@ -100,8 +100,7 @@ class BackwardSchedule:
         for name in ("num_stages", "dout_stages", "ds_stages"):
             rules.append((1 <= getattr(self, name) <= 4, f"{name} must lie in [1, 4], got {getattr(self, name)}"))
         for ok, rule in rules:
-            if not ok:
-                raise ValueError(rule)
+            require(ok, rule)
         for name in ("scores", "gradients", "queries"):
             getattr(self, name)  # refuses what wgmma does not compute
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Work
-from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
+from fa3_simulator.vector_work import work_on
 
 WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction takes at least
 # Wavefronts that Triton's stores of dQ take for one that is needed: ncu counts 256 too many in a block of 64 x 128 at
@@ -17,12 +17,6 @@ WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction ta
 OTHERS = {64: ((50, 0), (54, 0), (17, 53), (28, 60)), 128: ((50, 0), (28, 0), (30, 94), (46, 101))}
 OTHERS_SPLIT = ((30, 0), (0, 0), (11, 60), (70, 52))
 _PLACES = ("beside exp2", "beside dS", "descriptors of dQ", "descriptors of S")
-
-
-def _work(name: str, per_lane: int, *, smem_bytes: int = 0, **pipes: float) -> Work:
-    """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
-    counts = {pipe: round(count * per_lane) for pipe, count in pipes.items()}
-    return Work(name, max(1, -(-per_lane // ELEMENTS_PER_CHUNK)), **counts, smem_bytes=smem_bytes)
 
 
 def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
@@ -43,16 +37,18 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
     counted = (OTHERS_SPLIT if s.splits_roles else OTHERS.get(s.head_dim, OTHERS[128])) if s.is_ours else ()
     others = {name: Work(name, 1, other=n, stall=wait) for name, (n, wait) in zip(_PLACES, counted, strict=False)}
     return others | {
-        "mask": _work("mask", lane, alu=2),
-        "exp2": _work("exp2", lane, fma=1, mufu=1, convert=0.5, smem_bytes=statistics),
-        "P to shared memory": _work("P to shared memory", lane, other=0.25, smem_bytes=shared),
-        "dS": _work("dS", lane, fma=2, convert=0.5, other=0.25, smem_bytes=shared + statistics),
-        "dQ to shared memory": _work("dQ to shared memory", outputs, other=0.5, smem_bytes=staged),
-        "dQ to memory": _work("dQ to memory", outputs // s.dq_slices, other=0.25),
-        "S to shared memory": _work("S to shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
-        "S from shared memory": _work("S from shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
-        "load V": _work("load V", gradients // 2, other=0.25, smem_bytes=2 * s.tile_n * s.head_dim // s.consumers),
-        "dK and dV to shared memory": _work(
+        "mask": work_on("mask", lane, alu=2),
+        "exp2": work_on("exp2", lane, fma=1, mufu=1, convert=0.5, smem_bytes=statistics),
+        "P to shared memory": work_on("P to shared memory", lane, other=0.25, smem_bytes=shared),
+        "dS": work_on("dS", lane, fma=2, convert=0.5, other=0.25, smem_bytes=shared + statistics),
+        "dQ to shared memory": work_on("dQ to shared memory", outputs, other=0.5, smem_bytes=staged),
+        "dQ to memory": work_on("dQ to memory", outputs // s.dq_slices, other=0.25),
+        "S to shared memory": work_on("S to shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS),
+        "S from shared memory": work_on(
+            "S from shared memory", lane, other=0.5, smem_bytes=4 * lane * WARPGROUP_THREADS
+        ),
+        "load V": work_on("load V", gradients // 2, other=0.25, smem_bytes=2 * s.tile_n * s.head_dim // s.consumers),
+        "dK and dV to shared memory": work_on(
             "dK and dV to shared memory",
             2 * gradients,
             convert=0.5,

@@ -42,8 +42,14 @@ class Consumer:
         self.round = 2 * s.num_stages
         self.step = self.tile = 0
 
-    def release(self, ring: str, slot: int) -> None:
-        self.stream.release(self.shared.empty[ring][slot])
+    def release(self, ring: str, use: int) -> None:
+        """Hand back the slot that a step, or of Q a tile, has used."""
+        barriers = self.shared.empty[ring]
+        self.stream.release(barriers[use % len(barriers)])
+
+    def query(self, tile: int) -> Slot:
+        """Return where this warpgroup's rows of a tile's Q are."""
+        return self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
 
     def take_turn(self) -> None:
         if self.s.pingpong and self.s.consumers > 1:
@@ -65,8 +71,7 @@ class Consumer:
             self.stream.wgmma_wait(0)
 
     def issue_scores(self, tile: int, step: int) -> None:
-        q = self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
-        self.issue(self.qk, q, self.shared.k[step % self.s.num_stages], self.scores_of(step))
+        self.issue(self.qk, self.query(tile), self.shared.k[step % self.s.num_stages], self.scores_of(step))
 
     def scores_of(self, step: int) -> Slot:
         return self.scores[step % len(self.scores)]
@@ -116,7 +121,6 @@ class Consumer:
     def overlapped_step(self, masked: bool) -> None:
         """P V of this block under the softmax of the next one."""
         step = self.step
-        stages = self.s.num_stages
         self.join_warps()
         self.wait_full(self.shared.k_full, step + 1)
         self.take_turn()
@@ -127,7 +131,7 @@ class Consumer:
             self.pass_turn()
         self.prepare()
         self.stream.wgmma_wait(len(self.outputs))
-        self.release("k", (step + 1) % stages)
+        self.release("k", step + 1)
         if self.early_share < 0:
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
@@ -135,13 +139,12 @@ class Consumer:
             self.pass_turn()
         self.early()
         self.stream.wgmma_wait(0)
-        self.release("v", step % stages)
+        self.release("v", step)
         self.finish_softmax()
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
         step = self.step
-        stages = self.s.num_stages
         self.join_warps()
         if more:
             self.wait_full(self.shared.k_full, step + 2)
@@ -156,39 +159,38 @@ class Consumer:
         self.early()
         self.stream.wgmma_wait(0)
         if more:
-            self.release("k", (step + 2) % stages)
-        self.release("v", step % stages)
+            self.release("k", step + 2)
+        self.release("v", step)
         self.finish_softmax()
 
     def serial_step(self, masked: bool) -> None:
         """P V, then Q K^T of the next block, then its softmax."""
         step = self.step
-        stages = self.s.num_stages
         self.join_warps()
         self.wait_full(self.shared.v_ready, step)
         self.wait_full(self.shared.k_full, step + 1)
         self.take_turn()
         self.issue_output(step)
         self.stream.wgmma_wait(0)
-        self.release("v", step % stages)
+        self.release("v", step)
         self.issue_scores(self.tile, step + 1)
         self.prepare()
         self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
         self.early()
-        self.release("k", (step + 1) % stages)
+        self.release("k", step + 1)
         self.pass_turn()
         self.finish_softmax()
 
     def copy_query(self, number: int) -> None:
         """This warpgroup's rows of Q by its own threads, 16 bytes each at a time; none was loaded ahead."""
-        q = self.shared.q[number % self.s.query_slots * self.s.consumers + self.index]
+        q = self.query(number)
         self.stream.vector(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
         self.stream.load(self.shared.q_full[number % self.s.query_slots], (q,), is_far=True)
 
     def release_query(self, number: int) -> None:
         if not copies_queries(self.s):  # else only this warpgroup writes there again
-            self.release("q", number % self.s.query_slots)
+            self.release("q", number)
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
         """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
@@ -263,12 +265,12 @@ class Consumer:
             self.pass_turn()
         self.tile_code()
         stream.wgmma_wait(lead)
-        self.release("k", self.step % self.s.num_stages)
+        self.release("k", self.step)
         self.row_max(self.step, is_masked, is_first=True)
         self.finish_softmax("first")
         if lead:
             stream.wgmma_wait(0)
-            self.release("k", (self.step + 1) % self.s.num_stages)
+            self.release("k", self.step + 1)
 
     def tile_code(self) -> None:
         """Half of the instructions that a tile executes once: fetched anew, and with stalls; around its main loop."""
@@ -277,7 +279,6 @@ class Consumer:
 
     def finish_tile(self, lead: int | None) -> None:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
-        stream = self.stream
         number = self.tile
         if not self.s.output_in_query_slot:
             self.release_query(number)
@@ -285,10 +286,10 @@ class Consumer:
         self.last_output(number, lead)
         self.tile_code()
         self.add_last()
-        self.release("v", self.step % self.s.num_stages)
+        self.release("v", self.step)
         self.epilogue(number)
         if self.s.output_in_query_slot:
-            stream.store_wait()
+            self.stream.store_wait()
             self.release_query(number)
 
     def last_output(self, number: int, lead: int | None) -> None:
@@ -325,7 +326,7 @@ class Consumer:
             self.store_together(size)
             return
         if self.s.output_in_query_slot:
-            out = self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
+            out = self.query(tile)
         else:
             out = Slot(f"out.{self.index}", size)
         for _ in range(size // out.bytes):

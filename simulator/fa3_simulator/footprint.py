@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fa3_kernels.plan.barriers import WARPGROUP_THREADS
+from fa3_kernels.plan.barriers import NUM_BARRIERS, WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op, Program
-
-HARDWARE_BARRIERS = 16
 
 
 class Hazard(NamedTuple):
@@ -35,7 +33,7 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
     found += [Hazard("footprint", text) for ok, text in rules if not ok]
     owners: dict[int, str] = {}
     for barrier in program.named_barriers:
-        if not 0 <= barrier.identity < HARDWARE_BARRIERS:
+        if not 0 <= barrier.identity < NUM_BARRIERS:
             found.append(
                 Hazard("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
             )
@@ -43,7 +41,7 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
             text = f"named barriers {owners[barrier.identity]} and {barrier.name} share id {barrier.identity}"
             found.append(Hazard("barrier", text))
         owners[barrier.identity] = barrier.name
-        if barrier.threads % 32:
+        if barrier.threads % WARP_THREADS:
             found.append(Hazard("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps"))
     return found + _oversized(program)
 

@@ -26,6 +26,9 @@ from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program
 
+LOCAL = (Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE)  # touch nothing shared
+_METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}
+
 
 @dataclass(slots=True)
 class Access:
@@ -153,47 +156,11 @@ class Checker:
         self.report("race", f"slot {self.program.slots[slot].name}: {second} is not ordered after {first}{why}")
 
     def step(self, actor: int) -> None:
-        kind, x, y, z, w = self.ops[actor][self.pc[actor]]
-        done = True
-        if kind == Op.WGMMA:
-            self.wgmma(actor, y, z, w)
-        elif kind == Op.WGMMA_WAIT:
-            self.clock[actor][self.actors + actor] = max(self.clock[actor][self.actors + actor], self.groups[actor] - x)
-        elif kind == Op.EXPECT:
-            self.mbarriers[x].bytes += y
-            self.arrive(actor, x)
-        elif kind == Op.LOAD:
-            self.load(actor, x, y, z)
-        elif kind == Op.STORE:
-            self.store(actor, y)
-        elif kind == Op.STORE_WAIT:
-            read = self.clock[actor][2 * self.actors + actor]
-            self.clock[actor][2 * self.actors + actor] = max(read, self.stores[actor] - x)
-        elif kind == Op.ARRIVE:
-            self.arrive(actor, x)
-        elif kind == Op.WAIT:
-            self.wait(actor, x)
-        elif kind == Op.BAR_ARRIVE:
-            self.join(actor, x)
-        elif kind == Op.BAR_SYNC:
-            done = self.joined[actor] is not None
-            if done:
-                self.acquire(actor, self.named[x].released)
-                self.scattered[actor].clear()
-                self.joined[actor] = None
-            else:
-                self.joined[actor] = self.named[x].done
-                self.join(actor, x)
-        elif kind == Op.READ:
-            self.read(actor, x)
-        elif kind == Op.WRITE:
-            self.write(actor, x)
-        elif kind == Op.FENCE:
-            clock = self.clock[actor]
-            first = self.by_threads(0)
-            proxy = slice(self.by_proxy(0), self.by_proxy(self.slots))
-            clock[proxy] = map(max, clock[proxy], clock[first : first + self.slots])
-        if done:
+        """Do an actor's next operation; it stays at a named barrier until the round has ended."""
+        kind, *operands = self.ops[actor][self.pc[actor]]
+        if kind in _METHODS:
+            getattr(self, _METHODS[kind])(actor, *operands)
+        if self.joined[actor] is None:
             self.pc[actor] += 1
 
     # accesses
@@ -208,7 +175,7 @@ class Checker:
                 self.race(slot, reader, self.name(actor))
         access.reads.clear()
 
-    def read(self, actor: int, slot: int) -> None:
+    def read(self, actor: int, slot: int, *_: int) -> None:
         access = self.access[slot]
         if access.issue:  # an accumulator, which its own warpgroup alone overwrites
             if not self.sees(actor, *access.issue):
@@ -219,7 +186,7 @@ class Checker:
         access.reads[actor] = (self.clock[actor][actor], self.name(actor))
         access.readers.add(self.program.actors[actor].name)
 
-    def write(self, actor: int, slot: int) -> None:
+    def write(self, actor: int, slot: int, *_: int) -> None:
         access = self.access[slot]
         if not self.sees(actor, self.by_threads(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
@@ -236,7 +203,7 @@ class Checker:
         access.reads[component] = (value, self.name(actor))
         access.readers.add(self.program.actors[actor].name)
 
-    def wgmma(self, actor: int, a: int, b: int, accumulator: int) -> None:
+    def wgmma(self, actor: int, _gemm: int, a: int, b: int, accumulator: int) -> None:
         self.groups[actor] += 1
         component = self.actors + actor
         group = self.groups[actor]
@@ -246,7 +213,22 @@ class Checker:
         access = self.access[accumulator]
         access.issue, access.writer = (component, group), self.name(actor)
 
-    def load(self, actor: int, barrier: int, size: int, slot: int) -> None:
+    def wgmma_wait(self, actor: int, in_flight: int, *_: int) -> None:
+        self.know(actor, self.actors + actor, self.groups[actor] - in_flight)
+
+    def store_wait(self, actor: int, in_flight: int, *_: int) -> None:
+        self.know(actor, 2 * self.actors + actor, self.stores[actor] - in_flight)
+
+    def know(self, actor: int, component: int, value: int) -> None:
+        self.clock[actor][component] = max(self.clock[actor][component], value)
+
+    def fence(self, actor: int, *_: int) -> None:
+        clock = self.clock[actor]
+        first = self.by_threads(0)
+        proxy = slice(self.by_proxy(0), self.by_proxy(self.slots))
+        clock[proxy] = map(max, clock[proxy], clock[first : first + self.slots])
+
+    def load(self, actor: int, barrier: int, size: int, slot: int, _is_far: int) -> None:
         access = self.access[slot]
         if not self.sees(actor, self.by_proxy(slot), access.written):
             self.race(slot, access.writer, self.name(actor))
@@ -263,7 +245,7 @@ class Checker:
         self.merge(state.gathered, clock)
         self.complete(barrier)
 
-    def store(self, actor: int, slot: int) -> None:
+    def store(self, actor: int, _size: int, slot: int, *_: int) -> None:
         if slot in self.scattered[actor]:
             self.race(slot, self.access[slot].writer, self.name(actor), ": no barrier over the warpgroup between them")
         self.stores[actor] += 1
@@ -275,16 +257,13 @@ class Checker:
     def merge(into: list[int], clock: list[int]) -> None:
         into[:] = map(max, into, clock)
 
-    def acquire(self, actor: int, clock: list[int]) -> None:
-        self.merge(self.clock[actor], clock)
-
-    def wait(self, actor: int, barrier: int) -> None:
+    def wait(self, actor: int, barrier: int, *_: int) -> None:
         state = self.mbarriers[barrier]
         if not self.sees(actor, self.of_mbarrier(barrier), state.done - 1):
             name = self.program.mbarriers[barrier].name
             self.report("barrier", f"mbarrier {name}: {self.name(actor)} may pass at an earlier phase of that parity")
         state.waited[actor] = (self.clock[actor][actor], self.name(actor))
-        self.acquire(actor, state.released)
+        self.merge(self.clock[actor], state.released)
 
     def is_known(self, actor: int, component: int, state: Phase, name: str) -> None:
         """An arrival comes after the end of the round before, or in another order it would be one of that."""
@@ -295,7 +274,11 @@ class Checker:
         self.merge(state.gathered, self.clock[actor])
         self.clock[actor][actor] += 1
 
-    def arrive(self, actor: int, barrier: int) -> None:
+    def expect(self, actor: int, barrier: int, size: int, *_: int) -> None:
+        self.mbarriers[barrier].bytes += size
+        self.arrive(actor, barrier)
+
+    def arrive(self, actor: int, barrier: int, *_: int) -> None:
         state = self.mbarriers[barrier]
         name = f"mbarrier {self.program.mbarriers[barrier].name}"
         self.is_known(actor, self.of_mbarrier(barrier), state, name)
@@ -314,12 +297,27 @@ class Checker:
                 name = self.program.mbarriers[barrier].name
                 self.report("barrier", f"mbarrier {name}: its next phase may end before {waiter} has seen this one")
         state.waited.clear()
+        self.end_round(state, self.of_mbarrier(barrier), state.pending + self.program.mbarriers[barrier].arrivals)
+
+    @staticmethod
+    def end_round(state: Phase, component: int, pending: int) -> None:
         state.done += 1
-        state.pending += self.program.mbarriers[barrier].arrivals
-        state.gathered[self.of_mbarrier(barrier)] = state.done
+        state.pending = pending
+        state.gathered[component] = state.done
         state.released = state.gathered[:]
 
-    def join(self, actor: int, barrier: int) -> None:
+    def bar_sync(self, actor: int, barrier: int, *_: int) -> None:
+        """Enter a round the first time, and leave it when it has ended."""
+        state = self.named[barrier]
+        if self.joined[actor] is None:
+            self.joined[actor] = state.done
+            self.bar_arrive(actor, barrier)
+            return
+        self.joined[actor] = None
+        self.merge(self.clock[actor], state.released)
+        self.scattered[actor].clear()
+
+    def bar_arrive(self, actor: int, barrier: int, *_: int) -> None:
         state = self.named[barrier]
         threads = self.program.actors[actor].threads
         name = f"named barrier {self.program.named_barriers[barrier].name}"
@@ -332,11 +330,8 @@ class Checker:
         if state.pending <= 0:
             if state.pending < 0:
                 self.report("barrier", f"{name}: more threads than it counts")
-            state.pending = self.program.named_barriers[barrier].threads
-            state.done += 1
             state.members.clear()
-            state.gathered[self.of_named(barrier)] = state.done
-            state.released = state.gathered[:]
+            self.end_round(state, self.of_named(barrier), self.program.named_barriers[barrier].threads)
 
 
 def check(program: Program, machine: Machine | None = None, *, orders: int = 1, seed: int = 0) -> list[Hazard]:

@@ -45,27 +45,26 @@ class PartsConsumer(Consumer):
                 last() if is_last else self.issue_part(part + 1)
             self.stream.wgmma_wait(1 if early else 0)
             if self.s.promotion_interval and (self.s.adds_in_place or part < count - self.slices):
-                self.stream.read(self.outputs[part])  # the factor of the rescaling is part of the same instruction
-                self.stream.vector(self.add)
+                self.add_part(part)
             if not early:
                 last() if is_last else self.issue_part(part + 1)
 
-    def add_in_turn(self, part: int) -> None:
-        self.stream.wgmma_wait(1)
+    def add_part(self, part: int) -> None:
+        """Add a part that is done; the factor of the rescaling is in the same instruction."""
         self.stream.read(self.outputs[part])
         self.stream.vector(self.add)
 
     def rotated_block(self) -> None:
         """Two GEMMs in flight: parts of P V, each started when the one before the last is added, then the scores."""
         step = self.step
-        stages = self.s.num_stages
         count = len(self.outputs)
         pieces = max(1, self.s.tile_n // (self.s.head_dim // self.slices))
         scores = self.qk._replace(n=self.s.tile_n // pieces)
         self.issue_part(0)
         self.issue_part(1)
         for part in range(count):
-            self.add_in_turn(part)
+            self.stream.wgmma_wait(1)
+            self.add_part(part)
             if part + 2 < count:
                 self.issue_part(part + 2)
                 continue
@@ -73,10 +72,10 @@ class PartsConsumer(Consumer):
                 self.join_warps()
                 self.wait_full(self.shared.k_full, step + 1)
             else:
-                self.release("v", step % stages)
+                self.release("v", step)
             if part + 2 - count < pieces:
-                q = self.shared.q[self.tile % self.s.query_slots * self.s.consumers + self.index]
-                self.issue(scores, q, self.shared.k[(step + 1) % stages], self.scores_of(step + 1))
+                k = self.shared.k[(step + 1) % self.s.num_stages]
+                self.issue(scores, self.query(self.tile), k, self.scores_of(step + 1))
 
     def start_scores(self, tile: int, step: int) -> None:
         self.join_warps()
@@ -87,22 +86,21 @@ class PartsConsumer(Consumer):
     def block(self, is_masked: bool, more: bool) -> None:
         del more
         step = self.step
-        stages = self.s.num_stages
         self.wait_full(self.shared.v_ready, step)
         self.take_turn()
         if self.s.rotates:
             self.rotated_block()
         elif self.s.overlaps:
             self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
-            self.release("v", step % stages)
+            self.release("v", step)
         else:
-            self.add_parts(False, lambda: self.release("v", step % stages))
+            self.add_parts(False, lambda: self.release("v", step))
             self.start_scores(self.tile, step + 1)
         self.prepare()
         self.stream.wgmma_wait(0)
         if self.s.rotates:
             self.pass_turn()
-        self.release("k", (step + 1) % stages)
+        self.release("k", step + 1)
         self.row_max(step + 1, is_masked)
         self.early()
         self.finish_softmax()

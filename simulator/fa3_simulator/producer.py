@@ -47,13 +47,12 @@ class Producer:
 
     def load_tile(self, number: int, blocks: int) -> None:
         s = self.s
-        shared = self.shared
         if s.query_slots == 1:
             self.finish_pending()  # or the tile before could not end and hand Q back
         if not copies_queries(s):
             self.load_q(number)
         for block in range(blocks):
-            stored = shared.stored if number and block == 0 and s.traits.output_in_v else None
+            stored = self.shared.stored if number and block == 0 and s.traits.output_in_v else None
             if stored:
                 self.load_block(stored, number - 1)
             else:
@@ -63,11 +62,10 @@ class Producer:
             self.step += 1
 
     def load_q(self, number: int) -> None:
-        s = self.s
         shared = self.shared
         slot = number % self.s.query_slots
         self.stream.acquire(shared.empty["q"], number)
-        mine = shared.q[slot * s.consumers : (slot + 1) * s.consumers]
+        mine = shared.q[slot * self.s.consumers : (slot + 1) * self.s.consumers]
         self.stream.load(shared.q_full[slot], mine, is_far=True)
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:

@@ -9,6 +9,7 @@ from fa3_kernels.plan.barriers import WARPGROUP_THREADS, slot_threads
 from fa3_kernels.plan.barriers import NamedBarrier as NamedBarrierId
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.variant import buffers
+from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
 from fa3_simulator.schedules import copies_queries
 
@@ -35,44 +36,51 @@ class Resources:
     together: NamedBarrier  # O of all consumers is in V's memory
 
 
+def slots(name: str, count: int, size: int) -> tuple[Slot, ...]:
+    """Return a ring's slots of so many bytes."""
+    return tuple(Slot(f"{name}[{i}]", size) for i in range(count))
+
+
+def filled(name: str, count: int, arrivals: int = 1) -> tuple[Mbarrier, ...]:
+    """Return the barriers of a ring that say that a slot has been filled."""
+    return tuple(Mbarrier(f"{name}_full[{i}]", arrivals) for i in range(count))
+
+
+def emptied(
+    name: str, count: int, config: Config | BackwardSchedule, first: int
+) -> tuple[Mbarrier | NamedBarrier, ...]:
+    """Return the barriers through which a ring's slots are handed back: named ones from ``first`` on, or mbarriers."""
+    if not config.traits.named_rings:
+        return tuple(Mbarrier(f"{name}_empty[{i}]", config.consumers) for i in range(count))
+    threads = slot_threads(config.consumers, 4 if isinstance(config, Config) and config.transposes_v else 1)
+    return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
+
+
 @lru_cache(maxsize=64)
 def resources_of(config: Config) -> Resources:
+    """Return what the warps of a forward kernel share."""
     s = config
     stages = config.num_stages
     q_stages = config.query_slots
-    named = s.traits.named_rings
-    threads = slot_threads(s.consumers, 4 if s.transposes_v else 1)
     bytes_of = {name: size for name, (_, size) in buffers(s).items()}
-
-    def full(name: str, count: int = stages, arrivals: int = 1) -> tuple[Mbarrier, ...]:
-        return tuple(Mbarrier(f"{name}_full[{i}]", arrivals) for i in range(count))
-
-    def empty(name: str, first: int, count: int = stages) -> tuple:
-        if not named:
-            return tuple(Mbarrier(f"{name}_empty[{i}]", s.consumers) for i in range(count))
-        return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
-
-    def ring(name: str) -> tuple[Slot, ...]:
-        return tuple(Slot(f"{name}[{i}]", bytes_of[name]) for i in range(stages))
-
     first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
-    turns = first + 2 * stages + q_stages if named else first
-    v_full = full("v")
+    turns = first + 2 * stages + q_stages if s.traits.named_rings else first
+    v_full = filled("v", stages)
     return Resources(
         config,
         bytes_of,
         tuple(Slot(f"q[{i}].{w}", bytes_of["q"]) for i in range(q_stages) for w in range(s.consumers)),
-        ring("k"),
-        ring("v"),
-        ring("v_raw") if s.transposes_v else (),
-        full("q", q_stages, s.consumers if copies_queries(s) else 1),
-        full("k"),
+        slots("k", stages, bytes_of["k"]),
+        slots("v", stages, bytes_of["v"]),
+        slots("v_raw", stages, bytes_of["v_raw"]) if s.transposes_v else (),
+        filled("q", q_stages, s.consumers if copies_queries(s) else 1),
+        filled("k", stages),
         v_full,
         tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages)) if s.transposes_v else v_full,
         {
-            "k": empty("k", first),
-            "v": empty("v", first + stages),
-            "q": empty("q", first + 2 * stages, q_stages),
+            "k": emptied("k", stages, s, first),
+            "v": emptied("v", stages, s, first + stages),
+            "q": emptied("q", q_stages, s, first + 2 * stages),
         },
         tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in range(s.consumers)),
         tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in range(s.consumers)),

@@ -29,7 +29,7 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
 from fa3_simulator.tile_queue import counter_order, heads_at_a_time, static_order, takes_from_counter, tile_heads
-from fa3_simulator.turns import StepCycles, makespan
+from fa3_simulator.turns import makespan
 
 
 @lru_cache(maxsize=64)
@@ -233,13 +233,8 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
     """The configuration without what its tiles do not depend on: equal ones hand them out alike."""
     if not isinstance(config, Config):
         return config
-    plain = Config(config.dtype, config.head_dim, config.tile_m, config.tile_n, family=config.family)
-    return replace(
-        plain,
-        num_splits=config.num_splits,
-        pack_gqa=config.pack_gqa,
-        promotion_interval=config.promotion_interval,
-    )
+    kept = ("dtype", "head_dim", "tile_m", "tile_n", "promotion_interval", "num_splits", "pack_gqa", "family")
+    return Config(**{name: getattr(config, name) for name in kept})
 
 
 @lru_cache(maxsize=64)
@@ -287,7 +282,7 @@ def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
     size = 4 * cta.config.tile_m * cta.config.head_dim
     waits = 1 if cta.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
     added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
-    cycles = StepCycles(block, short - SHORT * block, added)
+    cycles = (block, short - SHORT * block, added)
     return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
 
 

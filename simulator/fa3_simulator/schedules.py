@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.config import SWITCHES, Config, Setting
 
 # Without overlap, ptxas puts so large a share of a block's exponentials in front of handing on the turn: 35 of 66, 14
 # of 34 (fp16_d128_no_overlap).
@@ -89,11 +89,7 @@ def copies_queries(config: Config) -> bool:
     return config.pack_gqa and not config.traits.pads_group
 
 
-SWITCHES: dict[str, dict[str, int]] = {
-    "pingpong": {"pingpong": True},
-    "overlap": {"intra_wg_overlap": True, "softmax_stages": 2},
-    "overlap3": {"intra_wg_overlap": True, "softmax_stages": 3},
-}
+WORDS = {"overlap": "overlap (two stages)", "overlap3": "overlap3 (three)"}  # of switches that exclude each other
 
 
 def switches(config: Config) -> str:
@@ -103,28 +99,33 @@ def switches(config: Config) -> str:
     'pingpong+overlap3'
     """
     names = [
-        name for name, values in SWITCHES.items() if all(getattr(config, field) == x for field, x in values.items())
+        name
+        for choices in SWITCHES
+        for name, fields in choices.items()
+        if name and all(getattr(config, field) == value for field, value in fields.items())
     ]
     return "+".join(names) or "none"
 
 
-def read_switches(text: str) -> dict[str, int]:
+def read_switches(text: str) -> dict[str, Setting]:
     """Fields of a configuration, from switches joined with ``+``, or ``none``.
 
     Raises
     ------
     ValueError
-        For an unknown switch, or for both overlaps.
+        For an unknown switch, or for two that exclude each other.
 
     >>> read_switches("overlap3")
     {'pingpong': False, 'intra_wg_overlap': True, 'softmax_stages': 3}
     """
     names = [] if text == "none" else text.split("+")
-    if unknown := sorted(set(names) - set(SWITCHES)):
-        raise ValueError(f"schedule is made of {', '.join(SWITCHES)}, or none, got {', '.join(unknown)}")
-    if {"overlap", "overlap3"} <= set(names):
-        raise ValueError(f"schedule takes overlap (two stages) or overlap3 (three), got {text}")
-    fields: dict[str, int] = {"pingpong": False, "intra_wg_overlap": False, "softmax_stages": 2}
-    for name in names:
-        fields |= SWITCHES[name]
+    known = [name for choices in SWITCHES for name in choices if name]
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"schedule is made of {', '.join(known)}, or none, got {', '.join(unknown)}")
+    fields: dict[str, Setting] = {}
+    for choices in SWITCHES:
+        given = [name for name in choices if name in names]
+        if len(given) > 1:
+            raise ValueError(f"schedule takes {' or '.join(WORDS[name] for name in given)}, got {text}")
+        fields |= choices[given[0] if given else ""]
     return fields

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from typing import Any
 
 from fa3_kernels.plan.choose import MAX_SPLITS, can_pack, is_launchable
-from fa3_kernels.plan.config import K_STEP, Config
+from fa3_kernels.plan.config import K_STEP, SWITCHES, Config
 from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
@@ -72,16 +74,11 @@ def candidates(
     """
     head_dim = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
-    for tile_m, tile_n, stages, pingpong, (overlap, softmax_stages), registers, packed in product(
-        (64, 128, 192),
-        range(32, 257, K_STEP[problem.dtype]),
-        (2, 3, 4),
-        (True, False),
-        ((True, 2), (True, 3), (False, 2)),
-        (True, False),
-        packs,
-    ):
-        if tile_m == 64 and pingpong:
+    axes: list[Iterable[Any]] = [(64, 128, 192), range(32, 257, K_STEP[problem.dtype]), (2, 3, 4)]
+    axes += [choices.values() for choices in SWITCHES]
+    for tile_m, tile_n, stages, *chosen, registers, packed in product(*axes, (True, False), packs):
+        switches = dict(ChainMap(*chosen))
+        if tile_m == 64 and switches["pingpong"]:
             continue
         config = Config(
             problem.dtype,
@@ -90,12 +87,10 @@ def candidates(
             tile_n,
             pack_gqa=packed,
             num_stages=stages,
-            pingpong=pingpong,
-            intra_wg_overlap=overlap,
             pv_from_registers=registers,
-            softmax_stages=softmax_stages,
             family=family,
             promotion_interval=promotion_interval(problem, family, tile_n),
+            **switches,
         )
         for num_splits in part_counts(problem, config, sms):
             yield replace(config, num_splits=num_splits)
@@ -213,14 +208,13 @@ def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, PEER)
     peer = FAMILIES[PEER]
-    c = config
     chosen = None if peer.refuses(problem) else peer.shipped(problem)
     if chosen is None:
         return False
     splits = peer.splits(problem, chosen.tile_m, chosen.tile_n)
-    launched = (splits, peer.packs(problem, chosen.tile_m, splits), 2, True, 2, 0)
-    found = (c.num_splits, c.pack_gqa, c.num_stages, c.intra_wg_overlap, c.softmax_stages, c.promotion_interval)
-    return chosen == (c.tile_m, c.tile_n, c.pingpong, c.pv_from_registers) and found == launched
+    packs = peer.packs(problem, chosen.tile_m, splits)
+    c = config
+    return c == Config(c.dtype, c.head_dim, num_splits=splits, pack_gqa=packs, family=c.family, **chosen._asdict())
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:

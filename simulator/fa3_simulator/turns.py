@@ -17,7 +17,6 @@ not, and there shifting is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_kernels.plan.tile_order import assign
@@ -28,18 +27,10 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Builder, Mbarrier, Program, Slot, Work
 
 RowBlock = tuple[int, int]  # head and row block
+# what a CTA takes for a row block, for a tile beside its row blocks, and to add and signal one part of dQ
+StepCycles = tuple[float, float, float]
 MOST_STEPS = 100_000  # of a program; a longer launch is that of its first heads, and so much longer
 MOST_OF_A_HEAD = 1 << 18  # which take half a minute
-
-
-class StepCycles(NamedTuple):
-    """Holds what a CTA takes for a row block, for a tile beside its row blocks, and to add and signal one part of
-    dQ.
-    """
-
-    block: float
-    tile: float
-    add: float
 
 
 def visits(tile: KeyTile, turns: str) -> list[int]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_simulator.footprint import Hazard
-from fa3_simulator.hazards import Access, Checker, Phase
+from fa3_simulator.hazards import LOCAL, Access, Checker, Phase
 from fa3_simulator.program import Actor, Builder, Op, Program
 from fa3_simulator.schedules import TileBlocks
 
@@ -34,7 +34,6 @@ Stream = list[tuple[int, ...]]
 Streams = list[Stream]
 MOST_WORDS = 2000
 IN_FLIGHT = 8  # wgmma groups or stores that a wait can tell apart: more than any has
-_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE}  # touch nothing shared
 
 
 class Proof(NamedTuple):
@@ -50,13 +49,6 @@ class Proof(NamedTuple):
     is_complete: bool
 
 
-class _Users(NamedTuple):
-    """Actors that wait at each mbarrier, then at each named barrier; and that may overwrite each slot, or read it."""
-
-    waiting: list[frozenset[int]]
-    touching: list[frozenset[int]]
-
-
 class _Family:
     """Programs of one kernel with common indices of slots and barriers, without what touches nothing shared."""
 
@@ -64,7 +56,8 @@ class _Family:
         self.make, self.names = make, Builder("any")
         self.known: dict[Word, Streams] = {}
         self.actors: tuple[Actor, ...] = ()
-        self.users = _Users([], [])
+        self.waiting: list[frozenset[int]] = []  # actors at each mbarrier, then at each named barrier
+        self.touching: list[frozenset[int]] = []  # those that may overwrite each slot, or read it
 
     def prepare(self, word: Word) -> None:
         """See all slots and barriers, and who uses them, in the program of a long word."""
@@ -75,9 +68,11 @@ class _Family:
             return [frozenset(a for a, used in enumerate(uses) if x in used) for x in range(count)]
 
         n = self.names
-        waiting = users(len(n.mbarriers.index), (Op.WAIT, 1)) + users(len(n.named_barriers.index), (Op.BAR_SYNC, 1))
+        self.waiting = users(len(n.mbarriers.index), (Op.WAIT, 1)) + users(
+            len(n.named_barriers.index), (Op.BAR_SYNC, 1)
+        )
         touched = ((Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
-        self.users = _Users(waiting, users(len(n.slots.index), *touched))
+        self.touching = users(len(n.slots.index), *touched)
 
     def streams(self, word: Word) -> Streams:
         if word not in self.known:
@@ -87,7 +82,7 @@ class _Family:
         return self.known[word]
 
     def _stream(self, program: Program, actor: Actor) -> Stream:
-        rows = [row for row in actor.ops.tolist() if row[0] not in _LOCAL]
+        rows = [row for row in actor.ops.tolist() if row[0] not in LOCAL]
         return [self._common(program, row) for row in _counted_loads(rows)]
 
     def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
@@ -217,7 +212,7 @@ def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool
     left = tuple(tuple(ends[0][a][pc:stop]) for a, (pc, stop) in enumerate(zip(checker.pc, fixed, strict=True)))
     next_ones = tuple(_next(family, x, fixed, is_persistent) for x in following)
     tails = tuple(tuple(s[stop:]) for s, stop in zip(ends[0], fixed, strict=True))
-    return left, next_ones, tails, normal_form(checker, family.users)
+    return left, next_ones, tails, normal_form(checker, family)
 
 
 def _next(family: _Family, word: Word, fixed: Sequence[int], is_persistent: bool) -> tuple:
@@ -227,14 +222,14 @@ def _next(family: _Family, word: Word, fixed: Sequence[int], is_persistent: bool
     return tuple(tuple(streams[0][a][fixed[a] : stop]) for a, stop in enumerate(stops))
 
 
-def normal_form(checker: Checker, users: _Users) -> tuple:
+def normal_form(checker: Checker, family: _Family) -> tuple:
     """Return all that the future of an execution at rest depends on, with clocks by their order alone.
 
     A clock that is kept at a barrier says nothing by what all that wait there know already, an access to a slot nothing
     where all that may touch it know of its end. What a named barrier has released was acquired when its round ended.
     """
     c = checker
-    live = [_unknown(c, x, who) for x, who in zip(c.access, users.touching, strict=True)]
+    live = [_unknown(c, x, who) for x, who in zip(c.access, family.touching, strict=True)]
     limits = _compared(c, live)
 
     def rank(component: int, value: int) -> int:
@@ -255,8 +250,8 @@ def normal_form(checker: Checker, users: _Users) -> tuple:
         heads = (state.pending, state.bytes, state.done & 1, tuple(sorted(state.members)), tuple(sorted(waited)))
         return (*heads, told(state.gathered, readers))
 
-    of_mbarriers = users.waiting[: len(c.mbarriers)]
-    of_named = users.waiting[len(c.mbarriers) :]
+    of_mbarriers = family.waiting[: len(c.mbarriers)]
+    of_named = family.waiting[len(c.mbarriers) :]
     barriers = (
         *map(phase, c.mbarriers, of_mbarriers),
         *map(phase, c.named, of_named),

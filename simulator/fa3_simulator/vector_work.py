@@ -25,11 +25,10 @@ TILE_STALL_FP8 = 940
 TRIP_KEYS = 32
 
 
-def _work(name: str, per_lane: int, **pipes: float) -> Work:
-    """Work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
-    return Work(
-        name, -(-per_lane // ELEMENTS_PER_CHUNK), **{pipe: round(count * per_lane) for pipe, count in pipes.items()}
-    )
+def work_on(name: str, per_lane: int, *, smem_bytes: int = 0, **pipes: float) -> Work:
+    """Return work on ``per_lane`` elements; ``pipes`` in warp instructions per element."""
+    counts = {pipe: round(count * per_lane) for pipe, count in pipes.items()}
+    return Work(name, -(-per_lane // ELEMENTS_PER_CHUNK), **counts, smem_bytes=smem_bytes)
 
 
 def _row_max(config: Config, by_integers: bool) -> Work:
@@ -64,19 +63,19 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     apart = round(rescaled * late_rescaling(s))
     width = s.head_dim // (16 // s.bits if s.output_in_query_slot else 1)  # of O at a time
     return {
-        "mask": _work("mask", scores, alu=2),
+        "mask": work_on("mask", scores, alu=2),
         "first max": _row_max(s, False),  # no sign is known before a tile's first block
         "max": _row_max(s, s.takes_integer_max(False)),
         "quad": Work("row reduction", 1, shuffle=STATISTICS_SHUFFLES),  # two rows, two exchanges in the quad
         "early": _exponentials("exp2", s, early, 0),
         "rest": _exponentials("exp2 and rescale O", s, scores - early, rescaled - apart, is_last=True),
-        "rescale": _work("rescale O", apart, fma=1),
+        "rescale": work_on("rescale O", apart, fma=1),
         "first": _exponentials("exp2", s, scores, 0, is_last=True),
-        "last": _work("rescale O", outputs, fma=1),
+        "last": work_on("rescale O", outputs, fma=1),
         "other": other_work(s),
         "drain": Work("last sums", 1, stall=_step_stall(s)),
         "tile": Work("tile change", 1, stall=(TILE_STALL if s.bits == 16 else TILE_STALL_FP8) // 2),
-        "epilogue": _work("normalise O", outputs, fma=1, convert=0.5),
+        "epilogue": work_on("normalise O", outputs, fma=1, convert=0.5),
         "store": Work(
             "O to shared memory", max(1, width // 16), alu=width // 16, smem_bytes=WARPGROUP_ROWS * width * 2
         ),

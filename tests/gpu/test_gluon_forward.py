@@ -251,7 +251,7 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
         out, lse = launch.forward(q, k, v, Semantics(causal=causal), packed=launch.packed_of(problem))
     ((plan, values, made_on_gpu),) = made
     shape, first = (values["ctas"], values["width"]), (values["schedule"] - made_on_gpu.data_ptr()) // 8
-    order, _ = plan.order(sizes_of(problem).rows_q, max(lengths_q))
+    order, _ = plan.order(sizes_of(problem)[0], max(lengths_q))
     want = packed_schedule(order, problem.seqlens_q, problem.seqlens_k, plan.num_sms, max(lengths_q))
     assert shape == want.shape
     got = made_on_gpu.cpu().numpy()[first : first + shape[0] * shape[1]].reshape(shape)

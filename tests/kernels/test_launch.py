@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.launch import Packed, forward
-from fa3_kernels.plan.plan import Pointer, Sizes, plan_of
+from fa3_kernels.plan.plan import Pointer, plan_of
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 from fa3_kernels.plan.views import View
 from tests.kernels.no_gpu import Encoded, no_gpu
@@ -39,7 +39,7 @@ def starts(*lengths: int):
 def assert_given(started, tensors, semantics, choices, sizes, packed=None) -> dict[str, int]:
     """What kernels got are the calls of a plan made for this launch alone; returns the addresses of its tensors."""
     request = request_of(tuple(launch.operand(tensors[x]) for x in "qkv"), semantics, choices, packed=packed)
-    calls = plan_of(request, 132).calls(sizes)
+    calls = plan_of(request, 132).calls(*sizes)
     assert [(x.kernel, x.grid) for x in started] == [(x.kernel, (*x.grid, 1, 1)[:3]) for x in calls]
     addresses = {}
     for call, got_of_call in zip(calls, started, strict=True):
@@ -90,7 +90,7 @@ def test_kernels_are_given_their_own_numbers_and_tensors_wherever_these_lie(kind
             started.clear()
             out, lse = forward(q, k, v, semantics, choices)
             tensors = {"q": q, "k": k, "v": v, "out": out}
-            at = assert_given(started, tensors, semantics, choices, Sizes(rows_q, rows_k))
+            at = assert_given(started, tensors, semantics, choices, (rows_q, rows_k))
             assert at["lse"] == lse.data_ptr()
 
 
@@ -107,7 +107,7 @@ def test_kernels_of_packed_sequences_share_a_workspace_in_which_nothing_overlaps
             started.clear()
             given_starts = Packed(of_q, of_k, longest, longest)
             out, lse = forward(q, k, v, semantics, choices, packed=given_starts, needs_lse=needs_lse)
-            tensors, sizes = {"q": q, "k": k, "v": v, "out": out}, Sizes(total, total, (longest, longest))
+            tensors, sizes = {"q": q, "k": k, "v": v, "out": out}, (total, total, (longest, longest))
             at_most = (batch, launch.longest(longest), launch.longest(longest))
             at = assert_given(started, tensors, semantics, choices, sizes, at_most)
             assert (at["cu_seqlens_q"], at["cu_seqlens_k"]) == (of_q.data_ptr(), of_k.data_ptr())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan import tile_order as kernel
 from fa3_kernels.plan.choose import shape_of
-from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.config import SWITCHES, Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs
@@ -32,7 +33,7 @@ from fa3_simulator.run import (
     row_tiles,
     tiles_of,
 )
-from fa3_simulator.schedules import TileBlocks, registers_needed, serializes
+from fa3_simulator.schedules import TileBlocks, read_switches, registers_needed, serializes, switches
 from fa3_simulator.tile_queue import tile_heads
 from fa3_simulator.tune import candidates, misfit, tune
 
@@ -556,9 +557,11 @@ def test_footprints_that_do_not_fit_are_named_with_their_numbers() -> None:
     assert any("bytes of shared memory, a CTA has 232448" in f.text for f in found)
 
 
-def test_tune_enumerates_three_stages() -> None:
-    kinds = {(s.intra_wg_overlap, s.softmax_stages) for s in candidates(problem(1, 1, 1, 1))}
-    assert kinds == {(True, 2), (True, 3), (False, 2)}
+def test_every_choice_of_every_switch_has_a_name_that_is_read_and_is_enumerated_by_tune() -> None:
+    names = {"+".join(filter(None, chosen)) or "none" for chosen in product(*SWITCHES)}
+    assert names >= {"none", "overlap3", "pingpong+overlap"}
+    assert {switches(Config(**read_switches(name))) for name in names} == names
+    assert {switches(config) for config in candidates(problem(1, 1, 1, 1))} == names
 
 
 def test_the_ablation_without_overlap_reads_every_block_of_v_once_it_is_there():

@@ -21,11 +21,11 @@ from fa3_simulator.machine import load
 from fa3_simulator.program import Actor, Op, Program
 from fa3_simulator.run import estimate
 from fa3_simulator.trace import DeadlockError
-from fa3_simulator.turns import StepCycles, makespan, ranks, turns_program, visits
+from fa3_simulator.turns import makespan, ranks, turns_program, visits
 from tests.simulator.explore import explore
 
 H200 = load("h200")
-CYCLES = StepCycles(4000, 9000, 2500)
+CYCLES = (4000, 9000, 2500)
 IN_TURNS: tuple[Turns, ...] = ("ascending", "descending", "shift")
 each_order = pytest.mark.parametrize("turns", IN_TURNS)
 
@@ -151,7 +151,7 @@ def test_an_order_in_lockstep_takes_what_a_part_takes_to_be_added_if_that_is_lon
     """Tiles that never wait for each other: a row block takes the longer of a step and of adding, and both once."""
     alone = [[KeyTile(0, 0, 0, 40, 0)]]
     for add, each in ((1000, 4000), (6000, 6000)):
-        found = cycles(turns_program(alone, turns, StepCycles(4000, 9000, add)))
+        found = cycles(turns_program(alone, turns, (4000, 9000, add)))
         assert found == pytest.approx(9000 + 4000 + 39 * each + add, rel=0.03)
 
 

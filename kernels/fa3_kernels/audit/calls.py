@@ -44,7 +44,7 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
     if launch.function == "backward":
         return _backward_calls(launch, shapes)
     plan = plan_for(launch)
-    return _given(plan.calls(sizes_of(problem)), plan.tables, shapes)
+    return _given(plan.calls(*sizes_of(problem)), plan.tables, shapes)
 
 
 def _given(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa3_kernels.plan.choose import H200_SMS
+from fa3_kernels.plan.config import require
 from fa3_kernels.plan.family import Backward
 from fa3_kernels.plan.traits import traits_of
 from fa3_reference.bounds.device import TANH_REL
@@ -46,13 +47,13 @@ class BackwardConfig:
     num_ctas: int = H200_SMS
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("fp16", "bf16"):
-            raise ValueError(f"dtype must be fp16 or bf16, got {self.dtype!r}")
-        if self.head_dim not in self.backward.tiles:
-            raise ValueError(f"head_dim must be one of {', '.join(map(str, self.backward.tiles))}, got {self.head_dim}")
+        require(self.dtype in ("fp16", "bf16"), f"dtype must be fp16 or bf16, got {self.dtype!r}")
+        sizes = self.backward.tiles
+        rule = f"head_dim must be one of {', '.join(map(str, sizes))}, got {self.head_dim}"
+        require(self.head_dim in sizes, rule)
         for name, size in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
-            if size % 16 or not 16 <= size <= 256:
-                raise ValueError(f"{name} must be a multiple of 16 in [16, 256], got {size}")
+            is_size = size % 16 == 0 and 16 <= size <= 256
+            require(is_size, f"{name} must be a multiple of 16 in [16, 256], got {size}")
 
     @property
     def backward(self) -> Backward:

@@ -37,19 +37,6 @@ class BackwardBarrier(IntEnum):
     SCORES_READY = 15
 
 
-_COUNTS = {"WORKER_PARTITION": 3, "TURN": 3, **dict.fromkeys(("K_EMPTY", "V_EMPTY", "Q_EMPTY"), 2)}
-_COUNTS |= dict.fromkeys(("DOUT_EMPTY", "DQ_EMPTY", "DQ_FULL"), 2)
-
-
-def ids(barrier: NamedBarrier | BackwardBarrier) -> range:
-    """Return all ids of an owner.
-
-    >>> ids(NamedBarrier.TURN)
-    range(11, 14)
-    """
-    return range(int(barrier), int(barrier) + _COUNTS.get(barrier.name, 1))
-
-
 def slot_threads(num_consumer_warpgroups: int, producer_warps: int = 1) -> int:
     """Threads that meet when a ring slot is handed back: every consumer arrives, the producer waits.
 

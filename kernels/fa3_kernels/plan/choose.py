@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config, require
 from fa3_kernels.plan.sizes import check_sizes
 from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
 from fa3_kernels.plan.tiles import padded_group
@@ -104,30 +104,25 @@ def check_tile(config: Config) -> None:
     tile_n = config.tile_n
     held = config.head_dim // 2 + 3 * tile_n // 4
     needed = smem_bytes(config) + SMEM_OVERHEAD_BYTES
-    rules = (
-        (config.traits.takes_keys(tile_n), f"tile_n must be a power of two from 32 to 256, got {tile_n}"),
-        (
-            config.consumers < 3 or held <= FREE_REGISTERS,
-            f"tile_m {tile_m} needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
-            f"got {held} with head_dim {config.head_dim} and tile_n {tile_n}",
-        ),
-        (
-            needed <= SMEM_BYTES,
-            f"a tile must fit {SMEM_BYTES} bytes of shared memory, {tile_m} x {tile_n} at head_dim {config.head_dim} "
-            f"and {config.dtype} needs {needed}",
-        ),
+    require(config.traits.takes_keys(tile_n), f"tile_n must be a power of two from 32 to 256, got {tile_n}")
+    require(
+        config.consumers < 3 or held <= FREE_REGISTERS,
+        f"tile_m {tile_m} needs head_dim / 2 + 3 tile_n / 4 registers of {FREE_REGISTERS} for O, S and P, "
+        f"got {held} with head_dim {config.head_dim} and tile_n {tile_n}",
     )
-    for ok, rule in rules:
-        if not ok:
-            raise ValueError(rule)
+    require(
+        needed <= SMEM_BYTES,
+        f"a tile must fit {SMEM_BYTES} bytes of shared memory, {tile_m} x {tile_n} at head_dim {config.head_dim} "
+        f"and {config.dtype} needs {needed}",
+    )
 
 
 def check_head_dims(problem: AttentionProblem) -> None:
     """Raise ValueError for a head_dim whose rows TMA cannot copy."""
     multiple = 16 if problem.dtype == "e4m3" else 8
     for name in ("head_dim", "head_dim_v"):
-        if getattr(problem, name) % multiple:
-            raise ValueError(f"{name} must be a multiple of {multiple} (TMA), got {getattr(problem, name)}")
+        size = getattr(problem, name)
+        require(size % multiple == 0, f"{name} must be a multiple of {multiple} (TMA), got {size}")
 
 
 def check_lockstep(
@@ -152,8 +147,7 @@ def check_lockstep(
         (tile in (None, (128, 128)), f"tiles of 128 x 128, got {tile}"),
     )
     for ok, rule in rules:
-        if not ok:
-            raise ValueError(f"without warp specialisation the kernel takes {rule}")
+        require(ok, f"without warp specialisation the kernel takes {rule}")
 
 
 def config_of(
@@ -205,15 +199,14 @@ def config_of(
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, tile)
         return replace(config, warp_specialized=False, pingpong=False)
-    if pack_gqa and problem.group > 1 and not can_pack(problem):
-        raise ValueError(
-            "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
-            f"got {problem.nheads} heads on {problem.nheads_kv}"
-        )
+    require(
+        not pack_gqa or problem.group == 1 or can_pack(problem),
+        "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
+        f"got {problem.nheads} heads on {problem.nheads_kv}",
+    )
     pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and problem.group > 1
     config = replace(config, pack_gqa=pack)
-    if num_splits < 0:
-        raise ValueError(f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
+    require(num_splits >= 0, f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
     return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))
 
 

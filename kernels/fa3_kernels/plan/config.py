@@ -6,6 +6,7 @@ meet masked tiles). The rest is schedule only and must never change a bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
@@ -20,9 +21,20 @@ Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a c
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
+# The switches of a schedule, of which a configuration has one choice each: its name, empty where it is off, and the
+# fields that it sets. The option --schedule, the names of schedules and the candidates of tune are read from here.
+SWITCHES: tuple[Mapping[str, Mapping[str, Setting]], ...] = (
+    {"pingpong": {"pingpong": True}, "": {"pingpong": False}},
+    {
+        "overlap": {"intra_wg_overlap": True, "softmax_stages": 2},
+        "overlap3": {"intra_wg_overlap": True, "softmax_stages": 3},
+        "": {"intra_wg_overlap": False, "softmax_stages": 2},
+    },
+)
 
 
-def _require(ok: bool, rule: str) -> None:
+def require(ok: bool, rule: str) -> None:
+    """Raise ValueError, with a rule in words, where it is broken."""
     if not ok:
         raise ValueError(rule)
 
@@ -111,10 +123,10 @@ class Config:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "bf16")
         dtypes = traits_of(self.family).dtypes
-        _require(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
-        _require(self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}")
+        require(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
+        require(self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}")
         is_own = self.is_fp8 or self.out_dtype == self.dtype
-        _require(is_own, f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}")
+        require(is_own, f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}")
         self._check_tile()
         self._check_schedule()
 
@@ -127,13 +139,13 @@ class Config:
         keys = K_STEP[self.dtype]
         named = self.num_consumer_warpgroups
         is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
-        _require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
-        _require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
+        require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
+        require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
         rule = f"num_consumer_warpgroups must be {self.consumers} for tile_m {tile_m}, got {named}"
-        _require(named in (0, self.consumers), rule)
+        require(named in (0, self.consumers), rule)
         is_tile = tile_n % keys == 0 and 16 <= tile_n <= 256
-        _require(is_tile, f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {tile_n}")
-        _require(
+        require(is_tile, f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {tile_n}")
+        require(
             interval == 0 or (self.is_fp8 and interval > 0 and interval % 32 == 0 and tile_n % interval == 0),
             "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
             f"got {interval} with dtype {self.dtype} and tile_n {tile_n}",
@@ -142,17 +154,17 @@ class Config:
     def _check_schedule(self) -> None:
         stages = self.num_stages
         softmax_stages = self.softmax_stages
-        _require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
+        require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
         is_cut = self.num_splits == 1 or self.traits.splits_keys
-        _require(is_cut, f"{self.traits.title} does not split keys, got num_splits {self.num_splits}")
-        _require(1 <= stages <= 8, f"num_stages must lie in [1, 8], got {stages}")
+        require(is_cut, f"{self.traits.title} does not split keys, got num_splits {self.num_splits}")
+        require(1 <= stages <= 8, f"num_stages must lie in [1, 8], got {stages}")
         is_lockstep = self.traits.has_lockstep and stages == 2 and not (self.pingpong or self.is_fp8)
         rule = "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong"
-        _require(self.warp_specialized or is_lockstep, rule)
-        _require(softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {softmax_stages}")
+        require(self.warp_specialized or is_lockstep, rule)
+        require(softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {softmax_stages}")
         has_ring = self.intra_wg_overlap and self.warp_specialized and stages >= 2
         rule = "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K"
-        _require(softmax_stages == 2 or has_ring, rule)
+        require(softmax_stages == 2 or has_ring, rule)
 
     @property
     def traits(self) -> Traits:
@@ -187,7 +199,7 @@ class Config:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers per thread of the producer and of a consumer after setmaxnreg; ValueError where nobody knows."""
-        _require(bool(self.traits.registers), f"the schedule of {self.family} is not known")
+        require(bool(self.traits.registers), f"the schedule of {self.family} is not known")
         own = self.size.registers if self.consumers == 2 else None
         producer, consumer = own or self.traits.registers[self.is_fp8, self.consumers]
         return self.producer_regs or producer, self.consumer_regs or consumer
@@ -326,7 +338,7 @@ def default_config(
     head_dim = traits.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
     rows = traits.sizes[is_fp8, head_dim].rows
     rule = f"tile_m must be {' or '.join(map(str, rows))} for {problem.dtype} at head_dim {head_dim}, got {tile_m}"
-    _require(tile_m in rows, rule)
+    require(tile_m in rows, rule)
     if num_splits is None:
         num_splits = 0 if traits.splits_unasked else 1
     num_splits = num_splits or traits.splits(problem, tile_m, tile_n)

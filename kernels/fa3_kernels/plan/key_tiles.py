@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +33,7 @@ from fa3_reference.problem import AttentionProblem
 TILE_COST = 2.0  # prologue and epilogue of a tile, in row blocks
 L2_BYTES = 32 * 2**20  # of Q, dO and dQ
 HEADS_AT_A_TIME = 16  # at most: with all that fit L2, 512 and 1k causal keys took up to 7 % longer on an H200
-
-
-class _Unit(NamedTuple):
-    """Tiles that one CTA works on one after another, and what they cost."""
-
-    entries: list[int]
-    cost: float
+Unit = tuple[float, list[int]]  # what tiles that one CTA works on one after another cost, and their entries
 
 
 def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int) -> range:
@@ -137,8 +130,8 @@ def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[in
     return visits, min(max(1, L2_BYTES // max(1, of_a_head)), HEADS_AT_A_TIME)
 
 
-def _waves(gangs: Iterator[list[_Unit]], num_ctas: int) -> Iterator[list[_Unit]]:
-    wave: list[_Unit] = []
+def _waves(gangs: Iterator[list[Unit]], num_ctas: int) -> Iterator[list[Unit]]:
+    wave: list[Unit] = []
     for gang in gangs:
         if len(wave) + len(gang) > num_ctas:
             yield wave
@@ -148,7 +141,7 @@ def _waves(gangs: Iterator[list[_Unit]], num_ctas: int) -> Iterator[list[_Unit]]
         yield wave
 
 
-def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator[list[_Unit]]:
+def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator[list[Unit]]:
     """Return what must run side by side, and what of it one CTA does: a tile, or with a fold a short one, then a long
     one.
     """
@@ -161,7 +154,7 @@ def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator
     for head in range(heads):
         for first in range(0, len(units), size):
             yield [
-                _Unit([(head << HEAD_SHIFT) + n for n in unit], sum(visits[n] + TILE_COST for n in unit))
+                (sum(visits[n] + TILE_COST for n in unit), [(head << HEAD_SHIFT) + n for n in unit])
                 for unit in units[first : first + size]
             ]
 
@@ -172,9 +165,9 @@ def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[
     loads = [0.0] * len(mine)
     for wave in _waves(_gangs(walk, visits, heads, len(mine)), len(mine)):
         free = sorted(range(len(mine)), key=loads.__getitem__)
-        for cta, unit in zip(free, sorted(wave, key=lambda x: -x.cost), strict=False):
-            mine[cta] += unit.entries
-            loads[cta] += unit.cost
+        for cta, (cost, entries) in zip(free, sorted(wave, key=lambda unit: -unit[0]), strict=False):
+            mine[cta] += entries
+            loads[cta] += cost
     return [entries for entries in mine if entries]
 
 

@@ -10,6 +10,8 @@ has 0 to 5 % more key blocks (31 batches of equal, mixed and single long sequenc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -99,23 +101,12 @@ def packed_schedule(
     units = order.units_at_most(batch, sum(seqlens_q), max_seqlen_q or max(seqlens_q))
     ctas, width = order.table_shape(units, num_ctas)
     lists: list[list[int]] = [[] for _ in range(ctas)]
-    number = 0
-    sequences = sorted(range(batch), key=lambda b: -seqlens_k[b]) if batch <= MAX_SORTED else range(batch)
-    for b in sequences:
+    for number, (b, pair, head, split) in enumerate(_units(order, seqlens_q, seqlens_k)):
+        turn, lane = divmod(number, ctas)
         tiles = -(-seqlens_q[b] // order.positions)
-        of_head = -(-tiles // order.tiles_per_unit)
-        at_once = order.heads_at_once(seqlens_k[b])
-        for first in range(0, order.tile_heads, at_once):
-            heads = range(first, min(first + at_once, order.tile_heads))
-            for pair in range(of_head):
-                for head in heads:
-                    for split in range(order.num_splits):
-                        turn, lane = divmod(number, ctas)
-                        mine = lists[ctas - 1 - lane if turn % 2 else lane]
-                        for m_block in dict.fromkeys((tiles - 1 - pair, pair)[: order.tiles_per_unit]):
-                            if order.blocks(seqlens_q[b], seqlens_k[b], m_block, split):
-                                mine.append(entry(b * order.tile_heads + head, split, m_block))
-                        number += 1
+        for m_block in dict.fromkeys((tiles - 1 - pair, pair)[: order.tiles_per_unit]):
+            if order.blocks(seqlens_q[b], seqlens_k[b], m_block, split):
+                lists[ctas - 1 - lane if turn % 2 else lane].append(entry(b * order.tile_heads + head, split, m_block))
     visible = [b for b in range(batch) if seqlens_q[b] and seqlens_k[b]]
     spare = 0
     if visible:
@@ -126,6 +117,20 @@ def packed_schedule(
         entries = entries or [spare]
         row[: len(entries)] = entries
     return table
+
+
+def _units(
+    order: PackedOrder, seqlens_q: tuple[int, ...], seqlens_k: tuple[int, ...]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the units of work as they are dealt out: sequence, number of the pair of tiles, head, and split."""
+    batch = len(seqlens_q)
+    for b in sorted(range(batch), key=lambda b: -seqlens_k[b]) if batch <= MAX_SORTED else range(batch):
+        tiles = -(-seqlens_q[b] // order.positions)
+        of_head = -(-tiles // order.tiles_per_unit)
+        at_once = order.heads_at_once(seqlens_k[b])
+        for first in range(0, order.tile_heads, at_once):
+            heads = range(first, min(first + at_once, order.tile_heads))
+            yield from product((b,), range(of_head), heads, range(order.num_splits))
 
 
 def entry(head: int, split: int, m_block: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.choose import shape_of
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
@@ -63,18 +63,6 @@ class Call(NamedTuple):
             return numbers[x.name] if isinstance(x, LaunchNumber) else x
 
         return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
-
-
-class Sizes(NamedTuple):
-    """Holds what differs between launches of one plan: query rows of a sequence, or of all packed ones, and keys
-    likewise.
-
-    ``longest`` are the longest queries and keys of packed sequences.
-    """
-
-    rows_q: int
-    rows_k: int
-    longest: tuple[int, int] = (0, 0)
 
 
 def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]:
@@ -244,7 +232,7 @@ def _lockstep(problem: AttentionProblem, config: Config) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a launch but addresses and :class:`Sizes`.
+    """Everything about a launch but addresses and its numbers of rows, see :meth:`launch`.
 
     Parameters
     ----------
@@ -281,7 +269,15 @@ class Plan:
     orders: tuple[PackedOrder, PackedOrder] | None
 
     def launch(self, rows_q: int, rows_k: int, longest: tuple[int, int]) -> tuple[tuple[Call, ...], dict[str, int]]:
-        """Return the calls of a launch of :class:`Sizes`, in order, and the numbers in them that are its own."""
+        """Return the calls of a launch, in order, and the numbers in them that are its own.
+
+        Parameters
+        ----------
+        rows_q, rows_k : int
+            Query rows of a sequence, or of all packed ones, and keys likewise.
+        longest : (int, int)
+            Longest queries and keys of packed sequences.
+        """
         if not self.orders:
             return self.kernels, {"rows_k": rows_k}
         longest_q, longest_k = longest
@@ -311,9 +307,9 @@ class Plan:
             return two, two.table_shape(two.units_at_most(batch, rows_q, longest_q), self.num_sms)
         return one, one.table_shape(units, self.num_sms)
 
-    def calls(self, sizes: Sizes) -> tuple[Call, ...]:
-        """Return the calls of a launch with its own numbers in them."""
-        kernels, numbers = self.launch(*sizes)
+    def calls(self, rows_q: int, rows_k: int, longest: tuple[int, int] = (0, 0)) -> tuple[Call, ...]:
+        """Return the calls of a launch with its own numbers in them, see :meth:`launch`."""
+        kernels, numbers = self.launch(rows_q, rows_k, longest)
         return tuple(call.of(self.numbers | numbers) for call in kernels)
 
 
@@ -332,8 +328,8 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     variant = variant_of(config, problem, shape, block_descales=request.block_descales)
     if choices.stamps:
-        if config.num_splits > 1:
-            raise ValueError(f"stamps are taken where keys are not split, got num_splits {config.num_splits}")
+        splits = config.num_splits
+        require(splits == 1, f"stamps are taken where keys are not split, got num_splits {splits}")
         variant = replace(variant, stamps=choices.stamps)
     if not choices.warp_specialize:
         return Plan(request, problem, config, variant, {}, True, num_sms, (_lockstep(problem, config),), {}, None)
@@ -375,8 +371,8 @@ def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:
     return ctas, plan.variant.consumers + 1, plan.variant.stamps, COLUMNS
 
 
-def sizes_of(problem: AttentionProblem) -> Sizes:
-    """Sizes of a launch of a problem whose lengths are known."""
+def sizes_of(problem: AttentionProblem) -> tuple[int, int, tuple[int, int]]:
+    """Return what :meth:`Plan.launch` takes for a problem whose lengths are known."""
     if problem.seqlens_q is None or problem.seqlens_k is None:
-        return Sizes(problem.seqlen_q, problem.seqlen_k)
-    return Sizes(sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k))
+        return problem.seqlen_q, problem.seqlen_k, (0, 0)
+    return sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k)

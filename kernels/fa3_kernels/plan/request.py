@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import check_lockstep, config_of, without_lengths
-from fa3_kernels.plan.config import Config, OutDtype, kernel_head_dim
+from fa3_kernels.plan.config import Config, OutDtype, kernel_head_dim, require
 from fa3_kernels.plan.sizes import check_outputs
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -94,7 +94,7 @@ class Choices(NamedTuple):
         del keywords["stamps"]
         for_e4m3 = {name: keywords.pop(name) for name in ("promotion_interval", "out_dtype")}
         given = {name: value for name, value in for_e4m3.items() if value is not None}
-        _require(not given or dtype == "e4m3", f"{' and '.join(given)} is for e4m3 operands, got dtype {dtype}")
+        require(not given or dtype == "e4m3", f"{' and '.join(given)} is for e4m3 operands, got dtype {dtype}")
         return keywords | given
 
 
@@ -124,44 +124,39 @@ class Request:
         return any(x is not None and rows for x, rows in zip(self.descales[1:], self.descale_blocks[1:], strict=True))
 
 
-def _require(ok: bool, rule: str) -> None:
-    if not ok:
-        raise ValueError(rule)
-
-
 def check_operands(q: TensorLayout, k: TensorLayout, v: TensorLayout, *, is_packed: bool) -> None:
     """Raise ValueError for tensors that the kernels cannot read."""
     operands = (q, k, v)
     rank = 3 if is_packed else 4
     devices = sorted({x.device for x in operands})
-    _require(
+    require(
         len(devices) == 1 and devices[0].startswith("cuda"),
         f"q, k and v must be on one Hopper GPU, got {', '.join(devices)}",
     )
     axes = "(total, nheads, head_dim)" if is_packed else "(batch, seqlen, nheads, head_dim)"
     shapes = ", ".join(str(tuple(x.shape)) for x in operands)
-    _require(all(len(x.shape) == rank for x in operands), f"q, k and v must be {axes}, got {shapes}")
-    _require(
+    require(all(len(x.shape) == rank for x in operands), f"q, k and v must be {axes}, got {shapes}")
+    require(
         q.dtype in DTYPES and k.dtype == v.dtype == q.dtype,
         f"q, k and v must share float16, bfloat16 or float8_e4m3fn, got {q.dtype}, {k.dtype} and {v.dtype}",
     )
-    _require(k.shape[:-1] == v.shape[:-1], f"k and v must have one shape but for head_dim, got {shapes}")
+    require(k.shape[:-1] == v.shape[:-1], f"k and v must have one shape but for head_dim, got {shapes}")
     fits = q.shape[-1] == k.shape[-1] and (is_packed or q.shape[0] == k.shape[0])
-    _require(fits, f"k and v must fit q, got {shapes}")
+    require(fits, f"k and v must fit q, got {shapes}")
     multiple = TMA_BYTES // (1 if q.dtype == "float8_e4m3fn" else 2)
     for name, x in zip("qkv", operands, strict=True):
         head_dim = x.shape[-1]
-        _require(
+        require(
             0 < head_dim <= 256 and head_dim % multiple == 0,
             f"head_dim must be a multiple of {multiple}, at most 256, got {name} {tuple(x.shape)}",
         )
         if all(x.shape):  # the strides of an empty tensor mean nothing
-            _require(x.strides[-1] == 1, f"the last dimension of {name} must be contiguous, got strides {x.strides}")
+            require(x.strides[-1] == 1, f"the last dimension of {name} must be contiguous, got strides {x.strides}")
             is_aligned = not any(n % multiple for n in x.strides[:-1])
-            _require(is_aligned, f"strides of {name} must be multiples of 16 bytes (TMA), got {x.strides} elements")
+            require(is_aligned, f"strides of {name} must be multiples of 16 bytes (TMA), got {x.strides} elements")
     nheads = q.shape[-2]
     nheads_kv = k.shape[-2]
-    _require(
+    require(
         nheads_kv > 0 and nheads % nheads_kv == 0,
         f"nheads must be a multiple of nheads_kv, got {nheads} and {nheads_kv}",
     )
@@ -197,8 +192,8 @@ def request_of(
     q, k, v = operands
     check_operands(q, k, v, is_packed=packed is not None)
     scale = semantics.softmax_scale
-    _require(scale is None or scale > 0, f"softmax_scale must be > 0, got {scale}")
-    _require(
+    require(scale is None or scale > 0, f"softmax_scale must be > 0, got {scale}")
+    require(
         choices.num_splits >= 0,
         f"num_splits must be 0 (chosen from the shape) or positive, got {choices.num_splits}",
     )
@@ -206,7 +201,7 @@ def request_of(
     rest |= semantics._asdict() | {"softmax_scale": scale}
     if packed:
         batch, max_q, max_k = packed
-        _require(batch > 0 and max_q > 0, f"at least one sequence with a query is needed, got {packed}")
+        require(batch > 0 and max_q > 0, f"at least one sequence with a query is needed, got {packed}")
         sizes = {"nheads": q.shape[1], "nheads_kv": k.shape[1], "head_dim": q.shape[2]}
         problem = without_lengths(AttentionProblem.varlen((max_q,) * batch, (max_k,) * batch, **sizes, **rest))
         longest_lengths = (max_q, max_k, max_k)
@@ -216,7 +211,7 @@ def request_of(
     layouts = _descale_layouts(problem, choices, descales, descale_blocks, longest_lengths, q.device)
     if not choices.warp_specialize:
         check_lockstep(problem, choices.num_splits, choices.pack_gqa, choices.tile)
-        _require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
+        require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
     head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
     rows = problem.nheads * (q.shape[0] if packed else problem.batch * problem.seqlen_q)
     check_outputs(rows, head_dim, choices.num_splits)
@@ -232,7 +227,7 @@ def _descale_layouts(
     device: str,
 ) -> Any:
     """Check the descales and say where a kernel finds the factor of a sequence, head and block."""
-    _require(
+    require(
         len(blocks) == 3 and all(isinstance(n, int) and n >= 0 for n in blocks),
         f"descale_blocks must be three integers >= 0, for q, k and v, got {blocks!r}",
     )
@@ -240,12 +235,12 @@ def _descale_layouts(
     tile_n = choices.config(problem, 1).tile_n if any(blocks[1:]) else 0
     for name, x, rows, length in zip("qkv", descales, blocks, lengths, strict=True):
         if x is None:
-            _require(rows == 0, f"descale_blocks names blocks of {rows} rows for {name}_descale, which is None")
+            require(rows == 0, f"descale_blocks names blocks of {rows} rows for {name}_descale, which is None")
             layouts.append(None)
             continue
         name, heads = f"{name}_descale", problem.nheads if name == "q" else problem.nheads_kv
-        _require(problem.dtype == "e4m3", f"{name} is for float8_e4m3fn operands, got {problem.dtype}")
-        _require(
+        require(problem.dtype == "e4m3", f"{name} is for float8_e4m3fn operands, got {problem.dtype}")
+        require(
             x.dtype == "float32" and x.device == device,
             f"{name} must be float32 on {device}, got {x.dtype} on {x.device}",
         )
@@ -255,11 +250,11 @@ def _descale_layouts(
             allowed.add((problem.batch, problem.nheads_kv))
         shape = f"({problem.batch}, {problem.nheads_kv}{', blocks' if rows else ''})"
         counted = f" with {count} blocks of {rows} rows" if rows else ""
-        _require(tuple(x.shape) in allowed, f"{name} must be {shape} (batch, nheads_kv){counted}, got {tuple(x.shape)}")
+        require(tuple(x.shape) in allowed, f"{name} must be {shape} (batch, nheads_kv){counted}, got {tuple(x.shape)}")
         strides = (*x.strides, 0)[:3]
         repeats = (heads // x.shape[1], 1)
         if name != "q_descale" and rows:
-            _require(rows % tile_n == 0, f"{name} blocks must be whole key tiles of {tile_n} rows, got {rows}")
+            require(rows % tile_n == 0, f"{name} blocks must be whole key tiles of {tile_n} rows, got {rows}")
             repeats = (1, rows // tile_n)
         if repeats != (1, 1):  # a contiguous copy of the caller's tensor
             strides = (heads * count * repeats[1], count * repeats[1], 1)

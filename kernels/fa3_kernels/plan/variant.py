@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fa3_kernels.plan.barriers import slot_threads
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import padded_group
 from fa3_reference.problem import AttentionProblem
@@ -136,11 +136,11 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
     ValueError
         For a configuration that no kernel is written for.
     """
-    if config.num_stages != 2 or not config.pv_from_registers:
-        raise ValueError(
-            "GPU kernels have num_stages 2 and P in registers, "
-            f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}"
-        )
+    require(
+        config.num_stages == 2 and config.pv_from_registers,
+        "GPU kernels have num_stages 2 and P in registers, "
+        f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}",
+    )
     producer_regs, consumer_regs = config.registers
     return Variant(
         consumers=config.consumers,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from fa3_kernels.plan.barriers import NUM_BARRIERS, TURN_THREADS, NamedBarrier, ids, slot_threads
+import pytest
+
+from fa3_kernels.plan.barriers import NUM_BARRIERS, TURN_THREADS, BackwardBarrier, NamedBarrier, slot_threads
+
+# ids of an owner that has several
+COUNTS = {"WORKER_PARTITION": 3, "TURN": 3}
+COUNTS |= dict.fromkeys(("K_EMPTY", "V_EMPTY", "Q_EMPTY", "DOUT_EMPTY", "DQ_EMPTY", "DQ_FULL"), 2)
 
 
-def test_no_id_has_two_owners_and_all_are_in_hardware():
-    owned = [i for barrier in NamedBarrier for i in ids(barrier)]
+def ids(barrier: NamedBarrier | BackwardBarrier) -> range:
+    return range(int(barrier), int(barrier) + COUNTS.get(barrier.name, 1))
+
+
+@pytest.mark.parametrize("owners", [NamedBarrier, BackwardBarrier])
+def test_no_id_has_two_owners_and_all_are_in_hardware(owners):
+    owned = [i for barrier in owners for i in ids(barrier)]
     assert len(owned) == len(set(owned))
     assert set(owned) <= set(range(NUM_BARRIERS))
-
-
-def test_rings_have_two_slots_and_every_warpgroup_a_turn():
-    rings = (NamedBarrier.K_EMPTY, NamedBarrier.V_EMPTY, NamedBarrier.Q_EMPTY)
-    assert [len(ids(ring)) for ring in rings] == [2, 2, 2]
-    assert len(ids(NamedBarrier.TURN)) == 3
-    assert len(ids(NamedBarrier.WORKER_PARTITION)) == 3  # two more consumers or a transposer, and the producer
 
 
 def test_thread_counts_are_those_of_the_partitions():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.choose import config_of, without_lengths
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
-from fa3_kernels.plan.plan import Plan, Pointer, Sizes, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.plan import Plan, Pointer, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
 from fa3_kernels.plan.views import View
@@ -40,9 +40,9 @@ def test_numbers_of_keys_that_fill_as_many_tiles_share_a_plan_with_the_same_call
     for seqlen_k in range(300, 700, 7):
         own = request(seqlen_q, seqlen_k, causal=causal)
         shared = plan_for(own.with_keys(shared_keys(own, seqlen_k, 128)))
-        sizes = Sizes(seqlen_q, seqlen_k)
+        sizes = (seqlen_q, seqlen_k)
         mine = plan_for(own)
-        assert shared.calls(sizes) == mine.calls(sizes)
+        assert shared.calls(*sizes) == mine.calls(*sizes)
         assert all(np.array_equal(shared.tables[name], mine.tables[name]) for name in ("schedule",))
         assert shared.is_complete == mine.is_complete
 
@@ -79,7 +79,7 @@ def test_packed_batches_of_about_one_length_share_a_plan():
 
 def test_tensors_are_named_and_tables_are_there_for_every_name():
     plan = plan_for(request(100, 300))
-    (call,) = plan.calls(Sizes(100, 300))
+    (call,) = plan.calls(100, 300)
     assert [x.name for x in call.arguments if isinstance(x, View)] == ["q", "k", "v", "out"]
     names = [x.name for x in call.arguments if isinstance(x, Pointer)]
     assert names == ["lse", "lse", "sequences", "sequences", "schedule"]
@@ -89,10 +89,10 @@ def test_tensors_are_named_and_tables_are_there_for_every_name():
 def test_packed_sequences_have_no_table_of_the_host():
     q, k = operand(734, 8, 64), operand(5600, 2, 64)
     plan = plan_for(request_of((q, k, k), Semantics(causal=True), Choices(num_splits=2), packed=(3, 700, 4000)))
-    calls = plan.calls(Sizes(734, 5600, (700, 4000)))
+    calls = plan.calls(734, 5600, (700, 4000))
     assert [call.kernel for call in calls] == ["packed_order", "forward_fp16", "combine"]
     assert not plan.tables
-    assert plan.calls(Sizes(734, 0, (700, 1)))[0].kernel == "combine"
+    assert plan.calls(734, 0, (700, 1))[0].kernel == "combine"
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -101,7 +101,7 @@ def test_the_combine_has_a_program_for_every_four_rows_begun(is_packed):
     plan = plan_for(
         request_of((q, k, k), Semantics(), Choices(num_splits=2), packed=(2, 4, 200) if is_packed else None)
     )
-    combine = plan.calls(Sizes(5, 300, (4, 200) if is_packed else (0, 0)))[-1]
+    combine = plan.calls(5, 300, (4, 200) if is_packed else (0, 0))[-1]
     assert (combine.kernel, combine.grid) == ("combine", (4,))
     assert combine.arguments[4:6] == (15, 5)
 
@@ -225,5 +225,5 @@ def test_a_schedule_of_pairs_is_as_long_as_the_greedy_one_within_five_percent():
 
 def test_sizes_of_known_lengths():
     problem = AttentionProblem.varlen((3, 5), (4, 0), nheads=2, nheads_kv=1, head_dim=64)
-    assert sizes_of(problem) == Sizes(8, 4, (5, 4))
-    assert sizes_of(replace(problem, seqlens_q=None, seqlens_k=None)) == Sizes(5, 4)
+    assert sizes_of(problem) == (8, 4, (5, 4))
+    assert sizes_of(replace(problem, seqlens_q=None, seqlens_k=None)) == (5, 4, (0, 0))
