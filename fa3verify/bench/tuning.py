@@ -13,7 +13,7 @@ from fa3_kernels.audit.figures import tensor_loops
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench import check, kernels
+from fa3verify.bench import check, graphs, kernels
 from fa3verify.timed import results, timing
 from fa3verify.timed.cells import Cell
 
@@ -89,16 +89,16 @@ def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[flo
     for i, chosen in enumerate(options):
         kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
         try:
-            run = kernel.prepare(cell, inputs)
+            launch = kernel.prepare(cell, inputs)
             config = kernel.configure(cell) if kernel.configure else None
-            verdict = check.judge(check.gather(cell, inputs[0], run.output(), config))
+            verdict = check.judge(check.gather(cell, inputs[0], launch(0), config))
         except (kernels.Unsupported, ValueError) as error:
             found[i] = f"refused: {error}"
             continue
         if verdict.bits_differing > 0:
             found[i] = f"{verdict.bits_differing} bits differ from the twin"
         else:
-            runs[str(i)] = run.timed
+            runs[str(i)] = graphs.GraphTimed(launch)
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
     for i, timed in times.items():
         found[int(i)] = statistics.median(map(results.cycles, timed.bursts))

@@ -11,8 +11,7 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import OURS
-from fa3_kernels.twin.backward import Gradients
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FEATURES
@@ -28,7 +27,7 @@ _FP8_CHOICES = ("promotion_interval", "out_dtype")
 def _identity(part: str) -> dict[str, str | None]:
     """Version, the hash of everything that a part of the library launches, and the GPU."""
     from fa3_kernels.audit.evidence import evidence_sha256
-    from fa3verify.known.device import device_name
+    from fa3verify.known.launches import device_name
 
     return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256(part), "device": device_name()}
 
@@ -52,7 +51,8 @@ def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> R
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
     """Run our quantiser; its outputs by name."""
-    from fa3verify.known.device import run_quantiser, to_numpy
+    from fa3verify.known.device import run_quantiser
+    from fa3verify.tensors.convert import to_numpy
 
     given = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:
@@ -78,11 +78,10 @@ def _quantiser(reason: str | None) -> Candidate:
     )
 
 
-def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
-    from fa3verify.known import backward_launches
+def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> tuple[Any, ...]:
+    from fa3verify.known import launches
 
-    assert isinstance(operands, BackwardOperands)
-    return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
+    return launches.run("gluon.deterministic", problem, operands, {})
 
 
 def _backwards(reason: str | None) -> tuple[Candidate, ...]:

@@ -1,4 +1,5 @@
-"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH.
+"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH, and gradients
+of the first two.
 
 The causal masks of all but FlashAttention-2 are aligned top-left.
 """
@@ -12,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
+from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
 _ATEN = torch.ops.aten
@@ -85,5 +86,45 @@ def load(name: str) -> Forward:
             return LaunchOutput(out.transpose(1, 2), lse)
 
         return launch
+
+    return prepare
+
+
+def _cudnn_backward(problem: AttentionProblem, x: GivenBackward) -> Callable[[], Gradients]:
+    """Prepare cuDNN's backward with the seeds and lengths that its forward returns."""
+    q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
+    scale = problem.softmax_scale
+    causal = problem.causal
+    returned = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    starts = returned[2:4]
+    longest = returned[4:6]
+    seeds = returned[6:8]
+    lse = x.lse.reshape(returned[1].shape)
+    return lambda: _ATEN._scaled_dot_product_cudnn_attention_backward(
+        dout, q, k, v, out, lse, *seeds, None, *starts, *longest, 0.0, causal, scale=scale
+    )
+
+
+def _flash2_backward(problem: AttentionProblem, x: GivenBackward) -> Callable[[], Gradients]:
+    """Prepare FlashAttention-2's backward with the seeds and lengths that its forward returns."""
+    q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
+    scale = problem.softmax_scale
+    causal = problem.causal
+    returned = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+    return lambda: _ATEN._scaled_dot_product_flash_attention_backward(
+        dout, q, k, v, out, x.lse, *returned[2:6], 0.0, causal, *returned[6:8], scale=scale
+    )
+
+
+def load_backward(name: str) -> Backward:
+    """Return the backward of one of the two: batches of one head_dim, without windows, softcap and options."""
+    backward = {"cudnn": _cudnn_backward, "flash2": _flash2_backward}[name]
+
+    def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
+        is_odd = problem.softcap or problem.window != (-1, -1) or problem.is_varlen or options
+        if is_odd or problem.head_dim_v != problem.head_dim:
+            raise ValueError(f"{name} is called for batches of one head_dim, without windows and softcap")
+        launch = backward(problem, x)
+        return lambda: tuple(y.transpose(1, 2) for y in launch())
 
     return prepare

@@ -81,13 +81,18 @@ class Cell:
         return f"{text} d{self.head_dim}{' causal' if self.causal else ''}{mean}"
 
     @property
+    def operation(self) -> str:
+        """Return what is timed, "forward" or "backward"."""
+        return "backward" if self.grid == "backward" else "forward"
+
+    @property
     def flops(self) -> int:
         """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal.
 
         A backward counts 2.5 times as many.
         """
         full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
-        full = full * 5 // 2 if self.grid == "backward" else full
+        full = full * 5 // 2 if self.operation == "backward" else full
         return full // 2 if self.causal else full
 
     @property

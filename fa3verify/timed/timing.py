@@ -37,7 +37,6 @@ class Timed(Protocol):
     """A prepared launch."""
 
     timed_by: str
-    launch: Callable[[int], object]
 
     def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         """Run ``launches`` back to back ``repeats`` times; ``probe`` is called while they run."""

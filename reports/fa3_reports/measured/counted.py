@@ -101,7 +101,7 @@ def launch_all(
                 continue
             fields: dict[str, Any] = cell.to_json()
             try:
-                launch = kernel.prepare(cell, inputs).timed.launch
+                launch = kernel.prepare(cell, inputs)
                 peak = _peak_bytes(launch)
                 schedule = bench.schedule_of(kernel, cell)
             except Exception as error:  # a kernel may raise anything

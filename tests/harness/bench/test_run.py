@@ -20,8 +20,8 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
 from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import Given, Prepared, TimedKernel
-from fa3verify.known import libraries, loaded
+from fa3verify.bench.kernels import Given, TimedKernel
+from fa3verify.known import launches, libraries
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import cells, results
@@ -69,7 +69,7 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
     def prepare(cell, inputs):
         if error:
             raise error
-        return Prepared(FakeTimed(name, [milliseconds] * 100, []), lambda: LaunchOutput(None))
+        return FakeTimed(name, [milliseconds] * 100, [])
 
     return TimedKernel(name, "", ("fp16",), prepare, missing=None)
 
@@ -78,6 +78,7 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
 def without_gpu(monkeypatch):
     monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [Given(None, None, None)])
     monkeypatch.setattr(run, "synchronize", lambda: None)
+    monkeypatch.setattr(run, "GraphTimed", lambda launch: launch)
     monkeypatch.setattr(check, "gather", lambda cell, *_: cell)
     monkeypatch.setattr(check, "judge", lambda work: SOUND)
 
@@ -225,14 +226,14 @@ def test_names_may_be_patterns():
 def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
 
-    def broken(name):
+    def broken(name, operation):
         raise OSError("two\nlines")
 
     for load, reason in (
         (broken, "OSError: two lines"),
-        (lambda name: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
+        (lambda name, operation: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
     ):
-        monkeypatch.setattr(loaded, "loaded", load)
+        monkeypatch.setattr(launches, "loaded", load)
         (kernel,) = peers.peers(lambda name: name == "flash3")
         assert kernel.missing == reason
         with pytest.raises(Unsupported, match=reason.partition(":")[0]):

@@ -23,7 +23,7 @@ from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.calls import CandidateError
-from fa3verify.known import flash4, peer_kernels, peers, registry
+from fa3verify.known import peer_kernels, peers, registry
 from fa3verify.known.libraries import FOLDER_VARIABLE
 from fa3verify.known.peers import PEERS
 from fa3verify.properties import find_law, run_law
@@ -155,12 +155,12 @@ def test_an_empty_tensor_has_the_strides_of_its_shape():
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     torch = pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.known import launches, loaded
+    from fa3verify.known import launches
     from fa3verify.tensors import convert as tensors
 
     monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return loaded
+    return launches
 
 
 @pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
@@ -170,7 +170,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
 
     kernel, operands = KERNELS["flash3.bf16"], {}
 
-    def load(name):
+    def load(name, operation):
         def prepare(problem, given, options):
             assert options == {"num_splits": 3, "pack_gqa": True}
             config = kernel.config_for(problem, options.items())
@@ -190,7 +190,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
 
 
 def test_a_library_that_raises_is_one_finding(on_a_cpu, monkeypatch):
-    def broken(name):
+    def broken(name, operation):
         raise OSError("libcudart.so.99: cannot open\nshared object file")
 
     monkeypatch.setattr(on_a_cpu, "loaded", broken)
@@ -218,8 +218,10 @@ def test_every_module_of_the_table_loads_by_name(on_a_cpu):
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
+def compiled(on_a_cpu, monkeypatch, tmp_path):
     """Every file of FlashAttention-4 that the adapter asks for; says which are loaded, and what is called."""
+    from fa3verify.known import flash4
+
     calls = []
 
     def load_module(path):
@@ -236,11 +238,11 @@ def compiled(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "causal"), [("fp16", 64, False), ("bf16", 128, True), ("bf16", 256, False)]
 )
-def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cpu, compiled, dtype, head_dim, causal):
+def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(compiled, dtype, head_dim, causal):
     import torch
 
-    from fa3verify.known.backward_launches import GivenBackward
-    from fa3verify.known.launches import Given
+    from fa3verify.known import flash4
+    from fa3verify.known.launches import Given, GivenBackward
 
     problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
     kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
@@ -256,7 +258,7 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
         assert (found.lse is not None) == wants_lse
         assert found.lse is None or (tuple(found.lse.shape), found.lse.dtype) == (problem.lse_shape, torch.float32)
     x = GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
-    dq, dk, dv = flash4.prepare_backward(problem, x)()
+    dq, dk, dv = flash4.load_backward("flash4")(problem, x, {})()
     last = dict(compiled[-3:])
     assert list(last) == [f"{part}_{names}" for part in ("pre", "bwd", "post")]
     assert last[f"bwd_{names}"][7:9] == (dk, dv)
@@ -264,7 +266,8 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
     assert compiled[0] == ("libcute_dsl_runtime.so", ())  # which every kernel needs
 
 
-def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
+def test_flash4_refuses_what_no_kernel_was_compiled_for(compiled):
+    from fa3verify.known import flash4
     from fa3verify.known.launches import Given
 
     prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
