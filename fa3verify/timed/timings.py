@@ -36,7 +36,9 @@ _FALSE = ("false", "0")
 
 
 class MeasuredRow(NamedTuple):
-    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``."""
+    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``, and what models predict of them
+    (:func:`fa3verify.timed.validation.compare`).
+    """
 
     line: int
     kernel: str
@@ -44,6 +46,19 @@ class MeasuredRow(NamedTuple):
     config: Config
     cycles: float
     clock_mhz: float
+    predicted: tuple[float, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Return the kind of kernel in words."""
+        c = self.config
+        return f"{c.family} {c.dtype} d{c.head_dim} {'causal' if self.problem.causal else 'dense'}"
+
+    @property
+    def title(self) -> str:
+        """Return the problem in words."""
+        p = self.problem
+        return f"{self.group} b{p.batch} h{p.nheads} {p.seqlen_q}x{p.seqlen_k}"
 
 
 class _Row:
