@@ -15,7 +15,7 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.bounds import KernelModel
-from fa3verify.known.launches import Given, GivenBackward, LaunchOutput
+from fa3verify.known.launches import Given, GivenBackward, Keywords, LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.operations import FORWARD
 from fa3verify.tensors.convert import TORCH_DTYPES
@@ -68,7 +68,7 @@ class TimedKernel:
     dtypes: tuple[str, ...]
     prepare: Callable[[Cell, Sequence[Any]], Callable[[int], Any]]
     configure: Callable[[Cell], Config] | None = None
-    options: Callable[[Cell], dict[str, Any]] | None = None
+    options: Callable[[Cell], Keywords] | None = None
     model: Callable[[Cell], KernelModel] | None = None
     operation: str = FORWARD
     missing: str | None = None
@@ -151,7 +151,7 @@ def our_kernel(
     return TimedKernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
 
 
-def _defaults(cell: Cell) -> dict[str, Any]:
+def _defaults(cell: Cell) -> Keywords:
     """Split counts are chosen from the shape where one query token leaves most of the GPU idle."""
     return {"num_splits": 0} if cell.grid == "decode" else {}
 

@@ -22,6 +22,7 @@ from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
 from fa3verify.bench.kernels import MAX_COPIES, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.warm import processes, warm_up
+from fa3verify.files import Json
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import results, tables
 from fa3verify.timed.cells import Cell
@@ -56,7 +57,7 @@ class BenchSettings:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
 
 
-def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
+def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> Json:
     """Return what a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):

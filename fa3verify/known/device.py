@@ -5,7 +5,6 @@ are prepared.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,20 +13,18 @@ from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.known.launches import Backward, GivenBackward, Gradients, Options
+from fa3verify.known.launches import Backward, GivenBackward, Gradients, Keywords, Options
 from fa3verify.tensors.convert import to_gpu, to_numpy
 
 
-def run_forward(
-    problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def run_forward(problem: AttentionProblem, operands: Operands, options: Keywords) -> tuple[np.ndarray, np.ndarray]:
     """Run our forward kernel on a problem.
 
     Parameters
     ----------
     problem : AttentionProblem
     operands : Operands
-    options : mapping
+    options : dict
         Fields of :class:`fa3_kernels.plan.request.Choices`.
 
     Returns
@@ -50,9 +47,9 @@ def descales_of(operands: Operands) -> Descales:
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def run_quantiser(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> QuantizedTensors:
+def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
-    tensors: dict[str, Any] = {name: to_gpu(x) for name, x in given.items()}
+    tensors: Keywords = {name: to_gpu(x) for name, x in given.items()}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in given:
             tensors[f"max_seqlen_{name[-1]}"] = int(np.diff(given[name]).max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 from fa3verify.tensors.here import unavailable
 
+if TYPE_CHECKING:
+    from fa3verify.known.launches import Keywords
+
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
 
@@ -32,10 +35,10 @@ def _identity(part: str) -> dict[str, str | None]:
     return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256(part), "device": device_name()}
 
 
-def launch_options(problem: AttentionProblem, config: Config) -> dict[str, Any]:
+def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
     """Return the options with which a launch has this very configuration; ValueError where none give it."""
     names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-    options: dict[str, Any] = {name: getattr(config, name) for name in names}
+    options: Keywords = {name: getattr(config, name) for name in names}
     options["tile"] = (config.tile_m, config.tile_n)
     if config_of(problem, **options) != config:
         raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
@@ -111,11 +114,11 @@ def _backwards(reason: str | None) -> tuple[Candidate, ...]:
 def gpu() -> tuple[Candidate, ...]:
     """Return the GPU kernels, with the reason where they cannot run."""
     reason = unavailable()
-    chained = (("promotion_interval", 0),)
-    kinds: tuple[tuple[str, Dtype, tuple[tuple[str, Any], ...], str], ...] = (
-        ("fp16", "fp16", (), "FP16 forward"),
-        ("bf16", "bf16", (), "BF16 forward"),
-        ("e4m3", "e4m3", (), "FP8 forward, P V promoted every 128 keys"),
+    chained = {"promotion_interval": 0}
+    kinds: tuple[tuple[str, Dtype, Keywords, str], ...] = (
+        ("fp16", "fp16", {}, "FP16 forward"),
+        ("bf16", "bf16", {}, "BF16 forward"),
+        ("e4m3", "e4m3", {}, "FP8 forward, P V promoted every 128 keys"),
         ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
     )
     candidates = []
@@ -126,13 +129,13 @@ def gpu() -> tuple[Candidate, ...]:
             f"gluon.{name}",
             dtype,
             _forward,
-            partial(config_of, **dict(options)),
+            partial(config_of, **options),
             features,
             about,
             reason,
             twin=f"twin.{name}",
             order=order_of_family,
-            changeable=changeable(dtype, dict(options)),
+            changeable=changeable(dtype, options),
             launchable=launch_options,
             identity=partial(_identity, "forward"),
         )

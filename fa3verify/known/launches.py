@@ -64,6 +64,7 @@ class LaunchOutput(NamedTuple):
 # gives its output, a backward dq, dk and dv in the shapes of q, k and v. Options that a library does not have, and
 # problems that it does not take, raise ValueError. ``lse=False`` leaves out an LSE that costs time.
 Options = Mapping[str, Setting]
+Keywords = dict[str, Any]  # of our own launches, such as fields of fa3_kernels.plan.request.Choices, by name
 Launch = Callable[[], LaunchOutput]
 Forward = Callable[[AttentionProblem, Given, Options], Launch]
 Gradients = tuple[torch.Tensor, ...]
