@@ -122,7 +122,6 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     clock = Clock()
     left = 0
-    is_announced = False
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
@@ -132,10 +131,9 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
             if time.monotonic() - started > settings.budget_s:
                 left += 1
                 continue
-            if not is_announced:
+            if facts["run"] not in known.runs:
                 results.append(path, facts)
                 known.runs[facts["run"]] = facts
-                is_announced = True
             judged = known.judged(cell, facts["launches_sha256"])
             copies = copies_for(cell, cache)
             try:

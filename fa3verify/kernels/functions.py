@@ -5,7 +5,7 @@
     def mine():
         return torch_candidate(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
 
-``fa3verify verify mymodule:mine`` judges it then.
+``fa3verify verify mymodule:mine`` judges it then, with ``gradients="autograd"`` its dQ, dK and dV.
 """
 
 from __future__ import annotations

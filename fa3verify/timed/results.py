@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from fa3verify import files, records
 from fa3verify.files import Json
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.records import OLDER
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import LaunchTime, Times
+from fa3verify.timed.timing import LaunchTime, Times, median
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
@@ -91,11 +90,6 @@ class Measured:
 FIGURES = tuple(each.name for each in fields(Measured) if each.type == "float")
 
 
-def _median(values: Iterable[float]) -> float:
-    values = list(values)
-    return statistics.median(values) if values else math.nan
-
-
 def cycles(burst: LaunchTime) -> float:
     """SM cycles of one launch.
 
@@ -115,14 +109,14 @@ def measured(
         name,
         verdict.trouble or MEASURED,
         timed_by,
-        _median(b.ms for b in times.bursts),
-        _median(b.sm_mhz for b in times.bursts),
-        _median(cycles(b) for b in times.bursts),
-        _median(times.burst_driver_mhz),
-        _median(b.ms for b in times.sustained),
-        _median(b.sm_mhz for b in times.sustained),
-        _median(times.sustained_driver_mhz),
-        _median(times.sustained_w),
+        median(b.ms for b in times.bursts),
+        median(b.sm_mhz for b in times.bursts),
+        median(cycles(b) for b in times.bursts),
+        median(times.burst_driver_mhz),
+        median(b.ms for b in times.sustained),
+        median(b.sm_mhz for b in times.sustained),
+        median(times.sustained_driver_mhz),
+        median(times.sustained_w),
         tuple(b.ms for b in times.bursts),
         schedule,
         verdict.outputs,
@@ -246,17 +240,8 @@ def append(path: Path, body: Json) -> None:
     files.unpack(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                _drop_last_line(file)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(files.plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _drop_last_line(file: BinaryIO) -> None:
-    file.seek(0)
-    content = file.read()
-    file.truncate(content.rfind(b"\n") + 1)
-    file.seek(0, os.SEEK_END)

@@ -8,10 +8,8 @@ that :data:`BARS` names; where it names none, as between tiles or where a stamp 
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import Any
 
 from fa3_kernels.plan.stamps import CONSUMER_EVENTS, PRODUCER_EVENTS, Stamp
 from fa3_simulator.timeline import Bar
+from fa3verify.files import Json
+from fa3verify.timed.timing import median
 
 MAX_SLOWDOWN = 1.03  # of the instrumented kernel: beyond it, what was measured is the instrument
 _WHOLE = (r"[1-9]\d*", "a whole number", int)
@@ -87,12 +87,7 @@ class Stamps:
 def cycles_per_block(drawn: Sequence[Bar]) -> float:
     """Median cycles from one Q K^T of the first consumer to the next, of simulated bars; NaN for fewer than two."""
     starts = [bar.start for bar in drawn if bar.row == "consumer 0" and bar.name == "issue Q K^T"]
-    return _median(b - a for a, b in pairwise(starts))
-
-
-def _median(values: Iterable[float]) -> float:
-    values = list(values)
-    return float(statistics.median(values)) if values else math.nan
+    return median(b - a for a, b in pairwise(starts))
 
 
 def read(path: Path) -> Stamps:
@@ -118,11 +113,11 @@ def read(path: Path) -> Stamps:
     names = FP8_NAMES if facts["dtype"] == "e4m3" else {}
     drawn = tuple(bar for name in sorted(stamps) for bar in _bars(stamps[name], first.cycle, names))
     turns = [stamp for stamp in stamps.get("consumer 0", ()) if stamp.event == "turn"]
-    pace = _median(b.cycle - a.cycle for a, b in pairwise(turns) if b.step == a.step + 1)
+    pace = median(b.cycle - a.cycle for a, b in pairwise(turns) if b.step == a.step + 1)
     return Stamps(**facts, first=(first.actor, first.event), cycles_per_block=pace, bars=drawn)
 
 
-def _facts(lines: Sequence[str], origin: str) -> dict[str, Any]:
+def _facts(lines: Sequence[str], origin: str) -> Json:
     """The values of :data:`KEYS`, in their types, and ``options``."""
     found: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):

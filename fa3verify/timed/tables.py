@@ -274,10 +274,10 @@ def _ratios(records: Sequence[CellRecord]) -> list[str]:
 
 def _missing(results: Results) -> list[str]:
     parts = [f"- missing peer {name}: {reason}" for name, reason in results.missing().items()]
-    seen = set()
+    first: dict[tuple[str, str], str] = {}
     for r in results.cells.values():
         for m in r.kernels:
-            if m.status != MEASURED and (m.name, m.status) not in seen:
-                seen.add((m.name, m.status))
-                parts.append(f"- {m.name} has no speed in {r.cell.key}: {m.status}")
+            first.setdefault((m.name, m.status), r.cell.key)
+    troubles = ((name, key, status) for (name, status), key in first.items() if status != MEASURED)
+    parts += [f"- {name} has no speed in {key}: {status}" for name, key, status in troubles]
     return ["## Missing", "", *(parts or ["- nothing"]), ""]

@@ -9,7 +9,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,12 @@ WARM_REPLAYS = 8  # of the kernel's own heat: clocks otherwise depend on what ra
 SUSTAINED_REPLAYS = 28  # 1.1 s, of which SAMPLED_S see the energy counter tick, every 0.1 s or oftener
 SAMPLED_S = 1.0
 SUSTAINED_ROUNDS = 2  # at most
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median; NaN of nothing."""
+    values = list(values)
+    return float(statistics.median(values)) if values else math.nan
 
 
 class LaunchTime(NamedTuple):

@@ -116,7 +116,8 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
     """
     rows = []
     left_out = Counter()
-    for row in _rows(path):
+    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
+        row = _Row(line, values, path.name)
         if reason := _unusable(row):
             left_out[reason] += 1
             continue
@@ -129,11 +130,6 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
         clock = row.positive("burst_sm_mhz")
         rows.append(MeasuredRow(row.line, row.values["kernel"], problem, config, cycles, clock))
     return rows, left_out
-
-
-def _rows(path: Path) -> Iterator[_Row]:
-    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
-        yield _Row(line, values, path.name)
 
 
 def _unusable(row: _Row) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -238,19 +237,6 @@ def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path, monkeypatch
         assert kernel.missing == reason
         with pytest.raises(Unsupported, match=reason.partition(":")[0]):
             kernel.prepare(CELL, [])
-
-
-def test_a_packed_library_is_unpacked_once(tmp_path, monkeypatch):
-    monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "x.so.xz").write_bytes(lzma.compress(b"library"))
-    path = libraries.library("x.so")
-    assert path.read_bytes() == b"library"
-    (tmp_path / "x.so.xz").unlink()
-    assert libraries.library("x.so") == path
-    assert [file.name for file in tmp_path.iterdir()] == ["x.so"]
-    monkeypatch.delenv(libraries.FOLDER_VARIABLE)
-    with pytest.raises(Unsupported, match="--peers or FA3VERIFY_PEERS names"):
-        libraries.library("x.so")
 
 
 @pytest.mark.parametrize(
