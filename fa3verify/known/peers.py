@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any
 
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
@@ -23,7 +22,7 @@ from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.policy import Policy
 from fa3verify.known.cpu_candidates import all_fp32
-from fa3verify.known.libraries import folder, why_missing
+from fa3verify.known.libraries import why_missing, why_not_importable
 from fa3verify.operations.backward import GradientConfig, model_of
 from fa3verify.operations.forward import order_of_family
 
@@ -174,12 +173,7 @@ class Peer:
         """Return why it is not there, by files and packages alone."""
         if self.binary and (reason := why_missing(self.binary)):
             return reason
-        where = folder()
-        is_packed = where is not None and self.wheel and any(where.glob(self.wheel))
-        if not is_packed and find_spec(self.package) is None:
-            found = f" and no {self.wheel} is in the peers' folder" if self.wheel else ""
-            return f"package {self.package} is not installed{found}"
-        return None
+        return why_not_importable(self.package, self.wheel)
 
 
 PEERS: dict[str, Peer] = {

@@ -23,7 +23,7 @@ from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.calls import CandidateError
-from fa3verify.known import peer_kernels, peers, registry
+from fa3verify.known import libraries, peer_kernels, registry
 from fa3verify.known.libraries import FOLDER_VARIABLE
 from fa3verify.known.peers import PEERS
 from fa3verify.properties import find_law, run_law
@@ -47,7 +47,7 @@ def listed(monkeypatch, tmp_path):
 
 def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
     monkeypatch.setattr(here, "no_device", lambda: "no such device")
-    monkeypatch.setattr(peers, "find_spec", lambda package: package if package == "torch" else None)
+    monkeypatch.setattr(libraries, "find_spec", lambda package: package if package == "torch" else None)
     found = listed()
     assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
     assert set(KERNELS) <= set(found)
