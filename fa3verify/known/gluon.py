@@ -65,73 +65,37 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
     return {name: to_numpy(x) for name, x in named.items() if x is not None}
 
 
-def _quantiser(reason: str | None) -> Candidate:
-    operation = operations.find("quantize")
-    about = "quantiser to e4m3 on a Hopper GPU"
-    return Candidate(
-        "gluon.quantize",
-        "e4m3",
-        _quantise,
-        operation.configure,
-        operation.features,
-        about,
-        reason,
-        twin="twin.quantize",
-        operation="quantize",
-    )
-
-
 def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> tuple[Any, ...]:
     from fa3verify.known import launches
 
     return launches.run("gluon.deterministic", problem, operands, {})
 
 
-def _backwards(reason: str | None) -> tuple[Candidate, ...]:
-    operation = operations.find("backward")
-    features = operation.features_of({"family": OURS})
-    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
-    return tuple(
-        Candidate(
-            f"gluon.backward.{dtype}",
-            dtype,
-            _backward,
-            partial(operation.configure, family=OURS),
-            features,
-            f"deterministic {dtype.upper()} backward on a Hopper GPU",
-            reason,
-            twin=f"twin.backward.{dtype}",
-            operation="backward",
-            order=model_of,
-            min_seqlen=1,
-            fixes_config=True,
-            identity=partial(_identity, "backward"),
-        )
-        for dtype in dtypes
-    )
+# What our forwards are called, take and always choose; the first three ship.
+_FORWARDS: tuple[tuple[str, Dtype, Keywords, str], ...] = (
+    ("fp16", "fp16", {}, "FP16 forward"),
+    ("bf16", "bf16", {}, "BF16 forward"),
+    ("e4m3", "e4m3", {}, "FP8 forward, P V promoted every 128 keys"),
+    (
+        "e4m3_chained",
+        "e4m3",
+        {"promotion_interval": 0},
+        "FP8 forward without promotion, as official FlashAttention-3",
+    ),
+)
 
 
 def gpu() -> tuple[Candidate, ...]:
     """Return the GPU kernels, with the reason where they cannot run."""
     reason = unavailable()
-    chained = {"promotion_interval": 0}
-    kinds: tuple[tuple[str, Dtype, Keywords, str], ...] = (
-        ("fp16", "fp16", {}, "FP16 forward"),
-        ("bf16", "bf16", {}, "BF16 forward"),
-        ("e4m3", "e4m3", {}, "FP8 forward, P V promoted every 128 keys"),
-        ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
-    )
-    candidates = []
-    for name, dtype, options, description in kinds:
-        features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
-        about = f"{description} on a Hopper GPU"
-        kernel = Candidate(
+    forwards = (
+        Candidate(
             f"gluon.{name}",
             dtype,
             _forward,
             partial(config_of, **options),
-            features,
-            about,
+            FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"},
+            f"{about} on a Hopper GPU",
             reason,
             twin=f"twin.{name}",
             order=order_of_family,
@@ -139,5 +103,40 @@ def gpu() -> tuple[Candidate, ...]:
             launchable=launch_options,
             identity=partial(_identity, "forward"),
         )
-        candidates.append(kernel)
-    return (*candidates, *_backwards(reason), _quantiser(reason))
+        for name, dtype, options, about in _FORWARDS
+    )
+    return (*forwards, _backward_of("fp16", reason), _backward_of("bf16", reason), _quantiser(reason))
+
+
+def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
+    operation = operations.find("backward")
+    return Candidate(
+        f"gluon.backward.{dtype}",
+        dtype,
+        _backward,
+        partial(operation.configure, family=OURS),
+        operation.features_of({"family": OURS}),
+        f"deterministic {dtype.upper()} backward on a Hopper GPU",
+        reason,
+        twin=f"twin.backward.{dtype}",
+        operation="backward",
+        order=model_of,
+        min_seqlen=1,
+        fixes_config=True,
+        identity=partial(_identity, "backward"),
+    )
+
+
+def _quantiser(reason: str | None) -> Candidate:
+    operation = operations.find("quantize")
+    return Candidate(
+        "gluon.quantize",
+        "e4m3",
+        _quantise,
+        operation.configure,
+        operation.features,
+        "quantiser to e4m3 on a Hopper GPU",
+        reason,
+        twin="twin.quantize",
+        operation="quantize",
+    )

@@ -24,8 +24,8 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.known import libraries, peer_kernels, registry
-from fa3verify.known.libraries import FOLDER_VARIABLE
-from fa3verify.known.peers import PEERS
+from fa3verify.known.libraries import FOLDER_VARIABLE, Unsupported
+from fa3verify.known.peers import BACKWARDS, PEERS
 from fa3verify.properties import find_law, run_law
 from fa3verify.tensors import here
 
@@ -213,6 +213,10 @@ def test_torchs_math_is_within_its_bound_and_ignores_no_mask(on_a_cpu, causal):
 def test_every_module_of_the_table_loads_by_name(on_a_cpu):
     for name in ("flash2", "cudnn", "cuda.efficient", "cuda.math", "cuda.flex"):
         assert callable(on_a_cpu.loaded(name))
+    for name in ("flash2", "cudnn"):
+        assert callable(on_a_cpu.loaded(name, "backward"))
+    with pytest.raises(Unsupported, match=r"libdew_flash_attn3\.so"):
+        on_a_cpu.loaded("flash3.dew", "backward")
     with pytest.raises(Exception, match=r"fa3_fwd_C\.so"):
         on_a_cpu.loaded("flash3")
 
@@ -291,6 +295,45 @@ def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "rows"), [("flash2", (90,)), ("cudnn", (90, 1)), ("cuda.efficient", (96,))])
+def test_torchs_operators_give_an_lse_of_the_rows_of_the_problem_where_it_is_asked_for(
+    on_a_cpu, monkeypatch, name, rows
+):
+    import torch
+
+    from fa3verify.known import torch_sdpa
+
+    def operator(*given, **options):
+        """Return what torch 2.13's schemas say: out, lse, starts, longest, seed and offset."""
+        return torch.zeros(1, 4, 90, 64), torch.zeros(1, 4, *rows), "starts q", "starts k", 90, 90, "seed", "offset"
+
+    def backward(dout, q, k, v, out, lse, *rest, scale):
+        assert (lse.shape, scale) == ((1, 4, *rows), 0.125)
+        starts = ["starts q", "starts k", 90, 90]
+        places = {
+            "flash2": [*starts, 0.0, False, "seed", "offset"],
+            "cudnn": ["seed", "offset", None, *starts, 0.0, False],
+        }
+        assert list(rest) == places[name]
+        return q, k, v
+
+    operators = {"flash2": "flash", "cudnn": "cudnn", "cuda.efficient": "efficient"}
+    called = f"_scaled_dot_product_{operators[name]}_attention"
+    monkeypatch.setattr(torch_sdpa, "_ATEN", SimpleNamespace(**{called: operator, f"{called}_backward": backward}))
+    problem = AttentionProblem(**PLAIN)
+    q, dout, out = (torch.zeros(problem.q_shape) for _ in range(3))
+    k, v = (torch.zeros(problem.k_shape) for _ in range(2))
+    for options, shape in (({}, problem.lse_shape), ({"lse": False}, None)):
+        found = torch_sdpa.load(name)(problem, on_a_cpu.Given(q, k, v), options)()
+        assert tuple(found.out.shape) == problem.out_shape
+        assert (found.lse is None and shape is None) or tuple(found.lse.shape) == shape
+    if name in BACKWARDS:
+        given = on_a_cpu.GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
+        gradients = torch_sdpa.load_backward(name)(problem, given, {})()
+        assert [tuple(x.shape) for x in gradients] == [problem.q_shape, problem.k_shape, problem.v_shape]
+
+
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
     assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
     assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
+    assert {name for name, peer in PEERS.items() if peer.gradients} == set(BACKWARDS)
