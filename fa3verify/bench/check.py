@@ -2,31 +2,39 @@
 
 The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in
 the whole: the twin computes it in under a second where the whole shape would take minutes.
+
+Of gradients, dQ of the last rows with all keys is whole, and so are dK and dV of the last keys with all rows, or under
+a mask with the rows that see them. Both are judged by the error bound of any order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tiles import padded_group
-from fa3_reference.attention import attention
-from fa3_reference.bounds import KernelModel
+from fa3_reference.attention import Attention, attention
+from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS, ulp
-from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.known.launches import Given, LaunchOutput
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
+from fa3verify.known.launches import Given, GivenBackward, LaunchOutput
 from fa3verify.operations.ratios import error_ratio
 from fa3verify.tensors.convert import to_numpy
 from fa3verify.timed.cells import Cell
 from fa3verify.timed.results import SampleFigures
 
 MAX_ROWS = 128
+EDGE = 64  # rows or keys of a cut of gradients
 EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth
 SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale in binary32, and of that scale
 
@@ -162,3 +170,51 @@ def _bits_differing(part: Sample, config: Config) -> int:
         raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")
     wrong = np.count_nonzero(out.view(np.uint16) != want.out.view(np.uint16))
     return int(wrong + np.count_nonzero(lse.view(np.uint32) != want.lse.view(np.uint32)))
+
+
+def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[AttentionProblem, BackwardOperands]:
+    """Rows and keys of the last sequence and kv head."""
+    group = cell.nheads // cell.nheads_kv
+    heads = slice(cell.nheads - group, cell.nheads)
+    of_rows = [to_numpy(y[-1:, rows, heads]) for y in (x.q, x.dout, x.out)]
+    k, v = (to_numpy(y[-1:, keys, -1:]) for y in (x.k, x.v))
+    lse = to_numpy(x.lse[-1:, heads, rows])
+    sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": of_rows[0].shape[1], "seqlen_k": k.shape[1]}
+    q, dout, out = of_rows
+    problem = replace(cell.problem, batch=1, **sizes)
+    return problem, BackwardOperands(q, k, v, dout=dout, out=out, lse=lse)
+
+
+@lru_cache(maxsize=1)  # all kernels of a cell are judged on the same tensors, which are hashed by identity
+def _true_gradients(cell: Cell, x: GivenBackward) -> dict[str, tuple[slice, slice, np.ndarray, np.ndarray]]:
+    """Return dQ of the last rows and dK and dV of the last keys of the last head: where each lies in the whole one's
+    rows and heads, its truth in float64 and its error bound.
+    """
+    group = cell.nheads // cell.nheads_kv
+    last_rows, last_keys = (slice(max(0, n - EDGE), n) for n in (cell.seqlen_q, cell.seqlen_k))
+    whole = slice(0, None)
+    heads = slice(cell.nheads - group, cell.nheads)
+    seeing = last_rows if cell.causal else whole
+    found = {}
+    for rows, keys, names in ((last_rows, whole, ("dq",)), (seeing, last_keys, ("dk", "dv"))):
+        problem, operands = _cut(cell, x, rows, keys)
+        q, k, v, dout, out, lse = operands.dequantized(problem)
+        truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
+        bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype, accumulator="either"))
+        where = (rows, heads) if names == ("dq",) else (keys, slice(-1, None))
+        found |= {name: (*where, getattr(truth, name), getattr(bound, name)) for name in names}
+    return found
+
+
+def judge_gradients(cell: Cell, x: GivenBackward, found: Sequence[torch.Tensor]) -> SampleFigures:
+    """Compare the gradients of a cut, of dq, dk and dv, with float64."""
+    returned: dict[str, torch.Tensor] = dict(zip(("dq", "dk", "dv"), found, strict=True))
+    outputs = 0
+    square = norm = worst = 0.0
+    for name, (rows, heads, truth, bound) in _true_gradients(cell, x).items():
+        got = to_numpy(returned[name][-1:, rows, heads]).astype(np.float64)
+        outputs += got.size
+        square += float(((got - truth) ** 2).sum())
+        norm += float((truth**2).sum())
+        worst = max(worst, float(np.max(error_ratio(got - truth, bound), initial=0.0)))
+    return SampleFigures(outputs, -1, math.sqrt(square / norm), math.nan, worst)

@@ -15,13 +15,11 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.bounds import KernelModel
-from fa3verify.bench.graphs import GraphTimed
-from fa3verify.known.launches import Given, LaunchOutput
+from fa3verify.known.launches import Given, GivenBackward, Keywords, LaunchOutput
 from fa3verify.known.libraries import Unsupported
+from fa3verify.operations import FORWARD
 from fa3verify.tensors.convert import TORCH_DTYPES
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import SampleFigures
-from fa3verify.timed.timing import Timed
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")
@@ -38,17 +36,6 @@ TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A kernel prepared for a cell: how it is timed, and its output for the first set of inputs."""
-
-    timed: Timed
-    output: Callable[[], Any]  # a LaunchOutput, or what a backward read and its gradients
-
-
-Prepare = Callable[[Cell, Sequence[Given]], Prepared]
-
-
-@dataclass(frozen=True, slots=True)
 class TimedKernel:
     """A kernel that can be timed.
 
@@ -60,15 +47,16 @@ class TimedKernel:
         What it is and which version.
     dtypes : tuple of str
     prepare : callable
-        ``prepare(cell, inputs) -> Prepared``; :class:`Unsupported` for a cell it does not take.
+        ``prepare(cell, inputs)`` for what :func:`draw` gives returns a function of the number of a launch, which takes
+        the inputs in turn and returns a LaunchOutput, or the gradients of a backward. :class:`Unsupported` for a cell
+        it does not take.
     configure : callable, optional
-        Ours only: ``configure(cell) -> Config``, with which the twin must give the same bits.
+        Our forwards only: ``configure(cell) -> Config``, with which the twin must give the same bits.
     options : callable, optional
-        Ours only: the launch options for a cell.
+        Our forwards only: the launch options for a cell.
     model : callable, optional
         Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
-    judge : callable, optional
-        Of a backward: ``judge(cell, output) -> SampleFigures``.
+    operation : {"forward", "backward"}
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
@@ -78,22 +66,26 @@ class TimedKernel:
     name: str
     about: str
     dtypes: tuple[str, ...]
-    prepare: Prepare
+    prepare: Callable[[Cell, Sequence[Any]], Callable[[int], Any]]
     configure: Callable[[Cell], Config] | None = None
-    options: Callable[[Cell], dict[str, Any]] | None = None
+    options: Callable[[Cell], Keywords] | None = None
     model: Callable[[Cell], KernelModel] | None = None
-    judge: Callable[[Cell, Any], SampleFigures] | None = None
+    operation: str = FORWARD
     missing: str | None = None
     belongs: Callable[[Cell], bool] = lambda cell: True
 
     def takes(self, cell: Cell) -> bool:
         """Tell whether the kernel belongs in this cell's table at all."""
-        is_backward = self.judge is not None
-        return cell.dtype in self.dtypes and is_backward == (cell.grid == "backward") and self.belongs(cell)
+        return cell.dtype in self.dtypes and self.operation == cell.operation and self.belongs(cell)
 
 
-def draw(cell: Cell, copies: int, seed: int) -> list[Given]:
-    """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor."""
+def draw(cell: Cell, copies: int, seed: int) -> list[Any]:
+    """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor.
+
+    Returns
+    -------
+    list of Given, or of GivenBackward where the cell is of a backward
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     shape_of_factors = (cell.batch, cell.nheads_kv)
     drawn = []
@@ -109,7 +101,17 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Given]:
                 factors.append(torch.full(shape_of_factors, factor, dtype=torch.float32, device=x.device))
             tensors.append(x.to(TORCH_DTYPES[cell.dtype]))
         drawn.append(Given(*tensors, *factors))
-    return drawn
+    return drawn if cell.operation == FORWARD else [_differentiated(cell, x, i) for i, x in enumerate(drawn)]
+
+
+def _differentiated(cell: Cell, x: Given, seed: int) -> GivenBackward:
+    """Return what a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and
+    lse.
+    """
+    generator = torch.Generator("cuda").manual_seed(seed)
+    out, lse = forward(x.q, x.k, x.v, Semantics.of(cell.problem))
+    dout = torch.randn(out.shape, device="cuda", dtype=torch.float32, generator=generator).to(out.dtype)
+    return GivenBackward(x.q, x.k, x.v, dout, out, lse)
 
 
 def our_launch(cell: Cell, inputs: Sequence[Given], choices: Choices) -> Callable[..., tuple]:
@@ -138,19 +140,18 @@ def our_kernel(
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
 
-    def prepare(cell: Cell, inputs: Sequence[Given]) -> Prepared:
+    def prepare(cell: Cell, inputs: Sequence[Given]) -> Callable[[int], LaunchOutput]:
         launch = our_launch(cell, inputs, Choices(**(_defaults(cell) | options)))
-
         try:
             launch(0)
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return Prepared(GraphTimed(launch), lambda: LaunchOutput(*launch(0)))
+        return lambda i: LaunchOutput(*launch(i))
 
     return TimedKernel(name, about, dtypes, prepare, configure, lambda cell: _defaults(cell) | options, belongs=belongs)
 
 
-def _defaults(cell: Cell) -> dict[str, Any]:
+def _defaults(cell: Cell) -> Keywords:
     """Split counts are chosen from the shape where one query token leaves most of the GPU idle."""
     return {"num_splits": 0} if cell.grid == "decode" else {}
 

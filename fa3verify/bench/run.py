@@ -17,13 +17,13 @@ import torch
 
 from fa3_kernels.audit.evidence import Evidence, evidence_facts
 from fa3verify import __version__
-from fa3verify.bench import check, gradients
+from fa3verify.bench import check
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
-from fa3verify.bench.kernels import MAX_COPIES, Prepared, TimedKernel, draw, ours
+from fa3verify.bench.kernels import MAX_COPIES, TimedKernel, draw, ours
 from fa3verify.bench.peers import peers
 from fa3verify.bench.warm import warm_up
 from fa3verify.campaign.pool import processes
-from fa3verify.known.launches import Given
+from fa3verify.files import Json
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import results, tables
 from fa3verify.timed.cells import Cell
@@ -58,7 +58,7 @@ class BenchSettings:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
 
 
-def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> dict[str, Any]:
+def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> Json:
     """Return what a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
@@ -118,12 +118,11 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
     missing = {k.name: k.missing for k in kernels if k.missing}
     for name, reason in missing.items():
         tell(f"missing {name}: {reason}")
-    of: Evidence = "backward" if all(cell.grid == "backward" for cell in settings.cells) else "forward"
+    of: Evidence = "backward" if all(cell.operation == "backward" for cell in settings.cells) else "forward"
     facts = provenance(kernels, missing, of)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     clock = Clock()
     left = 0
-    is_announced = False
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
@@ -133,10 +132,9 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
             if time.monotonic() - started > settings.budget_s:
                 left += 1
                 continue
-            if not is_announced:
+            if facts["run"] not in known.runs:
                 results.append(path, facts)
                 known.runs[facts["run"]] = facts
-                is_announced = True
             judged = known.judged(cell, facts["launches_sha256"])
             copies = copies_for(cell, cache)
             try:
@@ -153,8 +151,8 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
 
 def wanted(settings: BenchSettings) -> list[TimedKernel]:
     """Load the kernels that settings name, of what their cells are of: forwards, or gradients."""
-    if any(cell.grid == "backward" for cell in settings.cells):
-        return gradients.kernels(settings.wants)
+    if any(cell.operation == "backward" for cell in settings.cells):
+        return peers(settings.wants, "backward")
     return [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
 
 
@@ -216,13 +214,13 @@ def measure_cell(
     failed: dict[str, str] = {}
     for kernel in kernels:
         try:
-            prepared = kernel.prepare(cell, inputs)
+            launch = kernel.prepare(cell, inputs)
             schedules[kernel.name] = schedule_of(kernel, cell)
             if (kernel.name, schedules[kernel.name]) in judged:
                 verdicts[kernel.name] = lambda: results.NOT_JUDGED
             else:
-                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], prepared, pool)
-            runs[kernel.name] = ready(prepared)
+                verdicts[kernel.name] = _verdict(cell, kernel, inputs[0], launch(0), pool)
+            runs[kernel.name] = ready(launch)
         except Unsupported as error:
             failed[kernel.name] = f"unsupported: {error}"
         except Exception as error:  # a kernel may raise anything
@@ -248,16 +246,14 @@ def _failure(error: Exception) -> str:
     return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _verdict(
-    cell: Cell, kernel: TimedKernel, given: Given, prepared: Prepared, pool: Executor
-) -> Callable[[], SampleFigures]:
+def _verdict(cell: Cell, kernel: TimedKernel, given: Any, output: Any, pool: Executor) -> Callable[[], SampleFigures]:
     """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
-    if kernel.judge is not None:
-        verdict = kernel.judge(cell, prepared.output())
+    if kernel.operation == "backward":
+        verdict = check.judge_gradients(cell, given, output)
         return lambda: verdict
     config = kernel.configure(cell) if kernel.configure else None
     model = kernel.model(cell) if kernel.model else None
-    return pool.submit(check.judge, check.gather(cell, given, prepared.output(), config, model)).result
+    return pool.submit(check.judge, check.gather(cell, given, output, config, model)).result
 
 
 def _check_context(cell: Cell, name: str, kernels: Sequence[TimedKernel], failed: dict[str, str], run_id: str) -> None:
@@ -275,17 +271,15 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def ready(prepared: Prepared) -> Timed:
+def ready(launch: Callable[[int], object]) -> Timed:
     """Capture and run a kernel once; what cannot be captured is timed by plain events and says so."""
-    timed = prepared.timed
+    timed = GraphTimed(launch)
     try:
         timed.time(LAUNCHES, lambda: None)
         return timed
     except RuntimeError:
-        if not isinstance(timed, GraphTimed):
-            raise
         synchronize()
-        plain = EventTimed(timed.launch)
+        plain = EventTimed(launch)
         plain.time(LAUNCHES, lambda: None)
         return plain
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from fa3_kernels.plan.request import Choices
 from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
 from fa3verify.bench import graphs, kernels
 from fa3verify.files import write_text
+from fa3verify.known.launches import Keywords
 from fa3verify.timed import results, timing
 from fa3verify.timed import stamps as measured
 from fa3verify.timed.cells import Cell
@@ -28,14 +28,7 @@ BLOCKS = 24  # that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
 
-class Recorded(NamedTuple):
-    """Holds what the stamps cost: SM cycles with them over those without; and the clock of the bursts with them."""
-
-    slowdown: float
-    sm_mhz: float
-
-
-def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
+def record(cell: Cell, options: Keywords, path: Path) -> tuple[float, float]:
     """Write the timeline of CTA 0 of our kernel, up to its :data:`BLOCKS`-th key block.
 
     Parameters
@@ -48,7 +41,8 @@ def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
 
     Returns
     -------
-    Recorded
+    slowdown, sm_mhz : float
+        What the stamps cost, SM cycles with them over those without; and the clock of the bursts with them.
 
     Raises
     ------
@@ -69,15 +63,15 @@ def record(cell: Cell, options: dict[str, Any], path: Path) -> Recorded:
         return launch(i, stamps=stamps)
 
     _check_bits(launch(0), stamped(0))
-    recorded = _slowdown(launch, stamped)
+    slowdown, sm_mhz = _slowdown(launch, stamped)
     stamps.zero_()
     stamped(0)
     kept = list(first_blocks(stamps.cpu().numpy()))
     if not any(stamp.event == "turn" for stamp in kept):
         raise ValueError(f"a {cell.dtype} schedule with {dict(options)} has consumers that stamp nothing")
-    facts = _facts(cell, (config.tile_m, config.tile_n), recorded) | _provenance(cell, options)
+    facts = _facts(cell, options, (config.tile_m, config.tile_n), slowdown, sm_mhz)
     write_text(path, csv_text(facts, kept))
-    return recorded
+    return slowdown, sm_mhz
 
 
 def _check_bits(plain: tuple[torch.Tensor, ...], stamped: tuple[torch.Tensor, ...]) -> None:
@@ -87,7 +81,7 @@ def _check_bits(plain: tuple[torch.Tensor, ...], stamped: tuple[torch.Tensor, ..
             raise RuntimeError(f"the instrumented kernel must give the bits of the kernel, but its {name} differs")
 
 
-def _slowdown(plain: Any, stamped: Any) -> Recorded:
+def _slowdown(plain: Callable[[int], object], stamped: Callable[[int], object]) -> tuple[float, float]:
     """Time both kernels, interleaved; figures are rounded as the file has them."""
     runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
     times = timing.measure(runs, PACE, timing.Clock())
@@ -95,7 +89,7 @@ def _slowdown(plain: Any, stamped: Any) -> Recorded:
     clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
     if not math.isfinite(clock):
         raise RuntimeError("the SMs' counters gave no clock")
-    return Recorded(round(cycles["stamped"] / cycles["plain"], 4), round(clock, 1))
+    return round(cycles["stamped"] / cycles["plain"], 4), round(clock, 1)
 
 
 def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
@@ -108,7 +102,7 @@ def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
         yield from takewhile(lambda stamp: stamp.step < blocks, sorted(mine, key=lambda stamp: stamp.cycle))
 
 
-def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
+def csv_text(facts: Mapping[str, object], stamps: list[Stamp]) -> str:
     """The file that :func:`fa3verify.timed.stamps.read` reads.
 
     >>> print(csv_text({"kernel": "gluon"}, [Stamp("producer", 0, "k_free", 7)]), end="")
@@ -121,8 +115,10 @@ def csv_text(facts: Mapping[str, Any], stamps: list[Stamp]) -> str:
     return "\n".join([*head, ",".join(measured.COLUMNS), *rows, ""])
 
 
-def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, Any]:
-    """The values of :data:`fa3verify.timed.stamps.KEYS`."""
+def _facts(cell: Cell, options: Keywords, tile: tuple[int, int], slowdown: float, sm_mhz: float) -> dict[str, object]:
+    """Return the values of :data:`fa3verify.timed.stamps.KEYS`, and what else ran, where, when, and which kernel it
+    was.
+    """
     return {
         "kernel": "gluon",
         "dtype": cell.dtype,
@@ -130,14 +126,8 @@ def _facts(cell: Cell, tile: tuple[int, int], recorded: Recorded) -> dict[str, A
         "tile": f"{tile[0]}x{tile[1]}",
         "seqlen": cell.seqlen_k,
         "causal": str(cell.causal).lower(),
-        "sm_mhz": recorded.sm_mhz,
-        "slowdown": recorded.slowdown,
-    }
-
-
-def _provenance(cell: Cell, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else ran, where, when, and which kernel it was."""
-    return {
+        "sm_mhz": sm_mhz,
+        "slowdown": slowdown,
         "batch": cell.batch,
         "nheads": cell.nheads,
         **{name: value for name, value in options.items() if name != "tile"},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import compile_call
@@ -13,7 +13,8 @@ from fa3_kernels.audit.figures import tensor_loops
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench import check, kernels
+from fa3verify.bench import check, graphs, kernels
+from fa3verify.known.launches import Keywords
 from fa3verify.timed import results, timing
 from fa3verify.timed.cells import Cell
 
@@ -39,7 +40,7 @@ class Built(NamedTuple):
     note: str = ""
 
 
-def options_of(config: Config, problem: AttentionProblem) -> dict[str, Any]:
+def options_of(config: Config, problem: AttentionProblem) -> Keywords:
     """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a configuration for a problem.
 
     >>> options_of(Config(tile_n=64, pingpong=False, pack_gqa=True), AttentionProblem(1, 8, 2, 1, 4096, 128))
@@ -69,13 +70,13 @@ def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
     return Built(registers, code.spill_bytes, ", ".join(notes))
 
 
-def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[float | str]:
+def measure_cycles(cell: Cell, options: Sequence[Keywords]) -> list[float | str]:
     """Time our kernel with each set of launch options: interleaved cool bursts, in SM cycles by the counted clock.
 
     Parameters
     ----------
     cell : Cell
-    options : sequence of mapping
+    options : sequence of dict
         Launch options, see :func:`options_of`.
 
     Returns
@@ -89,16 +90,16 @@ def measure_cycles(cell: Cell, options: Sequence[Mapping[str, Any]]) -> list[flo
     for i, chosen in enumerate(options):
         kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
         try:
-            run = kernel.prepare(cell, inputs)
+            launch = kernel.prepare(cell, inputs)
             config = kernel.configure(cell) if kernel.configure else None
-            verdict = check.judge(check.gather(cell, inputs[0], run.output(), config))
+            verdict = check.judge(check.gather(cell, inputs[0], launch(0), config))
         except (kernels.Unsupported, ValueError) as error:
             found[i] = f"refused: {error}"
             continue
         if verdict.bits_differing > 0:
             found[i] = f"{verdict.bits_differing} bits differ from the twin"
         else:
-            runs[str(i)] = run.timed
+            runs[str(i)] = graphs.GraphTimed(launch)
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
     for i, timed in times.items():
         found[int(i)] = statistics.median(map(results.cycles, timed.bursts))

@@ -108,11 +108,11 @@ def _measure(path: Path, options: Options) -> tuple[float, Stamps | None, str]:
     from fa3verify.bench.timelines import record
     from fa3verify.bench.tuning import cell_of, options_of
 
-    recorded = record(cell_of(problem), options_of(config, problem), path)
+    _, sm_mhz = record(cell_of(problem), options_of(config, problem), path)
     try:
-        return recorded.sm_mhz, read(path), ""
+        return sm_mhz, read(path), ""
     except ValueError as error:
-        return recorded.sm_mhz, None, str(error)
+        return sm_mhz, None, str(error)
 
 
 def _stamps(path: Path, options: Options) -> Stamps:

@@ -1,4 +1,6 @@
-"""A function of arrays as the callable side of a kernel: torch tensors or numpy arrays in and out."""
+"""A function of arrays as the callable side of a kernel, for an output or for gradients: torch tensors or numpy arrays
+in and out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fa3_kernels.plan.config import Config, default_config
-from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3_kernels.plan.config import Config, OutDtype, default_config
+from fa3_kernels.twin.backward import Gradients
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify.operations import FEATURES
+from fa3verify.operations.backward import GradientConfig
 from fa3verify.operations.forward import Result
 
 Layout = Literal["bhsd", "bshd"]
@@ -29,7 +33,8 @@ class ArrayFunction:
         ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
         ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
         ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
-        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features.
+        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features. For gradients that
+        are not "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``.
     layout : {"bhsd", "bshd"}
         Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
         (heads, tokens).
@@ -41,16 +46,20 @@ class ArrayFunction:
         What it claims to take, a subset of :data:`ARRAY_FEATURES`.
     out_dtype : {"", "fp16", "bf16"}
         Format of the output of an e4m3 function; empty for bf16, and for the own format of 16-bit ones.
+    gradients : {"", "autograd", "given", "own"}
+        Whether torch's autograd takes the gradients of ``function(q, k, v, ...)``; whether they are of the out and lse
+        that are given, or of a forward of its own. Empty for a forward.
     """
 
-    function: Callable[..., object]
+    function: Callable[..., Any]
     layout: Layout
     library: Library
     device: str
     features: frozenset[str]
-    out_dtype: str
+    out_dtype: OutDtype | Literal[""]
+    gradients: GradientsOf = ""
 
-    def configure(self, problem: AttentionProblem) -> Config:
+    def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
         """Return a configuration that says the formats; of a function nothing else is known.
 
         Parameters
@@ -60,13 +69,14 @@ class ArrayFunction:
 
         Returns
         -------
-        Config
-            Our default one for the problem, with the function's output format.
+        Config or GradientConfig
+            Our default one for the problem, with the function's output format; of gradients what they are of.
         """
-        changes: dict[str, Any] = {"out_dtype": self.out_dtype} if self.out_dtype else {}
-        return default_config(problem, **changes)
+        if self.gradients:
+            return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
+        return default_config(problem, out_dtype=self.out_dtype) if self.out_dtype else default_config(problem)
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
+    def run(self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig) -> Result | Gradients:
         """Call the function on a problem's operands, in its own library and layout.
 
         Parameters
@@ -75,18 +85,39 @@ class ArrayFunction:
             What is to be computed.
         operands : Operands
             Arrays in the format of the problem, and descales of e4m3 ones.
-        config : Config
+        config : Config or GradientConfig
             As :meth:`configure` returned it; a function has no other.
 
         Returns
         -------
-        Result
+        Result or Gradients
             Numpy arrays in the layout of the problem, with the dtypes that the function returned.
         """
-        q, k, v = (self._given(x, problem) for x in (operands.q, operands.k, operands.v))
-        returned = self.function(q, k, v, **self._options(problem, operands))
+        inputs = tuple(self._given(x, problem) for x in (operands.q, operands.k, operands.v))
+        options = self._options(problem, operands)
+        if self.gradients:
+            assert isinstance(operands, BackwardOperands)
+            found = self._gradients(inputs, operands, problem, options)
+            return Gradients(*(self._layout(self._array(x), problem) for x in found))
+        returned = self.function(*inputs, **options)
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         return Result(self._layout(self._array(out), problem), None if lse is None else self._array(lse))
+
+    def _gradients(
+        self,
+        inputs: tuple[Any, ...],
+        operands: BackwardOperands,
+        problem: AttentionProblem,
+        options: dict[str, object],
+    ) -> tuple[Any, ...]:
+        """Return dq, dk and dv as the function returns them, or as autograd takes them of it."""
+        dout = self._given(operands.dout, problem)
+        if self.gradients == "autograd":
+            from fa3verify.tensors.convert import gradients_of
+
+            return gradients_of(self.function, inputs, dout, **options)
+        out = self._given(operands.out, problem)
+        return self.function(*inputs, dout, out, self._foreign(operands.lse), **options)
 
     def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
         return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x
@@ -108,8 +139,8 @@ class ArrayFunction:
 
         return to_numpy(x)
 
-    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
-        options: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
+    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, object]:
+        options: dict[str, object] = {"softmax_scale": problem.softmax_scale}
         options |= {name: getattr(problem, name) for name in ("causal", "window", "softcap") if name in self.features}
         if problem.is_varlen:
             starts = {name: self._foreign(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}

@@ -97,15 +97,12 @@ def sealed(operands: Operands) -> Operands:
     return replace(operands, **copies)
 
 
-def _sealed(x: np.ndarray | Descale | None) -> np.ndarray | Descale | None:
+def _sealed(x: Any) -> Any:
+    """Return a read-only copy of an array or a descale; None of None."""
+    if isinstance(x, Descale):
+        return replace(x, values=_sealed(x.values))
     if x is None:
         return None
-    if isinstance(x, Descale):
-        return Descale(_read_only(x.values), x.block_rows)
-    return _read_only(x)
-
-
-def _read_only(x: np.ndarray) -> np.ndarray:
     x = np.array(x)
     x.flags.writeable = False
     return x

@@ -5,12 +5,13 @@
     def mine():
         return torch_candidate(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
 
-``fa3verify verify mymodule:mine`` judges it then.
+``fa3verify verify mymodule:mine`` judges it then, with ``gradients="autograd"`` its dQ, dK and dV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 from fa3_kernels.plan.config import OutDtype
@@ -18,7 +19,6 @@ from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
-from fa3verify.kernels.gradients import GradientFunction
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Accumulator, Candidate
 
@@ -84,8 +84,7 @@ def array_candidate(
     Parameters
     ----------
     function : callable
-        As :class:`ArrayFunction` calls it, or for gradients
-        :class:`fa3verify.kernels.gradients.GradientFunction`.
+        As :class:`ArrayFunction` calls it, for an output or for gradients.
     dtypes : iterable of {"fp16", "bf16", "e4m3"}
         Formats of the operands that it takes; there is one candidate for each.
     name : str
@@ -125,33 +124,22 @@ def array_candidate(
     ['mine.fp16', 'mine.bf16']
     """
     operation = "backward" if gradients else operations.FORWARD
-    rest: dict[str, Any] = dict(facts)
-    features = frozenset(rest.pop("features", ("causal", "gqa")))
-    bitwise = rest.pop("bitwise", ())
+    features = frozenset(facts.get("features", ("causal", "gqa")))
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients)
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
-    side: Any = ArrayFunction(function, layout, library, device, features, out_dtype)
+    side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients)
     title = name or getattr(function, "__name__", "function")
     if gradients:
-        side = GradientFunction(function, layout, library, device, features, out_dtype, gradients)
         title = f"{title}.backward"
-        rest = {"min_seqlen": 1, **rest}
-    return tuple(
-        Candidate(
-            f"{title}.{dtype}",
-            dtype,
-            side.run,
-            side.configure,
-            features,
-            bitwise=frozenset(bitwise),
-            operation=operation,
-            device=device,
-            **rest,
-        )
+        facts.setdefault("min_seqlen", 1)
+    declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
+    kernels = (
+        Candidate(f"{title}.{dtype}", dtype, side.run, side.configure, features, operation=operation, device=device)
         for dtype in dtypes
     )
+    return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
 def _check_facts(

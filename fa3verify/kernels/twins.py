@@ -11,6 +11,7 @@ from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
+from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import model_of
@@ -23,7 +24,7 @@ class Twin:
     """Callable side of a twin candidate; a record so that it can travel to worker processes."""
 
     operation: str
-    changes: tuple[tuple[str, Any], ...] = ()
+    changes: tuple[tuple[str, Setting], ...] = ()
     fault: AnyFault | None = None
 
     @property
@@ -115,7 +116,7 @@ _WHATEVER_THE_SPLITS = frozenset(
 # What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
 # against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, and FlashAttention-2 takes a
 # part of the keys whose row sum is NaN for an empty one, so that lse is finite where out is NaN.
-DECLARED: dict[str, dict[str, Any]] = {
+DECLARED: dict[str, CandidateFacts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Unpack
+from typing import Any
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
@@ -26,28 +26,33 @@ from fa3verify.text import install_hint
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
 Order = Callable[[Any], KernelModel | BackwardModel]
-_ANY_TREE: dict[str, Any] = {"accumulator": "fp32", "keeps_subnormals": False}
 CLAIMED = frozenset({"repeated_run_is_identical"})  # checked by a test: properties take long to import
 # torch's vectorised exp on a CPU is a polynomial of 20 bits: the lse of peaky rows is off by up to 1e-5 in relative
 # weight, which no other library here loses.
 TORCH_EXP_ERROR = 2.0**-15
 
 
+def _any_tree(config: Config, order: SoftmaxOrder, **more: Any) -> KernelModel:
+    """Return the model of sums in binary32 in any order, whose products lose subnormals."""
+    kept = {"accumulator": "fp32", "keeps_subnormals": False}
+    return KernelModel(config.dtype, config.out_dtype, order=order, **kept, **more)
+
+
 def all_fp32(config: Config) -> KernelModel:
     """torch's MATH on any device: binary32 until the output is rounded."""
-    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, probabilities="fp32", **_ANY_TREE)
+    return _any_tree(config, _UNFUSED, probabilities="fp32")
 
 
 def _rounded_weights(config: Config) -> KernelModel:
-    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, **_ANY_TREE)
+    return _any_tree(config, _UNFUSED)
 
 
 def _rounded_scores(config: Config) -> KernelModel:
-    return KernelModel(config.dtype, config.out_dtype, order=_UNFUSED, scores=config.dtype, **_ANY_TREE)
+    return _any_tree(config, _UNFUSED, scores=config.dtype)
 
 
 def _torch_flash(config: Config) -> KernelModel:
-    return KernelModel(config.dtype, config.out_dtype, order=_BLOCKS, exp_error=TORCH_EXP_ERROR, **_ANY_TREE)
+    return _any_tree(config, _BLOCKS, exp_error=TORCH_EXP_ERROR)
 
 
 def _fp32_gradients(config: GradientConfig) -> BackwardModel:
@@ -86,70 +91,68 @@ def _identity(packages: tuple[str, ...]) -> dict[str, str | None]:
     return {"version": version, "device": f"CPU, {platform.machine()}"}
 
 
-def _kernel(
-    name: str, function: str, packages: tuple[str, ...], order: Order, about: str, /, **facts: Unpack[FunctionFacts]
-) -> tuple[Candidate, ...]:
-    """Make candidates of a function of :mod:`fa3verify.known.cpu`, with the reason where a package is missing."""
-    missing = [package for package in packages if find_spec(package) is None]
-    declared: FunctionFacts = {
-        "name": name,
-        "dtypes": ("fp16", "bf16"),
-        "order": order,
-        "description": about,
-        "policy": Policy(causal="top_left"),
-        "min_seqlen": 1,
-        "bitwise": CLAIMED,
-        "identity": partial(_identity, packages),
-        "unavailable": f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None,
-    }
-    return array_candidate(partial(_call, function), **(declared | facts))
-
-
-def _forwards() -> Iterator[tuple[Candidate, ...]]:
-    yield _kernel("torch.math", "torch_math", ("torch",), all_fp32, "torch SDPA, backend MATH, on a CPU", min_seqlen=0)
-    yield _kernel("torch.flash", "torch_flash", ("torch",), _torch_flash, "torch SDPA, backend FLASH, on a CPU")
-    yield _kernel(
-        "torch.flex",
-        "torch_flex",
-        ("torch",),
-        _rounded_weights,
-        "torch FlexAttention, not compiled, on a CPU",
-        features=("causal", "gqa", "window", "softcap"),
-        policy=Policy(),
-    )
-    about = "jax.nn.dot_product_attention, xla, on a CPU"
-    yield _kernel("jax.xla", "jax_attention", ("jax",), _rounded_weights, about)
-    about = "ONNX Attention-23 by ONNX Runtime"
-    packages = ("onnx", "onnxruntime")
-    yield _kernel("onnxruntime", "onnxruntime_attention", packages, _rounded_scores, about, dtypes=("fp16",))
-    yield _kernel(
+# Name, function of :mod:`fa3verify.known.cpu`, packages that it needs, order of operations, description, and what else
+# is declared. FlexAttention has no backward on a CPU, ONNX Runtime none at all.
+_TORCH = ("torch",)
+_TRANSFORMERS = ("transformers", "torch")
+_ONNX = ("onnx", "onnxruntime")
+_FLEX: FunctionFacts = {"features": ("causal", "gqa", "window", "softcap"), "policy": Policy()}
+_EAGER: FunctionFacts = {"policy": Policy(empty_out="undefined")}
+_AUTOGRAD: FunctionFacts = {"gradients": "autograd"}
+_MATH = "torch SDPA, backend MATH, on a CPU"
+_XLA = "jax.nn.dot_product_attention, xla, on a CPU"
+_OF_TRANSFORMERS = "Transformers' eager attention on a CPU"
+_KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...] = (
+    ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, {"min_seqlen": 0}),
+    ("torch.flash", "torch_flash", _TORCH, _torch_flash, "torch SDPA, backend FLASH, on a CPU", {}),
+    ("torch.flex", "torch_flex", _TORCH, _rounded_weights, "torch FlexAttention, not compiled, on a CPU", _FLEX),
+    ("jax.xla", "jax_attention", ("jax",), _rounded_weights, _XLA, {}),
+    (
+        "onnxruntime",
+        "onnxruntime_attention",
+        _ONNX,
+        _rounded_scores,
+        "ONNX Attention-23 by ONNX Runtime",
+        {"dtypes": ("fp16",)},
+    ),
+    ("transformers.eager", "transformers_eager", _TRANSFORMERS, _rounded_scores, _OF_TRANSFORMERS, _EAGER),
+    ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD),
+    (
+        "torch.flash",
+        "torch_flash_gradients",
+        _TORCH,
+        _torch_flash_gradients,
+        "backward of torch SDPA's FLASH on a CPU",
+        {"gradients": "given"},
+    ),
+    ("jax.xla", "jax_gradients", ("jax",), _rounded_gradients, f"vjp of {_XLA}", {"gradients": "own"}),
+    (
         "transformers.eager",
         "transformers_eager",
-        ("transformers", "torch"),
-        _rounded_scores,
-        "Transformers' eager attention on a CPU",
-        policy=Policy(empty_out="undefined"),
-    )
-
-
-def _backwards() -> Iterator[tuple[Candidate, ...]]:
-    """FlexAttention has no backward on a CPU, ONNX Runtime none at all."""
-    about = "autograd of torch SDPA, backend MATH, on a CPU"
-    yield _kernel("torch.math", "torch_math_gradients", ("torch",), _fp32_gradients, about, gradients="own")
-    about = "backward of torch SDPA's FLASH on a CPU"
-    yield _kernel("torch.flash", "torch_flash_gradients", ("torch",), _torch_flash_gradients, about, gradients="given")
-    about = "vjp of jax.nn.dot_product_attention, xla, on a CPU"
-    yield _kernel("jax.xla", "jax_gradients", ("jax",), _rounded_gradients, about, gradients="own")
-    yield _kernel(
-        "transformers.eager",
-        "transformers_eager_gradients",
-        ("transformers", "torch"),
+        _TRANSFORMERS,
         _eager_gradients,
-        "autograd of Transformers' eager attention on a CPU",
-        gradients="own",
-    )
+        f"autograd of {_OF_TRANSFORMERS}",
+        _AUTOGRAD,
+    ),
+)
 
 
 def cpu() -> tuple[Candidate, ...]:
     """Return the kernels, with the reason where a package is missing."""
-    return tuple(candidate for made in (*_forwards(), *_backwards()) for candidate in made)
+    found: list[Candidate] = []
+    for name, function, packages, order, about, facts in _KERNELS:
+        missing = [package for package in packages if find_spec(package) is None]
+        declared: FunctionFacts = {
+            "name": name,
+            "dtypes": ("fp16", "bf16"),
+            "order": order,
+            "description": about,
+            "policy": Policy(causal="top_left"),
+            "min_seqlen": 1,
+            "bitwise": CLAIMED,
+            "identity": partial(_identity, packages),
+            "unavailable": f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None,
+        }
+        library = "torch" if "torch" in packages else "numpy"
+        found += array_candidate(partial(_call, function), library=library, **(declared | facts))
+    return tuple(found)

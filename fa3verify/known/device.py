@@ -1,31 +1,30 @@
-"""Operands from numpy to the GPU, one launch of ours, and its results back, bit for bit."""
+"""Our kernels on the GPU: operands from numpy, one launch, and its results back, bit for bit; and gradients as peers'
+are prepared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.known.loaded import device_name as device_name
-from fa3verify.tensors.convert import to_gpu
-from fa3verify.tensors.convert import to_numpy as to_numpy
+from fa3verify.known.launches import Backward, GivenBackward, Gradients, Keywords, Options
+from fa3verify.tensors.convert import to_gpu, to_numpy
 
 
-def run_forward(
-    problem: AttentionProblem, operands: Operands, options: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def run_forward(problem: AttentionProblem, operands: Operands, options: Keywords) -> tuple[np.ndarray, np.ndarray]:
     """Run our forward kernel on a problem.
 
     Parameters
     ----------
     problem : AttentionProblem
     operands : Operands
-    options : mapping
+    options : dict
         Fields of :class:`fa3_kernels.plan.request.Choices`.
 
     Returns
@@ -48,10 +47,39 @@ def descales_of(operands: Operands) -> Descales:
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def run_quantiser(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> QuantizedTensors:
+def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
-    tensors: dict[str, Any] = {name: to_gpu(x) for name, x in given.items()}
+    tensors: Keywords = {name: to_gpu(x) for name, x in given.items()}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in given:
             tensors[f"max_seqlen_{name[-1]}"] = int(np.diff(given[name]).max())
     return quantize_qkv(**tensors, **options)
+
+
+def load_backward(name: str) -> Backward:
+    """Return our backward, "gluon.deterministic" or "gluon", which adds the parts of dQ in any order."""
+    is_deterministic = name == "gluon.deterministic"
+
+    def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
+        if options:
+            raise ValueError(f"{name} has no options, got {', '.join(options)}")
+        semantics = Semantics.of(problem)
+        packed = packed_of(problem)
+
+        def launch() -> Gradients:
+            return launch_backward.backward(
+                x.dout,
+                x.q,
+                x.k,
+                x.v,
+                x.out,
+                x.lse,
+                semantics,
+                dlse=x.dlse,
+                packed=packed,
+                is_deterministic=is_deterministic,
+            )
+
+        return launch
+
+    return prepare

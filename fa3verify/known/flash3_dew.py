@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
+from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 from fa3verify.known.xla_call import Call, Runtime, handler
 
 TARGET = "dew_flash3_mha_fwd"
+TARGET_BACKWARD = "dew_flash3_mha_bwd"
 
 
 def load(name: str) -> Forward:
@@ -23,7 +23,10 @@ def load(name: str) -> Forward:
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if options.keys() - {"lse"} or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
             raise ValueError("this build is called for batches of one head_dim, without softcap and options")
-        call, out, lse = call_of(function, problem, given[:3], runtime())
+        out = torch.empty(problem.out_shape, dtype=given.q.dtype, device="cuda")
+        shapes = (problem.lse_shape, (1, 1, 1, 1), (1, 1, 1))  # the last two: partials of split keys, unused
+        lse, *partials = (torch.empty(shape, dtype=torch.float32, device="cuda") for shape in shapes)
+        call = Call(function, given[:3], (out, lse, *partials), _attributes(problem), runtime())
 
         def launch() -> LaunchOutput:
             call()
@@ -34,16 +37,32 @@ def load(name: str) -> Forward:
     return prepare
 
 
-def call_of(
-    function: Any, problem: AttentionProblem, tensors: Sequence[torch.Tensor], made: Runtime
-) -> tuple[Call, torch.Tensor, torch.Tensor]:
-    """Prepare a launch on q, k and v; returns it with the tensors of O and LSE that it fills."""
-    out = torch.empty(problem.out_shape, dtype=tensors[0].dtype, device="cuda")
-    shapes = (problem.lse_shape, (1, 1, 1, 1), (1, 1, 1))  # the last two: partials of split keys, unused
-    rest = [torch.empty(shape, dtype=torch.float32, device="cuda") for shape in shapes]
-    attributes = {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
-    attributes |= {"window_size_left": problem.window[0], "window_size_right": problem.window[1]}
-    return Call(function, tensors, (out, *rest), attributes, made), out, rest[0]
+def _attributes(problem: AttentionProblem) -> dict[str, float]:
+    attributes: dict[str, float] = {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
+    return attributes | {"window_size_left": problem.window[0], "window_size_right": problem.window[1]}
+
+
+def load_backward(name: str) -> Backward:
+    """Load the backward: batches of one head_dim, without softcap and options."""
+    function = handler(library(PEERS[name].binary), TARGET_BACKWARD)
+
+    def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
+        if options or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
+            raise ValueError("this build is called for batches of one head_dim, without softcap")
+        tokens = problem.batch * problem.seqlen_q
+        found = [torch.empty_like(y) for y in x[:3]]
+        rows = problem.nheads * (tokens + 128 * (problem.batch + 1))  # of D and of the lse in log2 units, padded
+        scratch = [torch.zeros(rows, dtype=torch.float32, device=x.q.device) for _ in range(2)]
+        operands = (x.dout, x.q, x.k, x.v, x.out, x.lse)
+        call = Call(function, operands, (*found, *scratch), _attributes(problem), runtime())
+
+        def launch() -> Gradients:
+            call()
+            return tuple(found)
+
+        return launch
+
+    return prepare
 
 
 def runtime() -> Runtime:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from fa3_reference.problem import AttentionProblem
@@ -20,7 +18,7 @@ def load(name: str) -> Forward:
 
 def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
     """Prepare a call. Options: num_splits, 1 by default and 0 for what the library chooses, and pack_gqa."""
-    packed: dict[str, Any] = {}
+    packed: dict[str, torch.Tensor | int | None] = {}
     if problem.is_varlen:
         packed = {"cu_seqlens_q": given.cu_seqlens_q, "cu_seqlens_k": given.cu_seqlens_k}
         packed |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}

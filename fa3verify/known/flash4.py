@@ -13,36 +13,20 @@ On an H200 all kinds are right at 300, 512 and 4096 keys and run in CUDA graphs.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
-
-if TYPE_CHECKING:
-    from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
+from fa3verify.known.peers import FLASH4_RUNTIME, flash4_refuses
 
 FOLDER = "flash4"
-RUNTIME = f"{FOLDER}/libcute_dsl_runtime.so"
-PACKAGE = "tvm_ffi"
 # Query rows of a tile, to whose multiple a backward pads its scratch: dense, causal (its _tile_size_bwd_sm90).
 TILE_M = {64: (128, 128), 128: (80, 64), 256: (64, 64)}
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, pages, windows, sinks, sparsity, modifiers
-
-
-def refuses(problem: AttentionProblem) -> str:
-    """Return what no kernel was compiled for; empty where one was.
-
-    >>> refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
-    'compiled for head_dim 64, 128 and 256, got 96 and 96'
-    """
-    p = problem
-    if p.head_dim not in TILE_M or p.head_dim_v != p.head_dim:
-        return f"compiled for head_dim 64, 128 and 256, got {p.head_dim} and {p.head_dim_v}"
-    if p.is_varlen or p.softcap or p.window != (-1, -1) or p.group > 1 or p.dtype not in _TYPES:
-        return "compiled for batches of one length in fp16 and bf16, without windows, softcap and grouped heads"
-    return ""
 
 
 @cache
@@ -50,13 +34,13 @@ def _load(name: str) -> Any:
     """The host function of one file; Unsupported without it."""
     import tvm_ffi  # pyright: ignore[reportMissingImports]
 
-    ctypes.CDLL(str(library(RUNTIME)), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library(FLASH4_RUNTIME)), mode=ctypes.RTLD_GLOBAL)
     return tvm_ffi.load_module(str(library(f"{FOLDER}/{name}"))).func
 
 
 def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
     """The kernels of a problem; ValueError for what none was compiled for."""
-    if rule := refuses(problem):
+    if rule := flash4_refuses(problem):
         raise ValueError(rule)
     rest = f"{_TYPES[problem.dtype]}_{problem.head_dim}_{'causal' if problem.causal else 'dense'}.so"
     return [_load(f"{kind}_{rest}") for kind in kinds]
@@ -64,9 +48,7 @@ def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
 
 def load(name: str) -> Forward:
     """Return the forward: batches of one length, without options; Unsupported without its runtime library."""
-    from fa3verify.known.launches import LaunchOutput
-
-    library(RUNTIME)
+    library(FLASH4_RUNTIME)
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if options.keys() - {"lse"}:
@@ -86,10 +68,13 @@ def load(name: str) -> Forward:
     return prepare
 
 
-def prepare_backward(problem: AttentionProblem, x: Any) -> Any:
-    """Return what launches the three kernels; its result is dq, dk and dv, the same tensors at every call.
+def load_backward(name: str) -> Backward:
+    """Return the backward: batches of one length, without options."""
+    return prepare_backward
 
-    ``x`` has q, k, v, dout and out (batch, seqlen, nheads, head_dim) and lse (batch, nheads, seqlen).
+
+def prepare_backward(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
+    """Return what launches the three kernels; its result is dq, dk and dv, the same tensors at every call.
 
     Raises
     ------
@@ -98,6 +83,8 @@ def prepare_backward(problem: AttentionProblem, x: Any) -> Any:
     Unsupported
         Without the files.
     """
+    if options:
+        raise ValueError("compiled without options")
     pre, main, post = _functions(problem, "pre", "bwd", "post")
     p = problem
     tile_m = TILE_M[p.head_dim][p.causal]
@@ -107,7 +94,7 @@ def prepare_backward(problem: AttentionProblem, x: Any) -> Any:
     sums = x.lse.new_empty(p.batch, p.nheads, rows * p.head_dim)
     nothing = (None,) * 5
 
-    def launch() -> tuple[Any, ...]:
+    def launch() -> Gradients:
         pre(x.out, x.dout, dots, x.lse, lse_log2, sums, *nothing, 1.0, None, None)  # a scale of another mode
         main(x.q, x.k, x.v, x.dout, lse_log2, dots, sums, dk, dv, p.softmax_scale, *_NO_EXTRAS)
         post(sums, dq, p.softmax_scale, *nothing[:4])

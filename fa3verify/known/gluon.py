@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.traits import OURS
-from fa3_kernels.twin.backward import Gradients
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FEATURES
@@ -21,6 +20,9 @@ from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 from fa3verify.tensors.here import unavailable
 
+if TYPE_CHECKING:
+    from fa3verify.known.launches import Keywords
+
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
 
@@ -28,15 +30,15 @@ _FP8_CHOICES = ("promotion_interval", "out_dtype")
 def _identity(part: str) -> dict[str, str | None]:
     """Version, the hash of everything that a part of the library launches, and the GPU."""
     from fa3_kernels.audit.evidence import evidence_sha256
-    from fa3verify.known.device import device_name
+    from fa3verify.known.launches import device_name
 
     return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256(part), "device": device_name()}
 
 
-def launch_options(problem: AttentionProblem, config: Config) -> dict[str, Any]:
+def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
     """Return the options with which a launch has this very configuration; ValueError where none give it."""
     names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
-    options: dict[str, Any] = {name: getattr(config, name) for name in names}
+    options: Keywords = {name: getattr(config, name) for name in names}
     options["tile"] = (config.tile_m, config.tile_n)
     if config_of(problem, **options) != config:
         raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
@@ -52,7 +54,8 @@ def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> R
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
     """Run our quantiser; its outputs by name."""
-    from fa3verify.known.device import run_quantiser, to_numpy
+    from fa3verify.known.device import run_quantiser
+    from fa3verify.tensors.convert import to_numpy
 
     given = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:
@@ -62,80 +65,78 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
     return {name: to_numpy(x) for name, x in named.items() if x is not None}
 
 
+def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> tuple[Any, ...]:
+    from fa3verify.known import launches
+
+    return launches.run("gluon.deterministic", problem, operands, {})
+
+
+# What our forwards are called, take and always choose; the first three ship.
+_FORWARDS: tuple[tuple[str, Dtype, Keywords, str], ...] = (
+    ("fp16", "fp16", {}, "FP16 forward"),
+    ("bf16", "bf16", {}, "BF16 forward"),
+    ("e4m3", "e4m3", {}, "FP8 forward, P V promoted every 128 keys"),
+    (
+        "e4m3_chained",
+        "e4m3",
+        {"promotion_interval": 0},
+        "FP8 forward without promotion, as official FlashAttention-3",
+    ),
+)
+
+
+def gpu() -> tuple[Candidate, ...]:
+    """Return the GPU kernels, with the reason where they cannot run."""
+    reason = unavailable()
+    forwards = (
+        Candidate(
+            f"gluon.{name}",
+            dtype,
+            _forward,
+            partial(config_of, **options),
+            FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"},
+            f"{about} on a Hopper GPU",
+            reason,
+            twin=f"twin.{name}",
+            order=order_of_family,
+            changeable=changeable(dtype, options),
+            launchable=launch_options,
+            identity=partial(_identity, "forward"),
+        )
+        for name, dtype, options, about in _FORWARDS
+    )
+    return (*forwards, _backward_of("fp16", reason), _backward_of("bf16", reason), _quantiser(reason))
+
+
+def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
+    operation = operations.find("backward")
+    return Candidate(
+        f"gluon.backward.{dtype}",
+        dtype,
+        _backward,
+        partial(operation.configure, family=OURS),
+        operation.features_of({"family": OURS}),
+        f"deterministic {dtype.upper()} backward on a Hopper GPU",
+        reason,
+        twin=f"twin.backward.{dtype}",
+        operation="backward",
+        order=model_of,
+        min_seqlen=1,
+        fixes_config=True,
+        identity=partial(_identity, "backward"),
+    )
+
+
 def _quantiser(reason: str | None) -> Candidate:
     operation = operations.find("quantize")
-    about = "quantiser to e4m3 on a Hopper GPU"
     return Candidate(
         "gluon.quantize",
         "e4m3",
         _quantise,
         operation.configure,
         operation.features,
-        about,
+        "quantiser to e4m3 on a Hopper GPU",
         reason,
         twin="twin.quantize",
         operation="quantize",
     )
-
-
-def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> Gradients:
-    from fa3verify.known import backward_launches
-
-    assert isinstance(operands, BackwardOperands)
-    return Gradients(*backward_launches.run("gluon.deterministic", problem, operands))
-
-
-def _backwards(reason: str | None) -> tuple[Candidate, ...]:
-    operation = operations.find("backward")
-    features = operation.features_of({"family": OURS})
-    dtypes: tuple[Dtype, ...] = ("fp16", "bf16")
-    return tuple(
-        Candidate(
-            f"gluon.backward.{dtype}",
-            dtype,
-            _backward,
-            partial(operation.configure, family=OURS),
-            features,
-            f"deterministic {dtype.upper()} backward on a Hopper GPU",
-            reason,
-            twin=f"twin.backward.{dtype}",
-            operation="backward",
-            order=model_of,
-            min_seqlen=1,
-            fixes_config=True,
-            identity=partial(_identity, "backward"),
-        )
-        for dtype in dtypes
-    )
-
-
-def gpu() -> tuple[Candidate, ...]:
-    """Return the GPU kernels, with the reason where they cannot run."""
-    reason = unavailable()
-    chained = (("promotion_interval", 0),)
-    kinds: tuple[tuple[str, Dtype, tuple[tuple[str, Any], ...], str], ...] = (
-        ("fp16", "fp16", (), "FP16 forward"),
-        ("bf16", "bf16", (), "BF16 forward"),
-        ("e4m3", "e4m3", (), "FP8 forward, P V promoted every 128 keys"),
-        ("e4m3_chained", "e4m3", chained, "FP8 forward without promotion, as official FlashAttention-3"),
-    )
-    candidates = []
-    for name, dtype, options, description in kinds:
-        features = FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}
-        about = f"{description} on a Hopper GPU"
-        kernel = Candidate(
-            f"gluon.{name}",
-            dtype,
-            _forward,
-            partial(config_of, **dict(options)),
-            features,
-            about,
-            reason,
-            twin=f"twin.{name}",
-            order=order_of_family,
-            changeable=changeable(dtype, dict(options)),
-            launchable=launch_options,
-            identity=partial(_identity, "forward"),
-        )
-        candidates.append(kernel)
-    return (*candidates, *_backwards(reason), _quantiser(reason))

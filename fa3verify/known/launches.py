@@ -1,18 +1,27 @@
-"""One launch of a peer, by tensors on a GPU for the bench, by numpy operands for verify and record.
+"""One launch of a kernel on a GPU, forward or backward: by tensors for the bench, by numpy operands for verify.
 
-A module of this package that holds peers has ``load(name)``, which returns a :data:`Forward`.
+A module of this package that holds kernels has ``load(name)``, which returns a :data:`Forward`, and where it holds
+gradients as well ``load_backward(name)``, which returns a :data:`Backward`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.tensors.convert import to_gpu
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
+from fa3verify import operations
+from fa3verify.known.libraries import Unsupported, library
+from fa3verify.known.peers import PEERS
+from fa3verify.tensors.convert import to_gpu, to_numpy
+
+_OURS = "device"  # the module of this package's own kernels
 
 
 class Given(NamedTuple):
@@ -29,6 +38,20 @@ class Given(NamedTuple):
     cu_seqlens_k: torch.Tensor | None = None
 
 
+class GivenBackward(NamedTuple):
+    """Tensors of one call of a backward, in the shapes of the problem; out and lse are those of a forward, dlse is
+    taken by ours.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    dlse: torch.Tensor | None = None
+
+
 class LaunchOutput(NamedTuple):
     """``out`` in the shape of the problem's, times ``scale``: the result; ``lse`` likewise, or None."""
 
@@ -37,20 +60,89 @@ class LaunchOutput(NamedTuple):
     scale: float = 1.0
 
 
-# A forward is prepared for a problem, tensors and options, such as num_splits, and returns what launches it; options
-# that a library does not have raise ValueError. ``lse=False`` leaves out an LSE that costs time.
-Launch = Callable[[], LaunchOutput]
+# A kernel is prepared for a problem, tensors and options, such as num_splits, and returns what launches it: a forward
+# gives its output, a backward dq, dk and dv in the shapes of q, k and v. Options that a library does not have, and
+# problems that it does not take, raise ValueError. ``lse=False`` leaves out an LSE that costs time.
 Options = Mapping[str, Setting]
+Keywords = dict[str, Any]  # of our own launches, such as fields of fa3_kernels.plan.request.Choices, by name
+Launch = Callable[[], LaunchOutput]
 Forward = Callable[[AttentionProblem, Given, Options], Launch]
+Gradients = tuple[torch.Tensor, ...]
+Backward = Callable[[AttentionProblem, GivenBackward, Options], Callable[[], Gradients]]
 
 
-def given(problem: AttentionProblem, operands: Operands) -> Given:
-    """Copy operands to the GPU."""
-    found = Given(to_gpu(operands.q), to_gpu(operands.k), to_gpu(operands.v))
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if (descale := getattr(operands, name)) is not None:
-            found = found._replace(**{name: to_gpu(descale.by_kv_head(problem.nheads_kv))})
-    if problem.is_varlen:
-        starts = {name: to_gpu(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        found = found._replace(**starts)
+@cache
+def loaded(name: str, operation: str = operations.FORWARD) -> Callable[[AttentionProblem, Any, Options], Any]:
+    """Load a kernel into this process, a :data:`Forward` or a :data:`Backward`; whatever goes wrong is raised.
+
+    Parameters
+    ----------
+    name : str
+        Of a row of :data:`fa3verify.known.peers.PEERS`, or of gradients "gluon" or "gluon.deterministic".
+    operation : {"forward", "backward"}
+
+    Raises
+    ------
+    Unsupported
+        Where what gradients need is missing.
+    """
+    peer = PEERS.get(name)
+    if operation == operations.FORWARD:
+        return importlib.import_module(f"fa3verify.known.{PEERS[name].module}").load(name)
+    if peer and (reason := peer.missing()):
+        raise Unsupported(reason)
+    return importlib.import_module(f"fa3verify.known.{peer.module if peer else _OURS}").load_backward(name)
+
+
+def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackward:
+    """Copy operands to the GPU; those of a forward with one descale for each kv head, and where packed sequences
+    start.
+    """
+    kind = GivenBackward if isinstance(operands, BackwardOperands) else Given
+    arrays = {name: getattr(operands, name, None) for name in kind._fields}
+    if kind is Given and problem.is_varlen:
+        arrays |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    tensors = {}
+    for name, x in arrays.items():
+        if x is not None:
+            tensors[name] = to_gpu(x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x)
+    return kind(**tensors)
+
+
+def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:
+    """Run a kernel once, a backward on operands of one.
+
+    Parameters
+    ----------
+    options : mapping
+        What the library is not to choose for itself, such as num_splits and pack_gqa.
+
+    Returns
+    -------
+    tuple of ndarray
+        out and lse as the twin returns them, lse None where the library has none; or dq, dk and dv.
+    """
+    operation = "backward" if isinstance(operands, BackwardOperands) else operations.FORWARD
+    output = loaded(name, operation)(problem, given(problem, operands), options)()
+    torch.cuda.synchronize()
+    tensors = output[:2] if isinstance(output, LaunchOutput) else output
+    return tuple(None if x is None else to_numpy(x) for x in tensors)
+
+
+def version(name: str) -> str:
+    """Version of a peer; what comes with torch has torch's."""
+    return PEERS[name].version or f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+
+
+def identity(name: str) -> dict[str, str | None]:
+    """Return what identifies a peer: its version, and the hash of its binary where it has one of its own."""
+    found: dict[str, str | None] = {"version": version(name)}
+    binary = PEERS[name].binary
+    if binary:
+        found |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}
     return found
+
+
+def device_name() -> str:
+    """The GPU on which peers run."""
+    return torch.cuda.get_device_name()

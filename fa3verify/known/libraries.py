@@ -62,18 +62,28 @@ def library(name: str) -> Path:
     return path
 
 
+def _wheels(pattern: str) -> list[Path]:
+    where = folder()
+    return sorted(where.glob(pattern)) if where and pattern else []
+
+
+def why_not_importable(package: str, pattern: str = "") -> str | None:
+    """Return why a package is neither installed nor in a wheel in the peers' folder; None where it is."""
+    if _wheels(pattern) or find_spec(package) is not None:
+        return None
+    return f"package {package} is not installed" + (f" and no {pattern} is in the peers' folder" if pattern else "")
+
+
 def make_importable(pattern: str, package: str) -> None:
     """Make a package importable that is not installed, from a wheel in the peers' folder; Unsupported without one."""
     if find_spec(package) is not None:
         return
-    where = folder()
-    found = sorted(where.glob(pattern)) if where else []
-    if not found:
-        raise Unsupported(f"package {package} is not installed and no {pattern} is in the peers' folder")
+    if reason := why_not_importable(package, pattern):
+        raise Unsupported(reason)
     import tempfile
     import zipfile
 
     site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))
-    with zipfile.ZipFile(found[-1]) as archive:
+    with zipfile.ZipFile(_wheels(pattern)[-1]) as archive:
         archive.extractall(site)
     sys.path.insert(0, str(site))

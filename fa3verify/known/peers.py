@@ -10,22 +10,25 @@ Nothing of a library is imported before a kernel runs, torch included.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import operations
+from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.policy import Policy
-from fa3verify.known import flash4
 from fa3verify.known.cpu_candidates import all_fp32
-from fa3verify.known.libraries import folder, why_missing
+from fa3verify.known.libraries import why_missing, why_not_importable
+from fa3verify.operations.backward import GradientConfig, model_of
 from fa3verify.operations.forward import order_of_family
 
 SIXTEEN: tuple[Dtype, ...] = ("fp16", "bf16")
 _TOP_LEFT = Policy(causal="top_left")
+FLASH4_RUNTIME = "flash4/libcute_dsl_runtime.so"
 _RUNNING = SoftmaxOrder("unscaled", "always", "any", "running", "any", "rounded", "float32", "apart")
 
 
@@ -46,6 +49,25 @@ def _chained(config: Config) -> KernelModel:
     return replace(_blocks(config), accumulator="wgmma")
 
 
+def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
+    """torch adds dK and dV of a group's heads in 16 bits, whoever computed them."""
+    return replace(BackwardModel.any_order(config.dtype, accumulator="either"), parts=config.dtype)
+
+
+def flash4_refuses(problem: AttentionProblem) -> str:
+    """Return what no kernel of FlashAttention-4 was compiled for; empty where one was.
+
+    >>> flash4_refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
+    'compiled for head_dim 64, 128 and 256, got 96 and 96'
+    """
+    p = problem
+    if p.head_dim not in (64, 128, 256) or p.head_dim_v != p.head_dim:
+        return f"compiled for head_dim 64, 128 and 256, got {p.head_dim} and {p.head_dim_v}"
+    if p.is_varlen or p.softcap or p.window != (-1, -1) or p.group > 1 or p.dtype not in SIXTEEN:
+        return "compiled for batches of one length in fp16 and bf16, without windows, softcap and grouped heads"
+    return ""
+
+
 def _flex_refuses(problem: AttentionProblem) -> str:
     """Return what the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
 
@@ -63,14 +85,13 @@ def _flex_refuses(problem: AttentionProblem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library's forward.
+    """A library's kernel: what verify, atlas and compare judge and bench times, forward and backward.
 
     Parameters
     ----------
     about : str
     module : str
-        Of :mod:`fa3verify.known`; its ``load(name)`` returns the
-        :data:`fa3verify.known.launches.Forward`.
+        Of :mod:`fa3verify.known`, as :mod:`fa3verify.known.launches` says.
     version : str
         Empty for what comes with torch.
     dtypes : tuple of str
@@ -83,12 +104,15 @@ class Peer:
         Fields of a configuration that a caller of the library chooses.
     order : callable
         For those without a family, as :attr:`fa3verify.kernels.record.Candidate.order`.
+    gradients : callable, optional
+        The order of its backward, :func:`fa3verify.operations.backward.model_of` where its family's is known; without
+        it the backward is neither judged nor timed.
     refuses : callable
         For those without a family, as :attr:`fa3_kernels.plan.family.Traits.refuses`.
     binary, package : str
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.
-    facts : tuple of (str, value)
+    facts : CandidateFacts
         What its candidate declares where no family is known; what a family declares stands in
         :data:`fa3verify.kernels.twins.DECLARED`, for its twin as well.
     is_timed : bool
@@ -105,11 +129,12 @@ class Peer:
     family: str = ""
     choices: tuple[str, ...] = ()
     order: Callable[[Config], KernelModel] = _any_order
+    gradients: Callable[[Any], BackwardModel] | None = None
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     binary: str = ""
     package: str = "torch"
     wheel: str = ""
-    facts: tuple[tuple[str, Any], ...] = ()
+    facts: CandidateFacts = field(default_factory=CandidateFacts)
     is_timed: bool = True
     unjudged: str = ""
 
@@ -118,14 +143,27 @@ class Peer:
 
         ValueError for what the library, or its twin, does not take.
         """
-        step = 16 if problem.dtype == "e4m3" else 8
-        if problem.head_dim % step or problem.head_dim_v % step:
-            raise ValueError(f"head_dim must be a multiple of {step}, got {problem.head_dim} and {problem.head_dim_v}")
-        if rule := self.refuses(problem):
-            raise ValueError(rule)
+        self._check(problem)
         if not self.family:
             return default_config(problem)
         return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
+
+    def configure_backward(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
+        """Return what a library's family launches for gradients, where that is known, else the formats; ValueError as
+        for a forward.
+        """
+        self._check(problem, takes_two_head_dims=False)
+        is_known = self.gradients is model_of
+        return backward_config(problem, family=self.family) if is_known else GradientConfig(problem.dtype)
+
+    def _check(self, problem: AttentionProblem, takes_two_head_dims: bool = True) -> None:
+        """Raise ValueError for a head_dim that no library takes, and for what this one refuses."""
+        step = 16 if problem.dtype == "e4m3" else 8
+        dims = (problem.head_dim, problem.head_dim_v)
+        if any(d % step for d in dims) or not (takes_two_head_dims or dims[0] == dims[1]):
+            raise ValueError(f"head_dim must be a multiple of {step}, got {dims[0]} and {dims[1]}")
+        if rule := self.refuses(problem):
+            raise ValueError(rule)
 
     def model(self, config: Config) -> KernelModel:
         """Return what the error bound assumes of a launch."""
@@ -135,12 +173,7 @@ class Peer:
         """Return why it is not there, by files and packages alone."""
         if self.binary and (reason := why_missing(self.binary)):
             return reason
-        where = folder()
-        is_packed = where is not None and self.wheel and any(where.glob(self.wheel))
-        if not is_packed and find_spec(self.package) is None:
-            found = f" and no {self.wheel} is in the peers' folder" if self.wheel else ""
-            return f"package {self.package} is not installed{found}"
-        return None
+        return why_not_importable(self.package, self.wheel)
 
 
 PEERS: dict[str, Peer] = {
@@ -160,6 +193,7 @@ PEERS: dict[str, Peer] = {
         "dew-flash-attn-cu13 0.3.6",
         features=("causal", "window", "gqa"),
         family="flash3.dew",
+        gradients=model_of,
         binary="libdew_flash_attn3.so",
     ),
     "flash4": Peer(
@@ -167,18 +201,20 @@ PEERS: dict[str, Peer] = {
         "flash4",
         "flash-attn 4.0.0b36",
         features=("causal",),
-        refuses=flash4.refuses,
-        binary=flash4.RUNTIME,
-        package=flash4.PACKAGE,
-        facts=(("min_seqlen", 1),),
+        gradients=_added_in_16_bits,
+        refuses=flash4_refuses,
+        binary=FLASH4_RUNTIME,
+        package="tvm_ffi",
+        facts={"min_seqlen": 1},
     ),
     "flash2": Peer(
         "FlashAttention-2 of torch",
         "torch_sdpa",
         features=("causal", "gqa", "varlen"),
         family="flash2",
+        gradients=_added_in_16_bits,
     ),
-    "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn"),
+    "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn", gradients=_added_in_16_bits),
     "cudnn.fp8": Peer(
         "cuDNN's attention by its frontend, e4m3 in and out",
         "cudnn_fp8",
@@ -193,14 +229,14 @@ PEERS: dict[str, Peer] = {
         "torch SDPA, backend EFFICIENT, on a GPU",
         "torch_sdpa",
         order=_blocks,
-        facts=(("min_seqlen", 1), ("policy", _TOP_LEFT)),
+        facts={"min_seqlen": 1, "policy": _TOP_LEFT},
         is_timed=False,
     ),
     "cuda.math": Peer(
         "torch SDPA, backend MATH, on a GPU",
         "torch_sdpa",
         order=all_fp32,
-        facts=(("policy", _TOP_LEFT),),
+        facts={"policy": _TOP_LEFT},
         is_timed=False,
     ),
     "cuda.flex": Peer(
@@ -208,10 +244,9 @@ PEERS: dict[str, Peer] = {
         "torch_flex",
         order=_blocks,
         refuses=_flex_refuses,
-        facts=(("min_seqlen", 1),),
+        facts={"min_seqlen": 1},
     ),
 }
 
 
-# Peers whose gradients are judged and timed.
-BACKWARDS = {name: PEERS[name] for name in ("flash3.dew", "cudnn", "flash2", "flash4")}
+BACKWARDS = ("flash3.dew", "cudnn", "flash2", "flash4")  # those with gradients, in the order in which they are listed

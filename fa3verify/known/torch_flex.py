@@ -39,7 +39,7 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
             lambda b, h, i, j: j <= i + offset, None, None, problem.seqlen_q, problem.seqlen_k, device=given.q.device
         )
     q, k, v = (x.transpose(1, 2) for x in given[:3])
-    named: dict[str, Any] = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
+    named = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
     if not options.get("lse", True):
         return lambda: LaunchOutput(_compiled(False)(q, k, v, **named).transpose(1, 2))
 

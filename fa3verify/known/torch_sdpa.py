@@ -1,53 +1,51 @@
-"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH.
+"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH, and gradients of
+the first two.
 
 The causal masks of all but FlashAttention-2 are aligned top-left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
+from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
+# An operator of a problem, q, k and v, and whether lse is wanted; returns out, lse, and what a backward takes of them.
+Operator = Callable[[AttentionProblem, Tensors, bool], tuple[Any, ...]]
 _ATEN = torch.ops.aten
 
 
-def _flash2(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _flash2(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
+    return _ATEN._scaled_dot_product_flash_attention(*x, 0.0, problem.causal, False, scale=problem.softmax_scale)
+
+
+def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
     scale = problem.softmax_scale
-    found = _ATEN._scaled_dot_product_flash_attention(*x, 0.0, problem.causal, False, scale=scale)
-    return found[0], found[1]
+    return _ATEN._scaled_dot_product_cudnn_attention(*x, None, lse, 0.0, problem.causal, False, scale=scale)
 
 
-def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    scale = problem.softmax_scale
-    causal = problem.causal
-    found = _ATEN._scaled_dot_product_cudnn_attention(*x, None, lse, 0.0, causal, False, scale=scale)
-    return found[0], found[1].reshape(problem.lse_shape) if lse else None
-
-
-def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
     """It takes no grouped heads, and pads the rows of its lse."""
     k, v = (y.repeat_interleave(problem.group, 1) for y in x[1:])
     scale = problem.softmax_scale
-    causal = problem.causal
-    found = _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, causal, scale=scale)
-    return found[0], found[1][:, :, : problem.seqlen_q] if lse else None
+    return _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, problem.causal, scale=scale)
 
 
-def _math(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _math(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
     scale = problem.softmax_scale
     is_gqa = problem.group > 1
     with sdpa_kernel([SDPBackend.MATH]):
         return scaled_dot_product_attention(*x, is_causal=problem.causal, scale=scale, enable_gqa=is_gqa), None
 
 
-_BATCHED: dict[str, Callable[[AttentionProblem, Tensors, bool], tuple[torch.Tensor, torch.Tensor | None]]] = {
+_BATCHED: dict[str, Operator] = {
     "flash2": _flash2,
     "cudnn": _cudnn,
     "cuda.efficient": _efficient,
@@ -71,7 +69,7 @@ def _packed(problem: AttentionProblem, given: Given) -> Launch:
 
 def load(name: str) -> Forward:
     """Return the forward of one of the four."""
-    function = _BATCHED[name]
+    operator = _BATCHED[name]
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
         if problem.softcap or problem.window != (-1, -1) or options.keys() - {"lse"}:
@@ -79,11 +77,48 @@ def load(name: str) -> Forward:
         if problem.is_varlen:
             return _packed(problem, given)
         q, k, v = (x.transpose(1, 2) for x in given[:3])
+        wants_lse = bool(options.get("lse", True))
 
         def launch() -> LaunchOutput:
-            out, lse = function(problem, (q, k, v), bool(options.get("lse", True)))
-            return LaunchOutput(out.transpose(1, 2), lse)
+            out, lse, *_ = operator(problem, (q, k, v), wants_lse)
+            of_rows = lse.flatten(2)[:, :, : problem.seqlen_q] if wants_lse and lse is not None else None
+            return LaunchOutput(out.transpose(1, 2), of_rows)
 
         return launch
+
+    return prepare
+
+
+def _cudnn_backward(
+    problem: AttentionProblem, x: Sequence[torch.Tensor], lse: torch.Tensor, of_forward: tuple[Any, ...]
+) -> Tensors:
+    scale = problem.softmax_scale
+    lse = lse.reshape(of_forward[1].shape)
+    return _ATEN._scaled_dot_product_cudnn_attention_backward(
+        *x, lse, *of_forward[6:8], None, *of_forward[2:6], 0.0, problem.causal, scale=scale
+    )
+
+
+def _flash2_backward(
+    problem: AttentionProblem, x: Sequence[torch.Tensor], lse: torch.Tensor, of_forward: tuple[Any, ...]
+) -> Tensors:
+    scale = problem.softmax_scale
+    return _ATEN._scaled_dot_product_flash_attention_backward(
+        *x, lse, *of_forward[2:6], 0.0, problem.causal, *of_forward[6:8], scale=scale
+    )
+
+
+def load_backward(name: str) -> Backward:
+    """Return the backward of one of the two, with the seeds and lengths that its forward returns."""
+    backward = {"cudnn": _cudnn_backward, "flash2": _flash2_backward}[name]
+
+    def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
+        is_odd = problem.softcap or problem.window != (-1, -1) or problem.is_varlen or options
+        if is_odd or problem.head_dim_v != problem.head_dim:
+            raise ValueError(f"{name} is called for batches of one head_dim, without windows and softcap")
+        q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
+        of_forward = _BATCHED[name](problem, (q, k, v), True)
+        tensors = (dout, q, k, v, out)
+        return lambda: tuple(y.transpose(1, 2) for y in backward(problem, tensors, x.lse, of_forward))
 
     return prepare

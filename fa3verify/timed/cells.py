@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -28,21 +27,7 @@ GRIDS = (
     "unseen3",
     "backward",
 )
-LENGTHS = (2048, 8192, 32768)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
-# Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd numbers
-# of heads.
-FRESH_SEQLENS = {3000: 5, 5000: 3, 12000: 1}
-FRESH_HEADS = {64: 29, 128: 15, 256: 7}
-# Short and chunked work: sequences, queries, keys, heads, heads of K and V, mask; head_dim 128.
-RAGGED = (
-    (1, 1024, 9000, 32, 8, True),
-    (8, 512, 512, 32, 8, True),
-    (2, 1000, 1000, 24, 8, True),
-    (1, 2048, 2048, 16, 16, True),
-    (3, 3000, 3000, 24, 8, True),
-    (1, 4000, 4000, 40, 8, True),
-)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
 
@@ -81,13 +66,18 @@ class Cell:
         return f"{text} d{self.head_dim}{' causal' if self.causal else ''}{mean}"
 
     @property
+    def operation(self) -> str:
+        """Return what is timed, "forward" or "backward"."""
+        return "backward" if self.grid == "backward" else "forward"
+
+    @property
     def flops(self) -> int:
         """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal.
 
         A backward counts 2.5 times as many.
         """
         full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
-        full = full * 5 // 2 if self.grid == "backward" else full
+        full = full * 5 // 2 if self.operation == "backward" else full
         return full // 2 if self.causal else full
 
     @property
@@ -114,17 +104,41 @@ class Cell:
             causal=self.causal,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 CELL_FIELDS = tuple(field.name for field in fields(Cell))  # the columns that say what was timed, in every table
 SIZES = CELL_FIELDS[2:8]  # those of them that an attention problem takes as numbers
 
 
+# Shapes of the grids that are no product of sizes: sequences, queries, keys, heads, heads of K and V, head_dim, mask,
+# and the mean of V where it is not 0.
+_SHAPES: dict[str, tuple[tuple, ...]] = {
+    "ablation": ((4, 8448, 8448, 16, 16, 128, False),),  # table 2 of the paper
+    # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd
+    # numbers of heads.
+    "fresh": tuple(
+        (batch, n, n, heads, heads, head_dim, causal)
+        for head_dim, heads in ((64, 29), (128, 15), (256, 7))
+        for causal in (False, True)
+        for n, batch in ((3000, 5), (5000, 3), (12000, 1))
+    ),
+    "ragged": (  # short and chunked work
+        (1, 1024, 9000, 32, 8, 128, True),
+        (8, 512, 512, 32, 8, 128, True),
+        (2, 1000, 1000, 24, 8, 128, True),
+        (1, 2048, 2048, 16, 16, 128, True),
+        (3, 3000, 3000, 24, 8, 128, True),
+        (1, 4000, 4000, 40, 8, 128, True),
+    ),
+    "gqa": tuple((2, 8192, 8192, 32, 8, 128, causal) for causal in (False, True)),
+    "decode": tuple((batch, 1, n, 32, 8, 128, False) for batch, n in ((32, 8192), (4, 65536), (1, 65536))),
+    # Memory grows with the length: one sequence.
+    "length": tuple((1, n, n, 16, 16, 128, False) for n in (2048, 8192, 32768)),
+    "drift": tuple((1, 256, n, 4, 4, d, False, 1.0) for d in HEAD_DIMS for n in (8192, 32768, 131072)),
+}
+_Unseen = tuple[Dtype, int, int, int, int, int, int, bool]
 # Shapes that no other grid has: dtype, batch, queries, keys, heads, heads of K and V, head_dim, causal. Kernels and
 # schedules are those of grid "schedules". Kinds of kernels come first each once, so that a run cut short has all.
-UNSEEN: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
+UNSEEN: tuple[_Unseen, ...] = (
     ("fp16", 3, 3000, 3000, 24, 8, 128, True),
     ("e4m3", 3, 3000, 3000, 24, 8, 128, False),
     ("e4m3", 12, 768, 768, 20, 20, 128, True),
@@ -147,7 +161,7 @@ UNSEEN: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
     ("bf16", 6, 2560, 2560, 20, 20, 64, True),
 )
 # The second such set. A cut run has e4m3 and 16 bits alike, and every head_dim.
-UNSEEN2: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
+UNSEEN2: tuple[_Unseen, ...] = (
     ("e4m3", 3, 3500, 3500, 21, 7, 128, False),
     ("fp16", 4, 2200, 2200, 36, 36, 64, True),
     ("e4m3", 13, 900, 900, 18, 18, 128, True),
@@ -167,7 +181,7 @@ UNSEEN2: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
 )
 # The third: six launches of at most 1100 keys, whose CTAs wait for each other's loads, and eight longer ones, which
 # hardly do; half of them e4m3, every head_dim, on both GPUs.
-UNSEEN3: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
+UNSEEN3: tuple[_Unseen, ...] = (
     ("e4m3", 22, 400, 400, 14, 14, 128, True),
     ("fp16", 10, 700, 700, 26, 26, 128, True),
     ("e4m3", 5, 2100, 2100, 25, 5, 128, False),
@@ -185,18 +199,18 @@ UNSEEN3: tuple[tuple[Dtype, int, int, int, int, int, int, bool], ...] = (
 )
 
 
+_UNSEEN: dict[str, tuple[_Unseen, ...]] = {"unseen": UNSEEN, "unseen2": UNSEEN2, "unseen3": UNSEEN3}
+
+
 def paper(
     dtypes: Iterable[Dtype],
-    head_dims: Iterable[int],
-    seqlens: Iterable[int],
-    causal: Iterable[bool],
+    head_dims: Sequence[int],
+    seqlens: Sequence[int],
+    causal: Sequence[bool],
     *,
     grid: str = "paper",
 ) -> list[Cell]:
     """The paper's grid: hidden size 2048 and 16k tokens, split into heads and sequences."""
-    seqlens = list(seqlens)
-    causal = list(causal)
-    head_dims = list(head_dims)
     return [
         Cell(grid, dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
         for dtype in dtypes
@@ -206,36 +220,12 @@ def paper(
     ]
 
 
-def _fixed(grid: str, dtypes: Iterable[Dtype]) -> list[Cell]:
-    cells = []
-    for dtype in dtypes:
-        if grid == "ablation":  # table 2 of the paper
-            cells.append(Cell(grid, dtype, 4, 8448, 8448, 16, 16, 128, False))
-        elif grid == "fresh":
-            cells += [
-                Cell(grid, dtype, batch, n, n, heads, heads, d, masked)
-                for d, heads in FRESH_HEADS.items()
-                for masked in (False, True)
-                for n, batch in FRESH_SEQLENS.items()
-            ]
-        elif grid == "ragged":
-            cells += [Cell(grid, dtype, *shape[:5], 128, shape[5]) for shape in RAGGED]
-        elif grid == "gqa":
-            cells += [Cell(grid, dtype, 2, 8192, 8192, 32, 8, 128, masked) for masked in (False, True)]
-        elif grid == "decode":
-            cells += [
-                Cell(grid, dtype, batch, 1, keys, 32, 8, 128, False)
-                for batch, keys in ((32, 8192), (4, 65536), (1, 65536))
-            ]
-        elif grid == "length":  # memory grows with it: one sequence
-            cells += [Cell(grid, dtype, 1, n, n, 16, 16, 128, False) for n in LENGTHS]
-        elif grid == "drift" and dtype == "e4m3":
-            cells += [
-                Cell(grid, dtype, 1, 256, keys, 4, 4, d, False, 1.0)
-                for d in HEAD_DIMS
-                for keys in (8192, 32768, 131072)
-            ]
-    return cells
+def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
+    """Return the cells of a grid whose shapes are listed; only FP8 drifts."""
+    if grid in _UNSEEN:
+        return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
+    taken: Sequence[Dtype] = dtypes if grid != "drift" else [dtype for dtype in dtypes if dtype == "e4m3"]
+    return [Cell(grid, dtype, *shape) for dtype in taken for shape in _SHAPES[grid]]
 
 
 def select(
@@ -258,27 +248,30 @@ def select(
     head_dims = tuple(head_dims)
     seqlens = tuple(seqlens)
     if grid in ("paper", "schedules", "backward"):
-        masks = (False, True) if causal is None else (causal,)
-        for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
-            for value in values:
-                if value < 1 or total % value:
-                    raise ValueError(f"{name} must divide {total}, got {value}")
-        if grid == "backward":
-            dtypes = [d for d in dtypes if d != "e4m3"]
-        if grid != "schedules":
-            return paper(dtypes, head_dims or HEAD_DIMS, seqlens or SEQLENS, masks, grid=grid)
-        cells = paper(dtypes, head_dims or HEAD_DIMS, seqlens or SCHEDULE_SEQLENS, masks, grid=grid)
-        return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]  # the code of fp16 but for the formats
-    dtypes = tuple(dtypes)
-    unseen = {"unseen": UNSEEN, "unseen2": UNSEEN2, "unseen3": UNSEEN3}.get(grid)
-    if unseen is None:
-        cells = _fixed(grid, dtypes)
-    else:
-        cells = [Cell("schedules", *shape) for shape in unseen if shape[0] in dtypes]
+        return _product(grid, dtypes, head_dims, seqlens, (False, True) if causal is None else (causal,))
     return [
         c
-        for c in cells
+        for c in _listed(grid, tuple(dtypes))
         if (not head_dims or c.head_dim in head_dims)
         and (not seqlens or c.seqlen_k in seqlens)
         and (causal is None or c.causal == causal)
     ]
+
+
+def _product(
+    grid: str,
+    dtypes: Iterable[Dtype],
+    head_dims: Sequence[int],
+    seqlens: Sequence[int],
+    causal: Sequence[bool],
+) -> list[Cell]:
+    """Return the cells of a grid of hidden size 2048; e4m3 has no backward."""
+    for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
+        for value in values:
+            if value < 1 or total % value:
+                raise ValueError(f"{name} must divide {total}, got {value}")
+    lengths = seqlens or (SCHEDULE_SEQLENS if grid == "schedules" else SEQLENS)
+    cells = paper(dtypes, head_dims or HEAD_DIMS, lengths, causal, grid=grid)
+    if grid == "schedules":  # the code of bf16 is that of fp16 but for the formats
+        return [c for c in cells if c.dtype != "bf16" or c.head_dim == 128]
+    return [c for c in cells if grid != "backward" or c.dtype != "e4m3"]

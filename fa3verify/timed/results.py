@@ -5,31 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fa3verify import files
+from fa3verify import files, records
+from fa3verify.files import Json
 from fa3verify.judging.verdict import ratio_text
+from fa3verify.records import OLDER
 from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import LaunchTime, Times
+from fa3verify.timed.timing import LaunchTime, Times, median
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
-FIGURES = (
-    "burst_ms",
-    "burst_sm_mhz",
-    "burst_cycles",
-    "burst_driver_mhz",
-    "sustained_ms",
-    "sustained_sm_mhz",
-    "sustained_driver_mhz",
-    "sustained_w",
-    "rel_rmse",
-    "gain",
-)
 
 
 class SampleFigures(NamedTuple):
@@ -56,7 +45,8 @@ class SampleFigures(NamedTuple):
 NOT_JUDGED = SampleFigures(0, -1, math.nan, math.nan)
 
 
-class Switches(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Switches:
     """Tile and switches that one of our kernels ran with; the keys of records call it its schedule."""
 
     tile_m: int
@@ -65,7 +55,7 @@ class Switches(NamedTuple):
     overlap: bool
     warp_specialized: bool
     promotion_interval: int
-    holds_turn: bool = False
+    holds_turn: bool = field(default=False, metadata=OLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +78,7 @@ class Measured:
     sustained_ms: float = math.nan
     sustained_sm_mhz: float = math.nan
     sustained_driver_mhz: float = math.nan
-    sustained_w: float = math.nan
+    sustained_w: float = field(default=math.nan, metadata=OLDER)
     rounds_ms: tuple[float, ...] = ()
     schedule: Switches | None = None
     outputs: int = 0
@@ -97,9 +87,7 @@ class Measured:
     gain: float = math.nan
 
 
-def _median(values: Iterable[float]) -> float:
-    values = list(values)
-    return statistics.median(values) if values else math.nan
+FIGURES = tuple(each.name for each in fields(Measured) if each.type == "float")
 
 
 def cycles(burst: LaunchTime) -> float:
@@ -121,14 +109,14 @@ def measured(
         name,
         verdict.trouble or MEASURED,
         timed_by,
-        _median(b.ms for b in times.bursts),
-        _median(b.sm_mhz for b in times.bursts),
-        _median(cycles(b) for b in times.bursts),
-        _median(times.burst_driver_mhz),
-        _median(b.ms for b in times.sustained),
-        _median(b.sm_mhz for b in times.sustained),
-        _median(times.sustained_driver_mhz),
-        _median(times.sustained_w),
+        median(b.ms for b in times.bursts),
+        median(b.sm_mhz for b in times.bursts),
+        median(cycles(b) for b in times.bursts),
+        median(times.burst_driver_mhz),
+        median(b.ms for b in times.sustained),
+        median(b.sm_mhz for b in times.sustained),
+        median(times.sustained_driver_mhz),
+        median(times.sustained_w),
         tuple(b.ms for b in times.bursts),
         schedule,
         verdict.outputs,
@@ -147,6 +135,10 @@ class CellRecord:
     copies: int
     kernels: tuple[Measured, ...]
 
+    def of(self, name: str) -> Measured:
+        """Return what was measured of a kernel here; without any figure where it was not."""
+        return next((m for m in self.kernels if m.name == name), Measured(name, "not measured"))
+
     def tflops(self, name: str, sustained: bool = False) -> float:
         """TFLOP/s of a kernel here; NaN without a time.
 
@@ -155,10 +147,8 @@ class CellRecord:
         >>> record.tflops("a")
         1.0
         """
-        for m in self.kernels:
-            if m.name == name:
-                return self.cell.flops / 1e9 / (m.sustained_ms if sustained else m.burst_ms)
-        return math.nan
+        found = self.of(name)
+        return self.cell.flops / 1e9 / (found.sustained_ms if sustained else found.burst_ms)
 
     def joules(self, name: str) -> float:
         """Energy of a launch under a kernel's own heat; NaN without one.
@@ -167,21 +157,18 @@ class CellRecord:
         >>> CellRecord("", cell, 1, (Measured("a", "ok", sustained_ms=2.0, sustained_w=700.0),)).joules("a")
         1.4
         """
-        return next((m.sustained_w * m.sustained_ms / 1e3 for m in self.kernels if m.name == name), math.nan)
+        return self.of(name).sustained_w * self.of(name).sustained_ms / 1e3
 
     def ratio(self, name: str, peer: str) -> float:
         """Return how many times as fast as a peer a kernel is here; NaN if either has no time."""
         return self.tflops(name) / self.tflops(peer)
 
-    def to_json(self) -> dict[str, Any]:
-        kernels = [
-            {f: getattr(m, f) for f in Measured.__slots__} | {"schedule": m.schedule and m.schedule._asdict()}
-            for m in self.kernels
-        ]
-        return {"kind": "cell", "run": self.run, "cell": self.cell.to_json(), "copies": self.copies, "kernels": kernels}
+    def to_json(self) -> Json:
+        """Return the record as a line of a file has it."""
+        return {"kind": "cell", **records.plain(self)}
 
 
-def launches_of(run: Mapping[str, Any]) -> str:
+def launches_of(run: Json) -> str:
     """Return what a run's figures are evidence of; of a file written before evidence was of launches nothing is
     known.
     """
@@ -193,7 +180,7 @@ class Results:
     """Everything in one ``bench.jsonl``: the latest record of every cell, and the provenance of every run."""
 
     cells: dict[str, CellRecord] = field(default_factory=dict)
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, Json] = field(default_factory=dict)
 
     def is_done(self, cell: Cell, names: Iterable[str], kernel_hash: str) -> bool:
         """Tell whether a cell was measured with these kernels, launched as they are now."""
@@ -221,19 +208,6 @@ class Results:
         return {name: reason for run in self.runs.values() for name, reason in run["missing"].items()}
 
 
-def _number(value: Any) -> float:
-    return float("nan") if value == "NaN" else float(value)
-
-
-def _read_cell(body: Mapping[str, Any]) -> CellRecord:
-    kernels = []
-    for m in body["kernels"]:
-        fields = {**m, **{n: _number(m.get(n, "NaN")) for n in FIGURES}, "rounds_ms": tuple(map(float, m["rounds_ms"]))}
-        fields["schedule"] = m["schedule"] and Switches(**m["schedule"])
-        kernels.append(Measured(**fields))
-    return CellRecord(body["run"], Cell(**body["cell"]), body["copies"], tuple(kernels))
-
-
 def read(path: Path) -> Results:
     """Read a file of records, plain or packed; a last line without its end, cut short by a kill, is left out.
 
@@ -254,29 +228,20 @@ def read(path: Path) -> Results:
                     raise ValueError(f"schema must be {SCHEMA}, got {body['schema']}")
                 results.runs[body["run"]] = body
             else:
-                record = _read_cell(body)
+                record = records.read(CellRecord, {key: x for key, x in body.items() if key != "kind"}, "cell")
                 results.cells[record.cell.key] = record
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a record of fa3verify bench: {error}") from None
     return results
 
 
-def append(path: Path, body: Mapping[str, Any]) -> None:
+def append(path: Path, body: Json) -> None:
     """Append one record and flush it to the disk; a line cut short before it is ended first, a packed file unpacked."""
     files.unpack(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                _drop_last_line(file)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(files.plain(body), ensure_ascii=False, sort_keys=True).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _drop_last_line(file: Any) -> None:
-    file.seek(0)
-    content = file.read()
-    file.truncate(content.rfind(b"\n") + 1)
-    file.seek(0, os.SEEK_END)

@@ -8,23 +8,36 @@ that :data:`BARS` names; where it names none, as between tiles or where a stamp 
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from fa3_kernels.plan.stamps import CONSUMER_EVENTS, PRODUCER_EVENTS
+from fa3_kernels.plan.stamps import CONSUMER_EVENTS, PRODUCER_EVENTS, Stamp
 from fa3_simulator.timeline import Bar
+from fa3verify.files import Json
+from fa3verify.timed.timing import median
 
 MAX_SLOWDOWN = 1.03  # of the instrumented kernel: beyond it, what was measured is the instrument
-KEYS = ("kernel", "dtype", "head_dim", "tile", "seqlen", "causal", "sm_mhz", "slowdown")
+_WHOLE = (r"[1-9]\d*", "a whole number", int)
+_FLAG = ("(?i:true|false|0|1)", "true or false", lambda text: text.lower() in ("true", "1"))
+# What a file says: by key the values that are legal, in a pattern and in words, and what becomes of them.
+_FACTS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "kernel": (".*", "a name", str),
+    "dtype": ("fp16|bf16|e4m3", "fp16, bf16 or e4m3", str),
+    "head_dim": _WHOLE,
+    "tile": (r"\d+x\d+", "ROWSxKEYS", lambda text: tuple(map(int, text.split("x")))),
+    "seqlen": _WHOLE,
+    "causal": _FLAG,
+    "sm_mhz": (r"[1-9]\d*(\.\d+)?", "a clock in MHz", float),
+    "slowdown": (r"\d+(\.\d+)?", "a ratio of times", float),
+}
+KEYS = tuple(_FACTS)
 SIZES = ("batch", "nheads", "promotion_interval")  # may be there
 SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; names in a schedule
-COLUMNS = ["actor", "step", "event", "cycle"]
+COLUMNS = list(Stamp._fields)
 EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
 _FOR_V = ("wait for a slot of V", "wait")
 _FOR_K = ("wait for a slot of K", "wait")
@@ -71,23 +84,10 @@ class Stamps:
     bars: tuple[Bar, ...]
 
 
-class _Stamp(NamedTuple):
-    """One line of a file."""
-
-    step: int
-    event: str
-    cycle: int
-
-
 def cycles_per_block(drawn: Sequence[Bar]) -> float:
     """Median cycles from one Q K^T of the first consumer to the next, of simulated bars; NaN for fewer than two."""
     starts = [bar.start for bar in drawn if bar.row == "consumer 0" and bar.name == "issue Q K^T"]
-    return _median(b - a for a, b in pairwise(starts))
-
-
-def _median(values: Iterable[float]) -> float:
-    values = list(values)
-    return float(statistics.median(values)) if values else math.nan
+    return median(b - a for a, b in pairwise(starts))
 
 
 def read(path: Path) -> Stamps:
@@ -109,15 +109,15 @@ def read(path: Path) -> Stamps:
             f"got {facts['slowdown']:g}"
         )
     stamps = _stamps(lines, path.name)
-    actor, first = min(((a, rows[0]) for a, rows in stamps.items()), key=lambda item: item[1].cycle)
+    first = min((rows[0] for rows in stamps.values()), key=lambda stamp: stamp.cycle)
     names = FP8_NAMES if facts["dtype"] == "e4m3" else {}
-    drawn = tuple(bar for name in sorted(stamps) for bar in _bars(name, stamps[name], first.cycle, names))
+    drawn = tuple(bar for name in sorted(stamps) for bar in _bars(stamps[name], first.cycle, names))
     turns = [stamp for stamp in stamps.get("consumer 0", ()) if stamp.event == "turn"]
-    pace = _median(b.cycle - a.cycle for a, b in pairwise(turns) if b.step == a.step + 1)
-    return Stamps(**facts, first=(actor, first.event), cycles_per_block=pace, bars=drawn)
+    pace = median(b.cycle - a.cycle for a, b in pairwise(turns) if b.step == a.step + 1)
+    return Stamps(**facts, first=(first.actor, first.event), cycles_per_block=pace, bars=drawn)
 
 
-def _facts(lines: Sequence[str], origin: str) -> dict:
+def _facts(lines: Sequence[str], origin: str) -> Json:
     """The values of :data:`KEYS`, in their types, and ``options``."""
     found: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):
@@ -127,64 +127,37 @@ def _facts(lines: Sequence[str], origin: str) -> dict:
     if missing := [key for key in KEYS if key not in found]:
         raise ValueError(f"{origin} misses the line '# {missing[0]}=...'; it needs {', '.join(KEYS)}")
 
-    def fact(key: str, pattern: str, rule: str) -> str:
+    def fact(key: str, pattern: str, rule: str, kind: Callable[[str], Any]) -> Any:
         number, value = found[key]
         if not re.fullmatch(pattern, value):
             raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
-        return value
+        return kind(value)
 
-    number = r"\d+(\.\d+)?"
-    whole = r"[1-9]\d*"
-    boolean = "(?i:true|false|0|1)"
-
-    def flag(key: str) -> bool:
-        return fact(key, boolean, "true or false").lower() in ("true", "1")
-
-    options: dict[str, int | str] = {key: int(fact(key, r"\d+", "a whole number")) for key in SIZES if key in found}
+    options = {key: fact(key, r"\d+", "a whole number", int) for key in SIZES if key in found}
     if SWITCHES.keys() <= found.keys():
-        options["schedule"] = "+".join(name for key, name in SWITCHES.items() if flag(key)) or "none"
-    tile_m, tile_n = fact("tile", r"\d+x\d+", "ROWSxKEYS").split("x")
-    return {
-        "kernel": found["kernel"][1],
-        "dtype": fact("dtype", "fp16|bf16|e4m3", "fp16, bf16 or e4m3"),
-        "head_dim": int(fact("head_dim", whole, "a whole number")),
-        "tile": (int(tile_m), int(tile_n)),
-        "seqlen": int(fact("seqlen", whole, "a whole number")),
-        "causal": flag("causal"),
-        "sm_mhz": float(fact("sm_mhz", r"[1-9]\d*(\.\d+)?", "a clock in MHz")),
-        "slowdown": float(fact("slowdown", number, "a ratio of times")),
-        "options": options,
-    }
+        options["schedule"] = "+".join(name for key, name in SWITCHES.items() if fact(key, *_FLAG)) or "none"
+    return {key: fact(key, *legal) for key, legal in _FACTS.items()} | {"options": options}
 
 
-def _stamps(lines: Sequence[str], origin: str) -> dict[str, list[_Stamp]]:
+def _stamps(lines: Sequence[str], origin: str) -> dict[str, list[Stamp]]:
     """Stamps of every actor in the order of their cycles."""
-    found: dict[str, dict[tuple[int, str], int]] = {}
-    header = False
-    for number, line in enumerate(lines, 1):
-        if line.startswith("#") or not line.strip():
-            continue
-        where = f"{origin}, line {number}"
-        if not header:
-            header = True
-            if line.split(",") != COLUMNS:
-                raise ValueError(f"{where}: columns must be {','.join(COLUMNS)}, got {line!r}")
-            continue
-        actor, stamp = _stamp(line, where)
-        mine = found.setdefault(actor, {})
+    rows = [(f"{origin}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if rows and rows[0][1].split(",") != COLUMNS:
+        raise ValueError(f"{rows[0][0]}: columns must be {','.join(COLUMNS)}, got {rows[0][1]!r}")
+    found: dict[str, dict[tuple[int, str], Stamp]] = {}
+    for where, line in rows[1:]:
+        stamp = _stamp(line, where)
+        mine = found.setdefault(stamp.actor, {})
         if (stamp.step, stamp.event) in mine:
-            raise ValueError(f"{where}: {stamp.event} of step {stamp.step} of {actor} must not be there twice")
-        mine[stamp.step, stamp.event] = stamp.cycle
+            raise ValueError(f"{where}: {stamp.event} of step {stamp.step} of {stamp.actor} must not be there twice")
+        mine[stamp.step, stamp.event] = stamp
     if not found:
         raise ValueError(f"{origin} has no stamps")
-    return {
-        actor: sorted((_Stamp(*key, cycle) for key, cycle in mine.items()), key=lambda stamp: stamp.cycle)
-        for actor, mine in found.items()
-    }
+    return {actor: sorted(mine.values(), key=lambda stamp: stamp.cycle) for actor, mine in found.items()}
 
 
-def _stamp(line: str, where: str) -> tuple[str, _Stamp]:
-    """The actor and the stamp of a line."""
+def _stamp(line: str, where: str) -> Stamp:
+    """The stamp of a line."""
     fields = line.split(",")
     if len(fields) != len(COLUMNS):
         raise ValueError(f"{where}: must have {len(COLUMNS)} fields, got {line!r}")
@@ -197,16 +170,16 @@ def _stamp(line: str, where: str) -> tuple[str, _Stamp]:
     for name, text in (("step", step), ("cycle", cycle)):
         if not (text.isascii() and text.isdigit()):
             raise ValueError(f"{where}: {name} must be a whole number, got {text!r}")
-    return actor, _Stamp(int(step), event, int(cycle))
+    return Stamp(actor, int(step), event, int(cycle))
 
 
-def _bars(actor: str, rows: Sequence[_Stamp], zero: int, names: Mapping[str, str]) -> list[Bar]:
+def _bars(rows: Sequence[Stamp], zero: int, names: Mapping[str, str]) -> list[Bar]:
     """Bars between neighbouring stamps; ``names`` replaces what this kernel calls otherwise."""
     drawn = []
     for a, b in pairwise(rows):
         (name, kind), ahead = BARS.get((a.event, b.event), (("", ""), ()))
         if b.step - a.step in ahead:
-            drawn.append(Bar(actor, names.get(name, name), kind, a.cycle - zero, b.cycle - zero))
+            drawn.append(Bar(a.actor, names.get(name, name), kind, a.cycle - zero, b.cycle - zero))
     return drawn
 
 

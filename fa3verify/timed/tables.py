@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fa3verify import files
-from fa3verify.files import csv_rows, json_text, markdown_table, read_csv, replacing, write_text
+from fa3verify.files import Json, csv_rows, json_text, markdown_table, read_csv, replacing, write_text
 from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
 from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
@@ -25,25 +26,38 @@ RECORDED = {
     "torch.flex": "flex",
 }
 COLUMNS = (*FIGURES, "bits_differing", "outputs")
+SWITCHES = tuple(each.name for each in fields(Switches))
 UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
 
 
-def _flat(records: Iterable[CellRecord]) -> Iterable[dict[str, Any]]:
-    for record in records:
-        for m in record.kernels:
-            row = {name: getattr(record.cell, name) for name in CELL_FIELDS}
-            row |= {"kernel": m.name, "status": m.status, "timed_by": m.timed_by, "input_copies": record.copies}
-            row |= m.schedule._asdict() if m.schedule else dict.fromkeys(Switches._fields, "")
-            row |= {"burst_ms": m.burst_ms, "burst_tflops": record.tflops(m.name), "burst_sm_mhz": m.burst_sm_mhz}
-            row |= {"burst_cycles": m.burst_cycles, "burst_driver_mhz": m.burst_driver_mhz}
-            row |= {"sustained_ms": m.sustained_ms, "sustained_tflops": record.tflops(m.name, sustained=True)}
-            row |= {"sustained_sm_mhz": m.sustained_sm_mhz, "sustained_driver_mhz": m.sustained_driver_mhz}
-            row |= {"sustained_w": m.sustained_w, "joules": record.joules(m.name)}
-            row |= {"kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms}
-            row |= {"ratio_to_best_peer": record.ratio(m.name, best_peer(record) or "")}
-            row |= {"outputs_checked": m.outputs, "bits_differing": m.bits_differing, "rel_rmse": m.rel_rmse}
-            row |= {"gain": m.gain, "run": record.run}
-            yield row
+def _row(record: CellRecord, m: Measured) -> Json:
+    """Return one kernel in one cell by column."""
+    return {
+        **{name: getattr(record.cell, name) for name in CELL_FIELDS},
+        "kernel": m.name,
+        "status": m.status,
+        "timed_by": m.timed_by,
+        "input_copies": record.copies,
+        **{name: getattr(m.schedule, name, "") for name in SWITCHES},
+        "burst_ms": m.burst_ms,
+        "burst_tflops": record.tflops(m.name),
+        "burst_sm_mhz": m.burst_sm_mhz,
+        "burst_cycles": m.burst_cycles,
+        "burst_driver_mhz": m.burst_driver_mhz,
+        "sustained_ms": m.sustained_ms,
+        "sustained_tflops": record.tflops(m.name, sustained=True),
+        "sustained_sm_mhz": m.sustained_sm_mhz,
+        "sustained_driver_mhz": m.sustained_driver_mhz,
+        "sustained_w": m.sustained_w,
+        "joules": record.joules(m.name),
+        "kv_tb_per_s": record.cell.kv_bytes / 1e9 / m.burst_ms,
+        "ratio_to_best_peer": record.ratio(m.name, best_peer(record) or ""),
+        "outputs_checked": m.outputs,
+        "bits_differing": m.bits_differing,
+        "rel_rmse": m.rel_rmse,
+        "gain": m.gain,
+        "run": record.run,
+    }
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
@@ -61,7 +75,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
 
 def csv_text(records: Iterable[CellRecord]) -> str:
     """One line per cell and kernel; empty where there is no figure."""
-    rows = list(_flat(records))
+    rows = [_row(record, m) for record in records for m in record.kernels]
     return files.csv_text(
         list(rows[0]) if rows else ["kernel"], ([_cell_text(value) for value in row.values()] for row in rows)
     )
@@ -81,28 +95,24 @@ def dataset(results: Results) -> Any:
     records = list(results.cells.values())
     names = sorted({m.name for r in records for m in r.kernels}, key=lambda n: (not is_ours(n), n))
     rounds = max((len(m.rounds_ms) for r in records for m in r.kernels), default=0)
-    figures = {name: np.full((len(records), len(names)), np.nan) for name in (*COLUMNS, "burst_tflops")}
-    every = np.full((len(records), len(names), rounds), np.nan)
-    status = np.full((len(records), len(names)), "not measured", dtype=object)
-    schedules: list[list[Switches | None]] = [[None] * len(names) for _ in records]
-    for i, record in enumerate(records):
-        for m in record.kernels:
-            j = names.index(m.name)
-            status[i, j] = m.status
-            schedules[i][j] = m.schedule
-            every[i, j, : len(m.rounds_ms)] = m.rounds_ms
-            for name in COLUMNS:
-                figures[name][i, j] = getattr(m, name)
-            figures["burst_tflops"][i, j] = record.tflops(m.name)
+    found = [{m.name: m for m in r.kernels}.get(name) for r in records for name in names]
+    figures = {name: [getattr(m, name, math.nan) for m in found] for name in COLUMNS}
+    figures["burst_tflops"] = [r.tflops(name) for r in records for name in names]
+    schedules = [m.schedule if m else None for m in found]
+    figures |= {
+        name: [getattr(schedule, name, math.nan) for schedule in schedules] for name in SWITCHES
+    }  # not of peers
     axes = ("cell", "kernel")
+    shape = (len(records), len(names))
     variables: dict[str, Any] = {
-        n: (axes, x, {"units": UNITS.get(n.rpartition("_")[2], "1")}) for n, x in figures.items()
+        name: (axes, np.array(x, float).reshape(shape), {"units": UNITS.get(name.rpartition("_")[2], "1")})
+        for name, x in figures.items()
     }
-    for name in Switches._fields:  # NaN for peers
-        values = [[getattr(s, name, math.nan) for s in row] for row in schedules]
-        variables[name] = (axes, np.array(values, float).reshape(len(records), len(names)), {"units": "1"})
-    variables["rounds_ms"] = ((*axes, "round"), every, {"units": "ms"})
-    variables["status"] = (axes, status.astype(str))
+    every = [(m.rounds_ms if m else ()) + (math.nan,) * rounds for m in found]
+    bursts = np.array([x[:rounds] for x in every], float).reshape(*shape, rounds)
+    variables["rounds_ms"] = ((*axes, "round"), bursts, {"units": "ms"})
+    status = np.array([m.status if m else "not measured" for m in found], object)
+    variables["status"] = (axes, status.reshape(shape).astype(str))
     coordinates = {"cell": [r.cell.key for r in records], "kernel": names, "run": ("cell", [r.run for r in records])}
     for name in CELL_FIELDS:
         values = [getattr(r.cell, name) for r in records]
@@ -115,7 +125,7 @@ def dataset(results: Results) -> Any:
     return xr.Dataset(variables, coordinates, attributes)
 
 
-def provenance(results: Results) -> dict[str, Any]:
+def provenance(results: Results) -> Json:
     """Return the runs behind the figures and the one hash of the kernels they timed, or that there is no one."""
     used = {r.run for r in results.cells.values()}
     runs = [facts for name, facts in results.runs.items() if name in used]
@@ -190,10 +200,9 @@ def _energy(records: Sequence[CellRecord]) -> list[str]:
 
 def _energy_text(record: CellRecord, name: str) -> str:
     joules = record.joules(name)
-    watts = next((m.sustained_w for m in record.kernels if m.name == name), math.nan)
     if math.isnan(joules):
         return "-"
-    return f"{joules:.3g} ({record.cell.flops / 1e12 / joules:.3f}, {watts:.0f})"
+    return f"{joules:.3g} ({record.cell.flops / 1e12 / joules:.3f}, {record.of(name).sustained_w:.0f})"
 
 
 def _speed(record: CellRecord, name: str) -> str:
@@ -228,8 +237,8 @@ def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
 
 
 def _loss_text(record: CellRecord, name: str) -> str:
-    found: Measured | None = next((m for m in record.kernels if m.name == name), None)
-    return "-" if found is None or math.isnan(found.rel_rmse) else f"{found.rel_rmse:.2e} ({found.gain:+.1e})"
+    found = record.of(name)
+    return "-" if math.isnan(found.rel_rmse) else f"{found.rel_rmse:.2e} ({found.gain:+.1e})"
 
 
 def _ratios(records: Sequence[CellRecord]) -> list[str]:
@@ -265,10 +274,10 @@ def _ratios(records: Sequence[CellRecord]) -> list[str]:
 
 def _missing(results: Results) -> list[str]:
     parts = [f"- missing peer {name}: {reason}" for name, reason in results.missing().items()]
-    seen = set()
+    first: dict[tuple[str, str], str] = {}
     for r in results.cells.values():
         for m in r.kernels:
-            if m.status != MEASURED and (m.name, m.status) not in seen:
-                seen.add((m.name, m.status))
-                parts.append(f"- {m.name} has no speed in {r.cell.key}: {m.status}")
+            first.setdefault((m.name, m.status), r.cell.key)
+    troubles = ((name, key, status) for (name, status), key in first.items() if status != MEASURED)
+    parts += [f"- {name} has no speed in {key}: {status}" for name, key, status in troubles]
     return ["## Missing", "", *(parts or ["- nothing"]), ""]

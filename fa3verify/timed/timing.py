@@ -9,7 +9,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -26,6 +26,12 @@ SAMPLED_S = 1.0
 SUSTAINED_ROUNDS = 2  # at most
 
 
+def median(values: Iterable[float]) -> float:
+    """Return the median; NaN of nothing."""
+    values = list(values)
+    return float(statistics.median(values)) if values else math.nan
+
+
 class LaunchTime(NamedTuple):
     """Milliseconds per launch, and the MHz the SMs ran at by their own counters."""
 
@@ -37,7 +43,6 @@ class Timed(Protocol):
     """A prepared launch."""
 
     timed_by: str
-    launch: Callable[[int], object]
 
     def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         """Run ``launches`` back to back ``repeats`` times; ``probe`` is called while they run."""

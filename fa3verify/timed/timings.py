@@ -36,7 +36,9 @@ _FALSE = ("false", "0")
 
 
 class MeasuredRow(NamedTuple):
-    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``."""
+    """One row: ``cycles`` from launch to end at an SM clock of ``clock_mhz``, and what models predict of them
+    (:func:`fa3verify.timed.validation.compare`).
+    """
 
     line: int
     kernel: str
@@ -44,6 +46,19 @@ class MeasuredRow(NamedTuple):
     config: Config
     cycles: float
     clock_mhz: float
+    predicted: tuple[float, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Return the kind of kernel in words."""
+        c = self.config
+        return f"{c.family} {c.dtype} d{c.head_dim} {'causal' if self.problem.causal else 'dense'}"
+
+    @property
+    def title(self) -> str:
+        """Return the problem in words."""
+        p = self.problem
+        return f"{self.group} b{p.batch} h{p.nheads} {p.seqlen_q}x{p.seqlen_k}"
 
 
 class _Row:
@@ -101,7 +116,8 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
     """
     rows = []
     left_out = Counter()
-    for row in _rows(path):
+    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
+        row = _Row(line, values, path.name)
         if reason := _unusable(row):
             left_out[reason] += 1
             continue
@@ -114,11 +130,6 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
         clock = row.positive("burst_sm_mhz")
         rows.append(MeasuredRow(row.line, row.values["kernel"], problem, config, cycles, clock))
     return rows, left_out
-
-
-def _rows(path: Path) -> Iterator[_Row]:
-    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
-        yield _Row(line, values, path.name)
 
 
 def _unusable(row: _Row) -> str | None:

@@ -13,14 +13,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fa3_kernels.plan.config import Config
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
 from fa3verify import files
+from fa3verify.files import Json
 from fa3verify.timed.timings import MeasuredRow, read
 
 MODELS = ("simulated", "roofline", "closed form")
@@ -28,23 +30,6 @@ RESAMPLES = 4000
 SEED = 0
 SMALLEST_RANKING = 3  # schedules of one problem
 TOP = (1, 3)
-
-
-class Prediction(NamedTuple):
-    """One measured row with the cycles that each of :data:`MODELS` predicts at its clock."""
-
-    row: MeasuredRow
-    predicted: tuple[float, ...]
-
-    @property
-    def group(self) -> str:
-        c = self.row.config
-        return f"{c.family} {c.dtype} d{c.head_dim} {'causal' if self.row.problem.causal else 'dense'}"
-
-    @property
-    def problem(self) -> str:
-        p = self.row.problem
-        return f"{self.group} b{p.batch} h{p.nheads} {p.seqlen_q}x{p.seqlen_k}"
 
 
 class Ranking(NamedTuple):
@@ -56,14 +41,14 @@ class Ranking(NamedTuple):
     regret: tuple[float, ...]
 
 
-def compare(rows: Sequence[MeasuredRow], machine: Machine) -> list[Prediction]:
-    """Predict every row at the clock it was measured at."""
+def compare(rows: Sequence[MeasuredRow], machine: Machine) -> list[MeasuredRow]:
+    """Return every row with what :data:`MODELS` predict at the clock it was measured at."""
     found = []
     for row in rows:
         problem = (row.problem, row.config, machine)
         simulated = estimate(*problem, row.clock_mhz).cycles
         bound = roofline(*problem, row.clock_mhz).cycles + machine["launch_cycles"]
-        found.append(Prediction(row, (simulated, bound, closed_form(*problem))))
+        found.append(row._replace(predicted=(simulated, bound, closed_form(*problem))))
     return found
 
 
@@ -99,18 +84,18 @@ def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple
     return 0.0 if np.isnan(tau) else tau, tuple(float(order[:k].min() / order.min() - 1) for k in TOP)
 
 
-def rankings(compared: Sequence[Prediction]) -> list[Ranking]:
+def rankings(compared: Sequence[MeasuredRow]) -> list[Ranking]:
     """Rank the schedules of every problem that has at least three; a schedule measured twice counts with its median."""
-    problems: dict[str, dict[Any, list[Prediction]]] = {}
-    for item in compared:
-        problems.setdefault(item.problem, {}).setdefault(item.row.config, []).append(item)
+    problems: dict[str, dict[Config, list[MeasuredRow]]] = {}
+    for row in compared:
+        problems.setdefault(row.title, {}).setdefault(row.config, []).append(row)
     found = []
     for problem, schedules in problems.items():
         if len(schedules) < SMALLEST_RANKING:
             continue
         pairs = np.array(
             [
-                (np.median([x.predicted[0] for x in items]), np.median([x.row.cycles for x in items]))
+                (np.median([x.predicted[0] for x in items]), np.median([x.cycles for x in items]))
                 for items in schedules.values()
             ]
         )
@@ -118,7 +103,7 @@ def rankings(compared: Sequence[Prediction]) -> list[Ranking]:
     return found
 
 
-def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[str, Any]:
+def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> Json:
     """Compare all rows of ``bench.csv`` that a program can be simulated for; ``seqlens``: of these numbers of keys.
 
     Returns
@@ -135,7 +120,7 @@ def validate(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> dict[
     return figures_of(path.name, machine, *compare_file(path, machine, seqlens))
 
 
-def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[Prediction], Counter[str]]:
+def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> tuple[list[MeasuredRow], Counter[str]]:
     """Predict the rows of a file; also those left out, by reason. Raises as :func:`validate`."""
     rows, left_out = read(path)
     if seqlens:
@@ -146,9 +131,9 @@ def compare_file(path: Path, machine: Machine, seqlens: Sequence[int] = ()) -> t
     return compare(rows, machine), left_out
 
 
-def figures_of(file: str, machine: Machine, compared: Sequence[Prediction], left_out: Counter[str]) -> dict[str, Any]:
+def figures_of(file: str, machine: Machine, compared: Sequence[MeasuredRow], left_out: Counter[str]) -> Json:
     """Return what :func:`validate` returns, of rows that are compared already."""
-    errors = np.array([np.array(x.predicted) / x.row.cycles - 1 for x in compared])
+    errors = np.array([np.array(x.predicted) / x.cycles - 1 for x in compared])
     names = np.array([x.group for x in compared])
     groups = []
     for name in (*sorted(set(names)), "all"):
@@ -170,17 +155,17 @@ PROBLEM = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "
 CYCLES = ("measured_cycles", "simulated_cycles", "roofline_cycles", "closed_form_cycles")
 
 
-def csv_text(compared: Sequence[Prediction]) -> str:
+def csv_text(compared: Sequence[MeasuredRow]) -> str:
     """One line per row: its line in the file of measurements, kernel, problem, tile, clock and cycles."""
     rows = []
-    for (line, kernel, problem, config, cycles, clock), predicted in compared:
+    for line, kernel, problem, config, cycles, clock, predicted in compared:
         sizes = [getattr(problem, name) for name in PROBLEM]
         figures = [f"{x:.6g}" for x in (clock, cycles, *predicted)]
         rows.append((line, kernel, *sizes, config.tile_m, config.tile_n, *figures))
     return files.csv_text(("line", "kernel", *PROBLEM, "tile_m", "tile_n", "clock_mhz", *CYCLES), rows)
 
 
-def markdown(figures: dict[str, Any]) -> str:
+def markdown(figures: Json) -> str:
     """Tables of :func:`validate`'s figures."""
     lines = [
         f"Simulated {figures['machine']} beside {figures['rows']} measured rows of {figures['file']}, "
@@ -205,7 +190,7 @@ def markdown(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _ranking_lines(ranked: list[dict[str, Any]]) -> list[str]:
+def _ranking_lines(ranked: list[Json]) -> list[str]:
     if not ranked:
         return [f"No problem has {SMALLEST_RANKING} schedules: nothing to rank.", ""]
     rows = [(r["problem"], r["schedules"], f"{r['tau']:.2f}", *map(_percent, r["regret"])) for r in ranked]

@@ -140,7 +140,7 @@ def start(launch: Launch) -> None:
 
     from fa3_reports.bits import forward_cases
     from fa3_reports.bits.forward_cases import NUMPY, Case
-    from fa3verify.known import backward_launches
+    from fa3verify.known import launches
     from fa3verify.known.device import run_forward, run_quantiser
 
     problem = launch.problem
@@ -156,7 +156,7 @@ def start(launch: Launch) -> None:
         lse = np.full(problem.lse_shape, np.log(problem.seqlen_k), np.float32)
         name = "gluon.deterministic" if choices.get("is_deterministic") else "gluon"
         given = BackwardOperands(drawn.q, drawn.k, drawn.v, dout=dout, out=out, lse=lse)
-        backward_launches.run(name, problem, given)
+        launches.run(name, problem, given, {})
     else:
         run_forward(problem, drawn, choices)
     torch.cuda.synchronize()

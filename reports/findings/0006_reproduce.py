@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known import backward_launches
-from fa3verify.known.backward_launches import GivenBackward
+from fa3verify.known.launches import GivenBackward, loaded
 
 HEAD_DIM = 64
 
@@ -25,7 +24,7 @@ def not_finite(name: str, queries: int, keys: int, shift: float) -> list[int]:
     out = (scores.softmax(-1) @ exact[2]).transpose(1, 2).contiguous().to(torch.bfloat16)
     given = GivenBackward(q, k, v, dout, out, scores.logsumexp(-1).float().contiguous())
     problem = AttentionProblem(1, 2, 2, queries, keys, HEAD_DIM, dtype="bf16")
-    return [int((~torch.isfinite(x)).sum()) for x in backward_launches.loaded(name)(problem, given)()]
+    return [int((~torch.isfinite(x)).sum()) for x in loaded(name, "backward")(problem, given, {})()]
 
 
 if __name__ == "__main__":

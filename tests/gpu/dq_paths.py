@@ -32,10 +32,9 @@ from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.gradients import given_of
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw
-from fa3verify.known.backward_launches import GivenBackward
+from fa3verify.known.launches import GivenBackward
 from fa3verify.timed.cells import Cell, paper
 from fa3verify.timed.results import cycles
 from fa3verify.timed.timing import Clock, Pace, Times, measure
@@ -185,8 +184,7 @@ def cells(head_dims: Iterable[int] = HEAD_DIMS, seqlens: Iterable[int] = SEQLENS
 
 def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tuple]:
     """Rows of one cell, of the shipped kernel and of some paths."""
-    (drawn,) = draw(cell, 1, 0)
-    x = given_of(cell, drawn, 0)
+    (x,) = draw(cell, 1, 0)
     launches = {name: launcher(name, cell.problem, x) for name in dict.fromkeys((SHIPPED, *names))}
     found = {name: launch()[0] for name, launch in launches.items()}
     torch.cuda.synchronize()

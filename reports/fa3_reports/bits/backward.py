@@ -24,7 +24,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Ope
 from fa3_reports.bits import forward_cases
 from fa3_reports.bits.forward_cases import FAMILIES, NUMPY, Case
 from fa3_reports.bits.table import CaseTable
-from fa3verify.known import backward_launches
+from fa3verify.known import launches
 from fa3verify.known.device import run_forward
 
 COLUMNS = (
@@ -175,7 +175,7 @@ def rows(case: Case) -> list[list[Any]]:
     config = config_of(problem)
     want = twin_backward(problem, given, config)
     got, again, free = (
-        backward_launches.run(name, problem, given) for name in ("gluon.deterministic", "gluon.deterministic", "gluon")
+        launches.run(name, problem, given, {}) for name in ("gluon.deterministic", "gluon.deterministic", "gluon")
     )
     found = [differing(a, b) for a, b in zip(got, want)]
     repeats = sum(differing(a, b) for a, b in zip(again, got))

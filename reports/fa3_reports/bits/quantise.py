@@ -54,7 +54,7 @@ def _bits(x: Any) -> np.ndarray:
 def device_bits(given: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray | None]:
     """Bits of every field on the GPU; memory that the launch does not write is filled with NaN."""
     torch.use_deterministic_algorithms(True)
-    got = run_quantiser(given, options)
+    got = run_quantiser(given, dict(options))
     found = {name: getattr(got, name) for name in FIELDS}
     return {name: None if x is None else _bits(to_numpy(x)) for name, x in found.items()}
 

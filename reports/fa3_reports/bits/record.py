@@ -18,7 +18,7 @@ from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.tasks import Task, run
 from fa3verify.cases.case import Case
-from fa3verify.known import loaded
+from fa3verify.known import launches
 from fa3verify.known.peers import PEERS
 from fa3verify.timed.timing import query
 
@@ -38,7 +38,7 @@ def record_case(library: str, case: Case) -> tuple[Recorded, Kept | None]:
     operands = case.operands()
     recorded = Recorded(case, digest_of_operands(operands))
     try:
-        out, lse = loaded.run(library, case.problem, operands, dict(case.changes))
+        out, lse = launches.run(library, case.problem, operands, dict(case.changes))
     except Exception as error:  # a third party's library may raise anything
         return replace(recorded, error=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"), None
     assert lse is not None, "those with a twin return one"
@@ -51,7 +51,7 @@ def facts_of(library: str) -> dict[str, Any]:
     """Provenance: the library's binary, the machine and its versions."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": np.__version__}
     machine = {"gpu": query("name"), "driver": query("driver_version")}
-    return loaded.identity(library) | machine | versions
+    return launches.identity(library) | machine | versions
 
 
 def chosen(library: str, which: Which, *, rounds: int, every: int) -> list[Case]:

@@ -98,6 +98,7 @@ def record(path: Path, machine: str) -> None:
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
     """Median cycles of a launch; NaN for what is refused."""
     from fa3verify.bench import kernels
+    from fa3verify.bench.graphs import GraphTimed
     from fa3verify.bench.tuning import cell_of, options_of
     from fa3verify.known.libraries import Unsupported
     from fa3verify.timed import results, timing
@@ -108,7 +109,8 @@ def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]
     for i, config in enumerate(configs):
         try:
             options = options_of(config, problem)
-            runs[str(i)] = kernels.our_kernel(f"tune {i}", "", (cell.dtype,), **options).prepare(cell, inputs).timed
+            kernel = kernels.our_kernel(f"tune {i}", "", (cell.dtype,), **options)
+            runs[str(i)] = GraphTimed(kernel.prepare(cell, inputs))
         except (Unsupported, ValueError) as error:
             print("refused", config.tile_m, config.tile_n, error, flush=True)
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())

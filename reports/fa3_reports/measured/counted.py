@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def run(settings: bench.BenchSettings, profiler: str, tell: Callable[[str], None
     """
     with tempfile.TemporaryDirectory() as name:
         job, made, log = (Path(name) / file for file in ("job.json", "made.json", "log.csv"))
-        cells = [cell.to_json() for cell in settings.cells]
+        cells = [asdict(cell) for cell in settings.cells]
         budget_s = min(settings.budget_s, LONGEST_S)
         body = {"cells": cells, "kernels": settings.kernels, "seed": settings.seed, "budget_s": budget_s}
         job.write_text(json.dumps(body))
@@ -99,16 +100,16 @@ def launch_all(
         for kernel in kernels:
             if not kernel.takes(cell) or kernel.missing:
                 continue
-            fields: dict[str, Any] = cell.to_json()
+            fields: dict[str, Any] = asdict(cell)
             try:
-                launch = kernel.prepare(cell, inputs).timed.launch
+                launch = kernel.prepare(cell, inputs)
                 peak = _peak_bytes(launch)
                 schedule = bench.schedule_of(kernel, cell)
             except Exception as error:  # a kernel may raise anything
                 found.append(Launched(fields, kernel.name, f"failed: {one_line(str(error))[:120]}"))
                 continue
             _count(launch)
-            found.append(Launched(fields, kernel.name, "ok", schedule and schedule._asdict(), peak))
+            found.append(Launched(fields, kernel.name, "ok", schedule and asdict(schedule), peak))
         torch.cuda.empty_cache()
     return found
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fa3_simulator.roofline import SUB_CORES
 from fa3verify.files import csv_rows, csv_text, read_csv
 from fa3verify.timed.cells import CELL_FIELDS, SIZES, Cell
-from fa3verify.timed.results import Switches
+from fa3verify.timed.tables import SWITCHES
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of
@@ -37,7 +37,7 @@ COLUMNS = (
     *CELL_FIELDS,
     "kernel",
     "status",
-    *Switches._fields,
+    *SWITCHES,
     "burst_ms",
     "burst_sm_mhz",
     "burst_cycles",

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
 from fa3_reports.measured.host_rows import Cost, check
 from fa3verify.files import markdown_table, write_text
-from fa3verify.known import loaded
+from fa3verify.known import launches
 from fa3verify.known.libraries import Unsupported
 
 CALLS = 400
@@ -124,7 +124,7 @@ def ours() -> Kernel:
 
 def flash3() -> Kernel:
     """Official FlashAttention-3's operator, called without its Python interface; Unsupported where it is absent."""
-    loaded.loaded("flash3")
+    launches.loaded("flash3")
     forward = torch.ops.fa3_fwd.fwd
 
     def varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, longest_q: int, longest_k: int) -> Any:

@@ -24,7 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_atten
 from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.frameworks import register_with_transformers
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known import launches, loaded
+from fa3verify.known import launches
 
 _BEGAN = time.perf_counter()
 BATCH, SEQLEN, NEW = 4, 4096, 64
@@ -49,7 +49,7 @@ def flash3(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: fl
     problem = AttentionProblem(
         batch, heads, k.shape[2], rows, k.shape[1], dim, causal=True, dtype="bf16", softmax_scale=scaling
     )
-    return loaded.loaded("flash3")(problem, launches.Given(q, k, v), {})().out, None
+    return launches.loaded("flash3")(problem, launches.Given(q, k, v), {})().out, None
 
 
 def in_float32(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, None]:
@@ -153,7 +153,7 @@ def main() -> None:
         "seqlen": SEQLEN,
         "parameters": sum(x.numel() for x in model.parameters()),
         "sha256": evidence_sha256("forward"),
-        "flash3": loaded.identity("flash3"),
+        "flash3": launches.identity("flash3"),
     }
     for name in TITLES:
         model.set_attn_implementation(name)

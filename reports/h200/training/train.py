@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from fa3_kernels.api import flash_attn_func
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known import backward_launches, launches, loaded
+from fa3verify.known import launches
 
 STEPS, BATCH, SEQLEN, WIDTH, HEADS, KV_HEADS = 200, 16, 512, 256, 4, 2
 ROOT = Path(__file__).parents[3]
@@ -46,15 +46,15 @@ class _Flash3(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, seqlen, heads, dim = q.shape
         ctx.problem = AttentionProblem(batch, heads, k.shape[2], seqlen, seqlen, dim, causal=True, dtype="bf16")
-        found = loaded.loaded("flash3.dew")(ctx.problem, launches.Given(q, k, v), {})()
+        found = launches.loaded("flash3.dew")(ctx.problem, launches.Given(q, k, v), {})()
         ctx.save_for_backward(q, k, v, found.out, found.lse)
         return found.out
 
     @staticmethod
     def backward(ctx: Any, *dout: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        given = backward_launches.GivenBackward(q, k, v, dout[0].contiguous(), out, lse)
-        return tuple(backward_launches.loaded("flash3.dew")(ctx.problem, given)())
+        given = launches.GivenBackward(q, k, v, dout[0].contiguous(), out, lse)
+        return tuple(launches.loaded("flash3.dew", "backward")(ctx.problem, given, {})())
 
 
 def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

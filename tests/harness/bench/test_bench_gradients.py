@@ -15,10 +15,10 @@ from fa3_kernels.twin.backward import backward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import BackwardOperands
-from fa3verify.bench import gradients
-from fa3verify.bench.gradients import judge
+from fa3verify.bench import check
+from fa3verify.bench.check import judge_gradients as judge
 from fa3verify.bench.kernels import TimedKernel
-from fa3verify.known.backward_launches import GivenBackward
+from fa3verify.known.launches import GivenBackward
 from fa3verify.tensors.convert import to_torch
 from fa3verify.timed.cells import Cell, select
 
@@ -68,7 +68,7 @@ def test_the_truth_of_a_cell_is_computed_once_for_all_of_its_kernels(monkeypatch
     x, found = timed(DENSE)
     cuts = []
     monkeypatch.setattr(
-        gradients, "backward_bound", lambda problem, *rest: cuts.append(problem) or backward_bound(problem, *rest)
+        check, "backward_bound", lambda problem, *rest: cuts.append(problem) or backward_bound(problem, *rest)
     )
     first = judge(DENSE, x, found)
     assert (judge(DENSE, x, found), len(cuts)) == (first, 2)
@@ -87,7 +87,7 @@ def test_forwards_and_backwards_are_timed_in_grids_of_their_own() -> None:
         raise AssertionError
 
     plain = TimedKernel("a", "", ("fp16",), nothing)  # type: ignore[arg-type]
-    of_gradients = TimedKernel("b", "", ("fp16",), nothing, judge=nothing)  # type: ignore[arg-type]
+    of_gradients = TimedKernel("b", "", ("fp16",), nothing, operation="backward")  # type: ignore[arg-type]
     paper = Cell("paper", "fp16", 1, 64, 64, 1, 1, 64, False)
     assert [plain.takes(paper), of_gradients.takes(paper)] == [True, False]
     assert [plain.takes(DENSE), of_gradients.takes(DENSE)] == [False, True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,8 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
 from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import Given, Prepared, TimedKernel
-from fa3verify.known import libraries, loaded
+from fa3verify.bench.kernels import Given, TimedKernel
+from fa3verify.known import launches, libraries
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.timed import cells, results
@@ -69,7 +68,7 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
     def prepare(cell, inputs):
         if error:
             raise error
-        return Prepared(FakeTimed(name, [milliseconds] * 100, []), lambda: LaunchOutput(None))
+        return FakeTimed(name, [milliseconds] * 100, [])
 
     return TimedKernel(name, "", ("fp16",), prepare, missing=None)
 
@@ -78,6 +77,7 @@ def fake_kernel(name: str, milliseconds: float, *, error: Exception | None = Non
 def without_gpu(monkeypatch):
     monkeypatch.setattr(run, "draw", lambda cell, copies, seed: [Given(None, None, None)])
     monkeypatch.setattr(run, "synchronize", lambda: None)
+    monkeypatch.setattr(run, "GraphTimed", lambda launch: launch)
     monkeypatch.setattr(check, "gather", lambda cell, *_: cell)
     monkeypatch.setattr(check, "judge", lambda work: SOUND)
 
@@ -225,31 +225,18 @@ def test_names_may_be_patterns():
 def test_a_peer_that_does_not_load_is_kept_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
 
-    def broken(name):
+    def broken(name, operation):
         raise OSError("two\nlines")
 
     for load, reason in (
         (broken, "OSError: two lines"),
-        (lambda name: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
+        (lambda name, operation: libraries.library("x.so"), f"neither x.so nor x.so.xz is in {tmp_path}"),
     ):
-        monkeypatch.setattr(loaded, "loaded", load)
+        monkeypatch.setattr(launches, "loaded", load)
         (kernel,) = peers.peers(lambda name: name == "flash3")
         assert kernel.missing == reason
         with pytest.raises(Unsupported, match=reason.partition(":")[0]):
             kernel.prepare(CELL, [])
-
-
-def test_a_packed_library_is_unpacked_once(tmp_path, monkeypatch):
-    monkeypatch.setenv(libraries.FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "x.so.xz").write_bytes(lzma.compress(b"library"))
-    path = libraries.library("x.so")
-    assert path.read_bytes() == b"library"
-    (tmp_path / "x.so.xz").unlink()
-    assert libraries.library("x.so") == path
-    assert [file.name for file in tmp_path.iterdir()] == ["x.so"]
-    monkeypatch.delenv(libraries.FOLDER_VARIABLE)
-    with pytest.raises(Unsupported, match="--peers or FA3VERIFY_PEERS names"):
-        libraries.library("x.so")
 
 
 @pytest.mark.parametrize(

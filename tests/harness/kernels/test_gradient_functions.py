@@ -76,15 +76,15 @@ def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
 @pytest.mark.optional
 def test_a_differentiable_function_of_tensors_is_judged_by_autograd():
     pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.known.cpu import math_of
+    from fa3verify.known.cpu import torch_math
 
     def returns_two(q, k, v, **options):
-        return math_of(q, k, v, **options), None
+        return torch_math(q, k, v, **options), None
 
     def mistaken(q, k, v, **options):
-        return math_of(q.detach(), k, v, **options) + 0 * q.sum()
+        return torch_math(q.detach(), k, v, **options) + 0 * q.sum()
 
-    for function, is_right in ((math_of, True), (returns_two, True), (mistaken, False)):
+    for function, is_right in ((torch_math, True), (returns_two, True), (mistaken, False)):
         (kernel,) = torch_candidate(function, gradients="autograd", dtypes=("bf16",))
         problem = AttentionProblem(1, 4, 2, 40, 40, 64, dtype="bf16", causal=True)
         case = Case(kernel.name, problem, Recipe("normal"), operation="backward")

@@ -22,5 +22,9 @@ def test_a_packed_library_is_unpacked_once_wherever_it_lies(
     assert (tmp_path / name).read_bytes() == b"code"
     packed.unlink()
     assert library(name).read_bytes() == b"code"
+    assert [file.name for file in packed.parent.iterdir()] == [packed.stem]
     with pytest.raises(Unsupported, match=r"neither two\.so nor"):
         library("two.so")
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    with pytest.raises(Unsupported, match="--peers or FA3VERIFY_PEERS names"):
+        library(name)

@@ -23,9 +23,9 @@ from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.calls import CandidateError
-from fa3verify.known import flash4, peer_kernels, peers, registry
-from fa3verify.known.libraries import FOLDER_VARIABLE
-from fa3verify.known.peers import PEERS
+from fa3verify.known import libraries, peer_kernels, registry
+from fa3verify.known.libraries import FOLDER_VARIABLE, Unsupported
+from fa3verify.known.peers import BACKWARDS, PEERS
 from fa3verify.properties import find_law, run_law
 from fa3verify.tensors import here
 
@@ -47,7 +47,7 @@ def listed(monkeypatch, tmp_path):
 
 def test_peers_are_listed_with_the_reason_they_cannot_run(listed, tmp_path, monkeypatch):
     monkeypatch.setattr(here, "no_device", lambda: "no such device")
-    monkeypatch.setattr(peers, "find_spec", lambda package: package if package == "torch" else None)
+    monkeypatch.setattr(libraries, "find_spec", lambda package: package if package == "torch" else None)
     found = listed()
     assert os.environ[FOLDER_VARIABLE] == str(tmp_path)  # which worker processes inherit
     assert set(KERNELS) <= set(found)
@@ -155,12 +155,12 @@ def test_an_empty_tensor_has_the_strides_of_its_shape():
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     torch = pytest.importorskip("torch", reason="needs torch")
-    from fa3verify.known import launches, loaded
+    from fa3verify.known import launches
     from fa3verify.tensors import convert as tensors
 
     monkeypatch.setattr(launches, "to_gpu", tensors.to_torch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return loaded
+    return launches
 
 
 @pytest.mark.parametrize("fault", [None, Fault.TRUNCATED_OUTPUT])
@@ -170,7 +170,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
 
     kernel, operands = KERNELS["flash3.bf16"], {}
 
-    def load(name):
+    def load(name, operation):
         def prepare(problem, given, options):
             assert options == {"num_splits": 3, "pack_gqa": True}
             config = kernel.config_for(problem, options.items())
@@ -190,7 +190,7 @@ def test_a_library_is_compared_with_its_twin_bit_for_bit(on_a_cpu, monkeypatch, 
 
 
 def test_a_library_that_raises_is_one_finding(on_a_cpu, monkeypatch):
-    def broken(name):
+    def broken(name, operation):
         raise OSError("libcudart.so.99: cannot open\nshared object file")
 
     monkeypatch.setattr(on_a_cpu, "loaded", broken)
@@ -213,13 +213,19 @@ def test_torchs_math_is_within_its_bound_and_ignores_no_mask(on_a_cpu, causal):
 def test_every_module_of_the_table_loads_by_name(on_a_cpu):
     for name in ("flash2", "cudnn", "cuda.efficient", "cuda.math", "cuda.flex"):
         assert callable(on_a_cpu.loaded(name))
+    for name in ("flash2", "cudnn"):
+        assert callable(on_a_cpu.loaded(name, "backward"))
+    with pytest.raises(Unsupported, match=r"libdew_flash_attn3\.so"):
+        on_a_cpu.loaded("flash3.dew", "backward")
     with pytest.raises(Exception, match=r"fa3_fwd_C\.so"):
         on_a_cpu.loaded("flash3")
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
+def compiled(on_a_cpu, monkeypatch, tmp_path):
     """Every file of FlashAttention-4 that the adapter asks for; says which are loaded, and what is called."""
+    from fa3verify.known import flash4
+
     calls = []
 
     def load_module(path):
@@ -236,11 +242,11 @@ def compiled(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "causal"), [("fp16", 64, False), ("bf16", 128, True), ("bf16", 256, False)]
 )
-def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cpu, compiled, dtype, head_dim, causal):
+def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(compiled, dtype, head_dim, causal):
     import torch
 
-    from fa3verify.known.backward_launches import GivenBackward
-    from fa3verify.known.launches import Given
+    from fa3verify.known import flash4
+    from fa3verify.known.launches import Given, GivenBackward
 
     problem = AttentionProblem(2, 3, 3, 90, 90, head_dim, dtype=dtype, causal=causal)
     kind = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
@@ -256,7 +262,7 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
         assert (found.lse is not None) == wants_lse
         assert found.lse is None or (tuple(found.lse.shape), found.lse.dtype) == (problem.lse_shape, torch.float32)
     x = GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
-    dq, dk, dv = flash4.prepare_backward(problem, x)()
+    dq, dk, dv = flash4.load_backward("flash4")(problem, x, {})()
     last = dict(compiled[-3:])
     assert list(last) == [f"{part}_{names}" for part in ("pre", "bwd", "post")]
     assert last[f"bwd_{names}"][7:9] == (dk, dv)
@@ -264,7 +270,8 @@ def test_flash4_runs_the_kernels_of_the_problem_on_tensors_of_its_shapes(on_a_cp
     assert compiled[0] == ("libcute_dsl_runtime.so", ())  # which every kernel needs
 
 
-def test_flash4_refuses_what_no_kernel_was_compiled_for(on_a_cpu, compiled):
+def test_flash4_refuses_what_no_kernel_was_compiled_for(compiled):
+    from fa3verify.known import flash4
     from fa3verify.known.launches import Given
 
     prepare, plain = flash4.load("flash4"), AttentionProblem(**PLAIN | {"nheads_kv": 4})
@@ -288,6 +295,45 @@ def test_an_atlas_needs_a_kernel_that_runs(monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "rows"), [("flash2", (90,)), ("cudnn", (90, 1)), ("cuda.efficient", (96,))])
+def test_torchs_operators_give_an_lse_of_the_rows_of_the_problem_where_it_is_asked_for(
+    on_a_cpu, monkeypatch, name, rows
+):
+    import torch
+
+    from fa3verify.known import torch_sdpa
+
+    def operator(*given, **options):
+        """Return what torch 2.13's schemas say: out, lse, starts, longest, seed and offset."""
+        return torch.zeros(1, 4, 90, 64), torch.zeros(1, 4, *rows), "starts q", "starts k", 90, 90, "seed", "offset"
+
+    def backward(dout, q, k, v, out, lse, *rest, scale):
+        assert (lse.shape, scale) == ((1, 4, *rows), 0.125)
+        starts = ["starts q", "starts k", 90, 90]
+        places = {
+            "flash2": [*starts, 0.0, False, "seed", "offset"],
+            "cudnn": ["seed", "offset", None, *starts, 0.0, False],
+        }
+        assert list(rest) == places[name]
+        return q, k, v
+
+    operators = {"flash2": "flash", "cudnn": "cudnn", "cuda.efficient": "efficient"}
+    called = f"_scaled_dot_product_{operators[name]}_attention"
+    monkeypatch.setattr(torch_sdpa, "_ATEN", SimpleNamespace(**{called: operator, f"{called}_backward": backward}))
+    problem = AttentionProblem(**PLAIN)
+    q, dout, out = (torch.zeros(problem.q_shape) for _ in range(3))
+    k, v = (torch.zeros(problem.k_shape) for _ in range(2))
+    for options, shape in (({}, problem.lse_shape), ({"lse": False}, None)):
+        found = torch_sdpa.load(name)(problem, on_a_cpu.Given(q, k, v), options)()
+        assert tuple(found.out.shape) == problem.out_shape
+        assert (found.lse is None and shape is None) or tuple(found.lse.shape) == shape
+    if name in BACKWARDS:
+        given = on_a_cpu.GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
+        gradients = torch_sdpa.load_backward(name)(problem, given, {})()
+        assert [tuple(x.shape) for x in gradients] == [problem.q_shape, problem.k_shape, problem.v_shape]
+
+
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
     assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
     assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
+    assert {name for name, peer in PEERS.items() if peer.gradients} == set(BACKWARDS)

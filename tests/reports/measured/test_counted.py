@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,7 @@ pytest.importorskip("triton")
 import torch
 
 from fa3_reports.measured import counted
-from fa3verify.bench.graphs import GraphTimed
-from fa3verify.bench.kernels import Prepared, TimedKernel
+from fa3verify.bench.kernels import TimedKernel
 from fa3verify.timed.cells import Cell
 
 pytestmark = pytest.mark.optional
@@ -39,10 +39,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def kernel(name: str, log: list[str], error: str = "", **more: Any) -> TimedKernel:
-    def prepare(cell: Cell, inputs: Any) -> Prepared:
+    def prepare(cell: Cell, inputs: Any) -> Callable[[int], None]:
         if error:
             raise RuntimeError(error)
-        return Prepared(GraphTimed(lambda i: log.append(name)), lambda: None)
+        return lambda i: log.append(name)
 
     return TimedKernel(name, "made up", ("fp16",), prepare, **more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ SCHEDULE = {
     "promotion_interval": 0,
     "holds_turn": False,
 }
-OURS = Launched(CELL.to_json(), "gluon", "ok", SCHEDULE, 4096)
-FAILED = Launched(CELL.to_json(), "flash3", "failed: no such file")
-THEIRS = Launched(CELL.to_json(), "cudnn", "ok")
+OURS = Launched(asdict(CELL), "gluon", "ok", SCHEDULE, 4096)
+FAILED = Launched(asdict(CELL), "flash3", "failed: no such file")
+THEIRS = Launched(asdict(CELL), "cudnn", "ok")
 
 
 def printed(*kernels: tuple[str, dict[str, Any]]) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fa3_simulator.held_out import FORWARD
-from fa3verify.timed.validation import Prediction, rankings
+from fa3verify.timed.timings import MeasuredRow
+from fa3verify.timed.validation import rankings
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 
@@ -26,7 +27,7 @@ UNSEEN = (
 
 
 @pytest.fixture(scope="module")
-def compared() -> tuple[Prediction, ...]:
+def compared() -> tuple[MeasuredRow, ...]:
     assert len(published(FIRST)) == 288
     return published(FIRST)
 
@@ -39,9 +40,9 @@ def test_the_simulator_says_today_what_is_published(folder) -> None:
     check_published(folder)
 
 
-def errors(compared: Sequence[Prediction]) -> np.ndarray:
+def errors(compared: Sequence[MeasuredRow]) -> np.ndarray:
     """Relative errors (rows, models): simulated, roofline, closed form."""
-    return np.array([np.array(c.predicted) / c.row.cycles - 1 for c in compared])
+    return np.array([np.array(c.predicted) / c.cycles - 1 for c in compared])
 
 
 def test_mean_error_is_what_the_note_says(compared) -> None:
@@ -52,7 +53,7 @@ def test_mean_error_is_what_the_note_says(compared) -> None:
 
 @pytest.mark.parametrize(("kernels", "rows", "error"), [(("flash3", "flash3.dew"), 30, 0.042), (("gluon",), 24, 0.042)])
 def test_what_is_in_use_in_16_bits_is_within_a_few_percent_on_average(compared, kernels, rows, error) -> None:
-    chosen = [c for c in compared if c.row.kernel in kernels and c.row.config.dtype != "e4m3"]
+    chosen = [c for c in compared if c.kernel in kernels and c.config.dtype != "e4m3"]
     assert len(chosen) == rows
     assert np.abs(errors(chosen)[:, 0]).mean() < error
 
@@ -98,7 +99,7 @@ def test_the_errors_that_tune_states_are_those_of_the_held_out_rows() -> None:
     found: dict[tuple[str, str], list[float]] = {}
     for folder, seqlens in (*((folder, seqlens) for folder, seqlens, _, _ in UNSEEN), *others):
         for item in published(folder):
-            if not seqlens or item.row.problem.seqlen_k in seqlens:
-                group = (item.row.config.family, item.row.config.dtype)
-                found.setdefault(group, []).append(abs(item.predicted[0] / item.row.cycles - 1))
+            if not seqlens or item.problem.seqlen_k in seqlens:
+                group = (item.config.family, item.config.dtype)
+                found.setdefault(group, []).append(abs(item.predicted[0] / item.cycles - 1))
     assert {group: (len(values), round(float(np.mean(values)), 3)) for group, values in found.items()} == FORWARD
