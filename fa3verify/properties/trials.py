@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -17,7 +17,8 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.law import Drawn, Kind, Law, Trial, Violation
+from fa3verify.properties.compare import Found, first
+from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
@@ -147,9 +148,9 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     return Case(candidate.name, problem, recipe, operation=operation.name, **choices)
 
 
-def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    """Return the parameters of a law that has none."""
-    return {}
+def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
+    """Return what draws parameters that have the same range in every case."""
+    return lambda draw, candidate, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
 
 def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Candidate], bool]:
@@ -157,30 +158,33 @@ def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) ->
     return lambda candidate: set(features) <= candidate.features and candidate.dtype in dtypes
 
 
-def takes_everything(candidate: Candidate) -> bool:
-    """Return True: the law needs no feature."""
-    return True
+NOTHING_DRAWN = drawn()
+ANY_KERNEL = needs()
 
 
 def law(
     name: str,
     statement: str,
     kind: Kind,
-    check: Callable[[Candidate, Trial], Violation | None],
+    compare: Callable[[Setup, Trial], Found],
     *,
     wanted: Wanted,
-    parameters: Parameters = no_parameters,
-    applies: Callable[[Candidate], bool] = takes_everything,
+    parameters: Parameters = NOTHING_DRAWN,
+    applies: Callable[[Candidate], bool] = ANY_KERNEL,
     of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
-    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters."""
+    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters.
+
+    ``compare`` yields what each of its comparisons finds, of the call that a trial's case describes; the first
+    violation ends it.
+    """
 
     @st.composite
     def trials(draw: DrawFn, candidate: Candidate) -> Trial:
         case = draw(small_cases(candidate, wanted))
         return Trial(name, case, parameters(draw, candidate, case))
 
-    def draw(candidate: Candidate) -> SearchStrategy[Trial]:
-        return trials(candidate)
+    def check(candidate: Candidate, trial: Trial) -> Violation | None:
+        return first(compare(set_up(candidate, trial.case), trial))
 
-    return Law(name, statement, kind, applies, draw, check, of)
+    return Law(name, statement, kind, applies, trials, check, of)
