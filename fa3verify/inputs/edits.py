@@ -109,14 +109,10 @@ class Edit:
         if self.kind != "scale_channel":
             self._check("pos", len(rows))
         self._check("channel", rows.shape[1])
-        if self.kind == "set":
-            rows[self.pos, self.channel] = self.value
-        elif self.kind == "scale_row":
-            rows[self.pos] *= self.value
-        elif self.kind == "scale_channel":
-            rows[:, self.channel] *= self.value
-        elif self.kind == "constant_row":
-            rows[self.pos] = self.value
+        if self.kind in ("set", "constant_row"):
+            rows[(self.pos, self.channel) if self.kind == "set" else self.pos] = self.value
+        elif self.kind in ("scale_row", "scale_channel"):
+            rows[self.pos if self.kind == "scale_row" else (slice(None), self.channel)] *= self.value
         elif self.kind == "copy_row":
             self._check("source", len(rows))
             rows[self.pos] = rows[self.source]

@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.case import Case
-from fa3verify.files import Json
+from fa3verify.files import Json, of_schema
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
 from fa3verify.kernels.calls import CandidateError as CandidateError
@@ -75,9 +75,7 @@ class Trial:
     @classmethod
     def from_json(cls, values: Any) -> Trial:
         """Read a trial; ValueError names what is wrong with a damaged or foreign one."""
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"not a trial: expected schema {SCHEMA!r}, got {found!r}")
+        values = of_schema(values, SCHEMA, "not a trial")
         keys = {"schema", "law", "case", "parameters"}
         if set(values) != keys:
             raise ValueError(f"trial must have the keys {sorted(keys)}, got {sorted(map(str, values))}")

@@ -31,7 +31,7 @@ NOTHING = 208.0
 
 
 def _longest(case: Case, unit: int = 1) -> int:
-    """Keys of the longest sequence that has queries; a case is not drawn unless they are more than a unit."""
+    """Return the most keys that a sequence with queries has; no case is drawn in which they are no more than a unit."""
     longest = max((seq.seqlen_k for seq in filled(case.problem)), default=0)
     assume(longest > unit)
     return longest

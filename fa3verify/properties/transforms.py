@@ -14,7 +14,7 @@ from fa3verify.properties.law import Setup
 
 
 def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
-    """Descale of some heads and rows of one sequence: one value a row where the rows start inside a block."""
+    """Return the descale of some heads and rows of a sequence, one value a row where the rows start inside a block."""
     if descale is None:
         return None
     values = descale.values[seq.index : seq.index + 1, heads]
@@ -28,7 +28,7 @@ def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> D
 
 
 def heads_of(problem: AttentionProblem, kv_heads: slice | None) -> slice:
-    """Query heads that share some kv heads, or all."""
+    """Return the query heads that share some kv heads, or all of them."""
     kv_heads = kv_heads or slice(0, problem.nheads_kv)
     return slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
 
@@ -179,5 +179,5 @@ def visible(problem: AttentionProblem, seq: Sequence) -> tuple[np.ndarray, np.nd
 
 
 def filled(problem: AttentionProblem) -> list[Sequence]:
-    """Sequences that have queries."""
+    """Return the sequences that have queries."""
     return [seq for seq in problem.sequences() if seq.seqlen_q]

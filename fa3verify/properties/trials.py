@@ -87,12 +87,6 @@ def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
     return lengths
 
 
-def _is_varlen(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> bool:
-    if wanted.layout == "any":
-        return "varlen" in candidate.features and draw(st.booleans())
-    return wanted.layout == "varlen"
-
-
 @st.composite
 def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
     """Draw a problem of at most about CELLS scores that the candidate supports."""
@@ -100,7 +94,9 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
     fewest = 3 if wanted.permuted else 1
     nheads_kv = draw(st.integers(fewest, 1 if wanted.single else fewest + 1))
     group = draw(st.integers(2 if wanted.grouped else 1, 3)) if grouped else 1
-    varlen = _is_varlen(draw, candidate, wanted)
+    varlen = wanted.layout == "varlen"
+    if wanted.layout == "any":
+        varlen = "varlen" in candidate.features and draw(st.booleans())
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
     head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
