@@ -22,6 +22,14 @@ PACKED = ".xz"
 Json = dict[str, Any]  # an object whose keys a schema of its own names: a case, a trial, the arguments of a task
 
 
+def of_schema(values: object, schema: str, what: str) -> Json:
+    """Return decoded JSON that must be an object of a schema; ValueError, which begins with ``what``, unless it is."""
+    if isinstance(values, dict) and values.get("schema") == schema:
+        return values
+    found = values.get("schema") if isinstance(values, dict) else type(values).__name__
+    raise ValueError(f"{what}: expected schema {schema!r}, got {found!r}")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it takes its place, on any error it vanishes.

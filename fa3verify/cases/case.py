@@ -10,6 +10,7 @@ from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify import operations
+from fa3verify.files import of_schema
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.operation import Arrays
 
@@ -101,11 +102,8 @@ class Case:
         switches += [f"{name}={value}" for name, value in self.changes]
         if self.scheme is not None:
             switches.append(f"{self.scheme.granularity} scales")
-            switches += [
-                word
-                for word, on in (("hadamard", self.scheme.hadamard_seed is not None), ("k_mean", self.scheme.k_mean))
-                if on
-            ]
+            words = {"hadamard": self.scheme.hadamard_seed is not None, "k_mean": self.scheme.k_mean}
+            switches += [word for word, is_on in words.items() if is_on]
         return f"{self.kernel} {shape} {' '.join(switches)}".rstrip() + f" | {self.recipe.describe()}"
 
     def to_json(self) -> dict[str, object]:
@@ -145,9 +143,7 @@ class Case:
         ValueError
             If it is damaged or foreign; the message names what is wrong.
         """
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"not a case: expected schema {SCHEMA!r}, got {found!r}")
+        values = of_schema(values, SCHEMA, "not a case")
         missing = [key for key in ("kernel", "problem", "recipe", "scheme", "changes") if key not in values]
         if missing:
             raise ValueError(f"case lacks {missing}")

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.kernels.record import Candidate, needed_features
 from fa3verify.records import OMITTED
 
@@ -40,16 +40,14 @@ def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[s
 
     A kernel that declares no head_dims claims none of them: those that it is asked are the campaign's own choice.
     """
-    dimensions = {name: classes for name, classes in space.claimed(candidate).items() if _is_declared(candidate, name)}
+    dimensions = space.claimed(candidate)
+    if candidate.head_dims is None:
+        dimensions.pop("head_dim", None)
     return (
         *(f"{name} {chosen}" for name, classes in dimensions.items() for chosen in classes),
         *(f"property {name}" for name in properties),
         *(f"family {name}" for name in families),
     )
-
-
-def _is_declared(candidate: Candidate, dimension: str) -> bool:
-    return dimension != "head_dim" or candidate.head_dims is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +136,9 @@ def judged(
     """
     claimed = tuple(claimed)
     tried = set(tried)
-    kinds = list(dict.fromkeys(name.split()[0] for name in claimed))
-    counts = {}
-    for kind in kinds:
-        mine = [name for name in claimed if name.split()[0] == kind]
-        counts[kind] = Share(len(mine), sum(name in tried for name in mine))
-    least = min(kinds, key=lambda kind: counts[kind].tried / counts[kind].claimed, default=None)
+    of, ran = (Counter(name.split()[0] for name in names) for names in (claimed, [x for x in claimed if x in tried]))
+    counts = {kind: Share(n, ran[kind]) for kind, n in of.items()}
+    least = min(counts, key=lambda kind: counts[kind].tried / counts[kind].claimed, default=None)
     share = counts[least].tried / counts[least].claimed if least else 0.0
     missing = tuple(name for name in claimed if name not in tried)
     return Coverage(counts, missing, least, share, REQUIRED, constraint, tuple(not_claimed), pairs)
@@ -176,15 +171,16 @@ def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     if candidate.supports(problem):
         return problem
     needs = needed_features(problem) - candidate.features
-    changes: dict[str, Any] = {"head_dim": _nearest(space.head_dims(candidate), problem.head_dim)}
+    dims = space.head_dims(candidate)
+    nearest = min((n for n in dims if n >= problem.head_dim), default=max(dims, default=problem.head_dim))
+    changes: Json = {"head_dim": nearest}
     if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim:
         changes["head_dim_v"] = 0
     if math.isclose(problem.softmax_scale * math.sqrt(problem.head_dim), 1.0):
         changes["softmax_scale"] = None
-    plain = {"causal": {"causal": False}, "window": {"window": (-1, -1)}, "softcap": {"softcap": 0.0}}
-    plain["gqa"] = {"nheads_kv": problem.nheads}
-    for name in needs & plain.keys():
-        changes |= plain[name]
+    plain = {"causal": ("causal", False), "window": ("window", (-1, -1)), "softcap": ("softcap", 0.0)}
+    plain["gqa"] = ("nheads_kv", problem.nheads)
+    changes |= dict(plain[name] for name in needs & plain.keys())
     lengths: list[tuple[int, ...]] = [
         tuple(space.fitting(n, candidate) for n in of)
         for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
@@ -195,7 +191,3 @@ def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     packed = problem.is_varlen and "varlen" not in needs
     changes |= {"seqlens_q": lengths[0] if packed else None, "seqlens_k": lengths[1] if packed else None}
     return replace(problem, **changes)
-
-
-def _nearest(dims: tuple[int, ...], wanted: int) -> int:
-    return min((n for n in dims if n >= wanted), default=max(dims, default=wanted))

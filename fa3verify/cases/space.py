@@ -16,6 +16,7 @@ from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 from fa3verify.kernels.record import Candidate, fitting, head_dim_refusal, needed_descales, needed_features
 
@@ -52,11 +53,8 @@ def head_dims(candidate: Candidate) -> tuple[int, ...]:
 
 def _head_dims(candidate: Candidate) -> Iterator[int]:
     if candidate.head_dims is not None:
-        yield from candidate.head_dims
-        return
-    for d in HEAD_DIMS:
-        if head_dim_refusal(candidate, d) is None:
-            yield d
+        return iter(candidate.head_dims)
+    return (d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None)
 
 
 def _softcap(case: Case, config: Any) -> str:
@@ -108,9 +106,9 @@ def _keys(case: Case, config: Any) -> str:
 
 def _mask(case: Case, config: Any) -> str:
     (left, right), causal = case.problem.window, case.problem.causal
-    name = {(False, False): "", (True, False): "left", (False, True): "right", (True, True): "both"}
-    window = name[left >= 0, right >= 0]
-    return " ".join([*(["causal"] if causal else []), *(["window", window] if window else [])]) or "none"
+    window = {(False, False): "", (True, False): "window left", (False, True): "window right"}
+    words = window.get((left >= 0, right >= 0), "window both")
+    return " ".join(filter(None, ("causal" * causal, words))) or "none"
 
 
 def _scale(case: Case, config: Any) -> str:
@@ -292,7 +290,7 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     n, m = _lengths(candidate, chosen, tile_m, tile_n)
     if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
         m = n
-    fields: dict[str, Any] = {
+    fields: Json = {
         "nheads": group * nheads_kv,
         "nheads_kv": nheads_kv,
         "head_dim": head_dim,
@@ -309,14 +307,14 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     if layout == "batched":
         return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
-    others = [others[i % 2] for i in range(batch - 1)]
-    lengths = [(n, m), *((fitting(a, candidate), fitting(b, candidate)) for a, b in others)]
-    return AttentionProblem.varlen(tuple(a for a, _ in lengths), tuple(b for _, b in lengths), **fields)
+    rest = [tuple(fitting(length, candidate) for length in others[i % 2]) for i in range(batch - 1)]
+    lengths_q, lengths_k = zip((n, m), *rest)
+    return AttentionProblem.varlen(lengths_q, lengths_k, **fields)
 
 
 def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
     """Fields of the configuration that have the chosen classes, but for those that are so anyway."""
-    changes: dict[str, Any] = {}
+    changes: Json = {}
     if candidate.operation == "forward":
         wanted = {
             "num_splits": {"one": 1, "several": 3}.get(chosen.get("splits", "")),
@@ -328,10 +326,15 @@ def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[st
         }
         changes = {name: x for name, x in wanted.items() if x is not None and name in candidate.changeable}
     elif candidate.operation == "quantize":
-        changes = {"scope": chosen.get("scope", "head"), "scale": chosen.get("rounding", "amax")}
-        changes |= {"block_rows": (64, 32, 128) if chosen.get("block_rows") == "of several" else 128}
-        changes |= {"rotate": chosen.get("rotation") == "on", "subtract_k_mean": chosen.get("centring") == "on"}
-        changes |= {"input_dtype": chosen.get("input", "fp16"), "seed": 1}
+        changes = {
+            "scope": chosen.get("scope", "head"),
+            "scale": chosen.get("rounding", "amax"),
+            "block_rows": (64, 32, 128) if chosen.get("block_rows") == "of several" else 128,
+            "rotate": chosen.get("rotation") == "on",
+            "subtract_k_mean": chosen.get("centring") == "on",
+            "input_dtype": chosen.get("input", "fp16"),
+            "seed": 1,
+        }
     return tuple(sorted(changes.items()))
 
 
@@ -355,11 +358,11 @@ def _scheme(candidate: Candidate, chosen: Point, problem: AttentionProblem, tile
 
 def claimed(candidate: Candidate) -> dict[str, tuple[str, ...]]:
     """Return the classes that a kernel claims by the features and sizes it declares, whatever else it refuses."""
-    found = {}
-    for name, classes in dimensions(candidate).items():
-        if kept := tuple(c for c in classes if _is_claimed(candidate, {name: c})):
-            found[name] = kept
-    return found
+    found = {
+        name: tuple(c for c in classes if _is_claimed(candidate, {name: c}))
+        for name, classes in dimensions(candidate).items()
+    }
+    return {name: kept for name, kept in found.items() if kept}
 
 
 def _is_claimed(candidate: Candidate, chosen: Point) -> bool:

@@ -114,20 +114,23 @@ def concluded(
     is_repeated, is_forward : bool
         Whether repeated runs were compared; whether it is a forward, so that gradients are another kernel's.
     """
-    missing = [words for name, words in _FEATURES.items() if name in features and name not in tried.features]
-    missing += [_returned(name, *counts) for name, counts in outputs.items() if counts[0] < counts[1]]
     left = sorted(set(head_dims or ()) - set(tried.head_dim))
-    missing += [f"head_dim {', '.join(map(str, left))}"] if left else []
-    missing += ["other head_dims, of which the kernel declares none"] if head_dims is None else []
-    missing += ["gradients"] if is_forward else []
-    missing += ["tensors that are not contiguous"]
-    missing += [] if is_repeated else ["repeated runs"]
-    return replace(tried, repeated_runs=is_repeated, not_tried=tuple(missing))
+    missing = {
+        **{words: name in features and name not in tried.features for name, words in _FEATURES.items()},
+        **{_returned(name, *counts): counts[0] < counts[1] for name, counts in outputs.items()},
+        f"head_dim {', '.join(map(str, left))}": bool(left),
+        "other head_dims, of which the kernel declares none": head_dims is None,
+        "gradients": is_forward,
+        "tensors that are not contiguous": True,
+        "repeated runs": not is_repeated,
+    }
+    not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
+    return replace(tried, repeated_runs=is_repeated, not_tried=not_tried)
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
     """Return what is said of an output that was not always returned."""
-    return f"{name}, which was not returned" if not returned else f"{name} in {cases - returned} of {cases} cases"
+    return f"{name} in {cases - returned} of {cases} cases" if returned else f"{name}, which was not returned"
 
 
 def common(found: Sequence[SizesTried]) -> SizesTried:
@@ -160,13 +163,14 @@ def line(found: Sequence[SizesTried | None]) -> str:
     if len(known) > 1:
         calls = f"at least {calls} each"
     words = in_words(shared)
-    widths = sorted({width for dim, width in shared.head_dim_v if width != dim})
-    same = ["the same"] if any(width == dim for dim, width in shared.head_dim_v) else []
-    of_v = " or ".join([*same, *([", ".join(map(str, widths))] if widths else [])])
-    parts = [f"head_dim {words['head_dim']}", f"V {of_v}", f"keys {words['seqlen_k']}"]
-    parts += [f"groups {words['group']}", f"sequences {words['sequences']}", calls, f"{words['layout']} tensors"]
-    parts.append(f"repeated runs {words['repeated_runs']}")
-    return f"tried{' of each kernel' if len(known) > 1 else ''} {'; '.join(parts)}"
+    same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
+    widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
+    parts = (
+        f"head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
+        f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
+        f"repeated runs {words['repeated_runs']}"
+    )
+    return f"tried{' of each kernel' if len(known) > 1 else ''} {parts}"
 
 
 def in_words(tried: SizesTried) -> dict[str, str]:

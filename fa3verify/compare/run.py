@@ -189,15 +189,15 @@ def _compare(
         for recipe in recipes:
             done: dict[int, tuple[Setup, Outputs]] = {}  # calls that several pairs share, kept so that ids stay theirs
 
-            def result(setup: Setup, kernel: Candidate, done: dict[int, tuple[Setup, Outputs]] = done) -> Outputs:
+            def result(setup: Setup, done: dict[int, tuple[Setup, Outputs]] = done) -> Outputs:
                 if id(setup) not in done:
-                    done[id(setup)] = setup, setup.run(kernel)
+                    done[id(setup)] = setup, setup.run()
                 return done[id(setup)][1]
 
             try:
                 for pair in pairs(value, recipe):
-                    a = pair.of_plain(result(pair.plain, kernels[0]))
-                    b = pair.of_changed(result(pair.changed, kernels[1]))
+                    a = pair.of_plain(result(pair.plain))
+                    b = pair.of_changed(result(pair.changed))
                     outputs = outputs + size_of(a, b)
                     count = count + 1
                     launches = _launch(kernels[0], pair.plain), _launch(kernels[1], pair.changed)

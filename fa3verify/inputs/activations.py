@@ -10,52 +10,81 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Dtype, Floats
+from fa3verify.files import Json
 
 _FOLDER = files("fa3verify") / "data" / "activations"
-_COPIED = ("model", "layer", "seqlen", "head_dim", "causal", "text", "why", "npz_sha256")
+SUFFIX = ".npz"
+_LARGEST = 65504.0  # of float16, in which they ship
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationCase:
-    """One stored file, as its manifest entry describes it; ``name`` is the file name without ``.npz``."""
+class Capture:
+    """Stored q, k and v: the path of the file as it was given, or the name of one that ships; its content, the problem
+    of all its tokens in fp16, and the largest magnitude.
+    """
 
-    name: str
+    file: str
+    sha256: str
+    whole: AttentionProblem
+    largest: float
+
+    @property
+    def name(self) -> str:
+        """File name without its suffix; what no name of ours has becomes an underscore."""
+        return re.sub(r"[^A-Za-z0-9._+-]", "_", Path(self.file).name.removesuffix(SUFFIX))
+
+    @property
+    def seqlen(self) -> int:
+        return self.whole.seqlen_k
+
+    def problem(self, *, dtype: Dtype = "fp16", tokens: int = 0) -> AttentionProblem:
+        """Return the problem of the first ``tokens`` tokens (0: all); ValueError if the format does not hold them."""
+        from fa3_reference.formats import FORMATS
+
+        limit = FORMATS[dtype].max_finite
+        if dtype != "e4m3" and self.largest > limit:  # e4m3 is scaled to fit
+            raise ValueError(f"{self.file} holds values up to {self.largest:g}, {dtype} ends at {limit:g}")
+        rows = self.rows(tokens)
+        return replace(self.whole, dtype=dtype, seqlen_q=rows, seqlen_k=rows)
+
+    def rows(self, tokens: int) -> int:
+        """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
+        if not 0 <= tokens <= self.seqlen:
+            raise ValueError(f"tokens of {self.file} must be between 0 (all) and {self.seqlen}, got {tokens}")
+        return tokens or self.seqlen
+
+
+class Captured(NamedTuple):
+    """A file and its arrays as stored, read-only."""
+
+    capture: Capture
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCase(Capture):
+    """One file that ships, with what its manifest entry says of the model and of the heads in it."""
+
     model: str
     layer: int
     q_heads: tuple[int, ...]
-    kv_heads: tuple[int, ...]
-    seqlen: int
-    head_dim: int
-    causal: bool
-    text: str
-    why: str
-    npz_sha256: str
 
-    @property
-    def nheads_kv(self) -> int:
-        return len(self.kv_heads)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one kv head: 3 for SmolLM2, 1 for MiniLM."""
-        return len(self.q_heads) // len(self.kv_heads)
-
-    @property
-    def head_dim_v(self) -> int:
-        return self.head_dim
-
-    def sidecar(self) -> dict[str, Any]:
+    def sidecar(self) -> Json:
         """Return the sidecar: provenance, licence, scale, checksums, statistics, reference results.
 
         Raises
@@ -64,38 +93,13 @@ class ActivationCase:
             If the file is damaged or contradicts the manifest.
         """
         record = _json(f"{self.name}.json")
-        for key in ("model", "layer", "seqlen", "head_dim", "causal", "npz_sha256"):
-            if record.get(key) != getattr(self, key):
-                want = getattr(self, key)
+        facts = {name: getattr(self.whole, name) for name in ("head_dim", "causal", "softmax_scale")}
+        facts |= {"model": self.model, "layer": self.layer, "seqlen": self.seqlen, "npz_sha256": self.sha256}
+        for key, want in facts.items():
+            if record.get(key) != want:
                 got = record.get(key)
                 raise ValueError(f"{self.name}.json: {key} must be {want!r} as in the manifest, got {got!r}")
         return record
-
-    def problem(self, *, dtype: Dtype = "fp16", tokens: int = 0) -> AttentionProblem:
-        """Return the problem of the first ``tokens`` tokens (0: all), with the model's mask and scale."""
-        tokens = self.rows(tokens)
-        return AttentionProblem(
-            batch=1,
-            nheads=len(self.q_heads),
-            nheads_kv=self.nheads_kv,
-            seqlen_q=tokens,
-            seqlen_k=tokens,
-            head_dim=self.head_dim,
-            dtype=dtype,
-            causal=self.causal,
-            softmax_scale=float(self.sidecar()["softmax_scale"]),
-        )
-
-    def rows(self, tokens: int) -> int:
-        """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
-        return rows_of(self.name, tokens, self.seqlen)
-
-
-def rows_of(name: str, tokens: int, seqlen: int) -> int:
-    """Return how many of the ``seqlen`` rows of a file ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
-    if not 0 <= tokens <= seqlen:
-        raise ValueError(f"tokens of {name} must be between 0 (all) and {seqlen}, got {tokens}")
-    return tokens or seqlen
 
 
 class Activation(NamedTuple):
@@ -140,28 +144,32 @@ def list_activations() -> tuple[ActivationCase, ...]:
     """Return every stored case, sorted by name.
 
     >>> case = list_activations()[-1]
-    >>> case.model, case.head_dim, case.group
+    >>> case.model, case.whole.head_dim, case.whole.group
     ('SmolLM2-135M-Instruct', 64, 3)
     """
-    cases = [
-        ActivationCase(
-            name=entry["file"].removesuffix(".npz"),
-            q_heads=tuple(entry["q_heads"]),
-            kv_heads=tuple(entry["kv_heads"]),
-            **{key: entry[key] for key in _COPIED},
+    cases = []
+    for entry in _json("MANIFEST.json")["entries"]:
+        whole = AttentionProblem(
+            batch=1,
+            nheads=len(entry["q_heads"]),
+            nheads_kv=len(entry["kv_heads"]),
+            seqlen_q=entry["seqlen"],
+            seqlen_k=entry["seqlen"],
+            head_dim=entry["head_dim"],
+            causal=entry["causal"],
         )
-        for entry in _json("MANIFEST.json")["entries"]
-    ]
+        name = entry["file"].removesuffix(SUFFIX)
+        facts = (entry["model"], entry["layer"], tuple(entry["q_heads"]))
+        cases.append(ActivationCase(name, entry["npz_sha256"], whole, _LARGEST, *facts))
     return tuple(sorted(cases, key=lambda case: case.name))
 
 
 def find(name: str) -> ActivationCase:
     """Return the case called ``name``; ValueError if there is none."""
-    for case in list_activations():
-        if case.name == name:
-            return case
-    names = ", ".join(case.name for case in list_activations())
-    raise ValueError(f"activation name must be one of {names}, got {name!r}")
+    cases = {case.name: case for case in list_activations()}
+    if name not in cases:
+        raise ValueError(f"activation name must be one of {', '.join(cases)}, got {name!r}")
+    return cases[name]
 
 
 @lru_cache(maxsize=4)
@@ -180,7 +188,7 @@ def load_arrays(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     case = find(name)
     data = _read(f"{name}.npz")
-    _expect(f"{name}.npz", data, case.npz_sha256)
+    _expect(f"{name}.npz", data, case.sha256)
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays = tuple(stored[key] for key in ("q", "k", "v"))
@@ -190,6 +198,11 @@ def load_arrays(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         _expect(f"{name}.npz, array {key}", array.tobytes(), case.sidecar()["arrays"][key]["sha256"])
         array.setflags(write=False)
     return arrays[0], arrays[1], arrays[2]
+
+
+def stored(name: str) -> Captured:
+    """Return one stored case with its arrays; raises as :func:`load_arrays` does."""
+    return Captured(find(name), *load_arrays(name))
 
 
 def load(name: str, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:
@@ -224,7 +237,7 @@ def _read(filename: str) -> bytes:
         raise ValueError(f"package data {filename} must be readable: {error.strerror or error}") from error
 
 
-def _json(filename: str) -> dict[str, Any]:
+def _json(filename: str) -> Json:
     data = _read(filename)
     try:
         record = json.loads(data)

@@ -14,92 +14,22 @@ import io
 import re
 import zipfile
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3verify.files import Json
 from fa3verify.inputs import activations
-from fa3verify.inputs.activations import Activation
+from fa3verify.inputs.activations import SUFFIX, Activation, Captured
+from fa3verify.inputs.activations import Capture as Capture
 from fa3verify.text import of_error
 
-SUFFIX = ".npz"
 DIGITS = 16  # of the SHA-256 that names a file's content, in hex
 _TENSORS = ("q", "k", "v")
 _SEMANTICS = ("causal", "window", "softcap", "softmax_scale")
 _DAMAGE = (ValueError, KeyError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """One file: its path as it was given, its content, and the problem of all its tokens in fp16."""
-
-    file: str
-    sha256: str
-    whole: AttentionProblem
-    largest: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return {"file": self.file, "sha256": self.sha256, "whole": self.whole.to_json(), "largest": self.largest}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Capture:
-        """Read what :meth:`to_json` gives; KeyError, TypeError or ValueError for anything else."""
-        whole = AttentionProblem.from_json(values["whole"])
-        return cls(str(values["file"]), str(values["sha256"]), whole, float(values["largest"]))
-
-    @property
-    def name(self) -> str:
-        """File name without its suffix; what no name of ours has becomes an underscore."""
-        return re.sub(r"[^A-Za-z0-9._+-]", "_", Path(self.file).name.removesuffix(SUFFIX))
-
-    @property
-    def seqlen(self) -> int:
-        return self.whole.seqlen_k
-
-    @property
-    def nheads_kv(self) -> int:
-        return self.whole.nheads_kv
-
-    @property
-    def group(self) -> int:
-        return self.whole.group
-
-    @property
-    def head_dim(self) -> int:
-        return self.whole.head_dim
-
-    @property
-    def head_dim_v(self) -> int:
-        return self.whole.head_dim_v
-
-    def problem(self, *, dtype: Dtype = "fp16", tokens: int = 0) -> AttentionProblem:
-        """Return the problem of the first ``tokens`` tokens (0: all); ValueError if the format does not hold them."""
-        from fa3_reference.formats import FORMATS
-
-        limit = FORMATS[dtype].max_finite
-        if dtype != "e4m3" and self.largest > limit:  # e4m3 is scaled to fit
-            raise ValueError(f"{self.file} holds values up to {self.largest:g}, {dtype} ends at {limit:g}")
-        rows = self.rows(tokens)
-        fields = self.whole.to_json() | {"dtype": dtype, "seqlen_q": rows, "seqlen_k": rows}
-        return AttentionProblem.from_json(fields)
-
-    def rows(self, tokens: int) -> int:
-        """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
-        return activations.rows_of(self.file, tokens, self.seqlen)
-
-
-class Captured(NamedTuple):
-    """A file and its arrays as stored, read-only."""
-
-    capture: Capture
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
 
 
 def read(file: str, sha256: str = "") -> Captured:
@@ -157,7 +87,7 @@ def _parsed(file: str, sha256: str, data: bytes) -> Captured:
         raise ValueError(
             f"q, k and v must have the same tokens, k and v the same heads, q and k one head_dim: {shapes}"
         )
-    sizes: dict[str, Any] = {"batch": 1, "nheads": q.shape[0], "nheads_kv": k.shape[0], "head_dim": q.shape[2]}
+    sizes: Json = {"batch": 1, "nheads": q.shape[0], "nheads_kv": k.shape[0], "head_dim": q.shape[2]}
     sizes |= {"seqlen_q": q.shape[1], "seqlen_k": q.shape[1], "head_dim_v": v.shape[2]}
     problem = AttentionProblem.from_json(sizes | semantics)
     largest = max(float(np.max(np.abs(x))) for x in (q, k, v))

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.inputs import activations, captures
-from fa3verify.inputs.activations import ActivationCase
-from fa3verify.inputs.captures import Capture
+from fa3verify.inputs.activations import Captured
 from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, portable
 
 Value = float | int | str
@@ -37,88 +37,94 @@ LARGEST: dict[Dtype, tuple[float, float]] = {
 MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6}
 
 
-def _each(draw: Callable[[Tensor], np.ndarray]) -> Arrays:
-    return draw("q"), draw("k"), draw("v")
+def _each(draw: Callable[..., np.ndarray]) -> Callable[..., Arrays]:
+    """Return what draws Q, K and V by one rule, which is told for which of them."""
+
+    def all_three(group: HeadGroup, **settings: Value) -> Arrays:
+        return draw(group, "q", **settings), draw(group, "k", **settings), draw(group, "v", **settings)
+
+    return all_three
 
 
-def _normal(group: HeadGroup, std: float) -> Arrays:
-    return _each(lambda t: std * group.normal(t))
+_normals = _each(HeadGroup.normal)
 
 
-def _fa3_outliers(group: HeadGroup, outlier_variance: float, rate: float) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        x = group.normal(t)
-        for member, head in enumerate(x):
-            hit = group.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
-            extra = group.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
-            head[hit] += math.sqrt(outlier_variance) * portable(extra)
-        return x
-
-    return _each(draw)
+@_each
+def _normal(group: HeadGroup, t: Tensor, std: float) -> np.ndarray:
+    return std * group.normal(t)
 
 
-def _raise_channels(
-    group: HeadGroup, tensor: Tensor, chosen: np.ndarray, ratio: float, mean_share: float
-) -> np.ndarray:
-    """N(0, 1) with the chosen channels ``ratio`` times larger, mostly as an offset steady over tokens."""
-    x = group.normal(tensor)
+@_each
+def _fa3_outliers(group: HeadGroup, t: Tensor, outlier_variance: float, rate: float) -> np.ndarray:
+    x = group.normal(t)
     for member, head in enumerate(x):
-        signs = np.where(group.rng(tensor, Purpose.SCALE, member).random(len(chosen)) < 0.5, -1.0, 1.0)
-        head[:, chosen] = ratio * (math.sqrt(mean_share) * signs + math.sqrt(1 - mean_share) * head[:, chosen])
+        hit = group.rng(t, Purpose.MASK, member).random(head.shape, np.float32) < rate
+        extra = group.rng(t, Purpose.EXTRA, member).standard_normal(np.count_nonzero(hit))
+        head[hit] += math.sqrt(outlier_variance) * portable(extra)
     return x
 
 
-def _outlier_channels(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        chosen = group.rng(t, Purpose.CHANNELS).permutation(group.problem.head_dim)[:channels]
-        return _raise_channels(group, t, chosen, ratio, mean_share)
+def _outliers(place: Callable[[HeadGroup, int], Sequence[np.ndarray]]) -> Callable[..., Arrays]:
+    """Return what draws N(0, 1), but some channels of Q and K ``ratio`` times larger, mostly as an offset steady over
+    tokens; ``place`` says which.
+    """
 
-    return draw("q"), draw("k"), group.normal("v")
+    def draw(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
+        q, k, v = _normals(group)
+        for t, arrays, chosen in zip(("q", "k"), (q, k), place(group, channels)):
+            for member, head in enumerate(arrays):
+                signs = np.where(group.rng(t, Purpose.SCALE, member).random(len(chosen)) < 0.5, -1.0, 1.0)
+                noise = math.sqrt(1 - mean_share) * head[:, chosen]
+                head[:, chosen] = ratio * (math.sqrt(mean_share) * signs + noise)
+        return q, k, v
+
+    return draw
 
 
-def _aligned_outliers(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
-    chosen = group.rng("shared", Purpose.CHANNELS).permutation(group.problem.head_dim)[:channels]
-    q, k = (_raise_channels(group, t, chosen, ratio, mean_share) for t in ("q", "k"))
-    return q, k, group.normal("v")
+def _shuffled(group: HeadGroup, tensor: Tensor | Literal["shared"]) -> np.ndarray:
+    return group.rng(tensor, Purpose.CHANNELS).permutation(group.problem.head_dim)
 
 
-def _antialigned_outliers(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
-    order = group.rng("shared", Purpose.CHANNELS).permutation(group.problem.head_dim)
+def _apart(group: HeadGroup, channels: int) -> Sequence[np.ndarray]:
+    return _shuffled(group, "q")[:channels], _shuffled(group, "k")[:channels]
+
+
+def _aligned(group: HeadGroup, channels: int) -> Sequence[np.ndarray]:
+    return (_shuffled(group, "shared")[:channels],) * 2
+
+
+def _disjoint(group: HeadGroup, channels: int) -> Sequence[np.ndarray]:
+    order = _shuffled(group, "shared")
     count = min(channels, len(order) // 2)
-    q = _raise_channels(group, "q", order[:count], ratio, mean_share)
-    return q, _raise_channels(group, "k", order[count : 2 * count], ratio, mean_share), group.normal("v")
+    return order[:count], order[count : 2 * count]
 
 
-def _block_scaled(group: HeadGroup, tile: int, octaves: int, power_of_two: int) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        x = group.normal(t)
-        for member, head in enumerate(x):
-            rng = group.rng(t, Purpose.SCALE, member)
-            blocks = group.blocks(t, tile)
-            u = rng.random(int(blocks[-1]) + 1 if len(blocks) else 0)
-            if power_of_two:
-                magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
-            else:
-                magnitude = portable(np.exp2((2 * u - 1) * octaves))
-            head *= magnitude[blocks][:, None]
-        return x
-
-    return _each(draw)
+@_each
+def _block_scaled(group: HeadGroup, t: Tensor, tile: int, octaves: int, power_of_two: int) -> np.ndarray:
+    x = group.normal(t)
+    blocks = group.blocks(t, tile)
+    for member, head in enumerate(x):
+        u = group.rng(t, Purpose.SCALE, member).random(int(blocks[-1]) + 1 if len(blocks) else 0)
+        if power_of_two:
+            magnitude = integer_exp2(np.floor(u * (2 * octaves + 1)) - octaves)
+        else:
+            magnitude = portable(np.exp2((2 * u - 1) * octaves))
+        head *= magnitude[blocks][:, None]
+    return x
 
 
-def _ramp(group: HeadGroup, tile: int, steps: int) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        return group.normal(t) * integer_exp2(group.blocks(t, tile) % steps - steps // 2)[:, None]
-
-    return _each(draw)
+@_each
+def _ramp(group: HeadGroup, t: Tensor, tile: int, steps: int) -> np.ndarray:
+    return group.normal(t) * integer_exp2(group.blocks(t, tile) % steps - steps // 2)[:, None]
 
 
 def _peaky(group: HeadGroup, gain: float) -> Arrays:
-    return gain * group.normal("q"), gain * group.normal("k"), group.normal("v")
+    q, k, v = _normals(group)
+    return gain * q, gain * k, v
 
 
 def _needle(group: HeadGroup, margin: float) -> Arrays:
-    q, k, v = _each(group.normal)
+    q, k, v = _normals(group)
     first, stop = group.problem.visible_keys(np.arange(q.shape[1]), group.seq.seqlen_q, group.seq.seqlen_k)
     gain = min(margin / (group.problem.softmax_scale * group.problem.head_dim), MAX_GAIN)
     u = group.uniform("q", Purpose.EXTRA, channels=1)[..., 0]  # (group, seqlen_q)
@@ -133,13 +139,11 @@ def _ties(group: HeadGroup, distinct: int) -> Arrays:
     return group.normal("q"), k, group.normal("v")
 
 
-def _constant_rows(group: HeadGroup, std: float) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        heads, rows, channels = group.shape(t)
-        levels = [portable(group.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
-        return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
-
-    return _each(draw)
+@_each
+def _constant_rows(group: HeadGroup, t: Tensor, std: float) -> np.ndarray:
+    heads, rows, channels = group.shape(t)
+    levels = [portable(group.rng(t, Purpose.VALUES, m).standard_normal(rows)) for m in range(heads)]
+    return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
 
 
 def _huge(group: HeadGroup, fraction: float) -> Arrays:
@@ -154,35 +158,33 @@ def _huge(group: HeadGroup, fraction: float) -> Arrays:
     return near("q", largest_q), 2 * k, near("v", largest_v)
 
 
-def _tiny(group: HeadGroup, octaves: int) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        exponent = np.floor(group.uniform(t, Purpose.SCALE) * (octaves + 1))
-        least = MIN_NORMAL["fp16" if group.problem.dtype == "e4m3" else group.problem.dtype]
-        return group.signs(t) * (1 + group.uniform(t)) * integer_exp2(exponent) * least
-
-    return _each(draw)
+@_each
+def _tiny(group: HeadGroup, t: Tensor, octaves: int) -> np.ndarray:
+    exponent = np.floor(group.uniform(t, Purpose.SCALE) * (octaves + 1))
+    least = MIN_NORMAL["fp16" if group.problem.dtype == "e4m3" else group.problem.dtype]
+    return group.signs(t) * (1 + group.uniform(t)) * integer_exp2(exponent) * least
 
 
-def _subnormals(group: HeadGroup, fraction: float) -> Arrays:
-    def draw(t: Tensor) -> np.ndarray:
-        x = group.signs(t) * group.uniform(t) * fraction * MIN_NORMAL[group.problem.dtype]
-        if group.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
-            x[..., int(t == "k") % x.shape[2]] = 448.0
-        return x
-
-    return _each(draw)
+@_each
+def _subnormals(group: HeadGroup, t: Tensor, fraction: float) -> np.ndarray:
+    x = group.signs(t) * group.uniform(t) * fraction * MIN_NORMAL[group.problem.dtype]
+    if group.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
+        x[..., int(t == "k") % x.shape[2]] = 448.0
+    return x
 
 
 def _offset_v(group: HeadGroup, mean: float, std: float) -> Arrays:
-    return group.normal("q"), group.normal("k"), mean + std * group.normal("v")
+    q, k, v = _normals(group)
+    return q, k, mean + std * v
 
 
-def _positive(group: HeadGroup, low: float, width: float) -> Arrays:
-    return _each(lambda t: low + width * group.uniform(t))
+@_each
+def _positive(group: HeadGroup, t: Tensor, low: float, width: float) -> np.ndarray:
+    return low + width * group.uniform(t)
 
 
 def _sink(group: HeadGroup, strength: float, v_factor: float) -> Arrays:
-    q, k, v = _each(group.normal)
+    q, k, v = _normals(group)
     direction = np.where(group.rng("shared", Purpose.EXTRA).random(q.shape[2]) < 0.5, -1.0, 1.0)
     q += direction
     k[:, :1] = direction * min(strength / (group.problem.softmax_scale * q.shape[2]), MAX_GAIN)
@@ -200,7 +202,7 @@ def _cancelling_v(group: HeadGroup, magnitude: float, residue: float) -> Arrays:
 
 
 def _level(group: HeadGroup, nats: float) -> Arrays:
-    q, k, v = _each(group.normal)
+    q, k, v = _normals(group)
     size = min(math.sqrt(abs(nats) / group.problem.softmax_scale), MAX_LEVEL)
     q[..., 0] = math.copysign(size, nats)
     k[..., 0] = size
@@ -208,54 +210,49 @@ def _level(group: HeadGroup, nats: float) -> Arrays:
 
 
 def _shelf(group: HeadGroup, depth_log2: float) -> Arrays:
-    q = np.zeros(group.shape("q"))
-    k = np.zeros(group.shape("k"))
+    q, k = (np.zeros(group.shape(t)) for t in ("q", "k"))
     size = min(math.sqrt(depth_log2 * math.log(2) / group.problem.softmax_scale), MAX_LEVEL)
     q[..., 0] = size
     k[:, 1:, 0] = -size
     return q, k, group.normal("v")
 
 
-def _activations(group: HeadGroup, name: str, tokens: int) -> Arrays:
-    return _real(group, activations.find(name), activations.load_arrays(name), tokens)
+def _first_tokens(find: Callable[..., Captured]) -> Callable[..., Arrays]:
+    """Return what takes the first tokens of a file: the kv head of a group, and as many of its query heads as the
+    problem has.
+    """
+
+    def draw(group: HeadGroup, tokens: int, **file: str) -> Arrays:
+        capture, q, k, v = find(**file)
+        rows = capture.rows(tokens)
+        first = group.kv_head * capture.whole.group
+        q = q[first : first + group.problem.group, rows - group.seq.seqlen_q : rows]
+        k, v = (x[group.kv_head : group.kv_head + 1, :rows] for x in (k, v))
+        return q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
+
+    return draw
 
 
-def _captured(group: HeadGroup, file: str, sha256: str, tokens: int) -> Arrays:
-    capture, *arrays = captures.pinned(file, sha256)
-    return _real(group, capture, arrays, tokens)
+def _fits(find: Callable[..., Captured]) -> Callable[..., None]:
+    """Return what raises ValueError unless a problem is of the first tokens of a file."""
 
+    def check(problem: AttentionProblem, tokens: int, **file: str) -> None:
+        capture = find(**file).capture
+        whole = capture.whole
+        rows = capture.rows(tokens)
+        for what, got, ok, rule in (
+            ("batch", problem.batch, problem.batch == 1 and not problem.is_varlen, "1 and not varlen"),
+            ("head_dim", problem.head_dim, problem.head_dim == whole.head_dim, f"{whole.head_dim}"),
+            ("head_dim_v", problem.head_dim_v, problem.head_dim_v == whole.head_dim_v, f"{whole.head_dim_v}"),
+            ("seqlen_k", problem.seqlen_k, problem.seqlen_k == rows, f"{rows}"),
+            ("seqlen_q", problem.seqlen_q, problem.seqlen_q <= rows, f"at most {rows}"),
+            ("nheads_kv", problem.nheads_kv, problem.nheads_kv <= whole.nheads_kv, f"at most {whole.nheads_kv}"),
+            ("nheads / nheads_kv", problem.group, problem.group <= whole.group, f"at most {whole.group}"),
+        ):
+            if not ok:
+                raise ValueError(f"activations {capture.file} with tokens = {tokens}: {what} must be {rule}, got {got}")
 
-def _real(group: HeadGroup, source: ActivationCase | Capture, arrays: Sequence[np.ndarray], tokens: int) -> Arrays:
-    """The first tokens of a file: the kv head of a group, and as many of its query heads as the problem has."""
-    rows = source.rows(tokens)
-    (q, k, v) = arrays
-    heads = slice(group.kv_head * source.group, group.kv_head * source.group + group.problem.group)
-    q = q[heads, rows - group.seq.seqlen_q : rows]
-    k, v = (x[group.kv_head : group.kv_head + 1, :rows] for x in (k, v))
-    return q.astype(np.float64), k.astype(np.float64), v.astype(np.float64)
-
-
-def _check_activations(problem: AttentionProblem, name: str, tokens: int) -> None:
-    _check_real(problem, name, activations.find(name), tokens)
-
-
-def _check_captured(problem: AttentionProblem, file: str, sha256: str, tokens: int) -> None:
-    _check_real(problem, file, captures.pinned(file, sha256).capture, tokens)
-
-
-def _check_real(problem: AttentionProblem, name: str, source: ActivationCase | Capture, tokens: int) -> None:
-    rows = source.rows(tokens)
-    for what, got, ok, rule in (
-        ("batch", problem.batch, problem.batch == 1 and not problem.is_varlen, "1 and not varlen"),
-        ("head_dim", problem.head_dim, problem.head_dim == source.head_dim, f"{source.head_dim}"),
-        ("head_dim_v", problem.head_dim_v, problem.head_dim_v == source.head_dim_v, f"{source.head_dim_v}"),
-        ("seqlen_k", problem.seqlen_k, problem.seqlen_k == rows, f"{rows}"),
-        ("seqlen_q", problem.seqlen_q, problem.seqlen_q <= rows, f"at most {rows}"),
-        ("nheads_kv", problem.nheads_kv, problem.nheads_kv <= source.nheads_kv, f"at most {source.nheads_kv}"),
-        ("nheads / nheads_kv", problem.group, problem.group <= source.group, f"at most {source.group}"),
-    ):
-        if not ok:
-            raise ValueError(f"activations {name} with tokens = {tokens}: {what} must be {rule}, got {got}")
+    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,20 +271,16 @@ class Parameter:
 
     def check(self, owner: str, value: object) -> Value:
         """Return the value in the parameter's type; ValueError if it is illegal."""
-        if self.options is None and isinstance(self.default, str):
-            if not isinstance(value, str):
-                raise ValueError(f"{owner}: {self.name} must be a text, got {value!r}")
-            return value
-        if self.options is not None:
-            legal = self.options()
-            if not isinstance(value, str) or value not in legal:
-                raise ValueError(f"{owner}: {self.name} must be one of {', '.join(legal)}, got {value!r}")
+        if isinstance(self.default, str):
+            legal = self.options() if self.options else None
+            if not isinstance(value, str) or (legal is not None and value not in legal):
+                rule = f"one of {', '.join(legal)}" if legal is not None else "a text"
+                raise ValueError(f"{owner}: {self.name} must be {rule}, got {value!r}")
             return value
         kind = "an integer" if self.is_integer else "a number"
         rule = f"{owner}: {self.name} must be {kind} in [{self.low:g}, {self.high:g}], got {value!r}"
-        if isinstance(value, bool) or not isinstance(value, int if self.is_integer else int | float):
-            raise ValueError(rule)
-        if not self.low <= value <= self.high:
+        is_number = isinstance(value, int if self.is_integer else int | float)
+        if isinstance(value, bool) or not is_number or not self.low <= value <= self.high:
             raise ValueError(rule)
         return value if self.is_integer else float(value)
 
@@ -335,7 +328,7 @@ _TABLE = (
     ),
     Distribution(
         "outlier_channels",
-        _outlier_channels,
+        _outliers(_apart),
         "N(0, 1), but ratio (+-sqrt(mean_share) + sqrt(1 - mean_share) N(0, 1)) in some channels of Q and K",
         "large channels, chosen independently for Q and K",
         (
@@ -363,7 +356,7 @@ _TABLE = (
     ),
     Distribution(
         "aligned_outliers",
-        _aligned_outliers,
+        _outliers(_aligned),
         "as outlier_channels, the same channels in Q and K",
         "as decoder models have them; rotation helps",
         _CHANNEL_PARAMETERS,
@@ -371,7 +364,7 @@ _TABLE = (
     ),
     Distribution(
         "antialigned_outliers",
-        _antialigned_outliers,
+        _outliers(_disjoint),
         "as outlier_channels, disjoint channels in Q and K",
         "rotation hurts",
         _CHANNEL_PARAMETERS,
@@ -482,7 +475,7 @@ _TABLE = (
     ),
     Distribution(
         "activations",
-        _activations,
+        _first_tokens(activations.stored),
         "Q, K, V of a real pretrained head, the first `tokens` tokens (0: all); the seed is ignored",
         "what kernels meet in practice",
         (
@@ -494,16 +487,16 @@ _TABLE = (
             Parameter("tokens", 0, 0, 512),
         ),
         prefix_stable=False,
-        check=_check_activations,
+        check=_fits(activations.stored),
     ),
     Distribution(
         "captured",
-        _captured,
+        _first_tokens(captures.pinned),
         "Q, K, V of a file of one's own, the first `tokens` tokens (0: all); the seed is ignored",
         "what a kernel will meet in one's own model",
         (Parameter("file", ""), Parameter("sha256", ""), Parameter("tokens", 0, 0, 2**31)),
         prefix_stable=False,
-        check=_check_captured,
+        check=_fits(captures.pinned),
     ),
 )
 DISTRIBUTIONS: dict[str, Distribution] = {row.name: row for row in _TABLE}

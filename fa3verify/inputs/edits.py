@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs.distributions import Arrays, Tensor
@@ -13,10 +13,10 @@ from fa3verify.inputs.distributions import Arrays, Tensor
 EditKind = Literal["set", "scale_row", "scale_channel", "constant_row", "copy_row", "needle"]
 
 
-def pick(record: Mapping[str, Any], name: str, least: int, owner: str) -> int:
-    value = record[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}")
+def natural(owner: str, name: str, value: object) -> int:
+    """Return a value that is an integer of 0 or more; ValueError for any other."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{owner}: {name} must be an integer >= 0, got {value!r}")
     return value
 
 
@@ -75,15 +75,14 @@ class Edit:
             raise ValueError(f"edit {self.kind}: tensor must be in {', '.join(tensors)}, got {self.tensor!r}")
         used = _EDIT_FIELDS[self.kind]
         for name in ("batch", "pos", "head", "channel", "source"):
-            pick({name: getattr(self, name)}, name, 0, f"edit {self.kind}")
+            natural(f"edit {self.kind}", name, getattr(self, name))
         if not isinstance(self.value, int | float) or isinstance(self.value, bool):
             raise ValueError(f"edit {self.kind}: value must be a number, got {self.value!r}")
         if isinstance(self.value, int) and abs(self.value) > 2**1000:
             raise ValueError(f"edit {self.kind}: value must fit float64, got an integer above 2^1000")
         object.__setattr__(self, "value", float(self.value))
         for name in ("pos", "channel", "source", "value"):
-            if name not in used and getattr(self, name) != 0:
-                got = getattr(self, name)
+            if name not in used and (got := getattr(self, name)) != 0:
                 raise ValueError(f"edit {self.kind}: {name} is not used and must be 0, got {got!r}")
 
     def apply(self, problem: AttentionProblem, arrays: Arrays) -> None:
@@ -110,14 +109,10 @@ class Edit:
         if self.kind != "scale_channel":
             self._check("pos", len(rows))
         self._check("channel", rows.shape[1])
-        if self.kind == "set":
-            rows[self.pos, self.channel] = self.value
-        elif self.kind == "scale_row":
-            rows[self.pos] *= self.value
-        elif self.kind == "scale_channel":
-            rows[:, self.channel] *= self.value
-        elif self.kind == "constant_row":
-            rows[self.pos] = self.value
+        if self.kind in ("set", "constant_row"):
+            rows[(self.pos, self.channel) if self.kind == "set" else self.pos] = self.value
+        elif self.kind in ("scale_row", "scale_channel"):
+            rows[self.pos if self.kind == "scale_row" else (slice(None), self.channel)] *= self.value
         elif self.kind == "copy_row":
             self._check("source", len(rows))
             rows[self.pos] = rows[self.source]
@@ -157,9 +152,7 @@ class Edit:
         """
         names = ("kind", "tensor", *_EDIT_FIELDS[self.kind])
         record: dict[str, object] = {name: getattr(self, name) for name in names}
-        if "value" in record and not math.isfinite(self.value):
-            record["value"] = repr(self.value)
-        return record
+        return record if math.isfinite(self.value) else {**record, "value": repr(self.value)}
 
     @classmethod
     def from_json(cls, record: object) -> Edit:
@@ -183,14 +176,12 @@ class Edit:
         kinds = get_args(EditKind)
         if not isinstance(record, dict) or record.get("kind") not in kinds:
             raise ValueError(f"edit must be an object whose kind is one of {', '.join(kinds)}, got {record!r}")
-        fields: dict[str, Any] = dict(record)
-        exact_keys("edit", fields, ("kind", "tensor", *_EDIT_FIELDS[fields["kind"]]))
-        if fields.get("value") in ("nan", "inf", "-inf"):
-            fields["value"] = float(fields["value"])
-        return cls(**fields)
+        exact_keys("edit", record, ("kind", "tensor", *_EDIT_FIELDS[record["kind"]]))
+        value = record.get("value", 0.0)
+        return cls(**{**record, "value": float(value) if value in ("nan", "inf", "-inf") else value})
 
 
-def exact_keys(owner: str, record: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def exact_keys(owner: str, record: Mapping[str, object], keys: tuple[str, ...]) -> None:
     missing = [k for k in keys if k not in record]
     unknown = [k for k in record if k not in keys]
     if missing or unknown:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs.distributions import DISTRIBUTIONS, Arrays, Distribution, Tensor, Value
-from fa3verify.inputs.edits import Edit, EditKind, exact_keys, pick
+from fa3verify.inputs.edits import Edit, EditKind, exact_keys, natural
 from fa3verify.inputs.streams import HeadGroup
 
 __all__ = [
@@ -30,8 +30,6 @@ __all__ = [
     "Recipe",
     "Tensor",
     "Value",
-    "padded_with_nan",
-    "poisoned_tail",
 ]
 
 MAX_EDITS = 8
@@ -78,7 +76,7 @@ class Recipe:
             raise ValueError(f"distribution must be one of {names}, got {self.distribution!r}")
         settings = DISTRIBUTIONS[self.distribution].settings(dict(self.params))
         object.__setattr__(self, "params", tuple(settings.items()))
-        if pick({"seed": self.seed}, "seed", 0, "recipe") >= 2**64:
+        if natural("recipe", "seed", self.seed) >= 2**64:
             raise ValueError(f"recipe: seed must be below 2^64, got {self.seed}")
         object.__setattr__(self, "edits", tuple(self.edits))
         if len(self.edits) > MAX_EDITS or not all(isinstance(edit, Edit) for edit in self.edits):
@@ -184,10 +182,6 @@ class Family:
     distribution: str
     params: tuple[tuple[str, Value], ...] = ()
 
-    @property
-    def why(self) -> str:
-        return DISTRIBUTIONS[self.distribution].why
-
     def recipe(self, *, seed: int = 0, edits: tuple[Edit, ...] = ()) -> Recipe:
         """Return the family's recipe for one seed."""
         return Recipe(self.distribution, self.params, seed, edits)
@@ -212,26 +206,3 @@ UNCOMMON: tuple[Family, ...] = (
     Family("lost_weights", "shelf", (("depth_log2", 24.0),)),
     Family("subnormal_weights", "shelf", (("depth_log2", 17.0),)),
 )
-
-
-def padded_with_nan(array: np.ndarray, tile: int) -> np.ndarray:
-    """Copy an array (..., rows, heads, dim) into one whose rows fill whole tiles; the added rows are NaN.
-
-    The result is at least one tile long, so that an empty sequence has something to be read by mistake.
-    """
-    rows = max(tile, -(-array.shape[-3] // tile) * tile)
-    buffer = np.full((*array.shape[:-3], rows, *array.shape[-2:]), np.nan, array.dtype)
-    buffer[..., : array.shape[-3], :, :] = array
-    return buffer
-
-
-def poisoned_tail(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return a view equal to the array (..., seqlen, heads, dim) whose memory goes on with ``rows`` NaN rows.
-
-    Batched arrays have the poison after every sequence. The view's ``base`` is the whole buffer.
-    """
-    seqlen = array.shape[-3]
-    buffer = np.full((*array.shape[:-3], seqlen + rows, *array.shape[-2:]), np.nan, array.dtype)
-    view = buffer[..., :seqlen, :, :]
-    view[...] = array
-    return view

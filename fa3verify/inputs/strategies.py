@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference import scales
+from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
-from fa3_reference.scales import QuantScheme
+from fa3_reference.scales import Granularity, QuantScheme
+from fa3verify.files import Json
 from fa3verify.inputs import activations
 from fa3verify.inputs.distributions import DISTRIBUTIONS, Parameter, Tensor
 from fa3verify.inputs.edits import Edit, EditKind
 from fa3verify.inputs.recipe import FAMILIES, Family, Recipe
-
-if TYPE_CHECKING:
-    from fa3_reference.scales import Granularity
 
 __all__ = ["Inputs", "Limits", "cases", "edits", "problems", "quant_schemes", "recipes"]
 
@@ -85,8 +84,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_seqlen", "max_batch", "max_nheads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (size := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
         if not self.dtypes or not self.head_dims:
             raise ValueError("dtypes and head_dims must each name at least one choice")
 
@@ -133,7 +132,7 @@ def problems(draw: DrawFn, limits: Limits = DEFAULT_LIMITS) -> AttentionProblem:
     nheads_kv = draw(st.integers(1, limits.max_nheads))
     group = draw(st.integers(1, limits.max_nheads // nheads_kv)) if limits.gqa else 1
     causal = limits.causal and draw(st.booleans())
-    rest: dict[str, Any] = {
+    rest: Json = {
         "dtype": draw(st.sampled_from(limits.dtypes)),
         "head_dim": draw(st.sampled_from(limits.head_dims)),
         "nheads": nheads_kv * group,
@@ -241,8 +240,6 @@ def quant_schemes(
     block_rows: tuple[int, ...] = (128, 64, 32),
 ) -> QuantScheme:
     """Draw a quantisation scheme; with a problem, one that is legal for it (rotation, K mean)."""
-    from fa3_reference.hadamard import can_rotate
-
     dim = problem.head_dim if problem is not None else 64
     granularity = draw(st.sampled_from(granularities))
     blocks = [draw(st.sampled_from(block_rows)) for _ in "qkv"]
@@ -270,14 +267,14 @@ def _activation_cases(
     stored = [
         case
         for case in activations.list_activations()
-        if case.head_dim <= max(limits.head_dims)
-        and len(case.q_heads) <= limits.max_nheads
-        and (limits.causal or not case.causal)
-        and (limits.gqa or case.group == 1)
+        if case.whole.head_dim <= max(limits.head_dims)
+        and case.whole.nheads <= limits.max_nheads
+        and (limits.causal or not case.whole.causal)
+        and (limits.gqa or case.whole.group == 1)
     ]
     if not stored:
         raise ValueError("no stored activations lie within the limits: leave the family 'activations' out")
-    case = draw(st.sampled_from([case for case in stored if case.causal == like.causal] or stored))
+    case = draw(st.sampled_from([case for case in stored if case.whole.causal == like.causal] or stored))
     tokens = draw(_lengths(min(limits.max_seqlen, case.seqlen), False))
     problem = case.problem(dtype=like.dtype, tokens=tokens)
     drawn = draw(st.lists(edits(problem), max_size=max_edits))

@@ -77,11 +77,11 @@ def pooled(cases: Sequence[CaseFigures], operation: Operation) -> dict[str, floa
 
     figures: dict[str, float | None] = {"cases": len(cases)}
     figures |= {key: sum(m[key] for m in measures) for key in ("outputs", "nonfinite", "unbounded")}
-    figures |= {key: root_mean(key) for key in ("rms", "rmse_seen", "rmse_unrounded")}
-    figures |= {key: root_mean(key) for key in ("rel_rmse_seen", "rel_rmse_unrounded", "rel_rmse_ideal")}
+    of_errors = ("rms", "rmse_seen", "rmse_unrounded", "rel_rmse_seen", "rel_rmse_unrounded", "rel_rmse_ideal")
+    figures |= {key: root_mean(key) for key in of_errors}
     figures["bits_lost"] = _bits_lost(case for case in cases if case.family != COVER)
-    maxima = ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max")
-    figures |= {key: max(m[key] for m in measures) for key in maxima}
+    for key in ("max_error", "ulp_p99", "ulp_p999", "ulp_max", "ratio_max"):
+        figures[key] = max(m[key] for m in measures)
     for side in operation.sides:
         for key in (side.figure("ratio"), side.figure("max")):
             figures[key] = max((m[key] for m in measures if key in m), default=None)

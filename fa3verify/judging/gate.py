@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fa3verify import operations
 from fa3verify.cases.coverage import COVER
+from fa3verify.files import of_schema
 from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.operations import Operation
 from fa3verify.records import NOT_WRITTEN
@@ -124,9 +125,10 @@ def bit_rows(kernel: Figured) -> list[GateRow]:
     """Bits of every family of a kernel that has a twin."""
     rule = "bits that differ from the twin"
     measure = "bits_differing"
-    found = [(row.family, n) for row in kernel.families if (n := row.figures.get(measure)) is not None]
     return [
-        GateRow("L0", rule, kernel.name, family, n, 0.0, None, "fail" if n else "pass", measure) for family, n in found
+        GateRow("L0", rule, kernel.name, row.family, n, 0.0, None, "fail" if n else "pass", measure)
+        for row in kernel.families
+        if (n := row.figures.get(measure)) is not None
     ]
 
 
@@ -166,18 +168,17 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
             continue
         figures = gated_figures(operations.find(kernel.operation), family.figures)
         for rule in POLICY:
-            observed = figures.get(rule.measure)
-            reference = stored.get(rule.measure)
-            if observed is None:
+            if (observed := figures.get(rule.measure)) is None:
                 continue
+            reference = stored.get(rule.measure)
             telling = rule.measure if rule.measure in family.figures else "ratio_max"
             limit = None
             status = "not compared"
             if reference is not None:
                 limit = rule.limit(reference, int(family.figures.get("outputs") or 0))
                 status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            row = GateRow("L2", rule.measure, name, family.family, observed, limit, reference, status, telling)
-            rows.append(row)
+            facts = (observed, limit, reference, status, telling)
+            rows.append(GateRow("L2", rule.measure, name, family.family, *facts))
     return rows
 
 
@@ -231,9 +232,7 @@ class Baseline:
             body = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{name} is not a baseline: {error}") from None
-        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-            found = body.get("schema") if isinstance(body, dict) else type(body).__name__
-            raise ValueError(f"{name} is not a baseline: expected schema {SCHEMA!r}, got {found!r}")
+        body = of_schema(body, SCHEMA, f"{name} is not a baseline")
         try:
             kernels = {
                 kernel: {
@@ -260,16 +259,11 @@ def read_baseline(path: Path) -> Baseline:
 def shipped_baseline(profile: str, seed: int) -> Baseline | None:
     """Return the baseline that ships for a profile and seed, if there is one."""
     path = SHIPPED / f"{profile}.json"
-    if not path.exists():
-        return None
-    baseline = read_baseline(path)
-    return baseline if baseline.seed == seed else None
+    baseline = read_baseline(path) if path.exists() else None
+    return baseline if baseline and baseline.seed == seed else None
 
 
 def layer_status(rows: Iterable[GateRow], layer: str) -> str:
     """Summarise a layer: fail beats pass beats not compared."""
     statuses = {row.status for row in rows if row.layer == layer}
-    for status in ("fail", "pass"):
-        if status in statuses:
-            return status
-    return "not compared"
+    return next((status for status in ("fail", "pass") if status in statuses), "not compared")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from fa3verify import operations
@@ -69,31 +70,19 @@ def assumed(candidate: Candidate, config: Any) -> Any:
     return next(iter(operation.hypotheses(config, sums_of(candidate).accumulator).values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Assumed:
-    """The order of operations that one hypothesis says; a record so that it can travel to worker processes."""
-
-    operation: str
-    accumulator: Accumulator
-    hypothesis: str
-
-    def __call__(self, config: Any) -> Any:
-        found = operations.find(self.operation).hypotheses(config, self.accumulator)
-        return found.get(self.hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
+def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: Any) -> Any:
+    """Return the order of operations that one hypothesis says."""
+    found = operations.find(operation).hypotheses(config, accumulator)
+    return found.get(hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
 
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    if candidate.order is not None:
-        return {}
-    names = operations.find(candidate.operation).hypothesis_names(candidate)
+    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate)
     if not names:
         return {}
-    accumulator = sums_of(candidate).accumulator
-    return {
-        name: replace(candidate, order=_Assumed(candidate.operation, accumulator, name), accumulator=None)
-        for name in names
-    }
+    orders = {name: partial(_order, candidate.operation, sums_of(candidate).accumulator, name) for name in names}
+    return {name: replace(candidate, order=order, accumulator=None) for name, order in orders.items()}
 
 
 def strain(operation: Operation, measures: Mapping[str, float]) -> float:

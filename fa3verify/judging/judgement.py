@@ -110,8 +110,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
     }
     least = min(found, key=lambda name: hypotheses.strain(operation, found[name]))
-    under = found if sides else {}
-    return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], under)
+    return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
 
 
 def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:

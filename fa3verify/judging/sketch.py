@@ -114,20 +114,16 @@ def of_case(problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound
     """
     ratio = np.where(np.isfinite(truth) & np.isfinite(bound), error_over_bound(out, truth, bound), 0.0)
     per_row = []
-    per_channel = []
     for seq in problem.sequences():
         rows = problem.rows_q(ratio, seq)
         if rows.size:
             first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
             per_row.append((np.arange(seq.seqlen_q), np.maximum(stop - first, 0), rows.reshape(len(rows), -1)))
-            per_channel.append(rows.reshape(-1, rows.shape[-1]))
     if not per_row:
         return Sketch()
-    queries = np.concatenate([each[0] for each in per_row])
-    keys = np.concatenate([each[1] for each in per_row])
-    of_row = np.concatenate([each[2] for each in per_row])
+    queries, keys, of_row = (np.concatenate(each) for each in zip(*per_row, strict=True))
     octaves = np.where(keys > 0, 1 + np.floor(2 * np.log2(np.maximum(keys, 1))), 0).astype(int)
-    channels = np.concatenate(per_channel).T
+    channels = of_row.reshape(-1, problem.head_dim_v).T
     return Sketch(
         histogram=tuple(np.bincount(_half_octave(of_row.ravel()), minlength=_BINS).tolist()),
         query=_profile(queries // QUERY_ROWS, of_row),
@@ -210,7 +206,7 @@ def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward
     rows = np.flatnonzero(np.isfinite(errors).all(axis=1) & np.isfinite(exact).all(axis=1))
     e = errors[rows]
     o = exact[rows]
-    (nq, nk) = (len(errors), len(values))
+    nk = len(values)
     if not nk or not len(rows):
         return Toward((), (), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -219,7 +215,7 @@ def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward
         cosine = dots / np.sqrt(np.maximum(far, 0) * np.square(e).sum(1, keepdims=True))
     cosine = np.where(np.isfinite(cosine), np.clip(cosine, -1, 1), 0.0)
     width = math.sqrt(values.shape[1])
-    offsets = np.arange(nk)[None] - (rows[:, None] + nk - nq)
+    offsets = np.arange(nk)[None] - (rows[:, None] + nk - len(errors))
     first = int(offsets.min())
     places = (offsets - first).ravel()
     by_offset = np.bincount(places, cosine.ravel()) / np.sqrt(np.maximum(np.bincount(places), 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +11,11 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.kernels.policy import rows_like
-from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
 from fa3verify.properties.law import Setup, Trial, Violation
+
+Found = Iterable[Violation | None]  # what each comparison of a law finds; the first violation counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +30,11 @@ class CallResult:
         return self.setup.bound()
 
 
-def called(candidate: Candidate, setup: Setup) -> CallResult:
-    """Run a call, in the configuration that a caller can have."""
-    setup = setup.launched(candidate)
-    return CallResult(setup, setup.run(candidate))
+def called(setup: Setup) -> CallResult:
+    """Run a call, in a configuration that a caller can have: the kernel's own where it fixes one."""
+    if setup.candidate.unreachable(setup.problem, setup.config) is not None:
+        setup = setup._replace(config=setup.candidate.configure(setup.problem))
+    return CallResult(setup, setup.run())
 
 
 def unsigned_zeros(outputs: Outputs) -> Outputs:
@@ -40,33 +42,28 @@ def unsigned_zeros(outputs: Outputs) -> Outputs:
     return {name: np.where(x == 0, np.zeros_like(x), x) for name, x in outputs.items()}
 
 
-def same_bits(
-    what: str,
-    got: Outputs,
-    expected: Outputs,
-    *,
-    rows: np.ndarray | None = None,
-    problem: AttentionProblem | None = None,
-) -> Violation | None:
+def first(found: Found) -> Violation | None:
+    """Return the first violation that is found; nothing is looked for behind it."""
+    return next(filter(None, found), None)
+
+
+def same_bits(what: str, got: Outputs, expected: Outputs, masks: Outputs | None = None) -> Violation | None:
     """Compare the outputs that both have bit for bit; every NaN equals every NaN.
 
     Parameters
     ----------
     what : str
         What is compared, for the message.
-    rows : bool array in the layout of lse, optional
-        Rows to compare; needs ``problem``. All by default.
+    masks : mapping of str to bool array, optional
+        Which values of an output to compare, such as :func:`rows_of` gives; all by default.
     """
-    for name, a in got.items():
-        b = expected.get(name)
-        if b is None:
-            continue
-        mask = None
-        if rows is not None and problem is not None:
-            mask = np.broadcast_to(rows_like(a, problem, rows), a.shape)
-        if violation := same_values(f"{what}: {name}", a, b, mask):
-            return violation
-    return None
+    shared = [name for name in got if name in expected]
+    return first(same_values(f"{what}: {x}", got[x], expected[x], masks[x] if masks else None) for x in shared)
+
+
+def rows_of(problem: AttentionProblem, rows: np.ndarray, outputs: Outputs) -> Outputs:
+    """Return which values of each output are of some rows, by a mask in the layout of lse."""
+    return {name: rows_like(x, problem, rows) for name, x in outputs.items()}
 
 
 def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarray | None = None) -> Violation | None:
@@ -89,17 +86,14 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
 
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:
     """Compare the outputs that both have within their bounds; nothing is asked where a bound is infinite."""
-    for name, a in got.items():
-        b = expected.get(name)
-        if b is None:
-            continue
-        if violation := close(f"{what}: {name}", a.astype(np.float64), b.astype(np.float64), bound[name]):
-            return violation
-    return None
+    return first(
+        close(f"{what}: {name}", x.astype(np.float64), expected[name].astype(np.float64), bound[name])
+        for name, x in got.items()
+        if name in expected
+    )
 
 
 def agree(
-    candidate: Candidate,
     trial: Trial,
     what: str,
     *,
@@ -113,12 +107,15 @@ def agree(
     both bounds. ``of`` cuts the outputs of the second call, and their bounds, to what the first one computes;
     by default nothing is cut.
     """
-    if candidate.claims(trial.law) and got.setup.config == expected.setup.config:
+    if got.setup.candidate.claims(trial.law) and got.setup.config == expected.setup.config:
         return same_bits(what, got.outputs, of(expected.outputs))
-    bound = got.bound
-    other = of(expected.bound)
-    total = {name: bound[name] + other[name] for name in got.outputs if name in other}
-    return within(what, got.outputs, of(expected.outputs), total)
+    return within(what, got.outputs, of(expected.outputs), summed(got.bound, of(expected.bound)))
+
+
+def summed(*bounds: Outputs) -> Outputs:
+    """Return how far the sum of several results, or their difference, may be off: the sum of their bounds."""
+    shared = [name for name in bounds[0] if all(name in bound for bound in bounds)]
+    return {name: sum((bound[name] for bound in bounds), np.zeros(())) for name in shared}
 
 
 def close(
@@ -142,14 +139,21 @@ def close(
     return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
 
 
-def against_truth(candidate: Candidate, setup: Setup, what: str) -> Violation | None:
-    """Compare what a candidate returns with the exact outputs of its operation, each within its bound."""
-    got, truth, bound = setup.judged(candidate)
-    for output in setup.operation.outputs:
-        name = output.name
-        if name not in got:
-            continue
-        arrays = got[name].astype(np.float64), truth[name], bound[name]
-        if violation := close(f"{what}: {name}", *arrays, output.ratio):
-            return violation
-    return None
+def near_truth(setup: Setup, trial: Trial) -> Found:
+    """Compare a call as it is with the exact outputs of its operation: the law of every operation."""
+    yield against_truth(setup, "against float64")
+
+
+def against_truth(setup: Setup, what: str) -> Violation | None:
+    """Compare what a kernel returns with the exact outputs of its operation, each within its bound.
+
+    Truth and bound are made before the run where they can be, so that nothing that the kernel does reaches them.
+    """
+    before = None if setup.operation.judges_choices else (setup.truth(), setup.bound())
+    got = setup.run()
+    truth, bound = before or (setup.truth(got), setup.bound(got))
+    return first(
+        close(f"{what}: {x.name}", got[x.name].astype(np.float64), truth[x.name], bound[x.name], x.ratio)
+        for x in setup.operation.outputs
+        if x.name in got
+    )

@@ -13,33 +13,26 @@ from fa3_reference.problem import Descale
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import same_bits, same_values
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
+from fa3verify.properties.compare import Found, same_bits, same_values
+from fa3verify.properties.law import Drawn, Setup, Trial
 from fa3verify.properties.transforms import kept, rescaled, scaled_by_power_of_two
-from fa3verify.properties.trials import Wanted, law, needs
+from fa3verify.properties.trials import Wanted, drawn, law, needs
 
 ROOM = 3  # powers of two that a value may move; e4m3 has 15 binades
+_EXPONENTS = st.sampled_from((1, -1, 2, -2, ROOM, -ROOM))
 
 
-def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"exponent": draw(st.sampled_from((1, -1, 2, -2, ROOM, -ROOM)))}
-
-
-def _value_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
+def _value_scaling(setup: Setup, trial: Trial) -> Found:
     n = trial.integer("exponent", -ROOM, ROOM)
-    setup = set_up(candidate, trial.case)
-    v = kept(setup.operands.v, ROOM, candidate.dtype)
-    if violation := _values_scaled(candidate, setup.fed(v=v), setup.fed(v=scaled_by_power_of_two(v, n)), n):
-        return violation
-    descale = setup.operands.v_descale
-    if descale is None:
-        return None
-    return _values_scaled(candidate, setup.fed(v=v), setup.fed(v=v, v_descale=rescaled(descale, n)), n)
+    v = kept(setup.operands.v, ROOM, setup.problem.dtype)
+    yield from _values_scaled(setup.fed(v=v), setup.fed(v=scaled_by_power_of_two(v, n)), n)
+    if descale := setup.operands.v_descale:
+        yield from _values_scaled(setup.fed(v=v), setup.fed(v=v, v_descale=rescaled(descale, n)), n)
 
 
-def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) -> Violation | None:
-    a = plain.run(candidate)
-    b = scaled.run(candidate)
+def _values_scaled(plain: Setup, scaled: Setup, n: int) -> Found:
+    a = plain.run()
+    b = scaled.run()
     fmt = FORMATS[plain.config.out_dtype]
     low = max(fmt.min_normal, 2.0**-40) * 2.0**ROOM
     high = fmt.max_finite / 2.0**ROOM
@@ -49,38 +42,34 @@ def _values_scaled(candidate: Candidate, plain: Setup, scaled: Setup, n: int) ->
         expected = np.where(inside, a["out"], np.zeros(1, a["out"].dtype))
         expected = scaled_by_power_of_two(expected, n)
     what = f"V times 2^{n} against out times 2^{n}"
-    if violation := same_values(f"{what}: out", b["out"], expected, inside & (size > 0)):
-        return violation
-    return same_bits(what, {**b, "out": a["out"]}, a)
+    yield same_values(f"{what}: out", b["out"], expected, inside & (size > 0))
+    yield same_bits(what, {**b, "out": a["out"]}, a)
 
 
-def _score_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _partner(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     partners = ("softmax_scale", "k_descale") if candidate.dtype == "e4m3" else ("softmax_scale",)
-    return {"partner": draw(st.sampled_from(partners)), **_shift(draw, candidate, case)}
+    return {"partner": draw(st.sampled_from(partners)), "exponent": draw(_EXPONENTS)}
 
 
-def _score_scaling(candidate: Candidate, trial: Trial) -> Violation | None:
+def _score_scaling(setup: Setup, trial: Trial) -> Found:
     n = trial.integer("exponent", -ROOM, ROOM)
     partner = trial.choice("partner", ("softmax_scale", "k_descale"))
-    setup = set_up(candidate, trial.case)
     problem = setup.problem
     operands = setup.operands
     halved = replace(problem, softmax_scale=problem.softmax_scale * 2.0**-n)
+    plain = setup
     if operands.q_descale is None or operands.k_descale is None:
-        q, k = (kept(x, ROOM, candidate.dtype) for x in (operands.q, operands.k))
+        q, k = (kept(x, ROOM, problem.dtype) for x in (operands.q, operands.k))
         plain = setup.fed(q=q, k=k)
         moved = setup.fed(q=scaled_by_power_of_two(q, n), k=k)._replace(problem=halved)
     elif partner == "softmax_scale":
-        plain = setup
         moved = setup.fed(q_descale=rescaled(operands.q_descale, n))._replace(problem=halved)
     else:
-        plain = setup
         moved = setup.fed(q_descale=rescaled(operands.q_descale, n), k_descale=rescaled(operands.k_descale, -n))
-    what = f"Q times 2^{n} and {partner} times 2^{-n} against the plain call"
-    return same_bits(what, moved.run(candidate), plain.run(candidate))
+    yield same_bits(f"Q times 2^{n} and {partner} times 2^{-n} against the plain call", moved.run(), plain.run())
 
 
-def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _block(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     if case.scheme is None:
         raise ValueError("blocks of descales go with a quantisation scheme")
     blocks = {
@@ -89,66 +78,53 @@ def _block_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
         "v": -(-case.problem.seqlen_k // case.scheme.block_rows_v),
     }
     name = draw(st.sampled_from([name for name, count in blocks.items() if count > 1] or ["q"]))
-    return {
-        "operand": name,
-        "block": draw(st.integers(0, blocks[name] - 1)),
-        **_shift(draw, candidate, case),
-    }
+    return {"operand": name, "block": draw(st.integers(0, blocks[name] - 1)), "exponent": draw(_EXPONENTS)}
 
 
-def _block_descale(candidate: Candidate, trial: Trial) -> Violation | None:
+def _block_descale(setup: Setup, trial: Trial) -> Found:
     n = trial.integer("exponent", -ROOM, ROOM)
     name = trial.choice("operand", ("q", "k", "v"))
-    setup = set_up(candidate, trial.case)
+    problem = setup.problem
     descale: Descale | None = getattr(setup.operands, f"{name}_descale")
     if descale is None:
         raise ValueError(f"{trial.law} needs a quantisation scheme")
     block = trial.integer("block", 0, descale.values.shape[2] - 1)
-    rows = descale.block_rows or max(setup.problem.seqlen_q, setup.problem.seqlen_k)
-    x = kept(getattr(setup.operands, name), ROOM, candidate.dtype)
-    plain = setup.fed(**{name: x})
+    rows = descale.block_rows or max(problem.seqlen_q, problem.seqlen_k)
+    x = kept(getattr(setup.operands, name), ROOM, problem.dtype)
     moved = x.copy()
     values = descale.values.copy()
     values[:, :, block] *= np.float32(2.0**-n)
-    for seq in setup.problem.sequences():
-        view = (setup.problem.rows_q if name == "q" else setup.problem.rows_k)(moved, seq)
-        part = slice(block * rows, (block + 1) * rows)
-        view[part] = scaled_by_power_of_two(view[part], n)
+    for seq in problem.sequences():
+        view = (problem.rows_q if name == "q" else problem.rows_k)(moved, seq)[block * rows : (block + 1) * rows]
+        view[:] = scaled_by_power_of_two(view, n)
     shifted = setup.fed(**{name: moved, f"{name}_descale": Descale(values, descale.block_rows)})
     what = f"block {block} of {name} stored times 2^{n} with its descale times 2^{-n}"
-    return same_bits(what, shifted.run(candidate), plain.run(candidate))
+    yield same_bits(what, shifted.run(), setup.fed(**{name: x}).run())
 
 
-def _signs(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    plain = setup.run(candidate)
+def _signs(setup: Setup, trial: Trial) -> Found:
+    plain = setup.run()
     operands = setup.operands
-    both = setup.fed(q=-operands.q, k=-operands.k).run(candidate)
-    if violation := same_bits("negated Q and K", both, plain):
-        return violation
-    negated = setup.fed(v=-operands.v).run(candidate)
+    yield same_bits("negated Q and K", setup.fed(q=-operands.q, k=-operands.k).run(), plain)
+    negated = setup.fed(v=-operands.v).run()
     nonzero = plain["out"].astype(np.float64) != 0
-    if violation := same_values("negated V: out", negated["out"], -plain["out"], nonzero):
-        return violation
-    return same_bits("negated V", {**negated, "out": plain["out"]}, plain)
+    yield same_values("negated V: out", negated["out"], -plain["out"], nonzero)
+    yield same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 
-def _channel_order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _channels(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
 
 
-def _value_channels(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _value_channels(setup: Setup, trial: Trial) -> Found:
     roll = trial.integer("roll", 1, 255)
-    plain = setup.run(candidate)
-    rolled = setup.fed(v=np.roll(setup.operands.v, roll, axis=-1)).run(candidate)
-    expected = {**plain, "out": np.roll(plain["out"], roll, axis=-1)}
-    return same_bits(f"channels of V rolled by {roll}", rolled, expected)
+    plain = setup.run()
+    rolled = setup.fed(v=np.roll(setup.operands.v, roll, axis=-1)).run()
+    yield same_bits(f"channels of V rolled by {roll}", rolled, {**plain, "out": np.roll(plain["out"], roll, axis=-1)})
 
 
-def _repeat(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    return same_bits("second run", setup.run(candidate), setup.run(candidate))
+def _repeat(setup: Setup, trial: Trial) -> Found:
+    yield same_bits("second run", setup.run(), setup.run())
 
 
 EXACT_LAWS = (
@@ -158,7 +134,7 @@ EXACT_LAWS = (
         "invariant",
         _value_scaling,
         wanted=Wanted(),
-        parameters=_shift,
+        parameters=drawn(exponent=_EXPONENTS),
     ),
     law(
         "score_scaling_by_powers_of_two",
@@ -167,7 +143,7 @@ EXACT_LAWS = (
         "invariant",
         _score_scaling,
         wanted=Wanted(),
-        parameters=_score_parameters,
+        parameters=_partner,
     ),
     law(
         "block_descale_moves_into_stored_values",
@@ -176,7 +152,7 @@ EXACT_LAWS = (
         "invariant",
         _block_descale,
         wanted=Wanted(descales="blocks", empty=False, single=True),
-        parameters=_block_parameters,
+        parameters=_block,
         applies=needs("block_descale", dtypes=("e4m3",)),
     ),
     law(
@@ -192,7 +168,7 @@ EXACT_LAWS = (
         "invariant",
         _value_channels,
         wanted=Wanted(),
-        parameters=_channel_order,
+        parameters=_channels,
     ),
     law(
         "repeated_run_is_identical",

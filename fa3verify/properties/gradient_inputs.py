@@ -6,19 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
-from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.loss import readout_dout
-from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import against_truth
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
-from fa3verify.properties.trials import Wanted, law
+from fa3verify.properties.compare import Found, against_truth
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.trials import Wanted, drawn, law
 
 _OF = ("backward",)
 # Of all scores of a row, in nats: exp of the negative ones' -lse overflows binary32 beyond 88.
@@ -27,51 +25,39 @@ HALF_TILES = (64, 192)  # 64 beyond a whole tile of 128, where cuDNN 9 returned 
 MASKS: Mapping[str, Json] = {"dense": {}, "causal": {"causal": True}, "window": {"window": (33, 5)}}
 
 
-def _prepared(candidate: Candidate, case: Case, arrays: tuple[np.ndarray, ...]) -> Setup:
-    """The call of a case with other inputs, whose forward is their own."""
-    setup = set_up(candidate, case)
-    return setup._replace(operands=setup.operation.prepare(case.problem, arrays, None, {}).operands)
+def _against_truth(setup: Setup, arrays: tuple[np.ndarray, ...], what: str) -> Violation | None:
+    """Compare the call with other inputs, whose forward is their own."""
+    operands = setup.operation.prepare(setup.problem, arrays, None, {}).operands
+    return against_truth(setup._replace(operands=operands), what)
 
 
-def _shift(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"shift": draw(st.sampled_from(SHIFTS))}
-
-
-def _far_scores(candidate: Candidate, trial: Trial) -> Violation | None:
+def _far_scores(setup: Setup, trial: Trial) -> Found:
     """One channel of Q and K adds the same to all scores, which moves lse and no gradient but its own."""
     shift = trial.integer("shift", min(SHIFTS), max(SHIFTS))
-    problem = trial.case.problem
+    scale = setup.problem.softmax_scale
     q, k, v, dout = (x.copy() for x in trial.case.draw()[0])
-    q[..., 0] = 2.0 ** np.round(np.log2(np.sqrt(abs(shift) / problem.softmax_scale)))
-    k[..., 0] = shift / problem.softmax_scale / q.flat[0]
-    return against_truth(candidate, _prepared(candidate, trial.case, (q, k, v, dout)), f"scores shifted by {shift}")
+    q[..., 0] = 2.0 ** np.round(np.log2(np.sqrt(abs(shift) / scale)))
+    k[..., 0] = shift / scale / q.flat[0]
+    yield _against_truth(setup, (q, k, v, dout), f"scores shifted by {shift}")
 
 
-def _lengths(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"seqlen_k": draw(st.sampled_from(HALF_TILES))}
-
-
-def _telling_lengths(candidate: Candidate, trial: Trial) -> Violation | None:
+def _telling_lengths(setup: Setup, trial: Trial) -> Found:
     """One query, and half a tile of them, under every mask that the kernel claims."""
     seqlen_k = trial.integer("seqlen_k", 1, max(HALF_TILES))
-    for seqlen_q in (1, 64):
-        for name, mask in MASKS.items():
-            if name != "dense" and name not in candidate.features:
-                continue
-            plain = replace(trial.case.problem, causal=False, window=(-1, -1), seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-            problem = adapted(candidate, replace(plain, **mask))
-            setup = set_up(candidate, replace(trial.case, problem=problem))
-            words = f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys"
-            if violation := against_truth(candidate, setup, words):
-                return violation
-    return None
+    candidate = setup.candidate
+    masks = {name: mask for name, mask in MASKS.items() if name == "dense" or name in candidate.features}
+    for seqlen_q, (name, mask) in product((1, 64), masks.items()):
+        plain = replace(setup.problem, causal=False, window=(-1, -1), seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        problem = adapted(candidate, replace(plain, **mask))
+        words = f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys"
+        yield against_truth(set_up(candidate, replace(trial.case, problem=problem)), words)
 
 
-def _loss(candidate: Candidate, trial: Trial) -> Violation | None:
+def _loss(setup: Setup, trial: Trial) -> Found:
     q, k, v, _ = trial.case.draw()[0]
     with np.errstate(all="ignore"):
-        dout = readout_dout(trial.case.problem, q, k, v, trial.case.recipe.seed)
-    return against_truth(candidate, _prepared(candidate, trial.case, (q, k, v, dout)), "dO of a cross entropy")
+        dout = readout_dout(setup.problem, q, k, v, trial.case.recipe.seed)
+    yield _against_truth(setup, (q, k, v, dout), "dO of a cross entropy")
 
 
 _ANY = Wanted(empty=False, max_edits=0)
@@ -83,7 +69,7 @@ GRADIENT_INPUT_LAWS = (
         "bounded",
         _far_scores,
         wanted=replace(_ANY, softcap=False, families=_PLAIN),  # which would take the shift back
-        parameters=_shift,
+        parameters=drawn(shift=st.sampled_from(SHIFTS)),
         of=_OF,
     ),
     law(
@@ -92,7 +78,7 @@ GRADIENT_INPUT_LAWS = (
         "bounded",
         _telling_lengths,
         wanted=replace(_ANY, layout="batched", single=True, families=_PLAIN),
-        parameters=_lengths,
+        parameters=drawn(seqlen_k=st.sampled_from(HALF_TILES)),
         of=_OF,
     ),
     law(

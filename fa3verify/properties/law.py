@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from hypothesis.strategies import SearchStrategy
@@ -18,12 +17,12 @@ from hypothesis.strategies import SearchStrategy
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.case import Case
-from fa3verify.files import Json
+from fa3verify.files import Json, of_schema
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
 from fa3verify.kernels.calls import CandidateError as CandidateError
 from fa3verify.kernels.calls import Refused as Refused
-from fa3verify.kernels.policy import Policy, freed
+from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
 
@@ -76,9 +75,7 @@ class Trial:
     @classmethod
     def from_json(cls, values: Any) -> Trial:
         """Read a trial; ValueError names what is wrong with a damaged or foreign one."""
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"not a trial: expected schema {SCHEMA!r}, got {found!r}")
+        values = of_schema(values, SCHEMA, "not a trial")
         keys = {"schema", "law", "case", "parameters"}
         if set(values) != keys:
             raise ValueError(f"trial must have the keys {sorted(keys)}, got {sorted(map(str, values))}")
@@ -169,38 +166,33 @@ class Untaken(Exception):
 
 
 class Setup(NamedTuple):
-    """Holds what a candidate is called with."""
+    """Holds a kernel, and what it is called with."""
 
-    operation: Operation
+    candidate: Candidate
     problem: AttentionProblem
     operands: Operands
     config: Any
-    assumed: Callable[[Any], Any]  # what the bound assumes of a configuration
-    policy: Policy
 
-    def run(self, candidate: Candidate) -> Outputs:
-        """Run the candidate by :func:`fa3verify.kernels.calls.run`; Untaken where it declares not to take it."""
-        if words := candidate.misfit(self.problem) or candidate.unreachable(self.problem, self.config):
+    @property
+    def operation(self) -> Operation:
+        """Return what the kernel computes."""
+        return operations.find(self.candidate.operation)
+
+    def run(self) -> Outputs:
+        """Run the kernel by :func:`fa3verify.kernels.calls.run`; Untaken where it declares not to take the call."""
+        if words := self.candidate.misfit(self.problem) or self.candidate.unreachable(self.problem, self.config):
             raise Untaken(words)
-        return calls.run(candidate, self.problem, self.operands, self.config)
+        return calls.run(self.candidate, self.problem, self.operands, self.config)
 
-    def judged(self, candidate: Candidate) -> tuple[Outputs, Outputs, Outputs]:
-        """Run the candidate; returns outputs, truth and bound, which are made before the run where they can be."""
-        if self.operation.judges_choices:
-            got = self.run(candidate)
-            return got, self.truth(got), self.bound(got)
-        truth = self.truth({})
-        bound = self.bound()
-        return self.run(candidate), truth, bound
-
-    def truth(self, got: Outputs) -> Outputs:
-        """Exact outputs of this call on the operands as they are."""
-        return self.operation.truth(self.problem, self.operands.dequantized(self.problem), self.config, got)
+    def truth(self, got: Outputs | None = None) -> Outputs:
+        """Exact outputs of this call on the operands as they are; ``got`` for operations whose truth depends on it."""
+        return self.operation.truth(self.problem, self.operands.dequantized(self.problem), self.config, got or {})
 
     def bound(self, got: Outputs | None = None) -> Outputs:
         """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
-        bound = self.operation.bound(self.problem, self.operands, self.assumed(self.config), got or {})
-        return freed(self.policy, self.problem, bound, math.inf)
+        assumed = hypotheses.assumed(self.candidate, self.config)
+        bound = self.operation.bound(self.problem, self.operands, assumed, got or {})
+        return freed(self.candidate.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration; Refused where there is none such."""
@@ -208,12 +200,6 @@ class Setup(NamedTuple):
             return self._replace(config=replace(self.config, **changes))
         except ValueError as error:
             raise Refused(f"ValueError: {error}") from error
-
-    def launched(self, candidate: Candidate) -> Setup:
-        """Return the same call in a configuration that a caller can have: the kernel's own where it fixes one."""
-        if candidate.unreachable(self.problem, self.config) is None:
-            return self
-        return self._replace(config=candidate.configure(self.problem))
 
     def fed(self, **operands: Any) -> Setup:
         """Return the same call with other operands."""
@@ -230,6 +216,4 @@ def set_up(candidate: Candidate, case: Case) -> Setup:
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Refused(f"ValueError: {error}") from error
-    operation = operations.find(candidate.operation)
-    assumed = partial(hypotheses.assumed, candidate)
-    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)
+    return Setup(candidate, case.problem, case.operands(), config)

@@ -19,9 +19,9 @@ from fa3_reference.problem import Descale, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import CallResult, agree, called, unsigned_zeros, within
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
-from fa3verify.properties.transforms import key_unit, masked_part, part, visible
+from fa3verify.properties.compare import CallResult, Found, agree, called, summed, unsigned_zeros, within
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation
+from fa3verify.properties.transforms import filled, key_unit, masked_part, part, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
 RANKS = (2, 3, 4)  # of a ring
@@ -30,46 +30,43 @@ NOISE = 2.0**-45  # of float64 in a merge
 NOTHING = 208.0
 
 
+def _longest(case: Case, unit: int = 1) -> int:
+    """Return the most keys that a sequence with queries has; no case is drawn in which they are no more than a unit."""
+    longest = max((seq.seqlen_k for seq in filled(case.problem)), default=0)
+    assume(longest > unit)
+    return longest
+
+
 def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     unit = 1
     if case.scheme is not None and case.scheme.granularity == "block":
         unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
-    longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
-    assume(longest > unit)
-    return {"cut": unit * draw(st.integers(1, (longest - 1) // unit))}
+    return {"cut": unit * draw(st.integers(1, (_longest(case, unit) - 1) // unit))}
 
 
-def _merge(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _merge(setup: Setup, trial: Trial) -> Found:
     cut = trial.integer("cut", 1, 2**20)
     if cut % key_unit(setup):
         raise ValueError(f"{trial.law}: cut must be whole blocks of {key_unit(setup)} keys, got {cut}")
-    for seq in setup.problem.sequences():
-        if not seq.seqlen_q or cut >= seq.seqlen_k:
-            continue
-        halves = [slice(0, cut), slice(cut, seq.seqlen_k)]
-        rows = slice(0, seq.seqlen_q)
-        if violation := _shards_merge(candidate, setup, seq, rows, halves):
-            return violation
-    return None
+    for seq in filled(setup.problem):
+        if cut < seq.seqlen_k:
+            yield _shards_merge(setup, seq, slice(0, seq.seqlen_q), [0, cut, seq.seqlen_k])
 
 
-def _shards_merge(
-    candidate: Candidate, setup: Setup, seq: Sequence, rows: slice, shards: list[slice]
-) -> Violation | None:
-    """Compare a call of some rows with the merge of calls of the same rows and a shard of the keys each."""
-    whole = called(candidate, masked_part(setup, seq, rows=rows, keys=slice(0, shards[-1].stop)))
+def _shards_merge(setup: Setup, seq: Sequence, rows: slice, edges: list[int]) -> Violation | None:
+    """Compare a call of some rows with the merge of calls of the same rows and the keys between two edges each."""
+    whole = called(masked_part(setup, seq, rows=rows, keys=slice(0, edges[-1])))
     if "lse" not in whole.outputs:
         return None
-    parts = [called(candidate, masked_part(setup, seq, rows=rows, keys=keys)) for keys in shards]
-    starts = ", ".join(str(keys.start) for keys in shards[1:])
+    parts = [called(masked_part(setup, seq, rows=rows, keys=slice(a, b))) for a, b in pairwise(edges)]
+    starts = ", ".join(map(str, edges[1:-1]))
     names = f"rows [{rows.start}, {rows.stop}) of sequence {seq.index} against keys split at {starts} and merged"
     return _against_merged(names, whole, [x.outputs for x in parts], [x.bound for x in parts])
 
 
 def _against_merged(what: str, whole: CallResult, parts: list[Outputs], bounds: list[Outputs]) -> Violation | None:
     expected, limit = merged(parts, bounds)
-    return within(what, whole.outputs, expected, {name: whole.bound[name] + limit[name] for name in limit})
+    return within(what, whole.outputs, expected, summed(limit, whole.bound))
 
 
 def merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Outputs]:
@@ -104,8 +101,7 @@ def _rank(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"ranks": ranks, "rank": draw(st.integers(0, ranks - 1))}
 
 
-def _ring(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _ring(setup: Setup, trial: Trial) -> Found:
     ranks = trial.integer("ranks", RANKS[0], RANKS[-1])
     rank = trial.integer("rank", 0, ranks - 1)
     for seq in setup.problem.sequences():
@@ -117,18 +113,12 @@ def _ring(candidate: Candidate, trial: Trial) -> Violation | None:
         unit = key_unit(setup)
         size_k = max(1, -(-seq.seqlen_k // (ranks * unit))) * unit
         starts = range(0, int(stops[0]), size_k)  # the first row sees a key of every shard
-        edges = [*starts, int(stops[-1])]
-        if len(starts) < 2:
-            continue
-        shards = [slice(a, b) for a, b in pairwise(edges)]
-        if violation := _shards_merge(candidate, setup, seq, rows, shards):
-            return violation
-    return None
+        if len(starts) >= 2:
+            yield _shards_merge(setup, seq, rows, [*starts, int(stops[-1])])
 
 
 def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    longest = max((seq.seqlen_k for seq in case.problem.sequences() if seq.seqlen_q), default=0)
-    assume(longest > 1)
+    longest = _longest(case)
     config: Any = candidate.configure(case.problem)
     tile_n = config.tile_n
     tiles = range(tile_n, longest, tile_n)  # after which the appended key is alone in its tile
@@ -156,30 +146,25 @@ def _with_lowest_key(setup: Setup, seq: Sequence, key: int) -> Setup:
     return setup.fed(q=q, k=k, **ones)
 
 
-def _one_more_key(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _one_more_key(setup: Setup, trial: Trial) -> Found:
     is_lowest = trial.choice("score", ("drawn", "lowest")) == "lowest"
     key = trial.integer("before", 1, 2**20)  # whose number is that of the keys before it
-    for seq in setup.problem.sequences():
-        if not seq.seqlen_q or key >= seq.seqlen_k:
+    for seq in filled(setup.problem):
+        if key >= seq.seqlen_k:
             continue
         fed = _with_lowest_key(setup, seq, key) if is_lowest else setup
         longer, shorter = (part(fed, seq, keys=slice(0, stop)) for stop in (key + 1, key))
-        after = called(candidate, longer)
-        before = called(candidate, shorter)
+        after = called(longer)
+        before = called(shorter)
         what = f"sequence {seq.index} with key {key} appended"
         one, own = _of_last_key(longer)
-        gap = before.setup.truth({})["lse"] - one["lse"]
+        gap = before.setup.truth()["lse"] - one["lse"]
         if is_lowest and (gap > NOTHING).all():
             plain = [CallResult(call.setup, unsigned_zeros(call.outputs)) for call in (after, before)]
-            if violation := agree(candidate, trial, f"{what}, of no weight", got=plain[0], expected=plain[1]):
-                return violation
-        if "lse" not in after.outputs:
-            continue
-        merge = f"{what}, against the call without it merged with its score and value"
-        if violation := _against_merged(merge, after, [before.outputs, one], [before.bound, own]):
-            return violation
-    return None
+            yield agree(trial, f"{what}, of no weight", got=plain[0], expected=plain[1])
+        if "lse" in after.outputs:
+            merge = f"{what}, against the call without it merged with its score and value"
+            yield _against_merged(merge, after, [before.outputs, one], [before.bound, own])
 
 
 def _of_last_key(setup: Setup) -> tuple[Outputs, Outputs]:

@@ -20,10 +20,11 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
-from fa3verify.kernels.policy import empty_rows, rows_like
+from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation, set_up
+from fa3verify.properties.compare import Found, rows_of
+from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
@@ -166,70 +167,59 @@ def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndar
     return seen, alone
 
 
-def _broken(effect: Effect, got: Outputs, clean: Outputs, channel: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Elements of out, and of lse, that do not show the effect."""
-    out = got["out"].astype(np.float64)
-    lse = got["lse"].astype(np.float64) if "lse" in got else None
-    same = _equal(out, clean["out"].astype(np.float64))
-    moved = None if lse is None else ~_equal(lse, clean["lse"].astype(np.float64))
+def _broken(effect: Effect, got: Outputs, clean: Outputs, channel: int) -> Outputs:
+    """Values of out, and of lse where it was returned, that do not show the effect."""
+    out, lse = (got[name].astype(np.float64) if name in got else np.array(math.nan) for name in ("out", "lse"))
     if effect == "nan":
-        return ~np.isnan(out), None if lse is None else np.isfinite(lse)
-    if effect == "zero_or_nan":
-        return ~(np.isnan(out) | (out == 0)), None if lse is None else ~(np.isnan(lse) | np.isneginf(lse))
-    planted = np.arange(out.shape[-1]) == channel
-    if effect == "nan_in_channel":
-        same = np.where(planted, np.isnan(out), same)
-    elif effect == "nonfinite_in_channel":
-        same = np.where(planted, ~np.isfinite(out), same)
-    elif effect == "maybe_nan_in_channel":
-        same |= planted & np.isnan(out)
-    return ~same, moved
+        shown = (np.isnan(out), ~np.isfinite(lse))
+    elif effect == "zero_or_nan":
+        shown = (np.isnan(out) | (out == 0), np.isnan(lse) | np.isneginf(lse))
+    else:
+        same = _equal(out, clean["out"].astype(np.float64))
+        planted = np.arange(out.shape[-1]) == channel
+        if effect == "nan_in_channel":
+            same = np.where(planted, np.isnan(out), same)
+        elif effect == "nonfinite_in_channel":
+            same = np.where(planted, ~np.isfinite(out), same)
+        elif effect == "maybe_nan_in_channel":
+            same |= planted & np.isnan(out)
+        shown = (same, _equal(lse, clean.get("lse", lse).astype(np.float64)))
+    return {name: ~x for name, x in zip(("out", "lse"), shown, strict=True) if name in got}
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b))
 
 
-def _check(candidate: Candidate, trial: Trial) -> Violation | None:
+def _check(setup: Setup, trial: Trial) -> Found:
     rule = _RULES[trial.choice("rule", tuple(_RULES))]
-    setup = set_up(candidate, trial.case)
     problem = setup.problem
+    policy = setup.candidate.policy
     place = _place(problem, rule, trial)
     low = rule.unit_query and rule.value < 0
-    clean_value = LOW_SCORE if low else 0.0
-    clean = _planted(setup, rule, place, clean_value).run(candidate)
-    got = _planted(setup, rule, place, rule.value).run(candidate)
+    clean = _planted(setup, rule, place, LOW_SCORE if low else 0.0).run()
+    got = _planted(setup, rule, place, rule.value).run()
     seen, alone = _seen(problem, rule, place)
     if low:
-        lse, lower = (_planted(setup, rule, place, x).truth({})["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
+        lse, lower = (_planted(setup, rule, place, x).truth()["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
         if (lse != lower)[seen & ~alone].any():
             raise Untaken("beside scores as large as these the lowest one still has a weight")
     special = alone if rule.alone else np.zeros_like(alone)
-    empty = empty_rows(problem)
     effects: tuple[tuple[Effect, np.ndarray], ...] = (
         (rule.seen, seen & ~special),
         (rule.alone or rule.seen, special),
         (rule.unseen, ~seen),
     )
     for effect, rows in effects:
-        out_broken, lse_broken = _broken(effect, got, clean, place.channel)
-        if candidate.policy.special_values == "out":
-            lse_broken = None
-        for name, broken in (("out", out_broken), ("lse", lse_broken)):
-            if broken is None:
+        broken = freed(policy, problem, _broken(effect, got, clean, place.channel), False)
+        for name, where in rows_of(problem, rows, broken).items():
+            if name == "lse" and policy.special_values == "out":
                 continue
-            broken = broken & rows_like(broken, problem, rows)
-            if name in candidate.policy.free:
-                broken &= ~rows_like(broken, problem, empty)
-            if not broken.any():
-                continue
-            index = tuple(int(i) for i in np.argwhere(broken)[0])
-            label = f"{name}{list(index)}"
-            value, before = (float(r[name][index]) for r in (got, clean))
-            where = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"
-            message = f"{rule.name} at {where}: {label} = {value!r}, was {before!r}"
-            return Violation(f"{message}; promised: {effect} ({rule.reason})", where=label)
-    return None
+            for index in np.argwhere(broken[name] & where)[:1].tolist():
+                value, before = (float(r[name][tuple(index)]) for r in (got, clean))
+                planted = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"
+                message = f"{rule.name} at {planted}: {name}{index} = {value!r}, was {before!r}"
+                yield Violation(f"{message}; promised: {effect} ({rule.reason})", where=f"{name}{index}")
 
 
 POLICY_LAWS = (

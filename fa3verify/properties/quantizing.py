@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.bounds.device import U_FP32
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import Descale, Operands, Sequence
+from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3_reference.quantize import quantize_qkv
 from fa3_reference.scales import SHARING
-from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
-from fa3verify.properties.compare import against_truth, close, same_bits
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
-from fa3verify.properties.transforms import scaled_by_power_of_two
-from fa3verify.properties.trials import Wanted, law
+from fa3verify.properties.compare import Found, close, near_truth, same_bits
+from fa3verify.properties.law import Setup, Trial
+from fa3verify.properties.transforms import part, scaled_by_power_of_two
+from fa3verify.properties.trials import Wanted, drawn, law
 
 _OF = ("quantize",)
 # sizes that a scaling by 2^3 leaves normal in fp16
@@ -30,40 +25,29 @@ LEAST = 2.0**-8
 MOST = 2.0**8
 
 
-def _within(candidate: Candidate, trial: Trial) -> Violation | None:
-    return against_truth(candidate, set_up(candidate, trial.case), "against float64")
-
-
-def _exact(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case).configured(scale="power_of_two", rotate=False, subtract_k_mean=False)
+def _exact(setup: Setup, trial: Trial) -> Found:
+    setup = setup.configured(scale="power_of_two", rotate=False, subtract_k_mean=False)
     problem = setup.problem
     want = quantize_qkv(problem, *setup.operands.dequantized(problem), setup.config.scheme()).operands
     expected = {name: getattr(want, name) for name in NAMES}
     expected |= {f"{name}_descale": getattr(want, f"{name}_descale").values for name in NAMES}
-    return same_bits("scaled by powers of two, against correct rounding", setup.run(candidate), expected)
+    yield same_bits("scaled by powers of two, against correct rounding", setup.run(), expected)
 
 
-def _exponent(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"exponent": draw(st.sampled_from((1, -1, 3, -3)))}
-
-
-def _scaled(candidate: Candidate, trial: Trial) -> Violation | None:
+def _scaled(setup: Setup, trial: Trial) -> Found:
     n = trial.integer("exponent", -3, 3)
-    setup = set_up(candidate, trial.case)
-    sizes = {name: np.abs(getattr(setup.operands, name).astype(np.float64)) for name in NAMES}
-    kept = {
-        name: np.where((x >= LEAST) & (x <= MOST), getattr(setup.operands, name), 0).astype(setup.operands.q.dtype)
-        for name, x in sizes.items()
-    }
-    plain = setup.fed(**kept)
-    moved = plain.fed(**{name: scaled_by_power_of_two(x, n) for name, x in kept.items()})
-    a = plain.run(candidate)
-    b = moved.run(candidate)
+    kept = {}
+    for name in NAMES:
+        x = getattr(setup.operands, name)
+        size = np.abs(x.astype(np.float64))
+        kept[name] = np.where((size >= LEAST) & (size <= MOST), x, 0).astype(x.dtype)
+    a = setup.fed(**kept).run()
+    b = setup.fed(**{name: scaled_by_power_of_two(x, n) for name, x in kept.items()}).run()
     expected = {name: a[name] for name in NAMES}
     for name in NAMES:
         descale = a[f"{name}_descale"]
         expected[f"{name}_descale"] = np.where(_is_filled(a, name, setup), descale * np.float32(2.0**n), descale)
-    return same_bits(f"q, k and v times 2^{n}", b, expected)
+    yield same_bits(f"q, k and v times 2^{n}", b, expected)
 
 
 def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
@@ -83,65 +67,56 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
     return np.repeat(groups.any(axis=2), shared, axis=1)
 
 
-def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _alone(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
-    operands = setup.operands
-    whole = setup.run(candidate)
-    for seq in problem.sequences():
-        if not seq.seqlen_q or not seq.seqlen_k:
-            continue
-        single = replace(problem, batch=1, seqlen_q=seq.seqlen_q, seqlen_k=seq.seqlen_k, seqlens_q=None, seqlens_k=None)
-        q, k, v = (np.ascontiguousarray(rows[None]) for rows in _rows(setup, seq, operands.q, operands.k, operands.v))
-        alone = setup._replace(problem=single).fed(q=q, k=k, v=v).run(candidate)
-        cut = _rows(setup, seq, whole["q"], whole["k"], whole["v"])
-        expected: dict[str, np.ndarray] = {name: rows[None] for name, rows in zip(NAMES, cut)}
+    whole = setup.run()
+    for seq in _whole(problem):
+        alone = part(setup, seq).run()
+        expected = {name: rows[None] for name, rows in _rows(setup, seq, *(whole[name] for name in NAMES)).items()}
         for name in (*(f"{name}_descale" for name in NAMES), "k_mean"):
             if name in whole:
                 expected[name] = whole[name][seq.index : seq.index + 1, :, : alone[name].shape[2]]
         if "lse_correction" in whole:
             expected["lse_correction"] = problem.rows_lse(whole["lse_correction"], seq)[None]
-        if violation := same_bits(f"sequence {seq.index} alone against the whole call", alone, expected):
-            return violation
-    return None
+        yield same_bits(f"sequence {seq.index} alone against the whole call", alone, expected)
 
 
-def _rows(setup: Setup, seq: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+def _whole(problem: AttentionProblem) -> list[Sequence]:
+    """Return the sequences that have both queries and keys."""
+    return [seq for seq in problem.sequences() if seq.seqlen_q and seq.seqlen_k]
+
+
+def _rows(setup: Setup, seq: Sequence, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, np.ndarray]:
     problem = setup.problem
-    return problem.rows_q(q, seq), problem.rows_k(k, seq), problem.rows_k(v, seq)
+    return {"q": problem.rows_q(q, seq), "k": problem.rows_k(k, seq), "v": problem.rows_k(v, seq)}
 
 
-def _scores(candidate: Candidate, trial: Trial) -> Violation | None:
+def _scores(setup: Setup, trial: Trial) -> Found:
     """Scores of the codes, with the LSE correction, are those of the inputs: no rotation or mean is known for that."""
-    setup = set_up(candidate, trial.case)
     problem = setup.problem
-    got = setup.run(candidate)
-    q, k, _ = setup.operands.dequantized(problem)
-    rows = zip(NAMES, setup.config.descale_rows, strict=True)
-    q_descale, k_descale, v_descale = (Descale(got[f"{name}_descale"], n) for name, n in rows)
-    codes = Operands(got["q"], got["k"], got["v"], q_descale, k_descale, v_descale)
-    q8, k8, _ = codes.dequantized(problem)
+    got = setup.run()
+    inputs = setup.operands.dequantized(problem)
+    q_descale, k_descale, v_descale = (
+        Descale(got[f"{name}_descale"], n) for name, n in zip(NAMES, setup.config.descale_rows, strict=True)
+    )
+    codes = Operands(got["q"], got["k"], got["v"], q_descale, k_descale, v_descale).dequantized(problem)
     shift = got.get("lse_correction", np.zeros(problem.lse_shape))
     shift_bound = setup.bound(got).get("lse_correction")
-    for seq in problem.sequences():
-        if not seq.seqlen_q or not seq.seqlen_k:
-            continue
-        rows_q, rows_k, rows_q8, rows_k8 = _rows(setup, seq, q, k, k)[:2] + _rows(setup, seq, q8, k8, k8)[:2]
-        rows_k, rows_k8 = (np.repeat(x, problem.group, axis=1) for x in (rows_k, rows_k8))
-        centred = rows_k - (rows_k.mean(axis=0) if setup.config.subtract_k_mean else 0)
-        seen, exact = (np.einsum("qhd,khd->hqk", a, b) for a, b in ((rows_q8, rows_k8), (rows_q, rows_k)))
-        seen, exact = (problem.softmax_scale * x for x in (seen, exact))
+    for seq in _whole(problem):
+        plain, coded = (_rows(setup, seq, *arrays) for arrays in (inputs, codes))
+        keys, coded_keys = (np.repeat(rows["k"], problem.group, axis=1) for rows in (plain, coded))
+        centred = keys - (keys.mean(axis=0) if setup.config.subtract_k_mean else 0)
+        pairs = ((coded["q"], coded_keys), (plain["q"], keys))
+        seen, exact = (problem.softmax_scale * np.einsum("qhd,khd->hqk", a, b) for a, b in pairs)
         seen += problem.rows_lse(shift, seq)[..., None]
-        lost_q = _lost(rows_q, q_descale, seq, 1)
+        lost_q = _lost(plain["q"], q_descale, seq, 1)
         lost_k = _lost(centred, k_descale, seq, problem.group)
-        norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (rows_q, centred))
+        norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (plain["q"], centred))
         limit = lost_q[:, :, None] * (norm_k + lost_k)[:, None] + norm_q[:, :, None] * lost_k[:, None]
         limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)
         if shift_bound is not None:
             limit += problem.rows_lse(shift_bound, seq)[..., None]
-        if violation := close(f"scores of sequence {seq.index}", seen, exact, np.where(np.isnan(limit), np.inf, limit)):
-            return violation
-    return None
+        yield close(f"scores of sequence {seq.index}", seen, exact, np.where(np.isnan(limit), np.inf, limit))
 
 
 def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:
@@ -165,7 +140,7 @@ QUANTIZE_LAWS = (
         "a code differs from the correctly rounded one only where the exact scaled value lies within binary32's "
         "error of a rounding boundary; descales, K mean and LSE correction lie within theirs",
         "bounded",
-        _within,
+        near_truth,
         wanted=Wanted(),
         of=_OF,
     ),
@@ -184,7 +159,7 @@ QUANTIZE_LAWS = (
         "exact",
         _scaled,
         wanted=Wanted(),
-        parameters=_exponent,
+        parameters=drawn(exponent=st.sampled_from((1, -1, 3, -3))),
         of=_OF,
     ),
     law(

@@ -134,18 +134,13 @@ class _Search:
             if self.best is None:
                 self.against |= {name: (trial, v) for name, v in under.items() if v}
             return
-        if self.best is None:
-            self.first_failure = time.monotonic()
-            self.best = (trial, violation)
-            self.failed = under
-        elif violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0]):
+        self.first_failure = self.first_failure or time.monotonic()
+        if self.best is None or (violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0])):
             self.best = (trial, violation)
             self.failed = under
         if self.shrink_seconds <= 0:
             raise _Enough
-        if violation.kind == "crashed":
-            raise _Crash
-        raise _Broken
+        raise _Crash if violation.kind == "crashed" else _Broken
 
 
 def size_of(trial: Trial) -> tuple[int, int]:
@@ -305,10 +300,10 @@ def _search(search: _Search, max_examples: int, seed: int) -> None:
 
 def find_law(name: str) -> Law:
     """Return a law by name; ValueError names what exists."""
-    for row in LAWS:
-        if row.name == name:
-            return row
-    raise ValueError(f"unknown law {name!r}; known are {', '.join(row.name for row in LAWS)}")
+    laws = {row.name: row for row in LAWS}
+    if name not in laws:
+        raise ValueError(f"unknown law {name!r}; known are {', '.join(laws)}")
+    return laws[name]
 
 
 def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation | None:

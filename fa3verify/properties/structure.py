@@ -7,21 +7,27 @@ them alone.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import same_bits
-from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken, Violation, set_up
-from fa3verify.properties.transforms import part, part_of_result, query_heads, reordered, repeated_heads, visible
-from fa3verify.properties.trials import Wanted, law, needs
+from fa3verify.properties.compare import Found, rows_of, same_bits
+from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken
+from fa3verify.properties.transforms import (
+    heads_of,
+    part,
+    part_of_result,
+    query_heads,
+    reordered,
+    repeated_heads,
+    visible,
+)
+from fa3verify.properties.trials import Wanted, drawn, law, needs
 
 # Schedule switches; a configuration that a kernel refuses with ValueError is not judged.
 SWITCHES: dict[str, dict[str, Setting]] = {
@@ -48,45 +54,36 @@ def _want_finite_values(setup: Setup) -> None:
         raise Untaken("V is not finite, and 0 times it is NaN in every row of a visited tile")
 
 
-def _invisible(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _invisible(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
-    operands = setup.operands
     start = trial.integer("start", 0, 2**20)
-    count = trial.integer("count", 1, 2**20)
+    stop = start + trial.integer("count", 1, 2**20)
     _want_finite_values(setup)
-    k = operands.k.copy()
-    v = operands.v.copy()
+    k = setup.operands.k.copy()
+    v = setup.operands.v.copy()
     blind = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
-        problem.rows_k(k, seq)[start : start + count] = 7
-        problem.rows_k(v, seq)[start : start + count] = -5
-        first, stop = visible(problem, seq)
-        problem.rows_lse(blind, seq)[:] = (stop <= start) | (first >= start + count)
-    if candidate.policy.free:  # rows without a key may then have anything
+        problem.rows_k(k, seq)[start:stop] = 7
+        problem.rows_k(v, seq)[start:stop] = -5
+        first, last = visible(problem, seq)
+        problem.rows_lse(blind, seq)[:] = (last <= start) | (first >= stop)
+    if setup.candidate.policy.free:  # rows without a key may then have anything
         blind &= ~empty_rows(problem)
-    what = f"rows that see no key of [{start}, {start + count}), after those keys changed"
-    changed = setup.fed(k=k, v=v).run(candidate)
-    return same_bits(what, changed, setup.run(candidate), rows=blind, problem=problem)
+    what = f"rows that see no key of [{start}, {stop}), after those keys changed"
+    changed = setup.fed(k=k, v=v).run()
+    yield same_bits(what, changed, setup.run(), rows_of(problem, blind, changed))
 
 
-def _grouped(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    plain = setup.run(candidate)
-    repeated = repeated_heads(setup).run(candidate)
-    return same_bits("grouped heads against repeated K and V", plain, repeated)
+def _grouped(setup: Setup, trial: Trial) -> Found:
+    yield same_bits("grouped heads against repeated K and V", setup.run(), repeated_heads(setup).run())
 
 
-def _separate(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    whole = setup.run(candidate)
+def _separate(setup: Setup, trial: Trial) -> Found:
+    whole = setup.run()
     for seq in setup.problem.sequences():
         if seq.seqlen_q:
-            expected = part(setup, seq).run(candidate)
             what = f"sequence {seq.index} inside the call against a call of its own"
-            if violation := same_bits(what, part_of_result(setup, whole, seq), expected):
-                return violation
-    return None
+            yield same_bits(what, part_of_result(setup, whole, seq), part(setup, seq).run())
 
 
 def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
@@ -94,18 +91,17 @@ def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"sequence": draw(st.sampled_from(filled)), "kv_head": draw(st.integers(0, case.problem.nheads_kv - 1))}
 
 
-def _chosen(setup: Setup, trial: Trial) -> tuple[Any, slice]:
+def _chosen(setup: Setup, trial: Trial) -> tuple[Sequence, slice]:
     sequence = trial.integer("sequence", 0, setup.problem.batch - 1)
     kv_head = trial.integer("kv_head", 0, setup.problem.nheads_kv - 1)
     return list(setup.problem.sequences())[sequence], slice(kv_head, kv_head + 1)
 
 
-def _alone(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _alone(setup: Setup, trial: Trial) -> Found:
     seq, kv_head = _chosen(setup, trial)
-    alone = part(setup, seq, kv_heads=kv_head).run(candidate)
-    within = part_of_result(setup, setup.run(candidate), seq, kv_head)
-    return same_bits(f"sequence {seq.index}, kv head {kv_head.start} alone against the whole call", alone, within)
+    alone = part(setup, seq, kv_heads=kv_head).run()
+    within = part_of_result(setup, setup.run(), seq, kv_head)
+    yield same_bits(f"sequence {seq.index}, kv head {kv_head.start} alone against the whole call", alone, within)
 
 
 def _permuted(problem: AttentionProblem) -> dict[str, int]:
@@ -119,8 +115,7 @@ def _order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {name: draw(st.permutations(range(size)).map(list)) for name, size in _permuted(case.problem).items()}
 
 
-def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _reordered(setup: Setup, trial: Trial) -> Found:
     orders = []
     for name, size in _permuted(setup.problem).items():
         order = trial.parameters.get(name, list(range(size)))  # version 0.1.0 had no order within groups
@@ -128,12 +123,12 @@ def _reordered(candidate: Candidate, trial: Trial) -> Violation | None:
             raise ValueError(f"{trial.law}: {name} must be a permutation of {size} numbers, got {order!r}")
         orders.append(np.array(order, np.int64))
     batch, kv_heads, of_group = orders
-    plain = setup.run(candidate)
+    plain = setup.run()
     heads = query_heads(setup.problem, kv_heads, of_group)
     expected = {name: np.take(x[batch], heads, axis=x.ndim - 2) for name, x in plain.items()}  # as out or as lse
-    moved = reordered(setup, batch, kv_heads, of_group).run(candidate)
+    moved = reordered(setup, batch, kv_heads, of_group).run()
     what = f"sequences in order {batch.tolist()}, kv heads {kv_heads.tolist()}, heads of a group {of_group.tolist()}"
-    return same_bits(what, moved, expected)
+    yield same_bits(what, moved, expected)
 
 
 def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
@@ -141,66 +136,53 @@ def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {**_pair(draw, candidate, case), "value": draw(st.sampled_from(values))}
 
 
-def _neighbours(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _neighbours(setup: Setup, trial: Trial) -> Found:
     seq, kv_head = _chosen(setup, trial)
     problem = setup.problem
     value = float(trial.choice("value", ("nan", "inf")))
-    heads = slice(kv_head.start * problem.group, kv_head.stop * problem.group)
     poisoned = {}
-    for name, view, of in (
-        ("q", problem.rows_q, heads),
-        ("k", problem.rows_k, kv_head),
-        ("v", problem.rows_k, kv_head),
-    ):
+    for name in ("q", "k", "v"):
+        view, of = (problem.rows_q, heads_of(problem, kv_head)) if name == "q" else (problem.rows_k, kv_head)
         clean = getattr(setup.operands, name)
         x = np.full(clean.shape, value).astype(clean.dtype)
         view(x, seq)[:, of] = view(clean, seq)[:, of]
         poisoned[name] = x
-    clean_run = part_of_result(setup, setup.run(candidate), seq, kv_head)
-    run = part_of_result(setup, setup.fed(**poisoned).run(candidate), seq, kv_head)
-    what = f"sequence {seq.index}, kv head {kv_head.start} with {value} in all others"
-    return same_bits(what, run, clean_run)
+    clean_run, run = (part_of_result(setup, call.run(), seq, kv_head) for call in (setup, setup.fed(**poisoned)))
+    yield same_bits(f"sequence {seq.index}, kv head {kv_head.start} with {value} in all others", run, clean_run)
 
 
-def _splits(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"num_splits": draw(st.sampled_from((2, 1, 3)))}
-
-
-def _empty_rows(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _empty_rows(setup: Setup, trial: Trial) -> Found:
     num_splits = trial.integer("num_splits", 1, 256)
     _want_finite_values(setup)
     try:
-        result = setup.configured(num_splits=num_splits).run(candidate)
+        result = setup.configured(num_splits=num_splits).run()
     except Refused:
         if num_splits == 1:
             raise
-        return None
+        return
     empty = empty_rows(setup.problem)
     out = result["out"]
-    policy = candidate.policy
+    policy = setup.candidate.policy
     expected = dict(result)
     if policy.empty_out == "zero":  # +0 and -0 are both zero
         expected["out"] = np.where(out_rows(setup.problem, empty) & (out != 0), np.zeros(1, out.dtype), out)
     if "lse" in result and policy.empty_lse != "undefined":
         expected["lse"] = np.where(empty, np.array(float(policy.empty_lse), result["lse"].dtype), result["lse"])
-    return same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
+    yield same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
 
 
-def _switch(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"switch": draw(st.sampled_from(tuple(SWITCHES)))}
-
-
-def _schedule(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _schedule(setup: Setup, trial: Trial) -> Found:
     switch = trial.choice("switch", tuple(SWITCHES))
-    plain = setup.run(candidate)
+    plain = setup.run()
     try:
-        changed = setup.configured(**SWITCHES[switch]).run(candidate)
+        changed = setup.configured(**SWITCHES[switch]).run()
     except Refused:
-        return None
-    return same_bits(f"schedule switch {switch}", changed, plain)
+        return
+    yield same_bits(f"schedule switch {switch}", changed, plain)
+
+
+def _is_masked(candidate: Candidate) -> bool:
+    return bool({"causal", "window"} & candidate.features)
 
 
 STRUCTURE_LAWS = (
@@ -211,7 +193,7 @@ STRUCTURE_LAWS = (
         _invisible,
         wanted=Wanted(masks="some"),
         parameters=_keys,
-        applies=lambda candidate: bool({"causal", "window"} & candidate.features),
+        applies=_is_masked,
     ),
     law(
         "grouped_heads_equal_repeated_heads",
@@ -261,8 +243,8 @@ STRUCTURE_LAWS = (
         "exact",
         _empty_rows,
         wanted=Wanted(masks="some", unseen=True),
-        parameters=_splits,
-        applies=lambda candidate: bool({"causal", "window"} & candidate.features),
+        parameters=drawn(num_splits=st.sampled_from((2, 1, 3))),
+        applies=_is_masked,
     ),
     law(
         "schedule_switches_change_no_bit",
@@ -270,6 +252,6 @@ STRUCTURE_LAWS = (
         "invariant",
         _schedule,
         wanted=Wanted(),
-        parameters=_switch,
+        parameters=drawn(switch=st.sampled_from(tuple(SWITCHES))),
     ),
 )

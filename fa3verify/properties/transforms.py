@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -13,26 +12,25 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 
-Name = Literal["q", "k", "v"]
-
 
 def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
-    """Descale of some heads and rows of one sequence; the rows start at a block's first row."""
+    """Return the descale of some heads and rows of a sequence, one value a row where the rows start inside a block."""
     if descale is None:
         return None
     values = descale.values[seq.index : seq.index + 1, heads]
-    if descale.block_rows:
-        first = rows.start // descale.block_rows
-        values = values[..., first : max(first + 1, -(-rows.stop // descale.block_rows))]
-    return Descale(np.ascontiguousarray(values), descale.block_rows)
+    size = descale.block_rows
+    if size and rows.start % size:
+        return Descale(np.ascontiguousarray(values[..., np.arange(rows.start, rows.stop) // size]), 1)
+    if size:
+        first = rows.start // size
+        values = values[..., first : max(first + 1, -(-rows.stop // size))]
+    return Descale(np.ascontiguousarray(values), size)
 
 
-def _cut_query(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
-    """Cut as :func:`_cut` does, for rows that may start inside a block: one value per row then."""
-    if descale is None or not descale.block_rows or rows.start % descale.block_rows == 0:
-        return _cut(descale, seq, heads, rows)
-    values = descale.values[seq.index : seq.index + 1, heads]
-    return Descale(np.ascontiguousarray(values[..., np.arange(rows.start, rows.stop) // descale.block_rows]), 1)
+def heads_of(problem: AttentionProblem, kv_heads: slice | None) -> slice:
+    """Return the query heads that share some kv heads, or all of them."""
+    kv_heads = kv_heads or slice(0, problem.nheads_kv)
+    return slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
 
 
 def part(
@@ -47,8 +45,8 @@ def part(
     operands = setup.operands
     rows = rows or slice(0, seq.seqlen_q)
     keys = keys or slice(0, seq.seqlen_k)
+    heads = heads_of(problem, kv_heads)
     kv_heads = kv_heads or slice(0, problem.nheads_kv)
-    heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
     single = replace(
         problem,
         batch=1,
@@ -63,7 +61,7 @@ def part(
         np.ascontiguousarray(problem.rows_q(operands.q, seq)[None, rows, heads]),
         np.ascontiguousarray(problem.rows_k(operands.k, seq)[None, keys, kv_heads]),
         np.ascontiguousarray(problem.rows_k(operands.v, seq)[None, keys, kv_heads]),
-        _cut_query(operands.q_descale, seq, heads, rows),
+        _cut(operands.q_descale, seq, heads, rows),
         _cut(operands.k_descale, seq, kv_heads, keys),
         _cut(operands.v_descale, seq, kv_heads, keys),
     )
@@ -98,9 +96,8 @@ def part_of_result(
 ) -> Outputs:
     """Return the rows of a result that :func:`part` computes alone."""
     problem = setup.problem
-    kv_heads = kv_heads or slice(0, problem.nheads_kv)
+    heads = heads_of(problem, kv_heads)
     rows = rows or slice(0, seq.seqlen_q)
-    heads = slice(kv_heads.start * problem.group, kv_heads.stop * problem.group)
     found = {}
     for name, x in result.items():  # in the layout of lse or in that of out
         is_like_lse = x.ndim == len(problem.lse_shape)
@@ -180,3 +177,8 @@ def rescaled(descale: Descale, exponent: int) -> Descale:
 def visible(problem: AttentionProblem, seq: Sequence) -> tuple[np.ndarray, np.ndarray]:
     """Half-open key range of every query row of a sequence."""
     return problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+
+
+def filled(problem: AttentionProblem) -> list[Sequence]:
+    """Return the sequences that have queries."""
+    return [seq for seq in problem.sequences() if seq.seqlen_q]

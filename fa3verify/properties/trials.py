@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -17,7 +17,8 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.law import Drawn, Kind, Law, Trial, Violation
+from fa3verify.properties.compare import Found, first
+from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
 CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
@@ -86,12 +87,6 @@ def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
     return lengths
 
 
-def _is_varlen(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> bool:
-    if wanted.layout == "any":
-        return "varlen" in candidate.features and draw(st.booleans())
-    return wanted.layout == "varlen"
-
-
 @st.composite
 def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
     """Draw a problem of at most about CELLS scores that the candidate supports."""
@@ -99,7 +94,9 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
     fewest = 3 if wanted.permuted else 1
     nheads_kv = draw(st.integers(fewest, 1 if wanted.single else fewest + 1))
     group = draw(st.integers(2 if wanted.grouped else 1, 3)) if grouped else 1
-    varlen = _is_varlen(draw, candidate, wanted)
+    varlen = wanted.layout == "varlen"
+    if wanted.layout == "any":
+        varlen = "varlen" in candidate.features and draw(st.booleans())
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
     head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
@@ -147,9 +144,9 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 
-def no_parameters(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    """Return the parameters of a law that has none."""
-    return {}
+def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
+    """Return what draws parameters that have the same range in every case."""
+    return lambda draw, candidate, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
 
 def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Candidate], bool]:
@@ -157,30 +154,33 @@ def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) ->
     return lambda candidate: set(features) <= candidate.features and candidate.dtype in dtypes
 
 
-def takes_everything(candidate: Candidate) -> bool:
-    """Return True: the law needs no feature."""
-    return True
+NOTHING_DRAWN = drawn()
+ANY_KERNEL = needs()
 
 
 def law(
     name: str,
     statement: str,
     kind: Kind,
-    check: Callable[[Candidate, Trial], Violation | None],
+    compare: Callable[[Setup, Trial], Found],
     *,
     wanted: Wanted,
-    parameters: Parameters = no_parameters,
-    applies: Callable[[Candidate], bool] = takes_everything,
+    parameters: Parameters = NOTHING_DRAWN,
+    applies: Callable[[Candidate], bool] = ANY_KERNEL,
     of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
-    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters."""
+    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters.
+
+    ``compare`` yields what each of its comparisons finds, of the call that a trial's case describes; the first
+    violation ends it.
+    """
 
     @st.composite
     def trials(draw: DrawFn, candidate: Candidate) -> Trial:
         case = draw(small_cases(candidate, wanted))
         return Trial(name, case, parameters(draw, candidate, case))
 
-    def draw(candidate: Candidate) -> SearchStrategy[Trial]:
-        return trials(candidate)
+    def check(candidate: Candidate, trial: Trial) -> Violation | None:
+        return first(compare(set_up(candidate, trial.case), trial))
 
-    return Law(name, statement, kind, applies, draw, check, of)
+    return Law(name, statement, kind, applies, trials, check, of)

@@ -18,9 +18,9 @@ from fa3_reference.problem import Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
-from fa3verify.properties.compare import CallResult, agree, called, same_bits
-from fa3verify.properties.law import Drawn, Trial, Violation, set_up
-from fa3verify.properties.transforms import key_unit, masked_part, part, part_of_result, visible
+from fa3verify.properties.compare import CallResult, Found, agree, called, same_bits
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation
+from fa3verify.properties.transforms import filled, key_unit, masked_part, part, part_of_result, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
 CHUNKS = 3  # of a prefill, at most
@@ -30,54 +30,40 @@ def _row(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
 
 
-def _causal(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    whole = setup.run(candidate)
-    for seq in setup.problem.sequences():
-        if not seq.seqlen_q:
-            continue
+def _causal(setup: Setup, trial: Trial) -> Found:
+    whole = setup.run()
+    for seq in filled(setup.problem):
         row = trial.integer("row", 0, 2**20) % seq.seqlen_q
         stop = int(visible(setup.problem, seq)[1][row])
         rows = slice(row, row + 1)
         cut = part(setup, seq, rows=rows, keys=slice(0, stop))
-        cut = cut._replace(problem=replace(cut.problem, causal=False))
-        expected = part_of_result(setup, whole, seq, rows=rows)
+        alone = cut._replace(problem=replace(cut.problem, causal=False)).run()
         what = f"row {row} of sequence {seq.index} alone with keys [0, {stop}) against the causal call"
-        if violation := same_bits(what, cut.run(candidate), expected):
-            return violation
-    return None
+        yield same_bits(what, alone, part_of_result(setup, whole, seq, rows=rows))
 
 
-def _windowed(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    whole = called(candidate, setup)
-    for seq in setup.problem.sequences():
-        if not seq.seqlen_q:
-            continue
+def _windowed(setup: Setup, trial: Trial) -> Found:
+    whole = called(setup)
+    for seq in filled(setup.problem):
         row = trial.integer("row", 0, 2**20) % seq.seqlen_q
         first, stop = (int(x[row]) for x in visible(setup.problem, seq))
         if stop <= first:
             continue
         unit = key_unit(setup)
-        if candidate.claims(trial.law):  # tiles of the part are those of the whole
-            unit *= setup.config.tile_n // math.gcd(unit, setup.config.tile_n)
-        keys = slice(first - first % unit, stop)
-        if violation := _part_agrees(candidate, trial, whole, seq, slice(row, row + 1), keys):
-            return violation
-    return None
+        if setup.candidate.claims(trial.law):  # tiles of the part are those of the whole
+            unit = math.lcm(unit, setup.config.tile_n)
+        yield _part_agrees(trial, whole, seq, slice(row, row + 1), slice(first - first % unit, stop))
 
 
-def _part_agrees(
-    candidate: Candidate, trial: Trial, whole: CallResult, seq: Sequence, rows: slice, keys: slice
-) -> Violation | None:
+def _part_agrees(trial: Trial, whole: CallResult, seq: Sequence, rows: slice, keys: slice) -> Violation | None:
     """Compare a call of some rows and keys with the same rows of the whole call."""
-    alone = called(candidate, masked_part(whole.setup, seq, rows=rows, keys=keys))
+    alone = called(masked_part(whole.setup, seq, rows=rows, keys=keys))
     names = f"rows [{rows.start}, {rows.stop}) of sequence {seq.index} with keys [{keys.start}, {keys.stop}) alone"
 
     def of_part(outputs: Outputs) -> Outputs:
         return part_of_result(whole.setup, outputs, seq, rows=rows)
 
-    return agree(candidate, trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
+    return agree(trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
 def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
@@ -85,24 +71,20 @@ def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     return {"starts": sorted(draw(starts))}
 
 
-def _chunked(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _chunked(setup: Setup, trial: Trial) -> Found:
     starts = trial.parameters.get("starts")
     if not isinstance(starts, list) or not all(isinstance(n, int) and n > 0 for n in starts):
         raise ValueError(f"{trial.law}: starts must be a list of positive integers, got {starts!r}")
-    whole = called(candidate, setup)
-    for seq in setup.problem.sequences():
+    whole = called(setup)
+    for seq in filled(setup.problem):
         inner = {n for n in starts if n < seq.seqlen_q}
         edges = sorted({0, *inner, seq.seqlen_q})
         chunks = [slice(a, b) for a, b in itertools.pairwise(edges)]
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
         for rows in [*chunks, decode] if seq.seqlen_q > 1 else chunks:
             keys = slice(0, int(visible(setup.problem, seq)[1][rows.stop - 1]))
-            if not keys.stop:  # what a call without keys returns is a policy of its own
-                continue
-            if violation := _part_agrees(candidate, trial, whole, seq, rows, keys):
-                return violation
-    return None
+            if keys.stop:  # what a call without keys returns is a policy of its own
+                yield _part_agrees(trial, whole, seq, rows, keys)
 
 
 TRUNCATION_LAWS = (

@@ -7,23 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
-from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import against_truth, close, within
-from fa3verify.properties.law import Drawn, Trial, Violation, set_up
+from fa3verify.properties.compare import Found, against_truth, close, within
+from fa3verify.properties.law import Setup, Trial
 from fa3verify.properties.transforms import visible
-from fa3verify.properties.trials import LONG, Wanted, law, needs
+from fa3verify.properties.trials import LONG, Wanted, drawn, law, needs
 
 
-def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _hull(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
-    out = setup.run(candidate)["out"].astype(np.float64)
-    bound = setup.bound()["out"]
+    out = setup.run()["out"].astype(np.float64)
     v = setup.operands.dequantized(problem)[2]
     nearest = np.where(np.isnan(out), 0.0, out)  # NaN is near nothing
     for seq in problem.sequences():
@@ -33,31 +28,25 @@ def _hull(candidate: Candidate, trial: Trial) -> Violation | None:
             if stop > first:
                 seen = values[first:stop]
                 target[row] = np.clip(target[row], seen.min(0), seen.max(0))
-    return close("out against the nearest value inside the range of the visible V", out, nearest, bound)
+    yield close("out against the nearest value inside the range of the visible V", out, nearest, setup.bound()["out"])
 
 
-def _constant(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"value": draw(st.sampled_from(("one", "below_two")))}
-
-
-def _constant_values(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _constant_values(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
-    value = 1.0 if trial.choice("value", ("one", "below_two")) == "one" else 2.0 - FORMATS[candidate.dtype].epsilon
+    is_one = trial.choice("value", ("one", "below_two")) == "one"
+    value = 1.0 if is_one else 2.0 - FORMATS[problem.dtype].epsilon
     old = setup.operands.v_descale
-    ones = None if old is None else Descale(np.ones_like(old.values), old.block_rows)
+    ones = old and Descale(np.ones_like(old.values), old.block_rows)
     setup = setup.fed(v=np.full_like(setup.operands.v, value), v_descale=ones)
     expected = np.zeros(problem.out_shape)
     for seq in problem.sequences():
         first, stop = visible(problem, seq)
         problem.rows_q(expected, seq)[stop > first] = value
-    out = setup.run(candidate)["out"].astype(np.float64)
-    bound = setup.bound()["out"]
-    return close(f"out with V = {value:g} everywhere", out, expected, bound)
+    out = setup.run()["out"].astype(np.float64)
+    yield close(f"out with V = {value:g} everywhere", out, expected, setup.bound()["out"])
 
 
-def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _equal_scores(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
     setup = setup.fed(k=np.zeros_like(setup.operands.k))
     v = setup.operands.dequantized(problem)[2]
@@ -68,18 +57,16 @@ def _equal_scores(candidate: Candidate, trial: Trial) -> Violation | None:
             mean = problem.rows_k(v, seq).mean(axis=0)  # (nheads_kv, head_dim_v)
             problem.rows_q(out, seq)[:] = np.repeat(mean, problem.group, axis=0)
             problem.rows_lse(lse, seq)[:] = math.log(seq.seqlen_k)
-    return within(
-        "K = 0 against the mean of V and log(seqlen_k)", setup.run(candidate), {"out": out, "lse": lse}, setup.bound()
-    )
+    expected = {"out": out, "lse": lse}
+    yield within("K = 0 against the mean of V and log(seqlen_k)", setup.run(), expected, setup.bound())
 
 
-def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
-    setup = setup._replace(problem=replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64))))
-    problem = setup.problem
-    result = setup.run(candidate)
+def _capped(setup: Setup, trial: Trial) -> Found:
+    problem = replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64)))
+    setup = setup._replace(problem=problem)
+    result = setup.run()
     if "lse" not in result:
-        return None
+        return
     lse = result["lse"].astype(np.float64)
     nearest = np.where(np.isnan(lse), 0.0, lse)
     for seq in problem.sequences():
@@ -88,29 +75,21 @@ def _capped(candidate: Candidate, trial: Trial) -> Violation | None:
             middle = np.log(np.maximum(stop - first, 0).astype(np.float64))
         rows = problem.rows_lse(nearest, seq)
         rows[:] = np.clip(rows, middle - problem.softcap, middle + problem.softcap)
-    return close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound()["lse"])
+    yield close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound()["lse"])
 
 
-def _softcap(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return {"softcap": draw(st.sampled_from((1, 4, 16)))}
-
-
-def _own_descales(candidate: Candidate, trial: Trial) -> Violation | None:
-    setup = set_up(candidate, trial.case)
+def _own_descales(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
-    operands = setup.operands
     # 2 b + h is another number for (h, b) wherever they differ
     octaves = 2 * np.arange(problem.batch)[:, None] + np.arange(problem.nheads_kv) - problem.batch
-
-    def moved(name: str, sign: int) -> Descale:
-        old: Descale | None = getattr(operands, name)
+    moved = {}
+    for name, sign in (("q_descale", 1), ("k_descale", -1), ("v_descale", 1)):
+        old: Descale | None = getattr(setup.operands, name)
         if old is None:
             raise ValueError(f"{trial.law} needs a quantisation scheme")
         own = np.repeat(octaves, old.values.shape[1] // problem.nheads_kv, axis=1)[:, :, None]
-        return Descale(np.ldexp(old.values, sign * own), old.block_rows)
-
-    fed = setup.fed(q_descale=moved("q_descale", 1), k_descale=moved("k_descale", -1), v_descale=moved("v_descale", 1))
-    return against_truth(candidate, fed, "descales of sequences and heads octaves apart")
+        moved[name] = Descale(np.ldexp(old.values, sign * own), old.block_rows)
+    yield against_truth(setup.fed(**moved), "descales of sequences and heads octaves apart")
 
 
 VALUE_LAWS = (
@@ -128,7 +107,7 @@ VALUE_LAWS = (
         "bounded",
         _constant_values,
         wanted=Wanted(),
-        parameters=_constant,
+        parameters=drawn(value=st.sampled_from(("one", "below_two"))),
     ),
     law(
         "descales_reach_their_heads",
@@ -160,7 +139,7 @@ VALUE_LAWS = (
         "bounded",
         _capped,
         wanted=Wanted(softcap=False),
-        parameters=_softcap,
+        parameters=drawn(softcap=st.sampled_from((1, 4, 16))),
         applies=needs("softcap"),
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from fa3_reference.attention import Attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
@@ -29,9 +27,7 @@ def call_of(candidate: Candidate, case: Case) -> Setup:
     if words := candidate.misfit(case.problem):
         raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
     config = candidate.config_for(case.problem, case.changes)
-    assumed = partial(hypotheses.assumed, candidate)
-    operation = operations.find(candidate.operation)
-    return Setup(operation, case.problem, case.operands(), config, assumed, candidate.policy)
+    return Setup(candidate, case.problem, case.operands(), config)
 
 
 def unrounded(

@@ -21,7 +21,7 @@ from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.judging import gate
+from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
@@ -89,7 +89,9 @@ class Ratio(Objective):
         call = call_of(candidate, case)
         truth = call.truth({})
         got = unrounded(candidate, call.problem, call.operands, call.config, truth["out"])
-        bound = call._replace(assumed=lambda config: replace(call.assumed(config), out_dtype="fp32")).bound()
+        model = replace(hypotheses.assumed(candidate, call.config), out_dtype="fp32")
+        limit = call.operation.bound(call.problem, call.operands, model, {})
+        bound = freed(candidate.policy, call.problem, limit, math.inf)
         return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
 
     def of_colonies(self, candidate: Candidate) -> Judge | None:
@@ -159,8 +161,8 @@ class Difference(Objective):
     def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
         call = call_of(candidate, case)
         other = call_of(self.against, case)
-        a = call.run(candidate)
-        b = other.run(self.against)
+        a = call.run()
+        b = other.run()
         bound = call.bound() if self.unit == "bound" else None
         return {
             o.name: _largest(self.heights(o, (a[o.name], b[o.name]), bound and bound[o.name], call.config))

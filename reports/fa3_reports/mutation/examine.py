@@ -147,8 +147,8 @@ def _same_bits(candidate: Candidate) -> Law:
 
     def check(candidate: Candidate, trial: Trial) -> Violation | None:
         setup = set_up(candidate, trial.case)
-        expected = setup.run(registry.find(candidate.twin or ""))
-        differ = metrics.bits_differing(setup.run(candidate), expected)
+        expected = setup._replace(candidate=registry.find(candidate.twin or "")).run()
+        differ = metrics.bits_differing(setup.run(), expected)
         return Violation(f"{differ} values differ from {candidate.twin}") if differ else None
 
     return replace(find_law(_DRAWN[candidate.operation]), name=SEARCH, check=check)

@@ -22,8 +22,6 @@ from fa3verify.inputs.recipe import (
     UNCOMMON,
     Edit,
     Recipe,
-    padded_with_nan,
-    poisoned_tail,
 )
 from fa3verify.inputs.strategies import Limits, cases, recipes
 
@@ -378,26 +376,6 @@ def test_edit_fields_that_a_kind_ignores_must_be_0():
         Edit("scale_channel", "k", pos=3)
     with pytest.raises(ValueError, match="needle: tensor must be in q, got 'k'"):
         Edit("needle", "k")
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float64])
-@pytest.mark.parametrize("shape", [(2, 65, 3, 8), (65, 3, 8), (1, 64, 1, 8), (2, 0, 1, 8)])
-def test_padding_is_nan_and_the_rest_untouched(dtype, shape):
-    x = np.ones(shape, dtype)
-    padded = padded_with_nan(x, 64)
-    assert padded.dtype == x.dtype
-    assert padded.shape[-3] == {65: 128, 64: 64, 0: 64}[shape[-3]]
-    assert np.array_equal(padded[..., : shape[-3], :, :], x)
-    assert np.all(np.isnan(padded[..., shape[-3] :, :, :].astype(np.float64)))
-
-
-def test_poisoned_tail_is_a_view_with_nan_beyond():
-    x = np.arange(48.0).reshape(2, 3, 2, 4)
-    view = poisoned_tail(x, 5)
-    assert np.array_equal(view, x)
-    assert view.base is not None
-    assert view.base.shape == (2, 8, 2, 4)
-    assert np.all(np.isnan(view.base[:, 3:]))
 
 
 def test_importing_inputs_stays_light():
