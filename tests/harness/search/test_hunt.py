@@ -102,7 +102,7 @@ def test_the_error_before_the_last_rounding_is_never_told_too_large():
     case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = call_of(hidden, case)
     truth = call.truth({})["out"]
-    rounded = call.run(hidden)["out"]
+    rounded = call.run()["out"]
     least, told = (unrounded(k, call.problem, call.operands, call.config, truth)["out"] for k in (hidden, twin))
     assert (np.abs(least - truth) <= np.abs(told - truth)).all()
     assert (np.abs(least - truth) > 0).any()
