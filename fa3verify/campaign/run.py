@@ -159,7 +159,55 @@ class WorstCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRun(Figured):
-    """What a campaign found of one kernel; ratios are error / bound. ``docs/summary.md`` has every key."""
+    """What a campaign found of one kernel; ratios are error / bound.
+
+    Parameters
+    ----------
+    name : str
+        As the command names it.
+    families : tuple of FamilyRow
+        Per input family the pooled figures of :func:`fa3verify.judging.metrics.measures_of`.
+    operation : {"forward", "quantize", "backward"}
+        What it computes.
+    description : str
+        One line about it.
+    verdict : {"pass", "fail", "inconclusive"}
+        Of this kernel alone.
+    laws : tuple of LawRow
+        What became of every property.
+    cases, outputs : int
+        Judged cases and law examples, and the output values compared in them.
+    worst_ratio, worst_ratio_lse : float, optional
+        Largest error / bound of any output over the families, and that of lse; None where there is none.
+    worst : WorstCase, optional
+        The case of ``worst_ratio``.
+    search_effort : int
+        Cases behind ``worst_ratio``: a largest known error is a lower bound of the true one.
+    dtype : {"fp16", "bf16", "e4m3"}, optional
+        Format of its operands, of a quantiser that of its codes; None if it could not be loaded.
+    identity : Identity
+        Version, file, hash and device.
+    states_order : bool
+        Whether it states its order of operations; if not, the bound is that of any order.
+    assumed : Assumed, optional
+        What that bound assumed.
+    orders : tuple of dict
+        The :class:`fa3_reference.bounds.KernelModel` of every bound, each once, as JSON values.
+    policy : tuple of str
+        What it declares other than the default policy and sizes, in words.
+    tried : SizesTried, optional
+        Sizes of the calls that returned and were compared.
+    coverage : Coverage, optional
+        Classes of problems that it claims, and which of them were tried.
+    inconclusive : str, optional
+        Why too little was tried for a verdict.
+    worst_ratios : dict of str to float, optional
+        Largest error / bound of every output beside the main ones, by its name.
+    bits_lost : BitsLost, optional
+        The number that ranks; None for a quantiser, and where a family was not judged whole.
+    sketch : Sketch, optional
+        Where the errors of a forward lie, in units of the bound.
+    """
 
     description: str
     verdict: Verdict
@@ -174,7 +222,7 @@ class KernelRun(Figured):
     identity: Identity = field(default_factory=Identity, metadata=OLDER)
     states_order: bool = field(default=False, metadata=OLDER)
     assumed: Assumed | None = field(default=None, metadata=OMITTED)
-    orders: tuple[Json, ...] = field(default=(), metadata=OLDER)
+    orders: tuple[dict[str, object], ...] = field(default=(), metadata=OLDER)
     policy: tuple[str, ...] = field(default=(), metadata=OLDER)
     tried: SizesTried | None = field(default=None, metadata=OLDER)
     coverage: Coverage | None = field(default=None, metadata=OLDER)
@@ -238,9 +286,40 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a campaign found: the verdict and everything behind it. ``docs/summary.md`` has every key.
+    """What a campaign found: the verdict and everything behind it.
 
-    ``wall_s`` and ``cpu_s`` are seconds.
+    Parameters
+    ----------
+    profile : {"quick", "release", "soak"}
+        How much was tried.
+    seed : int
+        Seed of every draw.
+    verdict : {"pass", "fail", "inconclusive"}
+        "fail" if any part fails or a task was lost, "inconclusive" if nothing failed and too little was tried.
+    exit_code : int
+        Of the command: 0, 1 or 5; 128 + N where signal N interrupted it.
+    layers : dict of str to str
+        Status of bits (L0), bound (L1), baseline (L2) and properties (laws).
+    kernels : tuple of KernelRun
+        One record per kernel.
+    gate : tuple of GateRow
+        Every comparison of a figure with its limit.
+    baseline : BaselineName, optional
+        The baseline compared with.
+    failures : tuple of Finding
+        What failed; findings of one cause are neighbours.
+    cases : tuple of CaseRow
+        Every judged case.
+    provenance : Provenance
+        Versions, platform and the hash of the twin's sources.
+    version, command, started : str
+        Version of fa3verify, the command line, and when it began in UTC (ISO 8601).
+    wall_s : float
+        Seconds until the report was begun; of a merged campaign those of its longest shard.
+    cpu_s : dict of str to dict of str to float
+        CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0.
+    schema : str
+        ``fa3verify.summary/1``.
     """
 
     profile: str
@@ -261,8 +340,14 @@ class Run:
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict, metadata=OLDER)
     schema: str = SCHEMA
 
-    def to_json(self) -> Json:
-        """Return the JSON values of ``summary.json``; numbers that are not finite stay numbers."""
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON values of ``summary.json``.
+
+        Returns
+        -------
+        dict of str to object
+            Every key of ``docs/summary.md``; numbers that are not finite stay numbers.
+        """
         return records.plain(self)
 
 

@@ -51,7 +51,7 @@ class ArrayFunction:
         that are given, or of a forward of its own. Empty for a forward.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     layout: Layout
     library: Library
     device: str
@@ -109,7 +109,7 @@ class ArrayFunction:
         operands: BackwardOperands,
         problem: AttentionProblem,
         options: dict[str, object],
-    ) -> tuple[Any, ...]:
+    ) -> Any:
         """Return dq, dk and dv as the function returns them, or as autograd takes them of it."""
         dout = self._given(operands.dout, problem)
         if self.gradients == "autograd":

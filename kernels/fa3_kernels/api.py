@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.gluon.launch import forward
+from fa3_kernels.gluon.launch import Packed, forward
 from fa3_kernels.gluon.launch_backward import check_differentiable
 from fa3_kernels.operators import (
     Attention,
+    descales_of,
     forward_op,
     forward_varlen_op,
     inference_op,
     inference_varlen_op,
     is_traced,
-    of_forward,
+    options_of,
 )
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
@@ -121,21 +122,31 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     torch.Size([2, 1024, 8, 64])
     """
     _refuse(qv, attention_chunk, sm_margin)
-    left, right = window_size
-    options = (
-        *_factors(q_descale, k_descale, v_descale, k),
-        softmax_scale,
-        causal,
-        left,
-        right,
-        softcap,
-        num_splits,
-        pack_gqa,
-        tuple(descale_blocks),
-        promotion_interval,
-        deterministic,
-    )
-    return _attention(q, k, v, (), options, return_attn_probs)
+    factors = _factors(q_descale, k_descale, v_descale, k)
+    descales = descales_of(*factors, descale_blocks)
+    if run := _recorded(q, k, v, forward_op, inference_op):
+        out, lse = run(
+            q,
+            k,
+            v,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
+            deterministic,
+        )
+    else:
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, needs_lse=return_attn_probs)
+    return (out, lse) if return_attn_probs else out
 
 
 def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
@@ -231,40 +242,36 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     torch.Size([300, 8, 64])
     """
     _refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
-    left, right = window_size
-    options = (
-        *_factors(q_descale, k_descale, v_descale, k, cu_seqlens_q),
-        softmax_scale,
-        causal,
-        left,
-        right,
-        softcap,
-        num_splits,
-        pack_gqa,
-        tuple(descale_blocks),
-        promotion_interval,
-        deterministic,
-    )
-    packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _attention(q, k, v, packed, options, return_attn_probs)
-
-
-def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    packed: tuple[Any, ...],
-    options: tuple[Any, ...],
-    needs_lse: bool,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Run a forward whose starts and options are those of the operators; ``packed`` is empty of batched sequences."""
-    operators = (forward_varlen_op, inference_varlen_op) if packed else (forward_op, inference_op)
-    if run := _recorded(q, k, v, *operators):
-        out, lse = run(q, k, v, *packed, *options)
+    factors = _factors(q_descale, k_descale, v_descale, k, cu_seqlens_q)
+    descales = descales_of(*factors, descale_blocks)
+    if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
+        out, lse = run(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
+            deterministic,
+        )
     else:
-        semantics, choices, descales, starts = of_forward(q, packed, options)
-        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=starts, needs_lse=needs_lse)
-    return (out, lse) if needs_lse else out
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
+    return (out, lse) if return_attn_probs else out
 
 
 def _factors(

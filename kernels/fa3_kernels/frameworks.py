@@ -21,7 +21,7 @@ from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
 from fa3_kernels.gluon.launch import Packed, forward
 from fa3_kernels.gluon.launch_backward import backward, check_differentiable
 from fa3_kernels.operators import options_of
-from fa3_kernels.plan.request import Choices, Semantics
+from fa3_kernels.plan.request import Semantics
 
 __all__ = ["register_with_torch", "register_with_transformers"]
 
@@ -101,7 +101,8 @@ def _forward(  # noqa: PLR0913 (torch's signature)
 ) -> _Tensors:
     """aten::_flash_attention_forward: (batch, seqlen, nheads, head_dim), or packed with starts."""
     _refuse(dropout_p, return_debug_mask=return_debug_mask, **others)
-    semantics, choices = _options(scale, causal, window_size_left, window_size_right, num_splits or 1)
+    window = window_size_left, window_size_right
+    semantics, choices = options_of(scale, causal, _window(window), 0.0, num_splits or 1, None, None)
     out, lse = forward(q, k, v, semantics, choices, packed=_packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k))
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that there is none of
     return out, lse, seed, seed.new_zeros(()), q.new_empty(0)
@@ -128,7 +129,8 @@ def _backward(  # noqa: PLR0913 (torch's signature)
     """aten::_flash_attention_backward."""
     _refuse(dropout_p)
     check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
-    semantics, _ = _options(scale, causal, window_size_left, window_size_right)
+    window = _window((window_size_left, window_size_right))
+    semantics: Semantics = options_of(scale, causal, window, 0.0, 1, None, None)[0]
     packed = _packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k)
     in_order = torch.are_deterministic_algorithms_enabled()
     return backward(dout, q, k, v, out, lse, semantics, packed=packed, is_deterministic=in_order)
@@ -176,12 +178,9 @@ def _strided(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return x if x.stride() == wanted.stride() else wanted.copy_(x)
 
 
-def _options(
-    scale: float | None, causal: bool, left: int | None, right: int | None, num_splits: int = 1
-) -> tuple[Semantics, Choices]:
-    """Return torch's options as the launch takes them; a side of the window that is None is unlimited."""
-    window = -1 if left is None else left, -1 if right is None else right
-    return options_of(scale, causal, window, 0.0, num_splits, None, None)
+def _window(window: tuple[int | None, int | None]) -> tuple[int, int]:
+    left, right = window
+    return -1 if left is None else left, -1 if right is None else right
 
 
 def _packed(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int) -> Packed | None:

@@ -33,7 +33,6 @@ _OPTIONS = (
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 _OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-_NUM_TENSORS = len(_OF_FORWARD.split(", "))
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 for _of in ("forward", "inference"):
@@ -77,26 +76,33 @@ def descales_of(
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def of_forward(
-    q: torch.Tensor, packed: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[Semantics, Choices, Descales, Packed | None]:
-    """Return what follows q, k and v in a forward's arguments, as its launch takes it; no starts of batched sequences.
-
-    Promotion exists for FP8 operands alone, and the order is fixed.
-    """
-    of_q, of_k, of_v, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
+def arguments(q: torch.Tensor, options: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales]:
+    """The forward's options as its launch takes them; promotion exists for FP8 operands alone, the order is fixed."""
+    *factors, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
     interval = interval if q.dtype is torch.float8_e4m3fn else None
     semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
-    return semantics, choices, descales_of(of_q, of_k, of_v, blocks), Packed(*packed) if packed else None
+    return semantics, choices, descales_of(factors[0], factors[1], factors[2], blocks)
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of batched or packed sequences; arguments as of the functions of :mod:`fa3_kernels.api`, starts first.
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of batched sequences; arguments as :func:`fa3_kernels.api.flash_attn_func`. Returns out and lse."""
+    semantics, choices, descales = arguments(q, options)
+    return forward(q, k, v, semantics, choices, descales=descales)
 
-    Returns out and lse.
-    """
-    semantics, choices, descales, packed = of_forward(q, rest[:-_NUM_OPTIONS], rest[-_NUM_OPTIONS:])
-    return forward(q, k, v, semantics, choices, descales=descales, packed=packed)
+
+def _forward_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of packed sequences; arguments as :func:`fa3_kernels.api.flash_attn_varlen_func`. Returns out, lse."""
+    semantics, choices, descales = arguments(q, options)
+    return forward(q, k, v, semantics, choices, descales=descales, packed=Packed(cu_q, cu_k, max_q, max_k))
 
 
 def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]:
@@ -108,20 +114,26 @@ def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]
     return semantics, Packed(*packed) if packed else None, deterministic
 
 
-def _backward(*inputs: Any) -> _Gradients:
-    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them; inputs as of the
-    operator.
-    """
-    dout, q, k, v, out, lse, dlse = inputs[:_NUM_TENSORS]
-    semantics, packed, deterministic = _of_backward(inputs[_NUM_TENSORS:])
+def _backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    *rest: Any,
+) -> _Gradients:
+    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them."""
+    semantics, packed, deterministic = _of_backward(rest)
     return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
 
 
 for _name, _function in (
     ("forward", _forward),
-    ("forward_varlen", _forward),
+    ("forward_varlen", _forward_varlen),
     ("inference", _forward),
-    ("inference_varlen", _forward),
+    ("inference_varlen", _forward_varlen),
     ("backward", _backward),
     ("backward_varlen", _backward),
 ):
@@ -165,7 +177,8 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = _forward(*inputs)
+        run = _forward_varlen if len(inputs) > 3 + _NUM_OPTIONS else _forward
+        output = run(*inputs)
         _keep(ctx, inputs, output)
         return output
 
@@ -193,31 +206,51 @@ def _check(
         request_of(seen, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=packed)
 
 
-def _lengths(q: torch.Tensor, packed: Packed | None) -> tuple | None:
-    """Return how many packed sequences there are and the longest of either side, None of batched ones."""
-    if packed is None:
-        return None
-    check_starts(q, packed)
-    return packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k
-
-
 @torch.library.register_fake("fa3verify::forward")
 @torch.library.register_fake("fa3verify::inference")
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _check((q, k, v), *arguments(q, options))
+    batch, seqlen_q, nheads, _ = q.shape
+    out = q.new_empty((batch, seqlen_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
+    return out, q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
+
+
 @torch.library.register_fake("fa3verify::forward_varlen")
 @torch.library.register_fake("fa3verify::inference_varlen")
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    semantics, choices, descales, packed = of_forward(q, rest[:-_NUM_OPTIONS], rest[-_NUM_OPTIONS:])
-    _check((q, k, v), semantics, choices, descales, _lengths(q, packed))
-    *batch, rows, nheads, _ = q.shape
-    out = q.new_empty((*batch, rows, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
-    return out, q.new_empty((*batch, nheads, rows), dtype=torch.float32)
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
+    _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
+    total_q, nheads, _ = q.shape
+    out = q.new_empty((total_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
+    return out, q.new_empty((nheads, total_q), dtype=torch.float32)
 
 
 @torch.library.register_fake("fa3verify::backward")
 @torch.library.register_fake("fa3verify::backward_varlen")
-def _(*inputs: Any) -> _Gradients:
-    dout, q, k, v, out, lse, dlse = inputs[:_NUM_TENSORS]
-    semantics, packed, _ = _of_backward(inputs[_NUM_TENSORS:])
-    _check((q, k, v), semantics, Choices(), packed=_lengths(q, packed))
+def _(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    *rest: Any,
+) -> _Gradients:
+    semantics, packed, _ = _of_backward(rest)
+    lengths = None
+    if packed is not None:
+        check_starts(q, packed)
+        lengths = (packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k)
+    _check((q, k, v), semantics, Choices(), packed=lengths)
     check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
