@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fa3verify.campaign.run import Finding, MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.judging.verdict import BOUND_LAWS, law_of, told
+from fa3verify.judging.verdict import BOUND_LAWS, law_of, part_of, told
 
 SEVERITIES = {  # the gravest first: what it means
     "no result": "The kernel raised, hung, or returned what it does not declare.",
@@ -194,13 +194,13 @@ def severity(found: Finding) -> str:
     """Return which of :data:`SEVERITIES` a finding is."""
     what = found.what
     message = found.message
-    if (found.cause or what) != what or what == "loading" or what.startswith(("family ", "study ")):
+    if (found.cause or what) != what or part_of(what) in ("loading", "family", "study"):
         return "no result"
     compared = _COMPARED.search(message)
     endless = "non-finite" in what or "observed inf" in message or "ratio inf" in message
     if endless or (compared and _NOT_FINITE & set(compared.groups()[1:])):
         return "infinite error"
-    if what.startswith("L2 "):
+    if part_of(what) == "L2":
         return "worse than the baseline"
     law = law_of(what)
     return "broken property" if law and law not in BOUND_LAWS else "wrong values"

@@ -22,7 +22,7 @@ from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
-from fa3verify.kernels import loading, watch
+from fa3verify.kernels import loading, twins, watch
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.known import registry
 from fa3verify.text import of_error, of_traceback, one_line
@@ -230,8 +230,7 @@ def introduce_all(
         If one cannot run here.
     """
     asked: list[Future[Any] | str] = [
-        kernel if kernel.startswith("twin.") else executor.submit(_answer, kernel, profile, captures)
-        for kernel in kernels
+        kernel if twins.is_twin(kernel) else executor.submit(_answer, kernel, profile, captures) for kernel in kernels
     ]
     return [
         introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)

@@ -42,7 +42,7 @@ from fa3verify.judging.bits_lost import BitsLost
 from fa3verify.judging.family import FamilyRow, family_row
 from fa3verify.judging.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.judging.hypotheses import assumption, strain
-from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, ratio_text
+from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, part_of, ratio_text
 
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
@@ -282,7 +282,7 @@ def _under(
     found = []
     of_case = {case.case.key(): case.hypotheses for case in cases}
     for failure in failures:
-        if not failure.what.startswith("L1") or "quantisation" in failure.what:
+        if part_of(failure.what) != "L1" or "quantisation" in failure.what:
             found.append(failure)
         elif failure.what != f"L1 {WHOLE}":
             ratios = of_case.get(json.dumps(failure.content, sort_keys=True), {})

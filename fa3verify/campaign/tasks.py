@@ -32,7 +32,7 @@ from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.verdict import BOUND_LAWS
-from fa3verify.kernels import watch
+from fa3verify.kernels import twins, watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
 from fa3verify.records import NOT_WRITTEN, plain, read
@@ -239,7 +239,7 @@ def plan(
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     tasks = []
     for kernel in kernels:
-        durable = kernel.name.startswith("twin.")
+        durable = twins.is_twin(kernel.name)
         for law in kernel.laws:
             examples = size.bound_examples if law in BOUND_LAWS else size.law_examples
             examples = min(examples, limit or examples)

@@ -18,7 +18,7 @@ from fa3verify.files import Json
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.family import pooled
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.judging.verdict import law_of
+from fa3verify.judging.verdict import law_of, part_of
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
@@ -104,7 +104,7 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
         ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
         leaves = f"this case leaves {hypotheses.holding(ratios)}"
         message += f"; assumed: any order, {hypotheses.sums_of(candidate)}; {leaves}"
-    if file.what.startswith("L2"):
+    if part_of(file.what) == "L2":
         message += "; only its bound is judged here: the file does not say which figure moved"
     return Replayed(passes(candidate, measures), message, measures)
 

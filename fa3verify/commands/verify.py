@@ -29,6 +29,7 @@ from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
 from fa3verify.judging.verdict import EXIT_CODES
+from fa3verify.kernels import twins
 from fa3verify.operations import FORWARD
 from fa3verify.search import adversary
 from fa3verify.text import one_line, plural
@@ -120,7 +121,7 @@ def study_tasks(kernels: Sequence[Introduction], settings: Settings) -> list[Tas
         units = [(unit, True) for unit in study.units(settings.profile, settings.seed)]
         for name in asked:
             own = study.of_kernel(name, settings.profile, settings.seed)
-            units += [(unit, name.startswith("twin.")) for unit in own]
+            units += [(unit, twins.is_twin(name)) for unit in own]
         for unit, durable in units:
             tasks.append(Task(f"study {study.name}", f"study: {study.name}", study.measure, unit, durable))
     return tasks
@@ -288,7 +289,7 @@ def _told_kept(settings: Settings) -> str:
     kept = len(list(settings.journal.glob("*.json")))
     if not kept:
         return "no finished task is kept, and the same command begins anew"
-    own = all(name.startswith("twin.") for name in settings.kernels)
+    own = all(twins.is_twin(name) for name in settings.kernels)
     rest = "" if own else "; kernels other than the twins begin anew"
     return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
 

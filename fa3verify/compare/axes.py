@@ -16,6 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.problems import LONG, Fields, base, beside, causal, dense, disagreement
 from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 from fa3verify.properties.transforms import part, part_of_result, reordered
@@ -65,8 +66,7 @@ class Axis:
         """Tell whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a
         twin.
         """
-        is_twin = candidate.name.startswith("twin.")
-        return self.needs <= candidate.features and (is_twin or self.changes <= candidate.changeable)
+        return self.needs <= candidate.features and (is_twin(candidate.name) or self.changes <= candidate.changeable)
 
     def check_values(self, values: Iterable[Any]) -> None:
         """Raise ValueError for a value that is of another kind than the axis's own."""

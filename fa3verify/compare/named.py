@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fa3verify.kernels.record import Candidate
-from fa3verify.kernels.twins import twin
+from fa3verify.kernels.twins import Twin, twin
 from fa3verify.known.registry import find
 
 
@@ -29,8 +29,8 @@ def configured(name: str) -> Candidate:
         raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
     changes = dict(_change(each, name) for each in rest[:-1].split(","))
     side = getattr(candidate.run, "__self__", None)
-    if candidate.name.startswith("twin.") and side is not None:  # its family then fits what else a change asks for
-        changed = dict(side.changes) | changes
+    if isinstance(side, Twin):  # its family then fits what else a change asks for
+        changed: dict[str, Any] = dict(side.changes) | changes
         rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
         return replace(candidate, name=name, run=rebuilt.run, configure=rebuilt.configure)
     own = candidate.configure

@@ -14,6 +14,7 @@ from fa3verify.compare.bits import First, first_difference, size_of
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.reasons import reason, splits_of
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import twins
 from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Candidate, needed_features
 from fa3verify.operations import FORWARD, Outputs
@@ -216,5 +217,5 @@ def _launch(candidate: Candidate, setup: Setup) -> Any:
     """Return what a call was launched with; None of a kernel without a twin, whose configuration says its formats
     alone.
     """
-    is_known = candidate.name.startswith("twin.") or candidate.twin is not None
+    is_known = twins.is_twin(candidate.name) or candidate.twin is not None
     return setup.config if is_known else None

@@ -22,9 +22,14 @@ def told(what: str) -> str:
     return f"{PARTS[key]}, {rest}" if key in PARTS else what
 
 
+def part_of(what: str) -> str:
+    """Return what a finding or a replay file is about: a key of :data:`PARTS`, or law, family, study, loading ..."""
+    return what.partition(" ")[0]
+
+
 def law_of(what: str) -> str | None:
-    """Name of the law that a finding or a replay file is about, None if it is about a case."""
-    return what.removeprefix("law ") if what.startswith("law ") else None
+    """Return the name of the law that a finding or a replay file is about, None if it is about a case."""
+    return what.partition(" ")[2] if part_of(what) == "law" else None
 
 
 def ratio_text(ratio: float) -> str:

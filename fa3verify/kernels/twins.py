@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -162,3 +163,15 @@ ON_REQUEST: tuple[Candidate, ...] = (
         if dtype != "e4m3"
     ),
 )
+
+
+_NAMES = frozenset(kernel.name for kernel in (*BUILT_IN, *ON_REQUEST))
+
+
+def is_twin(name: str) -> bool:
+    """Tell whether a name is that of a twin of this package, with a fault, head dims or a configuration behind it too.
+
+    >>> is_twin("twin.fp16+stale_v"), is_twin("twin.fp16[tile_n=64]"), is_twin("twin.mine")
+    (True, True, False)
+    """
+    return re.split(r"[@+\[]", name, maxsplit=1)[0] in _NAMES

@@ -13,7 +13,7 @@ from fa3_kernels.plan.config import Config
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.record import Candidate, head_dim_refusal
-from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, Twin, twin
+from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, Twin, is_twin, twin
 from fa3verify.known import peer_kernels
 from fa3verify.known.cpu_candidates import cpu
 from fa3verify.known.gluon import gpu
@@ -25,6 +25,8 @@ def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
     found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *peer_kernels.candidates(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if entry.name in found:  # as find() takes what is built in first
+            continue
         try:
             candidate = load(entry.value)
         except ValueError as error:
@@ -101,7 +103,7 @@ def find(name: str) -> Candidate:
     if name in known:
         return known[name]
     base, _, fault = name.partition("+")
-    if fault and base in known and base.startswith("twin."):
+    if fault and is_twin(base):
         operation = known[base].operation
         faults = operations.find(operation).faults
         try:
