@@ -103,8 +103,7 @@ def array_candidate(
     **facts : CandidateFacts
         What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
         ``order``, ``accumulator``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of
-        which nothing is claimed by default. Without ``order`` the bound is that of any order, with the sums that
-        ``accumulator`` or else the device says.
+        which nothing is claimed by default. Without an order the sums are those of ``accumulator``, or of the device.
 
     Returns
     -------
@@ -126,13 +125,10 @@ def array_candidate(
     operation = "backward" if gradients else operations.FORWARD
     features = frozenset(facts.get("features", ("causal", "gqa")))
     dtypes = tuple(dtypes)
-    _check_facts(facts, dtypes, features, layout, gradients)
-    if gradients == "autograd" and library != "torch":
-        raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    _check_facts(facts, dtypes, features, layout, gradients, library)
     side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients)
-    title = name or getattr(function, "__name__", "function")
+    title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
     if gradients:
-        title = f"{title}.backward"
         facts.setdefault("min_seqlen", 1)
     declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
     kernels = (
@@ -143,9 +139,11 @@ def array_candidate(
 
 
 def _check_facts(
-    facts: CandidateFacts, dtypes: tuple[str, ...], features: frozenset[str], layout: str, gradients: str
+    facts: CandidateFacts, dtypes: tuple[str, ...], features: frozenset[str], layout: str, gradients: str, library: str
 ) -> None:
     """Raise ValueError for a word that no candidate knows, with those that it knows."""
+    if gradients == "autograd" and library != "torch":
+        raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
     if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
