@@ -68,6 +68,7 @@ def _converter() -> Converter:
     made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={frozenset: sorted})
     for kind in (int, str, bool, float):
         made.register_structure_hook(kind, _scalar)
+    made.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     made.register_structure_hook_factory(_is_sequence, lambda kind: _sequence(kind, made))
     made.register_structure_hook_func(_writes_itself, lambda value, kind: kind.from_json(value))
     made.register_unstructure_hook_func(_writes_itself, lambda record: record.to_json())
