@@ -63,9 +63,10 @@ class Ran:
         path = os.pathsep.join(["", *(p for p in sys.path if p)])
         said = {"HOSTILE_NOTES": str(notes), "HOSTILE_OUT": str(self.out), "HOSTILE_TASKS": tasks, "PYTHONPATH": path}
         command = [sys.executable, "-c", PROGRAM, "verify", *kernels, "--quick", "--no-studies", "--out", str(self.out)]
+        self.environment = os.environ | said
         began = time.monotonic()
         done = subprocess.run(
-            [*command, *options], env=os.environ | said, capture_output=True, text=True, timeout=300, check=False
+            [*command, *options], env=self.environment, capture_output=True, text=True, timeout=300, check=False
         )
         self.passed_s = time.monotonic() - began
         self.code = done.returncode
@@ -115,7 +116,10 @@ def test_no_text_of_a_kernel_is_stored_whole(campaign):
 def test_the_time_that_is_printed_is_the_time_that_passed(campaign):
     told_s = float(campaign.stdout.rpartition("outputs in ")[2].split()[0])
     assert campaign.summary["wall_s"] - 1 <= told_s <= campaign.passed_s + 0.5
-    assert campaign.passed_s - told_s < 1.5 + 0.1 * campaign.passed_s  # an interpreter that begins and ends
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import fa3verify.commands.verify"], check=True, env=campaign.environment)
+    begins_s = time.monotonic() - began  # an interpreter that begins and ends, on this machine as busy as it is
+    assert campaign.passed_s - told_s < 0.5 + 2 * begins_s + 0.1 * campaign.passed_s
 
 
 def hang(kernel: str, law: str, number: int) -> None:
