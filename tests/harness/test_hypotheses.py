@@ -16,7 +16,7 @@ from fa3verify import operations, records
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.results import settle
+from fa3verify.campaign.results import refutations, settle
 from fa3verify.campaign.run import HypothesisRow, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases, of_kind
@@ -242,6 +242,18 @@ def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_w
     assert "refuted before" in found[f"law {LAW}"].message
     for what, failure in found.items():
         assert not replay.run(ReplayFile(kernel.name, what, failure.content))[0], what
+
+
+def test_a_kernel_that_raises_where_hypotheses_were_refuted_does_not_hold(monkeypatch):
+    def raises(*call):
+        raise RuntimeError("no")
+
+    kernel = kernel_of(of_p)
+    monkeypatch.setattr(registry, "find", lambda name: replace(kernel, run=raises))
+    content = refutations([case.to_json() for case in two_cases(kernel)])
+    again = replay.run(ReplayFile(kernel.name, "L1 whole kernel error / bound", content))
+    assert not again.holds
+    assert "RuntimeError: no" in again.message
 
 
 def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():

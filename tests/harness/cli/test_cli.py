@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -16,8 +17,10 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
+from fa3verify.commands import publish
 from fa3verify.commands import verify as jobs
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.report import atlas_page, build
 
 CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
@@ -230,3 +233,22 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
     assert f"goes on from {kept} finished task" in " ".join(stderr.split())
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["verdict"], summary["exit_code"]) == ("inconclusive", 130)
+
+
+@pytest.mark.parametrize(("verdicts", "code"), [(("pass", "pass"), 0), (("pass", "fail"), 1), (("inconclusive",), 1)])
+def test_an_atlas_ends_with_a_finding_unless_every_kernel_that_runs_here_passes(tmp_path, monkeypatch, verdicts, code):
+    entries = [SimpleNamespace(kernel=f"twin.{number}", verdict=verdict) for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(publish, "run", lambda *given, **options: SimpleNamespace(entries=entries))
+    done = CliRunner().invoke(main, ["atlas", "twin.fp16", "--out", str(tmp_path)])
+    assert done.exit_code == code, done.output
+    assert done.stdout.splitlines() == [str(tmp_path / "atlas.html")]
+
+
+@pytest.mark.parametrize(("names", "code"), [(("run.nc",), 0), (("atlas.json",), 0), (("run.nc", "atlas.json"), 2)])
+def test_a_page_is_of_one_run_or_of_atlases(tmp_path, monkeypatch, names, code):
+    monkeypatch.setattr(build, "rebuild", lambda run, out: out / "report.html")
+    monkeypatch.setattr(atlas_page, "write_pages", lambda out, data: out / "atlas.html")
+    for name in names:
+        (tmp_path / name).touch()
+    done = CliRunner().invoke(main, ["report", *(str(tmp_path / name) for name in names), "--out", str(tmp_path / "x")])
+    assert done.exit_code == code, done.output

@@ -17,9 +17,11 @@ from hypothesis.internal.conjecture.provider_conformance import run_conformance_
 import fa3_kernels
 import fa3_reference
 import fa3verify
+from fa3_reference.problem import AttentionProblem
 from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, find_law, run_law
 from fa3verify.properties.draws import IndependentDraws, independent
+from fa3verify.properties.structure import SWITCHES
 from tests.sampling import sampled
 
 # Prints a digest of the trials of two laws of different rooms; an argument is a module to load first.
@@ -147,3 +149,10 @@ def test_a_weighted_integer_is_as_frequent_as_it_is_asked_to_be():
     values = [drawn.draw_integer(0, 2**40, weights={5: 0.5, 6: 0.25}) for _ in range(400)]
     assert 160 < values.count(5) < 240
     assert 60 < values.count(6) < 140
+
+
+def test_every_switch_is_another_configuration_than_ours_at_head_dim_128():
+    config = find("twin.fp16").config_for(AttentionProblem(1, 4, 2, 300, 300, 128))
+    for name, changes in SWITCHES.items():
+        is_other = any(getattr(config, field) != value for field, value in changes.items())
+        assert is_other or name in ("no_pack_gqa", "two_warpgroups"), name  # whose opposites stand beside them

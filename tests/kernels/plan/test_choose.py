@@ -32,6 +32,7 @@ def test_a_full_grid_neither_packs_nor_splits():
         ({}, (False, False)),
         ({"causal": True}, (False, True)),
         ({"window": (100, 0)}, (True, True)),
+        ({"window": (0, 250)}, (True, True)),
         ({"window": (5000, 5000)}, (False, False)),  # hides nothing
     ],
 )
