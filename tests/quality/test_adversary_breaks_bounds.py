@@ -18,7 +18,9 @@ from fa3verify.search.forward.search import ForwardSearch
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.sampling import sampled
 
-BUDGET, CI_BUDGET, SEED = 10_000, 2_000, 1  # problems, of a hole or half a term, and of all shapes of a dtype
+BUDGET = 20_000  # problems of a hole or half a term; hole V6 took 80 to 16,912 with seeds 0 to 7
+CI_BUDGET = 2_000  # problems of all shapes of a dtype
+SEED = 1
 
 # Rows of reports/findings/0001, the trigger that tells each (fa3verify.search.forward.causes), and where it can happen.
 HOLES = {
@@ -35,7 +37,7 @@ HOLES = {
 
 
 # Those that take more than two seconds to be found are nightly.
-@pytest.mark.parametrize("hole", sampled(HOLES, {"V1 fp16", "V2", "V3", "V4", "V5", "V6"}))
+@pytest.mark.parametrize("hole", sampled(HOLES, {"V1 fp16", "V2", "V3", "V4", "V5"}))
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
     judge = over_bound(bound_of_0_1_0)

@@ -77,9 +77,13 @@ def _cut_off(row: Row, rng: Rng) -> None:
 
 def _full_fractions(row: Row, rng: Rng) -> None:
     """Make products of Q and K end in ones, so that truncation costs the most."""
-    for x in (row.q, row.k[row.some()]):
-        x[...] = np.where(x == 0, 0.0, full_fractions(x, row.fmt, rng.integers(1, 4, x.shape)))
-    row.k[:] = rounded(row.k, row.dtype)
+    keys = row.some()
+    row.q[:] = _ending_in_ones(row.q, row, rng)
+    row.k[keys] = rounded(_ending_in_ones(row.k[keys], row, rng), row.dtype)
+
+
+def _ending_in_ones(x: np.ndarray, row: Row, rng: Rng) -> np.ndarray:
+    return np.where(x == 0, 0.0, full_fractions(x, row.fmt, rng.integers(1, 4, x.shape)))
 
 
 def _spread_exponents(row: Row, rng: Rng) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.twin.forward import forward
+from fa3_reference.formats import FORMATS, round_to
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.search.adversary import island_of
 from fa3verify.search.colony import Environment
 from fa3verify.search.forward.causes import CAUSES, cause_of
+from fa3verify.search.forward.chains import _full_fractions
 from fa3verify.search.forward.colony import ISLANDS, ForwardColony, Island, individual
 from fa3verify.search.forward.guide import Guide
 from fa3verify.search.forward.judge import UNROUNDED, judge, judge_rounded, truth_error
@@ -184,3 +187,22 @@ def test_a_wild_mutation_moves_descales_of_neighbouring_blocks_apart():
             moved = np.log2(getattr(colony.environment, name) / getattr(before, name).astype(np.float64))
             apart += moved.size >= 3 and bool((np.abs(np.diff(moved)) > 40).all() and (np.abs(moved) > 20).all())
     assert apart
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "e4m3"])
+def test_a_chain_that_is_made_to_end_in_ones_does_so_in_q_and_in_some_keys_and_keeps_zeros(dtype):
+    fmt = FORMATS[dtype]
+    rng = np.random.default_rng(3)
+    q = round_to(rng.standard_normal(16), fmt, "ieee")
+    k = round_to(rng.standard_normal((40, 16)), fmt, "ieee")
+    k[:, 5] = 0.0
+    chosen = np.array([3, 7, 31])
+    row = SimpleNamespace(q=q.copy(), k=k.copy(), fmt=fmt, dtype=dtype, some=lambda: chosen)
+    _full_fractions(row, rng)  # type: ignore[arg-type]
+    changed = {int(key) for key in np.flatnonzero((row.k != k).any(1))}
+    assert changed
+    assert changed <= set(chosen.tolist())
+    assert (row.k[:, 5] == 0).all()
+    fractions = 2 * np.abs(np.frexp(row.k[chosen])[0])
+    assert (fractions[row.k[chosen] != 0] >= 2 - 3 * fmt.epsilon).all()
+    assert (row.q != q).any()
