@@ -28,6 +28,7 @@ from fa3verify.text import one_line
 
 WARM_UP = 5  # times the limit of a task, for what a worker imports or compiles first
 TAIL_BYTES = 4000  # kept of what a worker printed last
+AN_HOUR_S = 3600.0
 A_DAY_S = 86_400.0
 PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
 

@@ -25,8 +25,8 @@ Found = TypeVar("Found", LawRow, RefutedBy, WorstCase)
 
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
-    """What a replay file says: the kernel, what it broke, on what content, and which stored figure moved or which sums
-    the bound assumed, if any.
+    """Holds what a replay file says: the kernel, what it broke, on what content, and which stored figure moved or which
+    sums the bound assumed, if any.
     """
 
     kernel: str

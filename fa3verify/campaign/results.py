@@ -1,4 +1,4 @@
-"""What tasks give, as a worker returns it and a journal or a shard keeps it, and which hypotheses it refutes.
+"""This module says what tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
 
 One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
 no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so
@@ -35,7 +35,7 @@ class UnderHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult(CaseFigures):
-    """What judging one case gave.
+    """Holds what judging one case gave.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class CaseResult(CaseFigures):
 
 @dataclass(frozen=True, slots=True)
 class CoverResult:
-    """What judging a covering array gave; ``feasible`` are the points of all its rows."""
+    """Holds what judging a covering array gave; ``feasible`` are the points of all its rows."""
 
     feasible: tuple[Point, ...] = ()
     records: tuple[CaseResult, ...] = ()

@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LawRow:
-    """What became of one property; ``replay`` is the smallest trial that broke it, ``content`` that of the file."""
+    """Tells what became of one property; ``replay`` is the smallest trial that broke it, ``content`` the file's."""
 
     law: str
     statement: str
@@ -91,7 +91,7 @@ class LawRow:
 
 @dataclass(frozen=True, slots=True)
 class RefutedBy:
-    """What speaks most against a hypothesis: where it was found, with what error / bound, the case, its replay file."""
+    """Holds what speaks most against a hypothesis: where it was found, error / bound, the case, its replay file."""
 
     what: str
     ratio: float
@@ -116,7 +116,7 @@ class HypothesisRow:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What the bound of a kernel that states no order assumed: its sums, in words, and one of several hypotheses.
+    """Holds what the bound of a kernel without an order assumed: its sums, in words, and one of several hypotheses.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class WorstCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRun(Figured):
-    """What a campaign found of one kernel; ratios are error / bound.
+    """Holds what a campaign found of one kernel; ratios are error / bound.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a campaign found: the verdict and everything behind it.
+    """Holds what a campaign found: the verdict and everything behind it.
 
     Parameters
     ----------

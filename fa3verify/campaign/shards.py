@@ -55,7 +55,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a campaign was asked for, and the hash of the sources that ran it."""
+    """Holds what a campaign was asked for, and the hash of the sources that ran it."""
 
     kernels: tuple[str, ...]
     profile: ProfileName

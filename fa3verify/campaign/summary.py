@@ -213,7 +213,7 @@ def _body(
     crashed: Collection[str],
     settled: Assumed | None,
 ) -> KernelRun:
-    """What a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
+    """Return what a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
     operation = operations.find(kernel.operation)
     optional = [side for side in operation.sides if side.optional and cases]
     absent = [side.name for side in optional if not any(side.figure("ratio") in case.measures for case in cases)]

@@ -312,8 +312,8 @@ def run(
                 if lost[kernel] == GIVE_UP:
                     _give_up(other for other, task in waiting.items() if task.kernel == kernel)
             yield outcome
-            for other, task in waiting.items() if drops else ():
-                if drops and drops(outcome, task):
+            if drops:
+                for other in [future for future, task in waiting.items() if drops(outcome, task)]:
                     other.cancel()
     except TimeoutError:
         return

@@ -72,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ShardRun:
-    """What one shard ran: itself in words, its file, how many tasks and what failed.
+    """Holds what one shard ran: itself in words, its file, how many tasks and what failed.
 
     Without a failure the exit code is 0, which is no pass. What depends on other shards is not judged here: the
     baseline, whether enough was tried, and what the adversary found.

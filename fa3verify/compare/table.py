@@ -8,7 +8,7 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
-from fa3verify.campaign.pool import processes
+from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.named import configured
@@ -19,7 +19,6 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.compare/1"
-LONGEST_S = 3600.0  # of one comparison on one process
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses
     *("twin.fp16", "twin.bf16", "twin.e4m3", "twin.flash3.fp16", "twin.flash3.bf16", "twin.flash3.e4m3"),
     *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]", "twin.fp16[num_splits=0]"),
@@ -47,7 +46,7 @@ def run(
     tasks: Iterable[Task], workers: int = 0, progress: Callable[[str], None] = lambda label: None
 ) -> list[Compared | None]:
     """Run comparisons on processes; what a kernel crashes on is told as a comparison of which nothing ran."""
-    with processes(workers, LONGEST_S) as executor:
+    with processes(workers, AN_HOUR_S) as executor:
         outcomes = execute(list(tasks), executor, progress=lambda outcome: progress(outcome.task.label))
     return [
         Compared(outcome.task.label, 0, 0, refused=outcome.error) if outcome.error else outcome.value

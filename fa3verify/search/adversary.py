@@ -14,7 +14,7 @@ from typing import Any
 
 from fa3verify import __version__
 from fa3verify.campaign.findings import finding
-from fa3verify.campaign.pool import TaskError, processes
+from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding
 from fa3verify.campaign.tasks import Outcome, Task, execute
@@ -27,7 +27,6 @@ from fa3verify.search.forward.search import ForwardSearch
 from fa3verify.search.gradients.search import GradientSearch
 
 SCHEMA = "fa3verify.adversary/2"
-LONGEST_S = 3600.0  # of a search on one process
 FILE = "adversary.json"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
 PROBLEMS: dict[ProfileName, int] = {"soak": 200_000}  # for every dtype; the other profiles have no time for it
@@ -159,14 +158,13 @@ def run(
     """
 
     def tell(outcome: Outcome) -> None:
-        if outcome.error:
-            raise TaskError(outcome.error)
+        outcome.result()
         arguments = outcome.task.arguments
         progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
 
     for dtype in dtypes:  # compiles the twin's loops once, before the processes would do so all together
         SEARCHES[operation](islands_of(dtype, operation)[0], 0).until(1)
-    with processes(jobs, LONGEST_S) as executor:
+    with processes(jobs, AN_HOUR_S) as executor:
         return assembled(execute(plan(dtypes, problems, seed, operation), executor, progress=tell))
 
 

@@ -18,13 +18,12 @@ from fa3verify import __version__
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable
 from fa3verify.campaign.introduction import found as introduced
-from fa3verify.campaign.pool import processes
+from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.records import plain, read
-from fa3verify.search.adversary import LONGEST_S
 from fa3verify.search.findings import Find, Findings
 from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
 from fa3verify.search.objectives import Objective, objective_from
@@ -139,7 +138,7 @@ class Hunt:
         def tell(outcome: Outcome) -> None:
             progress(outcome.task.label)
 
-        with processes(self.workers, LONGEST_S) as executor:
+        with processes(self.workers, AN_HOUR_S) as executor:
             for number, problems in enumerate(self._rounds()):
                 tasks = self._tasks(number, problems)
                 self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
