@@ -13,6 +13,7 @@ GROW = {
     "Access",
     "Colony",
     "Data",
+    "Elimination",
     "Findings",
     "ForwardColony",
     "GradientColony",

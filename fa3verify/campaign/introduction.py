@@ -18,7 +18,7 @@ from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
-from fa3verify.cases import coverage
+from fa3verify.cases import coverage, space
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
@@ -147,7 +147,10 @@ def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, .
 def found(kernel: str) -> Candidate:
     """Return a kernel by name, as :func:`fa3verify.known.registry.find`, and say that this may take its time."""
     with watch.warming(f"import of {kernel}"):
-        return registry.find(kernel)
+        candidate = registry.find(kernel)
+        if candidate.unavailable is None:
+            space.probe(candidate)
+        return candidate
 
 
 def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:

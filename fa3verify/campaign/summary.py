@@ -36,7 +36,7 @@ from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER
 from fa3verify.cases.space import Point
-from fa3verify.cases.tried import REPEATED, SizesTried, Tried, concluded
+from fa3verify.cases.tried import SizesTried, Tried, concluded
 from fa3verify.judging import bits_lost, sketch
 from fa3verify.judging.bits_lost import BitsLost
 from fa3verify.judging.family import FamilyRow, family_row
@@ -161,8 +161,13 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
     for outcome in outcomes_of(outcomes, kernel.name, "family"):
         yield outcome, outcome.task.arguments["family"], outcome.value or []
-    for outcome in outcomes_of(outcomes, kernel.name, "cover"):
-        yield outcome, COVER, outcome.value.records if outcome.value else []
+    covers = list(outcomes_of(outcomes, kernel.name, "cover"))
+    lost = [outcome for outcome in covers if outcome.error]
+    for outcome in lost:
+        yield outcome, COVER, []
+    if len(lost) < len(covers):  # the array and what is launched in practice are one family
+        first = next(outcome for outcome in covers if not outcome.error)
+        yield first, COVER, [record for outcome in covers if outcome.value for record in outcome.value.records]
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
@@ -321,7 +326,7 @@ def _ran(
         features=operation.features,
         head_dims=kernel.head_dims,
         outputs={x.name: (sum(x.figure("ratio") in case.measures for case in cases), len(cases)) for x in optional},
-        is_repeated=any(law.law == REPEATED and law.status in ("pass", "fail") for law in laws),
+        properties=[law.law for law in laws if law.status in ("pass", "fail")],
         is_forward=operation.name == operations.FORWARD,
     )
 

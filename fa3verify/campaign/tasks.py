@@ -27,6 +27,7 @@ from fa3verify.campaign.results import CaseResult, CoverResult, UnderHypothesis,
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
+from fa3verify.cases.practice import practice, probes
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
 
 LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
+PARTS = 4  # tasks that the cases of practice are dealt to
+PRACTICE = "practice"
 GIVE_UP = 3  # workers that one kernel may lose
 
 
@@ -155,6 +158,18 @@ def judge_cover(
     return CoverResult(tuple(point for point, _ in rows), tuple(records))
 
 
+def judge_practice(kernel: str, profile: str, seed: int, part: int, *, is_fail_fast: bool = False) -> CoverResult:
+    """Judge one of :data:`PARTS` parts of the cases of practice; a size that a kernel refuses was not tried."""
+    candidate = found(kernel)
+    cases = [*probes(candidate), *practice(candidate, profile, seed)][part::PARTS]
+    return CoverResult((), tuple(_taken(judge_cases(candidate, COVER, cases, is_fail_fast=is_fail_fast))))
+
+
+def _taken(records: list[CaseResult]) -> list[CaseResult]:
+    """Return the records but for those of calls that the kernel refused, by ValueError or NotImplementedError."""
+    return [record for record in records if not (record.error or "").startswith(("ValueError", "NotImplementedError"))]
+
+
 def judge_cases(
     candidate: Candidate, family: str, cases: list[Case], *, is_fail_fast: bool = False
 ) -> list[CaseResult]:
@@ -248,6 +263,9 @@ def plan(
         if kernel.covers and (kernel.families or kernel.narrowed):
             arguments = {"kernel": kernel.name, "profile": profile, "seed": seed, **most}
             tasks.append(Task("cover", f"{kernel.name}: {COVER}", judge_cover, arguments, durable))
+            for part in range(PARTS if limit is None else 0):
+                own_part = arguments | {"part": part}
+                tasks.append(Task("cover", f"{kernel.name}: {PRACTICE} {part + 1}", judge_practice, own_part, durable))
         for family in kernel.families:
             arguments = {"kernel": kernel.name, "family": family, "profile": profile}
             if family in own:
@@ -258,7 +276,7 @@ def plan(
                 judged = judge_family
                 rest = {"seed": seed, **most}
             tasks.append(Task("family", f"{kernel.name}: {family}", judged, arguments | rest, durable))
-    return sorted(tasks, key=lambda t: not t.label.endswith(("error_within_bound", COVER)))
+    return sorted(tasks, key=lambda t: t.kind != "cover" and not t.label.endswith("error_within_bound"))
 
 
 class Interrupted(KeyboardInterrupt):

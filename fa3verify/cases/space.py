@@ -13,12 +13,21 @@ from typing import Any, get_args
 
 from fa3_kernels.plan.quantizer import Scale, Scope
 from fa3_reference.hadamard import can_rotate
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
-from fa3verify.kernels.record import Candidate, fitting, head_dim_refusal, needed_descales, needed_features
+from fa3verify.kernels import calls
+from fa3verify.kernels.arrays import ArrayFunction
+from fa3verify.kernels.record import (
+    REFUSED,
+    Candidate,
+    fitting,
+    head_dim_refusal,
+    needed_descales,
+    needed_features,
+)
 
 TILE = 128  # rows and keys of a tile in most kernels
 LONG = 1024
@@ -55,6 +64,34 @@ def _head_dims(candidate: Candidate) -> Iterator[int]:
     if candidate.head_dims is not None:
         return iter(candidate.head_dims)
     return (d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None)
+
+
+def probe(candidate: Candidate) -> None:
+    """Call a function of arrays that declares no head dims at each of them once, and note those that it refuses.
+
+    Such a function has no other way to say so. Whatever else it raises is a finding of the calls that are judged.
+    """
+    side = getattr(candidate.run, "__self__", None)
+    if candidate.head_dims is not None or candidate.name in REFUSED or not isinstance(side, ArrayFunction):
+        return
+    step = 16 if candidate.dtype == "e4m3" else 8
+    sizes = range(step, MAX_HEAD_DIM + 1, step)
+    REFUSED[candidate.name] = frozenset(d for d in sizes if _refuses(candidate, d))
+
+
+def _refuses(candidate: Candidate, head_dim: int) -> bool:
+    n = fitting(8, candidate)
+    fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": candidate.dtype}
+    problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in candidate.features, **fields)
+    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
+    case = Case(candidate.name, problem, Recipe("normal"), scheme, (), candidate.operation)
+    try:
+        calls.run(candidate, problem, case.operands(), candidate.config_for(problem))
+    except calls.CandidateError as error:
+        return str(error).startswith(("ValueError", "NotImplementedError"))
+    except ValueError:
+        return True
+    return False
 
 
 def _softcap(case: Case, config: Any) -> str:

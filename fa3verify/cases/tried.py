@@ -7,7 +7,7 @@ of calls that returned and whose outputs were compared with something.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,9 @@ _FEATURES = {  # in words, by what a problem needs of a kernel
     "head_dim_v": "another head_dim of V",
 }
 LAYOUT = "contiguous"  # how every kernel gets its operands: in C order
-REPEATED = "repeated_run_is_identical"  # the property that compares runs of one call
+STRIDED = "strided, packed, broadcast and unaligned"
+LAYOUTS = "layouts_change_no_value"  # the property that asks for other layouts as well
+REPEATED = ("repeated_run_is_identical", "calls_leave_no_trace")  # the properties that compare runs of one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def concluded(
     features: Iterable[str],
     head_dims: Sequence[int] | None,
     outputs: Mapping[str, tuple[int, int]],
-    is_repeated: bool,
+    properties: Collection[str],
     is_forward: bool,
 ) -> SizesTried:
     """Return what was tried of a kernel, with what nobody asked of it.
@@ -111,9 +113,13 @@ def concluded(
         The ones that it declares.
     outputs : mapping
         By name of an output that a kernel need not return: of how many judged cases it was returned, and of how many.
-    is_repeated, is_forward : bool
-        Whether repeated runs were compared; whether it is a forward, so that gradients are another kernel's.
+    properties : collection of str
+        Those that were checked.
+    is_forward : bool
+        Whether it is a forward, so that gradients are another kernel's.
     """
+    is_repeated = any(name in properties for name in REPEATED)
+    is_strided = LAYOUTS in properties
     left = sorted(set(head_dims or ()) - set(tried.head_dim))
     missing = {
         **{words: name in features and name not in tried.features for name, words in _FEATURES.items()},
@@ -121,11 +127,12 @@ def concluded(
         f"head_dim {', '.join(map(str, left))}": bool(left),
         "other head_dims, of which the kernel declares none": head_dims is None,
         "gradients": is_forward,
-        "tensors that are not contiguous": True,
+        "tensors that are not contiguous": not is_strided,
         "repeated runs": not is_repeated,
     }
     not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
-    return replace(tried, repeated_runs=is_repeated, not_tried=not_tried)
+    layout = STRIDED if is_strided else tried.layout
+    return replace(tried, repeated_runs=is_repeated, layout=layout, not_tried=not_tried)
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
@@ -176,7 +183,7 @@ def line(found: Sequence[SizesTried | None]) -> str:
 def in_words(tried: SizesTried) -> dict[str, str]:
     """Return what was tried in words, by name."""
     return {
-        "head_dim": ", ".join(map(str, tried.head_dim)) or "none",
+        "head_dim": _by_eights(tried.head_dim),
         "head_dim_v": _of_v(tried.head_dim_v),
         "seqlen_q": _up_to(tried.seqlen_q),
         "seqlen_k": _up_to(tried.seqlen_k),
@@ -187,6 +194,24 @@ def in_words(tried: SizesTried) -> dict[str, str]:
         "layout": tried.layout,
         "repeated_runs": "compared" if tried.repeated_runs else "not compared",
     }
+
+
+def _by_eights(dims: Sequence[int]) -> str:
+    """Write head dims, those that are all multiples of 8 between two of them as a range.
+
+    >>> _by_eights([8, 16, 24, 32, 64]), _by_eights([64, 128])
+    ('8 to 32 by 8, 64', '64, 128')
+    """
+    if any(d % 8 for d in dims):
+        return ", ".join(map(str, dims))
+    runs: list[list[int]] = []
+    for d in sorted(dims):
+        if runs and d == runs[-1][-1] + 8:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    written = (f"{run[0]} to {run[-1]} by 8" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(written) or "none"
 
 
 def _of_v(pairs: Iterable[Sequence[int]]) -> str:

@@ -108,13 +108,13 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
 def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
     """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
     from fa3verify.campaign.tasks import Task
-    from fa3verify.compare.named import configured
     from fa3verify.compare.problems import SIZES
     from fa3verify.compare.table import compare_pair
+    from fa3verify.known.registry import find
 
     if ":" not in other:
-        configured(other)
-    problem = {name: options[name] for name in SIZES} | {"dtype": configured(kernel).dtype}
+        find(other)
+    problem = {name: options[name] for name in SIZES} | {"dtype": find(kernel).dtype}
     _check_pairs(axes, options)
     ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
     given = {"a": kernel, "b": other, "problem": problem}

@@ -1,4 +1,4 @@
-"""This module says what the terminal shows of searches: the adversary, the hunt and comparisons."""
+"""This module says what the terminal shows of searches: the adversary, the hunt, comparisons, and learned orders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
+    from fa3verify.commands.learn import Learning
     from fa3verify.search.adversary import Adversary
     from fa3verify.search.run import Hunt
 
@@ -53,3 +54,22 @@ def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> N
         if each is not None and not (quiet and each.is_equal):
             words = f"{kernel}: {each.told()}" if kernel else each.told()
             console.print(escape(words), soft_wrap=True)
+
+
+def print_learning(found: Learning, file: Path | None) -> None:
+    """Print what was learned at each head_dim, what is no sound choice, and where the proposal is."""
+    console = Console(highlight=False)
+    for each in found.found:
+        title = f"{found.kernel} in {each.dtype} at head_dim {each.head_dim}"
+        console.print(f"{escape(title)}: {each.launches} launches in {each.seconds:.0f} s", soft_wrap=True)
+        for words in each.words():
+            console.print(f"  {escape(words)}", soft_wrap=True)
+    for words in found.failed:
+        console.print(f"[red]FAIL[/red] {escape(words)}", soft_wrap=True)
+    for words in found.findings:
+        console.print(f"[red]FINDING[/red] {escape(words)}", soft_wrap=True)
+    if file is None:
+        console.print("no order is known, so nothing was written; the bound of any order judges this kernel")
+        return
+    console.print(f"written to {escape(str(file))}: a proposal, which acquits no kernel", soft_wrap=True)
+    console.print(f"next: fa3verify verify {escape(found.kernel)} --order {escape(str(file))}", soft_wrap=True)

@@ -13,6 +13,7 @@ from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.hazards import hazards
 from fa3verify.cli.info import info
 from fa3verify.cli.kernels import kernels
+from fa3verify.cli.learn import learn
 from fa3verify.cli.merge import merge
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
@@ -23,7 +24,7 @@ from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
 
 JOURNEYS = {
-    "Judge a kernel": (verify, replay, report, kernels, merge, atlas),
+    "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),
     "Look for the worst": (hunt, compare, adversary),
     "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
     "On a GPU": (bench,),

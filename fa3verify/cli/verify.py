@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from fa3verify.cli.exits import (
     require_outputs,
     told_anyhow,
 )
-from fa3verify.cli.options import given_options, memory_bytes, output_options, peers_option, pool_options, seed_option
+from fa3verify.cli.options import (
+    Options,
+    given_options,
+    memory_bytes,
+    output_options,
+    peers_option,
+    pool_options,
+    seed_option,
+)
 
 OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
 NARROWING = ("families", "properties", "limit", "fail_fast")  # options of which nothing is kept or merged
@@ -54,6 +63,13 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many cases of a family and trials of a property.")
 @click.option("--head-dim", "head_dims", type=click.IntRange(1), multiple=True, help="Only this head_dim.")
+@click.option(
+    "--order",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Hold every bit against the twin of this order as well, which fa3verify learn wrote.",
+)
+@click.option("--learn", "is_learning", is_flag=True, help="Learn each kernel's order first, and use it as --order.")
 @click.option("--fail-fast", is_flag=True, help="The first finding ends it.")
 @output_options
 @pool_options
@@ -82,8 +98,10 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         require_outputs(*targets, options["update_baseline"])
         names = dict.fromkeys((*kernels, *references) or (c.name for c in twins.BUILT_IN))
         of_dims = f"@{','.join(map(str, options['head_dims']))}" if options["head_dims"] else ""
+        asked = tuple(name + of_dims for name in names)
+        orders = _orders(asked, options)
         settings = verify.Settings(
-            tuple(name + of_dims for name in names),
+            tuple(f"{name}[order={orders[name]}]" if name in orders else name for name in asked),
             "quick" if quick else profile,
             options["seed"],
             options["out"],
@@ -122,3 +140,27 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
                 console.tell(found, settings.out, *targets, options["quiet"], began_s=began_s)
             if stop:
                 raise stop
+
+
+def _orders(kernels: Sequence[str], options: Options) -> dict[str, Path]:
+    """Return the files of the orders that kernels are held against, learned now where that was asked for.
+
+    A kernel whose order is not found is judged as without one: learning can add findings, and takes none away.
+    """
+    from fa3verify.cli import console, console_search
+    from fa3verify.commands.learn import learn_all
+
+    if options["order"] and (options["is_learning"] or len(kernels) > 1):
+        raise ValueError("--order FILE is of one kernel, and needs no --learn")
+    if options["order"]:
+        return {kernels[0]: options["order"]}
+    files = {}
+    for i, name in enumerate(kernels if options["is_learning"] else ()):
+        with console.counting("head dims asked", options["quiet"]) as tell:
+            found = learn_all(name, options["head_dims"], workers=options["workers"], progress=tell)
+        file = options["out"] / f"order-{i + 1}.json"
+        is_written = found.write(file)
+        console_search.print_learning(found, file if is_written else None)
+        if is_written:
+            files[name] = file
+    return files

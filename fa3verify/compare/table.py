@@ -11,11 +11,11 @@ from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.compare.axes import AXES, Axis, axis_of
-from fa3verify.compare.named import configured
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.record import Candidate
+from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
 
 SCHEMA = "fa3verify.compare/1"
@@ -28,18 +28,18 @@ KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what 
 
 def compare_axis(kernel: str, axis: str, values: list[Any], sizes: Fields) -> Compared | None:
     """Compare one kernel over one axis as a task; None where it does not have what the axis needs."""
-    return compare_named(kernel, axis, values, sizes) if axis_of(axis).fits(configured(kernel)) else None
+    return compare_named(kernel, axis, values, sizes) if axis_of(axis).fits(find(kernel)) else None
 
 
 def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> Compared:
     """Compare one kernel over an axis that somebody named; ValueError where it does not have what the axis needs."""
-    return compare_over(configured(kernel), axis_of(axis), values, sizes=sizes)
+    return compare_over(find(kernel), axis_of(axis), values, sizes=sizes)
 
 
 def compare_pair(a: str, b: str, problem: Fields, field: str, values: list[int]) -> Compared:
     """Compare two kernels as a task, on problems that differ in one field."""
     problems = [(f"{field} {n}", replace(AttentionProblem(**problem), **{field: n})) for n in values]
-    return compare_kernels(configured(a), configured(b), problems)
+    return compare_kernels(find(a), find(b), problems)
 
 
 def run(
@@ -68,7 +68,7 @@ def tasks_of(
         axis_of(axis).check_values(values)
     for kernel in kernels:
         if ":" not in kernel:
-            _check(configured(kernel), chosen, sizes or {})
+            _check(find(kernel), chosen, sizes or {})
     return [
         Task(
             "compare",

@@ -104,13 +104,27 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     seen, original, bounds = before or references(got)
     beside = metrics.enclosed(got, seen, enclosure)
     if candidate.twin is not None:
-        expected = calls.run(registry.find(candidate.twin), problem, operands, config)
-        beside["bits_differing"] = metrics.bits_differing(got, expected)
+        beside |= _bits(candidate.twin, problem, operands, config, got)
     found = {
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
     }
     least = min(found, key=lambda name: hypotheses.strain(operation, found[name]))
     return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
+
+
+def _bits(twin: str, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
+    """How many values have other bits than the twin's; nothing where a learned order says nothing of the problem.
+
+    The twin of our own kernel runs in its configuration, that of a learned order in one of its own.
+    """
+    expected = registry.find(twin)
+    is_learned = "[family=" in twin
+    if is_learned:
+        if expected.refusal(problem):
+            return {}
+        config = expected.config_for(problem)
+    bits = calls.run(expected, problem, operands, config)
+    return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_learned)}
 
 
 def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:

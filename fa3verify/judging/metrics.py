@@ -66,14 +66,17 @@ def all_measures(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return measures
 
 
-def bits_differing(got: Outputs, twin: Outputs) -> int:
-    """Count values whose bit patterns differ in the outputs both have (NaN equals NaN only bit for bit)."""
+def bits_differing(got: Outputs, twin: Outputs, *, equal_nans: bool = False) -> int:
+    """Count values whose bit patterns differ in the outputs both have; any NaN equals any other on request."""
     count = 0
     for name in got.keys() & twin.keys():
         a = got[name]
         b = twin[name]
         bits = f"u{a.dtype.itemsize}"
-        count += int((np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)).sum())
+        differ = np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)
+        if equal_nans:
+            differ &= ~(np.isnan(a) & np.isnan(b))
+        count += int(differ.sum())
     return count
 
 

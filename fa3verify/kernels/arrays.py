@@ -23,6 +23,11 @@ GradientsOf = Literal["", "autograd", "given", "own"]
 ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
 
 
+def is_plain(x: np.ndarray) -> bool:
+    """Tell whether an array is contiguous and begins at an address that vectors of 16 bytes may be read from."""
+    return bool(x.flags.c_contiguous) and x.__array_interface__["data"][0] % 16 == 0
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayFunction:
     """The callable side of a candidate: a record, so that it can travel to worker processes.
@@ -93,7 +98,7 @@ class ArrayFunction:
         Result or Gradients
             Numpy arrays in the layout of the problem, with the dtypes that the function returned.
         """
-        inputs = tuple(self._given(x, problem) for x in (operands.q, operands.k, operands.v))
+        inputs = tuple(self._operand(x, problem) for x in (operands.q, operands.k, operands.v))
         options = self._options(problem, operands)
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
@@ -131,6 +136,17 @@ class ArrayFunction:
         from fa3verify.tensors.convert import to_torch
 
         return to_torch(x, self.device)
+
+    def _operand(self, x: np.ndarray, problem: AttentionProblem) -> Any:
+        """Return Q, K or V as the function gets it: a view stays a view, with its strides."""
+        laid = self._layout(x, problem)
+        if is_plain(x) or self.device != "cpu":
+            return self._foreign(laid)
+        if self.library == "numpy":
+            return laid
+        from fa3verify.tensors.convert import view_as_torch
+
+        return view_as_torch(laid)
 
     def _array(self, x: Any) -> np.ndarray:
         if self.library == "numpy":

@@ -17,8 +17,11 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
 from fa3verify.kernels import watch
+from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.record import Candidate
 from fa3verify.text import of_error, of_traceback
+
+_MOST_BYTES = 2**26  # of a view that is copied
 
 
 class CandidateError(Exception):
@@ -92,7 +95,7 @@ def _hint(error: BaseException) -> str:
 
 
 def sealed(operands: Operands) -> Operands:
-    """Return a copy of operands whose arrays are read-only."""
+    """Return a copy of operands whose arrays are read-only and lie in memory as theirs do."""
     copies = {f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)}
     return replace(operands, **copies)
 
@@ -103,9 +106,25 @@ def _sealed(x: Any) -> Any:
         return replace(x, values=_sealed(x.values))
     if x is None:
         return None
-    x = np.array(x)
+    x = np.array(x) if is_plain(x) else _laid(x)
     x.flags.writeable = False
     return x
+
+
+def _laid(x: np.ndarray) -> np.ndarray:
+    """Return a copy of a view with its strides and its place in memory; what lies between is of no array.
+
+    A view of more memory than :data:`_MOST_BYTES` is returned itself.
+    """
+    low, high = np.lib.array_utils.byte_bounds(x)
+    if high - low > _MOST_BYTES:
+        return x.view()
+    start = x.__array_interface__["data"][0]
+    memory = np.full(high - low + 64, 0x7F, np.uint8)  # NaN of e4m3, and a large number of the others
+    first = -memory.__array_interface__["data"][0] % 16 + start % 16
+    copy = np.ndarray(x.shape, x.dtype, memory, first + start - low, x.strides)
+    copy[...] = x
+    return copy
 
 
 def _same(a: np.ndarray | Descale | None, b: np.ndarray | Descale | None) -> bool:

@@ -25,6 +25,10 @@ _PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
 Accumulator = Literal["fp32", "wgmma", "either"]
 
 
+# Head dims that a kernel which declares none refused when it was asked in this process, by its name.
+REFUSED: dict[str, frozenset[int]] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Holds what exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
@@ -212,6 +216,8 @@ class Candidate:
         """
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        if problem.head_dim in REFUSED.get(self.name, ()):
+            return f"it refuses head_dim {problem.head_dim}"
         if self.seqlen_multiple > 1 or self.min_seqlen > 0:
             for n in (n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)):
                 if n % self.seqlen_multiple:

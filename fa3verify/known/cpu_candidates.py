@@ -27,9 +27,9 @@ _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
 Order = Callable[[Any], KernelModel | BackwardModel]
 CLAIMED = frozenset({"repeated_run_is_identical"})  # checked by a test: properties take long to import
-# torch's vectorised exp on a CPU is a polynomial of 20 bits: the lse of peaky rows is off by up to 1e-5 in relative
-# weight, which no other library here loses.
-TORCH_EXP_ERROR = 2.0**-15
+# torch's vectorised exp of 16-bit calls on a CPU: among 1.2 million rows the lse is off by up to 1.1e-4 (torch 2.13,
+# AVX-512), which no other library here loses.
+TORCH_EXP_ERROR = 2.0**-12
 
 
 def _any_tree(config: Config, order: SoftmaxOrder, **more: Any) -> KernelModel:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import replace
+from typing import Any
 
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.learned import read
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.record import Candidate, head_dim_refusal
@@ -69,7 +71,8 @@ def find(name: str) -> Candidate:
     name : str
         A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
         or ``file.py:function``, of several dtypes ``module:function.bf16``. ``@64,128`` behind any of them leaves it
-        these head dims alone.
+        these head dims alone; ``[tile_n=64,num_splits=2]`` changes its configuration, and ``[order=FILE]`` holds its
+        bits against the twin of a learned order.
 
     Returns
     -------
@@ -87,7 +90,13 @@ def find(name: str) -> Candidate:
     'fp16'
     >>> find("twin.e4m3+stale_v").fault
     <Fault.STALE_V: 'stale_v'>
+    >>> from fa3_reference.problem import AttentionProblem
+    >>> find("twin.e4m3[tile_n=96,promotion_interval=96]").config_for(AttentionProblem(
+    ...     1, 1, 1, 1, 97, 128, dtype="e4m3")).tile_n
+    96
     """
+    if name.endswith("]"):
+        return _configured(name)
     base, at, dims = name.rpartition("@")
     if at and base.rpartition("@")[2].replace(",", "").isdecimal():
         raise ValueError(f"head dims stand once behind a kernel's name, as in NAME@64,128, got {name!r}")
@@ -111,6 +120,56 @@ def find(name: str) -> Candidate:
         except ValueError:
             raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
         side = known[base].run.__self__  # type: ignore[attr-defined]
-        return twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
+        made = twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
+        return replace(known[base], name=name, description="", run=made.run, fault=planted, identity=made.identity)
     rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
     raise ValueError(f"unknown kernel {name!r}{meant(base, known) or ';'} {rest}")
+
+
+def _configured(name: str) -> Candidate:
+    """The kernel of a name with fields of its configuration changed, or with a learned order, where brackets say so.
+
+    A twin's family is asked for the changed configuration: ``twin.flash3.fp16[num_splits=0]`` splits as the library
+    chooses, and ``twin.fp16[num_splits=0]`` as our launch does.
+    """
+    plain, _, rest = name.partition("[")
+    candidate = find(plain)
+    changes = dict(_change(each, name) for each in rest[:-1].split(","))
+    if order := changes.pop("order", None):
+        if changes:
+            raise ValueError(f"an order stands alone behind a kernel's name, got {name!r}")
+        return replace(candidate, name=name, twin=_twin_of(candidate, str(order)))
+    side = getattr(candidate.run, "__self__", None)
+    if isinstance(side, Twin):  # its family then fits what else a change asks for
+        changed: dict[str, Any] = dict(side.changes) | changes
+        rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
+        return replace(candidate, name=name, run=rebuilt.run, configure=rebuilt.configure, features=rebuilt.features)
+    own = candidate.configure
+    return replace(candidate, name=name, configure=lambda problem: _replaced(own(problem), changes, plain))
+
+
+def _twin_of(candidate: Candidate, file: str) -> str:
+    """Return the name of the twin of a learned order; ValueError where it is of another dtype or operation."""
+    learned = read(file)
+    if (candidate.operation, candidate.dtype) != (operations.FORWARD, learned.dtype):
+        kind = f"{candidate.operation} in {candidate.dtype}"
+        raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {candidate.name} is a {kind}")
+    interval = f",promotion_interval={learned.promotion_interval}" if learned.promotion_interval else ""
+    return f"twin.{learned.dtype}[family={file}{interval}]"
+
+
+def _replaced(config: Any, changes: dict[str, Any], kernel: str) -> Any:
+    try:
+        return replace(config, **changes)
+    except TypeError:
+        raise ValueError(f"{kernel} has no configuration with {', '.join(changes)}") from None
+
+
+def _change(text: str, name: str) -> tuple[str, Any]:
+    """A field and its value: an integer, a switch or a word."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
+    if value in ("true", "false"):
+        return key, value == "true"
+    return key, int(value) if value.lstrip("-").isdigit() else value

@@ -107,6 +107,7 @@ class _Search:
                     self.optional.setdefault((output.name, output.name in named), self.trial)
             return returned
 
+        run.__self__ = getattr(candidate.run, "__self__", None)  # type: ignore[attr-defined]
         return run
 
     def check(self, trial: Trial) -> None:
@@ -210,6 +211,7 @@ class _Recorded:
 
     def __init__(self, candidate: Candidate) -> None:
         self.run, self.operation = candidate.run, operations.find(candidate.operation)
+        self.__self__ = getattr(candidate.run, "__self__", None)  # as which it is told apart from other kernels
         self.calls: list[tuple[AttentionProblem, dict[str, np.ndarray]]] = []
         self.next = 0
 

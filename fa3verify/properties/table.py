@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fa3verify.properties.bias import BIAS_LAWS
 from fa3verify.properties.bounded import BOUNDED_LAWS
+from fa3verify.properties.calls import CALL_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.law import Law
+from fa3verify.properties.layouts import LAYOUT_LAWS
 from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
@@ -25,6 +28,9 @@ LAWS: tuple[Law, ...] = (
     *STRUCTURE_LAWS,
     *EXACT_LAWS,
     *POLICY_LAWS,
+    *LAYOUT_LAWS,
+    *CALL_LAWS,
+    *BIAS_LAWS,
     *ROTATION_LAWS,
     *QUANTIZE_LAWS,
     *GRADIENT_LAWS,

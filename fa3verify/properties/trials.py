@@ -12,11 +12,12 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
+from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, head_dim_refusal
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
@@ -87,6 +88,13 @@ def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
     return lengths
 
 
+def _dims(candidate: Candidate) -> tuple[int, ...]:
+    """Return the head dims that are asked of a kernel that declares none, but for those that it refuses."""
+    return (
+        tuple(d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None) or space.head_dims(candidate) or HEAD_DIMS
+    )
+
+
 @st.composite
 def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
     """Draw a problem of at most about CELLS scores that the candidate supports."""
@@ -99,7 +107,7 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         varlen = "varlen" in candidate.features and draw(st.booleans())
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
-    head_dim = draw(st.sampled_from(candidate.head_dims or HEAD_DIMS))
+    head_dim = draw(st.sampled_from(candidate.head_dims or _dims(candidate)))
     rest: Json = {
         "nheads": nheads_kv * group,
         "nheads_kv": nheads_kv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -39,6 +40,14 @@ def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
     if x.dtype not in _BY_NUMPY:
         return torch.from_numpy(x).to(device)
     return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).to(device).view(_BY_NUMPY[x.dtype])
+
+
+def view_as_torch(x: np.ndarray) -> torch.Tensor:
+    """Return a tensor on the CPU over the very memory of an array of a small format, with its strides."""
+    bits = x.view(np.int16 if x.itemsize == 2 else np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of arrays that are read-only: the caller compares them afterwards
+        return torch.from_numpy(bits).view(_BY_NUMPY[x.dtype])
 
 
 def to_gpu(x: np.ndarray) -> torch.Tensor:

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa3_kernels.plan.traits import traits_of
 from fa3_reports.merkle import Code, short_hash
 
 if TYPE_CHECKING:
     from fa3_kernels.plan.config import Config
+    from fa3_kernels.plan.order import Order
     from fa3_reference.problem import AttentionProblem
 
+_ORDER_FIELDS = 21  # of an order that count whatever they are; later ones count where they are not the default
 PACKAGES = ("fa3_kernels", "fa3_reference")
 FORWARD = ("fa3_kernels.twin.forward", "forward")
 ONE_QUERY = ("fa3_kernels.twin.one_query", "one_query")
@@ -78,4 +81,12 @@ def launch_key(problem: AttentionProblem, config: Config | None) -> str:
     tiles = config.head_dim, config.tile_m, config.tile_n, config.pack_gqa, traits.pads_group, config.intra_wg_overlap
     channels = traits.compiled_head_dim(problem.head_dim, config.is_fp8)
     parts = config.num_splits, traits.sequence_splits(problem, config)
-    return short_hash(json.dumps([asked, formats, tiles, channels, parts, dataclasses.astuple(traits.order)]))
+    return short_hash(json.dumps([asked, formats, tiles, channels, parts, *_order_values(traits.order)]))
+
+
+def _order_values(order: Order) -> Iterator[list[Any]]:
+    """Yield the values of the fields that every key has, and then those of later ones that are not the default."""
+    fields = dataclasses.fields(order)
+    yield [getattr(order, x.name) for x in fields[:_ORDER_FIELDS]]
+    if later := [[x.name, value] for x in fields[_ORDER_FIELDS:] if (value := getattr(order, x.name)) != x.default]:
+        yield later

@@ -31,7 +31,7 @@ def collected(*problems: AttentionProblem) -> tried.SizesTried:
 
 
 def concluded(*problems: AttentionProblem, **facts) -> tried.SizesTried:
-    given = {"features": FEATURES, "head_dims": None, "outputs": {}, "is_repeated": False, "is_forward": True} | facts
+    given = {"features": FEATURES, "head_dims": None, "outputs": {}, "properties": (), "is_forward": True} | facts
     return tried.concluded(collected(*problems), **given)
 
 
@@ -94,8 +94,17 @@ def test_what_nobody_asked_is_not_tried(facts, words):
 
 
 def test_what_ran_is_not_among_what_was_not_tried():
-    ran = concluded(PLAIN, PACKED, head_dims=(64, 192), outputs={"lse": (2, 2)}, is_repeated=True, is_forward=False)
+    ran = concluded(
+        PLAIN, PACKED, head_dims=(64, 192), outputs={"lse": (2, 2)}, properties=tried.REPEATED[:1], is_forward=False
+    )
     assert ran.not_tried == ("windows", "softcap", "tensors that are not contiguous")
+
+
+def test_a_property_of_layouts_tries_them():
+    ran = concluded(PLAIN, properties=(tried.LAYOUTS, *tried.REPEATED))
+    assert ran.layout == tried.STRIDED
+    assert ran.repeated_runs
+    assert "tensors that are not contiguous" not in ran.not_tried
 
 
 def test_the_line_says_what_every_kernel_ran():

@@ -41,7 +41,7 @@ def require(ok: bool, rule: str) -> None:
 
 @cache
 def _size(family: str, is_fp8: bool, head_dim: int) -> Size:
-    traits = FAMILIES[family]
+    traits = traits_of(family)
     return traits.sizes[is_fp8, traits.compiled_head_dim(head_dim, is_fp8)]
 
 
@@ -85,7 +85,7 @@ class Config:
         Whether row maxima are taken by 3-input integer instructions; by default what ships, see
         :meth:`takes_integer_max`.
     family : str
-        A key of :data:`fa3_kernels.plan.traits.FAMILIES`.
+        A key of :data:`fa3_kernels.plan.traits.FAMILIES`, or the file of a learned order.
 
     Raises
     ------
@@ -169,7 +169,7 @@ class Config:
     @property
     def traits(self) -> Traits:
         """Return what tells the kernel's family from the others."""
-        return FAMILIES[self.family]
+        return traits_of(self.family)
 
     @property
     def size(self) -> Size:

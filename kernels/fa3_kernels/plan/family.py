@@ -238,7 +238,15 @@ class Traits:
         return not self.builds_powers_of_two or tile_n in (32, 64, 128, 256)
 
     def kernel_model(self, config: Config) -> KernelModel:
-        """Return what the error bound must know of a configuration of this family."""
+        """Return what the error bound must know of a configuration of this family.
+
+        Raises
+        ------
+        ValueError
+            If no bound is proved for a step of its order.
+        """
+        if self.order.unproved:
+            raise ValueError(f"no bound is proved for {self.order.unproved}, which {self.title} has")
         c = config
         switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
         return KernelModel(
@@ -250,5 +258,7 @@ class Traits:
             self.order.softmax,
             keeps_subnormals=self.order.keeps_subnormals,
             pads_group=self.pads_group,
+            probabilities=self.order.probabilities,
+            accumulator=self.order.accumulator,
             tanh_error=TANH_REL if self.order.softcap == "tanh" else 0.0,
         )

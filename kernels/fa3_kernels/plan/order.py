@@ -24,9 +24,10 @@ class Order:
         In which order the key blocks of a row tile are visited.
     diagonal : {"bottom_right", "top_left"}
         Where a mask ends that is aligned: query 0 sees key seqlen_k - seqlen_q, or key 0, whatever the lengths.
-    factor : {"float64", "of_float32", "float32"}
+    factor : {"float64", "of_float32", "float32", "in_turn", "folded", "folded_log2"}
         How softmax_scale * log2(e) is formed: in float64 and rounded; in float64 of a scale rounded to binary32; as the
-        product of two binary32 numbers.
+        product of two binary32 numbers; or not at all: scores take the scale and then log2(e), each rounded; or Q takes
+        the scale before Q K^T, with log2(e) or without, and is rounded to the operands' format again.
     descales : {"in_turn", "product_first"}
         Whether c takes q_descale, then k_descale, and is lifted to 2^-126 where it underflowed; or takes their product.
     softcap : {"ex2", "tanh"}
@@ -67,11 +68,27 @@ class Order:
         How splits are merged, see :mod:`fa3_kernels.twin.combine`.
     splits_visible : bool
         Whether the key blocks that a row tile visits are cut into parts, or all of the sequence's.
+    rescale_threshold_log2 : float
+        A row's maximum stays, and O and l take no factor, until a block's is larger by more than this in log2 units;
+        weights may then exceed 1. 0 takes every larger maximum.
+    row_sum_of : {"weights", "rounded"}
+        Whether l adds the weights, or what they are once rounded to P's format.
+    accumulator : {"wgmma", "fp32"}
+        Whether both products are the tensor core's, or binary32 fma one after the other, k ascending.
+    probabilities : {"", "fp16", "bf16", "fp32"}
+        A format that P is rounded to before the operands'; "fp32" leaves it unrounded, which the tensor core cannot.
+    p_rounding : {"nearest", "toward_zero"}
+        How P is rounded; toward zero makes every output too small.
+
+    Raises
+    ------
+    ValueError
+        For a P of binary32 beside the tensor core's products, or one that is truncated to another format.
     """
 
     keys: Literal["right_to_left", "left_to_right"] = "right_to_left"
     diagonal: Literal["bottom_right", "top_left"] = "bottom_right"
-    factor: Literal["float64", "of_float32", "float32"] = "float64"
+    factor: Literal["float64", "of_float32", "float32", "in_turn", "folded", "folded_log2"] = "float64"
     descales: Literal["in_turn", "product_first"] = "in_turn"
     softcap: Literal["ex2", "tanh"] = "ex2"
     maxima: Literal["scaled", "unscaled"] = "scaled"
@@ -90,20 +107,52 @@ class Order:
     keeps_subnormals: bool = True
     combine: Literal["in_turn", "flash3", "flash2"] = "in_turn"
     splits_visible: bool = True
+    rescale_threshold_log2: float = 0.0
+    row_sum_of: Literal["weights", "rounded"] = "weights"
+    accumulator: Literal["wgmma", "fp32"] = "wgmma"
+    probabilities: Literal["", "fp16", "bf16", "fp32"] = ""
+    p_rounding: Literal["nearest", "toward_zero"] = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.probabilities == "fp32" and self.accumulator != "fp32":
+            raise ValueError(
+                "probabilities 'fp32' needs accumulator 'fp32': the tensor core multiplies smaller formats"
+            )
+        if self.probabilities and self.p_rounding != "nearest":
+            raise ValueError(f"p_rounding 'toward_zero' is to the operands' format, got {self.probabilities!r}")
+
+    @property
+    def unproved(self) -> str:
+        """Return, in words, the step that no error bound is proved for; empty where there is none."""
+        steps = {
+            "scores that take the scale and then log2(e)": self.factor == "in_turn",
+            "a truncated P": self.p_rounding == "toward_zero",
+            f"a P that passes through {self.probabilities}": self.probabilities not in ("", "fp32"),
+            f"maxima that stay over {self.rescale_threshold_log2:g} in log2": self.rescale_threshold_log2 > 8,
+        }
+        return " and ".join(words for words, is_taken in steps.items() if is_taken)
+
+    @property
+    def folds_scale(self) -> bool:
+        """Tell whether Q takes the scale, and is rounded again."""
+        return self.factor.startswith("folded")
 
     @property
     def softmax(self) -> SoftmaxOrder:
         """Return what the error bound reads."""
         sums = {"block_pairs": "pairs", "running": "any"}
+        rescale = "contracted" if self.rescale == "contracted" else "always"
+        scale = "folded" if self.folds_scale else "float64" if self.factor == "float64" else "float32"
         return SoftmaxOrder(
             maxima=self.maxima,
-            rescale="contracted" if self.rescale == "contracted" else "always",
+            rescale="lazy" if self.rescale_threshold_log2 else rescale,  # type: ignore[arg-type]
             keys=self.keys,
             row_sum=sums.get(self.row_sum, "blocks"),  # type: ignore[arg-type]
             exponent="contracted" if self.contracts_exponent else "rounded",
-            scale="float64" if self.factor == "float64" else "float32",
+            scale=scale,  # type: ignore[arg-type]
             lse="together" if self.lse.startswith("log2") else "apart",
             combine="lse" if self.combine == "flash2" else "sum",
+            row_sum_of=self.row_sum_of,
         )
 
 

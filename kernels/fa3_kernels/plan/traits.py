@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
 from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
+from fa3_kernels.plan.learned import SUFFIX, traits_of_file
 from fa3_kernels.plan.order import OUR_BACKWARD_ORDER, BackwardOrder, Order
 from fa3_reference.problem import AttentionProblem
 
@@ -398,7 +399,9 @@ FAMILIES: Mapping[str, Traits] = {
 
 
 def traits_of(family: str) -> Traits:
-    """Return the traits of a family; ValueError for an unknown one."""
+    """Return the traits of a family, by its name or by the file of a learned order; ValueError for an unknown one."""
+    if family.endswith(SUFFIX):
+        return traits_of_file(family)
     if family not in FAMILIES:
         raise ValueError(f"kernel family must be one of {', '.join(FAMILIES)}, got {family!r}")
     return FAMILIES[family]

@@ -46,6 +46,8 @@ class Arithmetic:
         """Raw scores Q K^T of one tile, float32 (rows, keys)."""
         if "scores" in self.ideal:
             return (q.value.astype(np.float64) @ k.value.astype(np.float64)).astype(np.float32)
+        if self.order.accumulator == "fp32":
+            return float32.product(q.value, k.value)
         return wgmma(q, k)
 
     def exp2_scaled(self, s: np.ndarray, c: np.ndarray, minus: np.ndarray) -> np.ndarray:
@@ -68,7 +70,17 @@ class Arithmetic:
 
     def encode_p(self, p: np.ndarray) -> np.ndarray:
         """Round unnormalised probabilities to the operand format of the second GEMM."""
+        if self.order.p_rounding == "toward_zero":
+            return convert.encode_f32(p, self.dtype, rounding="toward_zero")
+        if self.order.probabilities == "fp32":
+            return p
+        if self.order.probabilities:
+            p = convert.encode_f32(p, self.order.probabilities).astype(np.float32)
         return convert.encode_f32(p, self.dtype)
+
+    def summed(self, p: np.ndarray) -> np.ndarray:
+        """Return what the row sum adds of probabilities, float32."""
+        return self.encode_p(p).astype(np.float32) if self.order.row_sum_of == "rounded" else p
 
     def encode_output(self, x: np.ndarray, fmt: str) -> np.ndarray:
         if "output" in self.ideal:
@@ -79,6 +91,8 @@ class Arithmetic:
         """C + P V for one chain of keys, float32 (rows, channels); ``p`` is P before rounding."""
         exact_pv = "pv" in self.ideal
         exact_p = "p_rounding" in self.ideal
+        if self.order.accumulator == "fp32" and not (exact_pv or exact_p):
+            return float32.product(p_encoded.astype(np.float32), v.value, c)
         if not exact_pv:
             out = wgmma(operand(p_encoded, self.dtype), v, c)
             if not exact_p:

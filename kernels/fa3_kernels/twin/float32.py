@@ -41,6 +41,15 @@ def _fma_loop(a, b, c, out):
 
 
 @compiled
+def _product_loop(a, b, out):
+    for i in range(a.shape[0]):
+        for k in range(a.shape[1]):
+            x = a[i, k]
+            for j in range(b.shape[1]):
+                out[i, j] = fma_one(x, b[k, j], out[i, j])
+
+
+@compiled
 def _exp2_scaled_loop(s, c, minus, out):
     exponent = np.empty(s.shape[1], np.float32)
     exponent_bits = exponent.view(np.int32)
@@ -129,6 +138,26 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> np.ndarray:
     a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float32) for x in (a, b, c)))
     out = np.empty(a.shape, np.float32)
     _fma_loop(*(np.array(x, order="C").reshape(-1) for x in (a, b, c)), out.reshape(-1))
+    return out
+
+
+def product(a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
+    """Return A B + C by fma one after the other, k ascending.
+
+    Parameters
+    ----------
+    a : float32 (m, k)
+    b : float32 (k, n)
+    c : float32 (m, n), optional
+        Zeros by default.
+
+    Returns
+    -------
+    float32 (m, n)
+        Each step rounded once; NaN, Inf and overflow as in :func:`fma`.
+    """
+    out = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
+    _product_loop(*(np.array(x, np.float32, order="C") for x in (a, b)), out)
     return out
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.order import Order
 from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
-from fa3_kernels.twin import float32, mufu, softmax
+from fa3_kernels.twin import convert, float32, mufu, softmax
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.combine import combine
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
@@ -82,7 +82,12 @@ class _Attention:
     def scale(self) -> np.float32:
         """Return what scores are multiplied by first: softmax_scale * log2(e), or softmax_scale / softcap."""
         if self.takes_tanh:
-            return np.float32(self.softmax_scale) / np.float32(self.softcap)
+            scale = {"in_turn": 1.0, "folded": 1.0, "folded_log2": 1 / LOG2_E}.get(
+                self.order.factor, self.softmax_scale
+            )
+            return np.float32(scale) / np.float32(self.softcap)
+        if self.order.folds_scale or self.order.factor == "in_turn":
+            return np.float32(1 if self.order.factor == "folded_log2" else LOG2_E)
         if self.order.factor == "float64":
             return np.float32(self.softmax_scale * LOG2_E)
         if self.order.factor == "of_float32":
@@ -159,6 +164,8 @@ def _check_supported(problem: AttentionProblem, operands: Operands, config: Conf
             f"config head_dim {config.head_dim} is smaller than {max(problem.head_dim, problem.head_dim_v)}",
         ),
     ]
+    lazy = config.is_fp8 and config.traits.order.rescale_threshold_log2 > 0
+    rules.append((not lazy, "e4m3 weights have an offset, and no room for maxima that stay"))
     for name, descale in (("k_descale", operands.k_descale), ("v_descale", operands.v_descale)):
         rows = descale.block_rows if descale else 0
         rule = f"{name} blocks must be whole key tiles of {config.tile_n} rows, got {rows}"
@@ -191,13 +198,21 @@ def _run_kv_head(
     packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
     for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
-        q_rows = _padded(q[tile.positions, tile_heads], columns=_compiled(problem.head_dim, kernel))
+        q_rows = _padded(_folded(q[tile.positions, tile_heads], kernel), columns=_compiled(problem.head_dim, kernel))
         q_tile = operand(q_rows, config.dtype)
         q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
         o, tile_lse = _run_tile(q_tile, keys, tile, mask, q_descale, kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
         unit = softmax.lse_unit(kernel.order)
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
+
+
+def _folded(q: np.ndarray, kernel: _Attention) -> np.ndarray:
+    """Return the rows of Q as they enter the product, in their format: some orders take the scale into them."""
+    if not kernel.order.folds_scale:
+        return q
+    scale = kernel.softmax_scale * (LOG2_E if kernel.order.factor == "folded_log2" else 1)
+    return convert.encode_f32(q.astype(np.float32) * np.float32(scale), kernel.config.dtype)
 
 
 def _compiled(head_dim: int, kernel: _Attention) -> int:
@@ -323,7 +338,8 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attentio
 def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
     """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
-        return np.full_like(c, kernel.softmax_scale)
+        unit = {"in_turn": 1, "folded": 1, "folded_log2": softmax.LN2}  # of maxima that have the scale already
+        return np.full_like(c, unit.get(kernel.order.factor, kernel.softmax_scale))
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
         return np.full_like(c, softmax.LN2)
     return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c
@@ -334,6 +350,8 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Atte
     tile_n = kernel.config.tile_n
     arithmetic = kernel.arithmetic
     s = arithmetic.flushed(arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n)))
+    if kernel.order.factor == "in_turn":
+        s = arithmetic.flushed(s * np.float32(kernel.softmax_scale))
     if kernel.softcap == 0:
         return s, c
     with np.errstate(invalid="ignore", over="ignore"):

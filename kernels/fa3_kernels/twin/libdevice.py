@@ -55,10 +55,11 @@ def _polynomial(u: np.ndarray, coefficients: tuple[int, ...]) -> np.ndarray:
 
 
 def log2(x: np.ndarray) -> np.ndarray:
-    """Return log2(x), float32 (n,), of normal numbers > 0; of others the result has no meaning."""
+    """Return log2(x), float32 (n,), of normal numbers > 0, of inf and of NaN; of others the result has no meaning."""
     exponent, u = _reduced(x, 0x3F3504F3)
     tail = fma(u, np.float32(1.4426950408889634), u * (u * _polynomial(u, _LOG2_COEFFICIENTS)))
-    return exponent.astype(np.float32) * np.float32(2.0**-23) + tail
+    found = exponent.astype(np.float32) * np.float32(2.0**-23) + tail
+    return np.where(np.isfinite(x), found, x)
 
 
 def log(x: np.ndarray) -> np.ndarray:

@@ -75,8 +75,11 @@ def update(
     with np.errstate(invalid="ignore", over="ignore"):
         block_max = float32.row_max(s)
         if order.maxima == "scaled":
-            block_max = float32.fma(block_max, c, np.full_like(c, -p_offset_log2))
+            block_max = arithmetic.flushed(float32.fma(block_max, c, np.full_like(c, -p_offset_log2)))
         new_max = float32.fmax(state.row_max, block_max)
+        if order.rescale_threshold_log2:
+            growth = (new_max - state.row_max) * (np.float32(1) if order.maxima == "scaled" else c)
+            new_max = np.where(growth <= np.float32(order.rescale_threshold_log2), state.row_max, new_max)
         base = np.where(new_max == NEG_INF, np.float32(0), new_max) if is_guarded else new_max
         minus = base if order.maxima == "scaled" else _scaled(base, new_max, c, p_offset_log2, arithmetic)
         alpha = _alpha(state, base, minus, c, arithmetic)
@@ -102,6 +105,9 @@ def _alpha(state: RowState, base: np.ndarray, minus: np.ndarray, c: np.ndarray, 
     order = arithmetic.order
     if order.compiles_masked_apart and state.is_new:
         return np.ones_like(c)
+    if order.rescale_threshold_log2 and order.rescale == "contracted":
+        lazy = float32.fma(state.row_max, c, -minus)
+        return np.where(state.row_max == base, np.float32(1), arithmetic.ex2(lazy))
     if order.maxima == "scaled":
         return arithmetic.ex2(state.row_max - base)
     if order.rescale == "contracted":
@@ -112,6 +118,7 @@ def _alpha(state: RowState, base: np.ndarray, minus: np.ndarray, c: np.ndarray, 
 def _add(sums: np.ndarray, alpha: np.ndarray, p: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
     """Row sums of the four threads with a block's weights added."""
     order = arithmetic.order
+    p = arithmetic.summed(p)
 
     def grown(addend: np.ndarray) -> np.ndarray:
         if order.contracts_row_sum:
@@ -160,7 +167,7 @@ def _lse(
     if order.lse == "log2":
         return row_max + mufu.lg2(row_sum)
     if order.lse == "log2_polynomial":
-        return row_max * factor + libdevice.log2(row_sum)
+        return (row_max if order.maxima == "scaled" else row_max * factor) + libdevice.log2(row_sum)
     if order.maxima == "unscaled":
         row_sum = row_sum * np.float32(2.0**-p_offset_log2)
     return arithmetic.flushed(float32.fma(row_max, factor, mufu.lg2(row_sum) * LN2))

@@ -58,8 +58,10 @@ class Enclosure(NamedTuple):
 
 def can_enclose(model: KernelModel) -> bool:
     """Tell whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
-    is_plain = model.scores == "fp32" and model.probabilities == model.dtype and model.order.rescale != "lazy"
-    return model.is_blocked and is_plain and model.accumulator == "wgmma"
+    order = model.order
+    is_plain = model.scores == "fp32" and model.probabilities == model.dtype and order.rescale != "lazy"
+    is_known = order.row_sum_of == "weights" and order.scale != "folded"
+    return model.is_blocked and is_plain and is_known and model.accumulator == "wgmma"
 
 
 def forward_enclosure(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Enclosure:

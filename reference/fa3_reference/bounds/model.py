@@ -240,8 +240,8 @@ class KernelModel:
         exponents share.
         """
         order = self.order
-        steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse)
-        return self.is_blocked and steps == ("scaled", "always", "contracted", "float64", "together")
+        steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse, order.row_sum_of)
+        return self.is_blocked and steps == ("scaled", "always", "contracted", "float64", "together", "weights")
 
     @property
     def row_sum_depth(self) -> int:

@@ -14,7 +14,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.introduction import Introduction, Only, introduce
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.results import CaseResult, CoverResult
-from fa3verify.campaign.tasks import Outcome, Task, execute, is_finding, judge_cases, plan
+from fa3verify.campaign.tasks import PARTS, Outcome, Task, execute, is_finding, judge_cases, plan
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
@@ -53,7 +53,7 @@ def test_what_matches_is_left_and_the_kernel_says_that_it_is_a_part(only, famili
     assert left.narrowed
     tasks = plan([left], "quick", 0, limit=only.limit)
     assert sorted(task.kind for task in tasks) == sorted(
-        ["family"] * len(families) + ["law"] * len(laws) + ["cover"] * covers
+        ["family"] * len(families) + ["law"] * len(laws) + ["cover"] * covers * (1 if only.limit else 1 + PARTS)
     )
 
 

@@ -16,7 +16,6 @@ from fa3verify.cli.main import main
 from fa3verify.compare import compare_kernels, compare_over
 from fa3verify.compare.axes import AXES, axis_of
 from fa3verify.compare.bits import first_difference
-from fa3verify.compare.named import configured
 from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.compare.table import KERNELS, page
 from fa3verify.files import read_text
@@ -53,7 +52,7 @@ def test_the_published_page_is_that_of_the_stored_comparisons(stored):
 @pytest.mark.parametrize(("kernel", "axis"), QUICK)
 def test_the_published_table_is_what_runs_today(stored, kernel, axis):
     (row,) = (row for row in stored if (row["kernel"], row["axis"]) == (kernel, axis))
-    now = asdict(compare_over(configured(kernel), axis_of(axis)))
+    now = asdict(compare_over(find(kernel), axis_of(axis)))
     assert json.loads(json.dumps(now)) == row["found"]
 
 
@@ -64,7 +63,7 @@ def problems(keys):
 @pytest.mark.parametrize(("kernel", "promoted"), [("twin.e4m3", ",promotion_interval=96"), ("twin.flash3.e4m3", "")])
 def test_fp8_tiles_of_96_and_192_keys_differ_from_97_keys_on(kernel, promoted):
     """As a serving stack reported of its decode and its prefill: with 96 keys both have one tile."""
-    decode, prefill = (configured(f"{kernel}[tile_n={n}{promoted}]") for n in (96, 192))
+    decode, prefill = (find(f"{kernel}[tile_n={n}{promoted}]") for n in (96, 192))
     found = compare_kernels(decode, prefill, problems((1, 31, 95, 96, 97, 128)), FEW)
     assert found.value == 97
     assert found.because == "a tile has 96 keys against 192, so 97 keys are 2 tiles against 1"

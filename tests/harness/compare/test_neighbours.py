@@ -12,11 +12,11 @@ from fa3_kernels.plan.choose import config_of
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_over
 from fa3verify.compare.axes import axis_of
-from fa3verify.compare.named import configured
 from fa3verify.compare.problems import LONG, SIZES
 from fa3verify.compare.reasons import splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate
+from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -45,7 +45,7 @@ def one_query(nheads, nheads_kv, keys, head_dim=8):
 @pytest.mark.parametrize(("nheads", "nheads_kv", "keys", "count", "splits"), REGIMES)
 def test_the_answer_of_a_regime_is_that_of_its_splits(nheads, nheads_kv, keys, count, splits):
     sizes = one_query(nheads, nheads_kv, keys)
-    found = compare_over(configured(FLASH3), NEIGHBOURS, (f"{count}x{keys}",), FEW, sizes)
+    found = compare_over(find(FLASH3), NEIGHBOURS, (f"{count}x{keys}",), FEW, sizes)
     alone = SPLITS[nheads, nheads_kv, keys][0]
     assert found.splits == ((alone, splits),)
     assert found.is_equal is (alone == splits)
@@ -55,7 +55,7 @@ def test_the_answer_of_a_regime_is_that_of_its_splits(nheads, nheads_kv, keys, c
 @pytest.mark.parametrize(("heads", "splits"), [((32, 32), (4, 3, 1)), ((32, 8), (4, 4, 2))])
 def test_splits_at_head_dim_128_are_those_that_upstream_would_launch(heads, splits):
     """One query over 4,000 keys beside 0, 1 and 8 neighbours of 3,000: 23 blocks of 176 keys, and 18 of each."""
-    kernel = configured(FLASH3)
+    kernel = find(FLASH3)
     sizes = one_query(*heads, 4000, head_dim=128)
     problems = [NEIGHBOURS.problem_for(kernel, f"{count}x3000", sizes) for count in (0, 1, 8)]
     assert tuple(splits_of(kernel.config_for(problem), problem) for problem in problems) == splits
@@ -63,7 +63,7 @@ def test_splits_at_head_dim_128_are_those_that_upstream_would_launch(heads, spli
 
 def test_a_decode_row_differs_beside_a_neighbour_of_3000_keys():
     """FlashAttention issue 2450: 4 parts alone, 3 beside it."""
-    found = compare_over(configured(FLASH3), NEIGHBOURS, ("1x3000",), FEW, one_query(32, 32, 4000))
+    found = compare_over(find(FLASH3), NEIGHBOURS, ("1x3000",), FEW, one_query(32, 32, 4000))
     assert found.because == "keys are cut into 4 parts against 3"
     assert found.first is not None
     assert found.first.differing > 0
@@ -79,7 +79,7 @@ def test_the_verb_takes_counts_of_neighbours_and_sizes():
 
 
 def test_a_row_beside_neighbours_has_the_bits_of_a_batch_with_as_many_splits():
-    kernel = configured(FLASH3)
+    kernel = find(FLASH3)
     calls = []
 
     def noted(problem, operands, config):
@@ -100,7 +100,7 @@ def test_a_row_beside_neighbours_has_the_bits_of_a_batch_with_as_many_splits():
 @pytest.mark.parametrize("count", [0, 1, 8])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
 def test_our_answer_is_that_of_the_launch_plan(heads, count):
-    kernel = configured(OURS)
+    kernel = find(OURS)
     sizes = one_query(*heads, 1000)
     plans = [config_of(NEIGHBOURS.problem_for(kernel, f"{n}x1000", sizes), num_splits=0) for n in (0, count)]
     found = compare_over(kernel, NEIGHBOURS, (f"{count}x1000",), FEW, sizes)
@@ -110,13 +110,13 @@ def test_our_answer_is_that_of_the_launch_plan(heads, count):
 
 
 def test_equal_says_over_which_splits():
-    found = compare_over(configured(FLASH3), NEIGHBOURS, ("1x300",), FEW, one_query(4, 4, 300))
+    found = compare_over(find(FLASH3), NEIGHBOURS, ("1x300",), FEW, one_query(4, 4, 300))
     assert found.told().endswith(" pairs, splits 2 and 2")
 
 
 @pytest.mark.parametrize("axis", ["batch", "position", "neighbours", "num_splits", "pack_gqa", "tile_n"])
 def test_sizes_that_are_chosen_are_what_a_kernel_gets(axis):
-    kernel = configured("twin.flash3.bf16")
+    kernel = find("twin.flash3.bf16")
     seen = []
 
     def noted(problem, operands, config):
@@ -183,7 +183,7 @@ def test_what_would_be_ignored_is_refused(arguments, words):
     ],
 )
 def test_a_comparison_of_nothing_says_why(kernel, axis, values, sizes, words):
-    found = compare_over(configured(kernel), axis_of(axis), values, FEW, sizes)
+    found = compare_over(find(kernel), axis_of(axis), values, FEW, sizes)
     assert found.is_equal is None
     assert words in found.told()
 
@@ -196,7 +196,7 @@ def test_an_axis_that_a_kernel_cannot_have_is_told_where_it_was_named():
 
 def test_a_kernel_without_a_twin_has_no_splits_to_tell():
     """Its configuration names formats alone: neither its splits nor its tiles are those that stand there."""
-    twin = configured("twin.fp16")
+    twin = find("twin.fp16")
     mine = Candidate("mine.fp16", "fp16", twin.run, twin.configure, twin.features)
     sizes = one_query(2, 2, 40)
     assert compare_over(mine, NEIGHBOURS, (9,), FEW, sizes).told().endswith("splits unknown and unknown")
@@ -210,5 +210,5 @@ def test_a_kernel_without_a_twin_has_no_splits_to_tell():
 
 
 def test_a_neighbour_has_no_more_queries_than_keys():
-    problem = NEIGHBOURS.problem_for(configured("twin.fp16"), "2x9", {})
+    problem = NEIGHBOURS.problem_for(find("twin.fp16"), "2x9", {})
     assert (problem.seqlens_q, problem.seqlens_k) == ((40, 9, 9), (LONG, 9, 9))

@@ -1,0 +1,179 @@
+"""Cases of what is launched in practice: layers of public models, every head_dim, wide groups, long and ragged batches.
+
+The covering array has classes of sizes, and each of its cases is small; these are the sizes themselves. Rows are few,
+so that long keys and many heads cost little: a row is judged in full.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
+from fa3_reference.quantize import QuantScheme
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate, fitting, needed_features
+
+QUANTIZE = "quantize"
+
+_FEW = 12  # models of a quick campaign
+_LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
+_MOST_ELEMENTS = 2**22  # of K in a layer of a quick campaign
+_MOST_CHANNELS = 4096  # of K; larger layers are served by eight GPUs, each with its share of the heads
+_RECIPES = (Recipe("normal"), Recipe("peaky"), Recipe("offset_v"))
+_VALUE_DIMS = ((192, 128), (64, 256), (128, 64), (256, 128), (40, 72), (96, 160))
+_HEADS = ((6, 1), (7, 1), (14, 2), (16, 1), (32, 2), (24, 24), (40, 8), (48, 1), (64, 8))
+_SCALES = (16.0, 4.0, 2.0**-12, 2.0**-16)
+# Lengths of packed batches: empty sequences first, in the middle and last, and real ones behind each.
+_RAGGED = (
+    ((0, 3, 0, 5, 1, 0, 2, 7, 4, 1, 1, 0, 6, 2, 3, 1, 0), (9, 12, 5, 0, 33, 0, 17, 64, 8, 1, 0, 7, 20, 11, 2, 40, 3)),
+    ((4, 1, 3, 2, 6), (0, 21, 0, 130, 9)),
+    ((5, 0, 0, 2), (70, 3, 0, 129)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Holds one attention layer of a public model, and where it is published."""
+
+    name: str
+    nheads: int
+    nheads_kv: int
+    head_dim: int
+    context: int
+    source: str
+    head_dim_v: int = 0
+    window: int = -1
+    softcap: float = 0.0
+    softmax_scale: float | None = None
+    causal: bool = True
+
+    def problem(self, dtype: Dtype, seqlen_q: int, longest: int) -> AttentionProblem:
+        """Return the last queries of a layer over as many keys as its context has, or ``longest``."""
+        return AttentionProblem(
+            1,
+            self.nheads,
+            self.nheads_kv,
+            seqlen_q,
+            min(self.context, longest),
+            self.head_dim,
+            head_dim_v=self.head_dim_v,
+            dtype=dtype,
+            causal=self.causal and self.window < 0,
+            window=(self.window - 1, 0) if self.window >= 0 else (-1, -1),
+            softcap=self.softcap,
+            softmax_scale=self.softmax_scale,
+        )
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    """Return the public models, as ``data/models.toml`` holds them."""
+    text = (files("fa3verify") / "data" / "models.toml").read_text(encoding="utf-8")
+    return tuple(Model(**row) for row in tomllib.loads(text)["model"])
+
+
+def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
+    """Yield the cases of practice that a kernel claims to take.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        A forward kernel, or of gradients; a quantiser has none.
+    profile : {"quick", "release", "soak"}
+    seed : int
+        Of the inputs, and of which models a quick campaign takes.
+    """
+    if candidate.operation == QUANTIZE:
+        return
+    rng = np.random.default_rng([seed, 7])
+    problems = [*_layers(candidate.dtype, profile, rng), *_sizes(candidate, profile, rng)]
+    for i, problem in enumerate(problems):
+        problem = _fitted(candidate, problem)
+        if needed_features(problem) <= candidate.features and candidate.supports(problem):
+            recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
+            scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
+            yield Case(candidate.name, problem, recipe, scheme, (), candidate.operation)
+
+
+def probes(candidate: Candidate) -> Iterator[Case]:
+    """Yield a small case of every head_dim that a kernel takes without saying so."""
+    step = 16 if candidate.dtype == "e4m3" else 8
+    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
+    if candidate.head_dims is not None or candidate.operation == QUANTIZE:
+        return
+    for i, head_dim in enumerate(range(step, MAX_HEAD_DIM + 1, step)):
+        n, m = fitting(3, candidate), fitting(65, candidate)
+        problem = AttentionProblem(
+            1, 1, 1, n, m, head_dim, dtype=candidate.dtype, causal="causal" in candidate.features
+        )
+        problem = _fitted(candidate, problem)
+        if candidate.supports(problem):
+            yield Case(candidate.name, problem, Recipe("normal", seed=i), scheme, (), candidate.operation)
+
+
+def _layers(dtype: Dtype, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+    """Layers of models: a dozen in a quick campaign, whose keys are fewer where there are many heads; else all."""
+    chosen = models()
+    if profile == "quick":
+        chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:_FEW])
+    for i, model in enumerate(chosen):
+        shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
+        longest = _LONGEST[profile]
+        if profile == "quick":
+            longest = min(longest, max(1024, _MOST_ELEMENTS * shard // (model.nheads_kv * model.head_dim)))
+        longest = max(longest, min(model.window + 300, _LONGEST[profile]))
+        part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
+        yield part.problem(dtype, (1, 3, 2)[i % 3], longest)
+
+
+def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+    """Sizes that users launch, each beyond what the covering array has."""
+    plain: dict[str, Any] = {"dtype": candidate.dtype}
+    dims = candidate.head_dims or (64, 128)
+    for nheads, nheads_kv in _HEADS:
+        yield AttentionProblem(1, nheads, nheads_kv, 2, 77, int(rng.choice(dims)), **plain)
+    for head_dim, head_dim_v in _VALUE_DIMS:
+        yield AttentionProblem(1, 2, 2, 5, 140, head_dim, head_dim_v=head_dim_v, **plain)
+    for scale in _SCALES:
+        yield AttentionProblem(1, 2, 2, 5, 150, int(rng.choice(dims)), softmax_scale=scale, **plain)
+    for keys in np.exp(rng.uniform(np.log(300), np.log(_LONGEST[profile]), 4)).astype(int):
+        yield AttentionProblem(1, 2, 1, 3, int(keys), dims[0], causal=bool(keys % 2), **plain)
+    for keys in (4096, _LONGEST[profile]):
+        yield AttentionProblem(1, 1, 1, 2, keys, dims[-1], **plain)
+    yield AttentionProblem(1, 1, 1, 2100, 20, dims[0], **plain)
+    yield AttentionProblem(17, 1, 1, 2, 33, dims[0], **plain)
+    yield AttentionProblem(9, 4, 2, 1, 70, dims[-1], causal=True, **plain)
+    for lengths_q, lengths_k in _RAGGED:
+        for causal in (False, True):
+            packed = {"nheads": 2, "nheads_kv": 1, "head_dim": dims[0], "causal": causal}
+            yield AttentionProblem.varlen(lengths_q, lengths_k, **packed, **plain)
+
+
+def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
+    """Return a problem without what is left out by a kernel's claims that no size needs: grouped heads, a mask, a
+    softcap; with lengths that it takes.
+    """
+    features = candidate.features
+    changes: dict[str, Any] = {}
+    if problem.causal and "causal" not in features:
+        changes["causal"] = False
+    if problem.group > 1 and "gqa" not in features:
+        changes["nheads_kv"] = problem.nheads
+    if problem.softcap and "softcap" not in features:
+        changes["softcap"] = 0.0
+    if problem.window != (-1, -1) and "window" not in features:
+        changes |= {"window": (-1, -1), "causal": "causal" in features}
+    if candidate.policy.causal == "top_left" and changes.get("causal", problem.causal):
+        changes["causal"] = False
+    if not problem.is_varlen:
+        changes["seqlen_q"] = fitting(problem.seqlen_q, candidate)
+        changes["seqlen_k"] = fitting(problem.seqlen_k, candidate)
+    return replace(problem, **changes)

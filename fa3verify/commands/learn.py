@@ -1,0 +1,124 @@
+"""Find a kernel's order of operations, at several head dims on processes of their own, and write it as a proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+from fa3_kernels.plan.learned import LearnedOrder
+from fa3_kernels.plan.order import Order
+from fa3verify.campaign.introduction import found
+from fa3verify.campaign.pool import AN_HOUR_S, processes
+from fa3verify.campaign.tasks import Task, execute
+from fa3verify.files import json_text, write_text
+from fa3verify.learn import space
+from fa3verify.learn.learner import OUTPUTS, Learned, learn
+
+HEAD_DIMS = (64, 128)  # asked of a kernel for which none is named, where it takes them
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """Holds what was learned of a kernel at each head_dim, and why one was not."""
+
+    kernel: str
+    found: tuple[Learned, ...]
+    failed: tuple[str, ...]
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """Return the orders that no launch of any head_dim refuted."""
+        if not self.found or not all(learned.is_whole for learned in self.found):
+            return ()
+        kept = reduce(set.__and__, (set(learned.orders) for learned in self.found))
+        return tuple(order for order in self.found[0].orders if order in kept)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Return the steps that are no sound choice, each once."""
+        return tuple(dict.fromkeys(words for learned in self.found for words in learned.findings))
+
+    @property
+    def proposal(self) -> LearnedOrder | None:
+        """Return what a file would hold; None where no order is left."""
+        if not self.orders:
+            return None
+        first = self.found[0]
+        return LearnedOrder(
+            self.kernel,
+            first.dtype,
+            {of.head_dim: (of.structure.tile_n, of.structure.tile_causal) for of in self.found},
+            first.structure.promotion_interval,
+            self.orders[0],
+            frozenset.intersection(*(of.features for of in self.found)),
+            space.free(self.orders),
+            self.findings,
+            sum(of.launches for of in self.found),
+            sum(of.outputs for of in self.found),
+        )
+
+    def write(self, file: Path) -> bool:
+        """Write the proposal, if there is one; tell whether there was."""
+        if self.proposal is None:
+            return False
+        write_text(file, json_text(self.proposal.to_json()))
+        return True
+
+
+def learn_named(kernel: str, head_dim: int, outputs: int, seed: int) -> Learned:
+    """Learn a kernel by its name as a task."""
+    return learn(found(kernel), head_dim, outputs=outputs, seed=seed)
+
+
+def head_dims_of(kernel: str) -> tuple[int, ...]:
+    """Return, as a task, the head dims at which a kernel is asked where none is named."""
+    candidate = found(kernel)
+    taken = [d for d in HEAD_DIMS if candidate.head_dims is None or d in candidate.head_dims]
+    return tuple(taken or (candidate.head_dims or HEAD_DIMS)[:1])
+
+
+def learn_all(
+    kernel: str,
+    head_dims: Sequence[int] = (),
+    *,
+    outputs: int = OUTPUTS,
+    seed: int = 0,
+    workers: int = 0,
+    progress: Callable[[str], None] = lambda label: None,
+) -> Learning:
+    """Learn a kernel at each head_dim.
+
+    Parameters
+    ----------
+    kernel : str
+        Its name.
+    head_dims : sequence of int
+        By default those of :data:`HEAD_DIMS` that it declares to take.
+    outputs : int
+        Fresh values at each head_dim.
+    seed : int
+        Of all launches.
+    workers : int
+        Processes; 0 is one per core.
+    progress : callable
+        Called with the label of each task that ended.
+
+    Returns
+    -------
+    Learning
+        A head_dim at which the kernel raised, crashed or hung is told apart.
+
+    Raises
+    ------
+    ValueError
+        If the kernel cannot be found or run here.
+    """
+    with processes(workers, AN_HOUR_S) as executor:
+        dims = tuple(head_dims) or executor.submit(head_dims_of, kernel).result()
+        arguments = [{"kernel": kernel, "head_dim": d, "outputs": outputs, "seed": seed} for d in dims]
+        tasks = [Task("learn", f"{kernel} at head_dim {each['head_dim']}", learn_named, each) for each in arguments]
+        outcomes = execute(tasks, executor, progress=lambda outcome: progress(outcome.task.label))
+    failed = tuple(f"{outcome.task.label}: {outcome.error}" for outcome in outcomes if outcome.error)
+    return Learning(kernel, tuple(outcome.value for outcome in outcomes if not outcome.error), failed)

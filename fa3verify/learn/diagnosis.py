@@ -1,0 +1,86 @@
+"""Which known mistake explains a kernel that no hypothesis does: twins with a mistake planted are held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from fa3_kernels.faults.table import Fault, description, faulty
+from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.order import Order
+from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.twin.forward import forward
+from fa3verify.learn.elimination import Asking, Elimination
+from fa3verify.learn.inputs import ARITHMETIC, SPECIAL
+from fa3verify.learn.launcher import Answer, Launcher, Question, differing
+from fa3verify.learn.rows import KEYS
+
+_MOST = 6  # orders of those that were refuted last; what they differ in explains no mistake
+
+
+class _Suspect(Protocol):
+    """An order whose twin is run with a mistake."""
+
+    def __call__(self, question: Question, twin: Any) -> Answer: ...
+
+
+def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
+    """Return the planted mistakes with which some order gives every answer of the kernel, in words.
+
+    Tried are the orders that were refuted last and those of every known family, whose tiles are those that it ships.
+
+    Parameters
+    ----------
+    game : Elimination
+        With what was asked; a kernel that no order was held against is asked everything once.
+    refuted : sequence of Order
+        The orders that were refuted last.
+    """
+    if not game.history:
+        game.defers = False
+        game.subject = replace(game.subject, longest=KEYS)
+        for name, kind in {**ARITHMETIC, **SPECIAL}.items():
+            if question := game.made(kind):
+                game.keep([], name, question)
+    askings = sorted(game.history, key=lambda asking: asking.question.q.size * asking.question.k.shape[1])
+    suspects = [x for x in _suspects(game, refuted) if not _agrees(partial(x, twin=forward), askings)]
+    return tuple(description(fault) for fault in Fault if _explains(faulty(fault), suspects, askings))
+
+
+def _suspects(game: Elimination, refuted: Sequence[Order]) -> Iterator[_Suspect]:
+    launcher = game.launcher
+    for order in refuted[:_MOST]:
+        yield partial(_of_order, game, order)
+    for family, traits in FAMILIES.items():
+        if launcher.dtype in traits.dtypes and traits.is_reproduced:
+            yield partial(_of_family, launcher, family)
+
+
+def _of_order(game: Elimination, order: Order, question: Question, twin: Any) -> Answer:
+    return game.guess(order).answer(question, game.launcher.dtype, game.launcher.out_dtype, twin)
+
+
+def _of_family(launcher: Launcher, family: str, question: Question, twin: Any) -> Answer:
+    problem = question.problem(launcher.dtype)
+    config = default_config(problem, family=family, out_dtype=launcher.out_dtype)
+    return Answer(*twin(problem, question.operands(launcher.dtype), config))
+
+
+def _explains(twin: Any, suspects: Sequence[_Suspect], askings: Sequence[Asking]) -> bool:
+    """Tell whether one suspect with a mistake gives all answers; those that it refuses say nothing."""
+    return any(_agrees(partial(suspect, twin=twin), askings) for suspect in suspects)
+
+
+def _agrees(answered: Any, askings: Sequence[Asking]) -> bool:
+    count = 0
+    for asking in askings:
+        try:
+            answer = answered(asking.question)
+        except ValueError:
+            continue
+        if differing(answer, asking.answer):
+            return False
+        count += 1
+    return 2 * count > len(askings)

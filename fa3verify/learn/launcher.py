@@ -1,0 +1,180 @@
+"""Launches of the kernel in question on arrays of choice, and the twin's answer to the same launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa3_kernels.plan.config import Config, kernel_head_dim
+from fa3_kernels.plan.order import Order
+from fa3_kernels.twin.forward import forward
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import Array, AttentionProblem, Descale, Dtype, Operands
+from fa3verify.kernels import calls
+from fa3verify.kernels.record import Candidate, fitting
+
+LOG2_E = math.log2(math.e)
+MOST_TILES = 216  # row tiles of a launch that leaves no multiprocessor of a Hopper GPU idle: no kernel splits keys then
+
+
+class Answer(NamedTuple):
+    """Holds what a launch returned: out in the output's format, (1, seqlen_q, nheads, head_dim_v), and lse float32,
+    (1, nheads, seqlen_q), None where the kernel returns none.
+    """
+
+    out: Array
+    lse: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Holds the arrays of one call, (1, seqlen, nheads, head_dim) in float64 before they are rounded, and its options.
+
+    ``descales`` of e4m3 are of Q, K and V, the same for every head.
+    """
+
+    q: NDArray[np.float64]
+    k: NDArray[np.float64]
+    v: NDArray[np.float64]
+    causal: bool = False
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    descales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    def problem(self, dtype: Dtype) -> AttentionProblem:
+        """Return the problem that it poses in a dtype."""
+        batch, seqlen_q, nheads, head_dim = self.q.shape
+        return AttentionProblem(
+            batch,
+            nheads,
+            self.k.shape[2],
+            seqlen_q,
+            self.k.shape[1],
+            head_dim,
+            head_dim_v=self.v.shape[3],
+            dtype=dtype,
+            causal=self.causal,
+            softmax_scale=self.softmax_scale,
+            softcap=self.softcap,
+        )
+
+    def operands(self, dtype: Dtype) -> Operands:
+        """Return its arrays rounded to a dtype, of e4m3 with descales."""
+        with np.errstate(over="ignore"):
+            q, k, v = (x.astype(np.float32).astype(FORMATS[dtype].dtype) for x in (self.q, self.k, self.v))
+        if dtype != "e4m3":
+            return Operands(q, k, v)
+        heads = (self.q.shape[2], self.k.shape[2], self.k.shape[2])
+        each = (Descale(np.full((len(self.q), n, 1), x, np.float32)) for n, x in zip(heads, self.descales, strict=True))
+        return Operands(q, k, v, *each)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Says how a kernel may work: keys of a tile, dense and under a causal mask, keys after which P V is promoted, and
+    its order of operations.
+    """
+
+    tile_n: int
+    tile_causal: int
+    promotion_interval: int
+    order: Order
+
+    def answer(self, question: Question, dtype: Dtype, out_dtype: str, twin: Any = forward) -> Answer:
+        """Return what the twin of this hypothesis, or one with a mistake, returns for a launch."""
+        problem = question.problem(dtype)
+        tile_n = self.tile_causal if question.causal else self.tile_n
+        head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
+        interval = min(self.promotion_interval, tile_n)
+        config = Config(dtype, head_dim, 128, tile_n, out_dtype, interval)  # type: ignore[arg-type]
+        return Answer(*twin(problem, question.operands(dtype), config, order=self.order))
+
+
+class Launcher:
+    """Launches a kernel and counts how often.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        A forward kernel.
+    head_dim : int
+        Of every launch.
+    """
+
+    def __init__(self, candidate: Candidate, head_dim: int) -> None:
+        self.candidate = candidate
+        self.head_dim = head_dim
+        self.launches = 0
+        self.is_filled = False  # whether every launch has idle sequences behind the one that is asked about
+
+    @property
+    def dtype(self) -> Dtype:
+        """Return the format of the operands."""
+        return self.candidate.dtype
+
+    @cached_property
+    def out_dtype(self) -> str:
+        """Return the format of the output, as the kernel declares it."""
+        zeros = np.zeros((1, fitting(64, self.candidate), 1, self.head_dim))
+        plain = Question(zeros, zeros, zeros)
+        return str(getattr(self.candidate.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
+
+    def takes(self, question: Question) -> bool:
+        """Tell whether the kernel takes a launch."""
+        if not self.candidate.supports(question.problem(self.dtype)):
+            return False
+        try:
+            self(question)
+        except calls.CandidateError:
+            return False
+        return True
+
+    def __call__(self, question: Question) -> Answer:
+        """Return what the kernel returns for a launch.
+
+        Raises
+        ------
+        fa3verify.kernels.calls.CandidateError
+            If it raises, or returns what it does not declare.
+        ValueError
+            If it has no configuration for the launch.
+        """
+        if self.is_filled:
+            question = _filled(question)
+        problem = question.problem(self.dtype)
+        self.launches += 1
+        config = self.candidate.config_for(problem)
+        got = calls.run(self.candidate, problem, question.operands(self.dtype), config)
+        lse = got.get("lse")
+        return Answer(got["out"][:1], None if lse is None else lse[:1])
+
+    def fill(self, question: Question) -> None:
+        """Fill every launch from now on where that changes a bit of this one: its keys are split for want of tiles."""
+        plain = self(question)
+        self.is_filled = True
+        self.is_filled = differing(plain, self(question)) > 0
+
+
+def _filled(question: Question) -> Question:
+    """Return a launch with so many sequences of zeros behind it that every multiprocessor has row tiles."""
+    rows = -(-question.q.shape[1] // 128) * question.q.shape[2]
+    idle = -(-MOST_TILES // rows) - 1
+    arrays = question.q, question.k, question.v
+    q, k, v = (np.concatenate([x, np.zeros((idle, *x.shape[1:]))]) for x in arrays)
+    return replace(question, q=q, k=k, v=v)
+
+
+def differing(a: Answer, b: Answer) -> int:
+    """Count the values of two answers that differ in any bit; NaN equals NaN, and an lse that one lacks is left out."""
+    pairs = [(a.out, b.out)] + ([] if a.lse is None or b.lse is None else [(a.lse, b.lse)])
+    return sum(int(np.count_nonzero(~_equal(x, y))) for x, y in pairs)
+
+
+def _equal(a: Array, b: Array) -> NDArray[np.bool_]:
+    x, y = a.astype(np.float32), b.astype(np.float32)
+    return ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))

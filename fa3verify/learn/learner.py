@@ -1,0 +1,327 @@
+"""Ask a kernel step by step, and say which orders of operations its answers leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fa3_kernels.plan.order import Order
+from fa3_reference.problem import Dtype
+from fa3verify import operations
+from fa3verify.judging.hypotheses import sums_of
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.record import Candidate
+from fa3verify.learn import inputs, space
+from fa3verify.learn.diagnosis import mistakes
+from fa3verify.learn.elimination import Asking, Elimination, Step
+from fa3verify.learn.inputs import Subject
+from fa3verify.learn.launcher import Answer, Launcher, Question, differing
+from fa3verify.learn.rows import KEYS
+from fa3verify.learn.structure import K_STEP, QUADS, ROW_SUMS, Probes, Structure
+from fa3verify.operations.ratios import error_over_bound
+
+OUTPUTS = 1_000_000
+_LONGEST = 3 * KEYS  # keys of fresh launches: more than any that was learned from
+TILES = range(16, 257, 16)  # keys that the twin takes at once
+LEAST_SUM_BITS = 20  # of the row sum: the lse shows no more where its logarithm is an approximation
+LEAST_BITS = {"fp16": 23, "bf16": 23, "e4m3": 13}  # of sums, below which their rounding is seen in the output
+MOST_ERROR = 2.0**-18  # of a weight, where the largest is 1
+_FEATURES = {"causal": "causal", "grouped": "gqa", "capped": "softcap"}  # by the kind of launch that has them
+_ATTEMPTS = 4  # at fresh outputs, where hypotheses are left that a fresh launch tells apart
+_BOUNDED = 8  # fresh launches that are held against the bound of any order
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Holds what is known of a kernel's order of operations.
+
+    Parameters
+    ----------
+    kernel : str
+    dtype : {"fp16", "bf16", "e4m3"}
+    head_dim : int
+        Of every launch.
+    structure : Structure
+        What is certain, whether a hypothesis survives or not.
+    orders : tuple of Order
+        The hypotheses that no launch refuted; none where the kernel is outside the space.
+    steps : tuple of Step
+        The launches that told them apart.
+    launches : int
+        All launches of the kernel, fresh ones included.
+    seconds : float
+    outputs, differing : int
+        Values of fresh launches, which no hypothesis was chosen by, and how many differ from the first order's twin.
+    ratio : float
+        Largest error / bound of any order in some of them.
+    findings : tuple of str
+        Steps of the order that are no sound choice.
+    mistakes : tuple of str
+        Planted ones with which a known order gives every answer, where no hypothesis does.
+    features : frozenset of str
+        What was launched beyond dense attention of equal heads.
+    why : str
+        Why no hypothesis survives; empty where one does.
+    """
+
+    kernel: str
+    dtype: Dtype
+    head_dim: int
+    structure: Structure
+    orders: tuple[Order, ...]
+    steps: tuple[Step, ...]
+    launches: int
+    seconds: float
+    outputs: int = 0
+    differing: int = 0
+    ratio: float = 0.0
+    findings: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
+    features: frozenset[str] = frozenset()
+    why: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether an order is known that no launch refutes."""
+        return bool(self.orders) and not self.differing
+
+    @property
+    def free(self) -> dict[str, tuple[Any, ...]]:
+        """Return the fields that no launch separates, with the values that are left."""
+        return space.free(self.orders)
+
+    def words(self) -> Iterator[str]:
+        """Yield the answer, a line each."""
+        yield f"certain: {'; '.join(self.structure.words()) or 'nothing'}"
+        if not self.orders:
+            yield f"no hypothesis survives: {self.why}"
+            return
+        count = len([step for step in self.steps if step.after < step.before])
+        yield f"{self.steps[0].before:,} hypotheses told apart by {count} launches of {len(self.steps)}"
+        for name, values in self.free.items():
+            yield f"free, as no launch separates them: {name} {' or '.join(map(str, values))}"
+        fresh = f"{self.differing:,} of {self.outputs:,} fresh outputs differ"
+        yield f"{fresh}; error / bound of any order {self.ratio:.3f}"
+
+
+def learn(candidate: Candidate, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: int = 0) -> Learned:
+    """Find the order of operations of a forward kernel from its outputs.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        A forward kernel in fp16, bf16 or e4m3.
+    head_dim : int
+        Of every launch; V has as many channels.
+    outputs : int
+        Values of fresh launches that the answer is held against.
+    seed : int
+        Of all launches.
+
+    Returns
+    -------
+    Learned
+        An equivalence class of orders, or none and what is certain all the same.
+
+    Raises
+    ------
+    ValueError
+        If it is no forward kernel, or does not take plain attention of this head_dim.
+    fa3verify.kernels.calls.CandidateError
+        If it raises in plain attention, or returns what it does not declare.
+    """
+    if candidate.operation != operations.FORWARD:
+        raise ValueError(f"only forward kernels are learned, {candidate.name} computes {candidate.operation}")
+    if candidate.unavailable:
+        raise ValueError(f"{candidate.name} cannot run here: {candidate.unavailable}")
+    began_s = time.monotonic()
+    launcher = Launcher(candidate, head_dim)
+    rng = np.random.default_rng(seed)
+    subject = _asked(launcher, rng)
+    launcher.fill(inputs.cancelling(rng, replace(subject, rows=64, longest=2 * KEYS)))
+    known = _structure(launcher)
+    subject = replace(subject, known=known)
+    game = Elimination(launcher, subject, rng)
+    why = _outside(known, candidate.dtype) or ("" if known.row_sums else "no known order of the row sum agrees")
+    orders = [] if why else _orders(game)
+    found = Learned(candidate.name, candidate.dtype, head_dim, known, tuple(orders), (), 0, 0.0)
+    if orders:
+        found = _judged(game, found, outputs, seed)
+    elif not why:
+        why = _refuted(game)
+    if not found.is_whole:
+        found = replace(found, mistakes=mistakes(game, game.refuted or found.orders))
+    seconds = time.monotonic() - began_s
+    features = frozenset(_FEATURES[asking.kind] for asking in game.history if asking.kind in _FEATURES)
+    steps = tuple(game.log)
+    done = {"steps": steps, "launches": launcher.launches, "seconds": seconds, "features": features, "why": why}
+    found = replace(found, **done)
+    return replace(found, findings=tuple(_unsound(found, candidate)))
+
+
+def _asked(launcher: Launcher, rng: np.random.Generator) -> Subject:
+    """Find what the kernel takes."""
+    candidate = launcher.candidate
+    plain = Subject(candidate, Probes(launcher).form, Structure(), False, False)
+    question = plain.normal(rng, 64)
+    launcher(question)  # raises where it does not take even this
+    square = replace(question, q=question.k, causal=True)
+    none = replace(question, k=question.k[:, :0], v=question.v[:, :0])
+    return replace(plain, takes_causal=launcher.takes(square), takes_empty=launcher.takes(none))
+
+
+def _structure(launcher: Launcher) -> Structure:
+    """Ask every probe of structure, each with what those before it found."""
+    probes = Probes(launcher)
+    known = Structure()
+    first = probes.folding, probes.chains, probes.weights, probes.rescaling
+    for probe in (*first, probes.tiles, probes.promotion, probes.widths):
+        known = probe(known)
+    if _outside(known, launcher.dtype):
+        return known
+    if launcher.dtype == "e4m3":  # whose offset of 2^8 hides faint weights
+        return replace(known, row_sums=tuple((row_sum, quad) for row_sum in ROW_SUMS for quad in QUADS))
+    return probes.row_sum(known, space.certain(known, launcher.dtype))
+
+
+def _outside(known: Structure, dtype: Dtype) -> str:
+    """Return why no hypothesis has this structure, empty where some may."""
+    if not known.tile_n:
+        return (
+            "P is not rounded, and its tiles leave no trace" if known.probabilities == "fp32" else "no tiles were found"
+        )
+    if not known.probabilities:
+        return "P is rounded in no known way"
+    if dtype == "e4m3" and known.threshold_log2:
+        return "maxima stay although P of e4m3 has no room above 1"
+    for step in (known.score_step, known.value_step):
+        if step not in (0, 1, K_STEP[dtype]):
+            return f"{step} products are added at once, where the tensor core adds {K_STEP[dtype]}"
+    if dtype != "e4m3" and known.promotion_interval:
+        return "sums of P V begin anew within 16-bit rows"
+    return "" if known.tile_n in TILES and known.tile_causal in (0, *TILES) else "no kernel in the space has such tiles"
+
+
+def _orders(game: Elimination) -> list[Order]:
+    """Return the orders that are left: of the arithmetic first, then of special values."""
+    candidate = game.launcher.candidate
+    alive = list(space.arithmetic(game.subject.known, candidate))
+    alive = game.keep(alive, "a lone key", _lone_key(game), space.OF_ONE_KEY)
+    alive = game.keep(alive, "normal", inputs.normal(game.rng, game.subject))
+    alive = game.split(alive, inputs.ARITHMETIC)
+    alive = game.ask_each(alive, inputs.ARITHMETIC)
+    alive = game.recall(dict.fromkeys(space.special(alive, candidate)))
+    alive = game.ask_each(alive, inputs.SPECIAL)
+    return game.split(alive, {**inputs.SPECIAL, **inputs.ARITHMETIC})
+
+
+def _lone_key(game: Elimination) -> Question:
+    """A launch in which every row sees one key, whose lse is the score in the kernel's own factor."""
+    question = replace(game.subject, rows=64, heads=4).normal(game.rng, 1)
+    if question.k.shape[1] == 1:
+        return question
+    q = question.q.copy()
+    q[..., 0] = 1
+    k = question.k.copy()
+    k[0, 1:, :, 0] = -np.inf
+    return replace(question, q=q, k=k if game.subject.left else k[:, ::-1])
+
+
+def _refuted(game: Elimination) -> str:
+    """Return which launch refuted the last hypothesis, in words."""
+    step = next(step for step in game.log if step.before and not step.after)
+    return f"the last {step.before:,} of {game.log[0].before:,} differ where inputs are {step.kind.replace('_', ' ')}"
+
+
+def _judged(game: Elimination, found: Learned, outputs: int, seed: int) -> Learned:
+    """Hold the first order against fresh launches; what refutes it is learned from, and others are fresh then."""
+    attempt = 0
+    while True:
+        attempt += 1
+        held, against = _held(game, found, outputs, np.random.default_rng([seed, attempt]))
+        left = game.agreeing(found.orders, against) if against and attempt < _ATTEMPTS else ()
+        if not left:
+            game.history += [against] if against else []
+            return held
+        found = replace(found, orders=tuple(left))
+
+
+def _held(game: Elimination, found: Learned, outputs: int, rng: np.random.Generator) -> tuple[Learned, Asking | None]:
+    """Hold the first order against launches that are longer than those learned from, and some against the bound.
+
+    Beside what was found stands the first launch that refutes the order.
+    """
+    against = None
+    heads = 16 if game.launcher.is_filled else 4
+    subject = replace(game.subject, rows=64, heads=heads, longest=_LONGEST)
+    kinds = (inputs.normal, inputs.wide, inputs.ramp, inputs.cancelling, inputs.causal, inputs.grouped, inputs.capped)
+    total = wrong = count = 0
+    ratio = 0.0
+    while total < outputs:
+        question = kinds[int(rng.integers(len(kinds)))](rng, subject)
+        if question is None:
+            continue
+        try:
+            answer = game.launcher(question)
+        except (CandidateError, ValueError):
+            continue
+        total += answer.out.size + (0 if answer.lse is None else answer.lse.size)
+        if off := differing(answer, game.twin(found.orders[0], question)):
+            wrong += off
+            against = against or Asking("fresh inputs", question, answer)
+        if count < _BOUNDED:
+            ratio = max(ratio, _any_order(game.launcher, question, answer))
+        count += 1
+    return replace(found, outputs=total, differing=wrong, ratio=ratio), against
+
+
+def _any_order(launcher: Launcher, question: Question, answer: Answer) -> float:
+    """Return the largest error / bound of a launch under the hypothesis about any order that it speaks least against.
+
+    Bound and truth share no code with the twin.
+    """
+    operation = operations.find(operations.FORWARD)
+    problem = question.problem(launcher.dtype)
+    operands = question.operands(launcher.dtype)
+    config = launcher.candidate.config_for(problem)
+    truth = operation.truth(problem, operands.dequantized(problem), config, {})
+    got = {name: x for name, x in answer._asdict().items() if x is not None}
+    ratios = []
+    candidate = launcher.candidate
+    sums = sums_of(candidate).accumulator if candidate.order is None else "either"
+    for model in operation.hypotheses(config, sums).values():
+        bound = operation.bound(problem, operands, model, {})
+        ratios.append(max(float(error_over_bound(x, truth[name], bound[name]).max()) for name, x in got.items()))
+    return min(ratios)
+
+
+def _unsound(found: Learned, candidate: Candidate) -> Iterator[str]:
+    """Yield the steps of an order, or of a structure, that are no sound choice, each as a sentence."""
+    known = found.structure
+    if known.p_rounding == "toward_zero":
+        yield "P is truncated: every output is too small by half an ulp of P on average"
+    if known.probabilities not in ("", found.dtype, "fp32") and found.dtype != "e4m3":
+        yield f"P is {known.probabilities} where the operands are {found.dtype}"
+    if found.dtype == "e4m3" and known.tile_n and not known.promotion_interval:
+        yield "P V is chained over all keys in 13 bits, which loses a mean of V over long rows"
+    for words in found.mistakes:
+        yield f"every answer is that of a known order with one mistake: {words}"
+    if 0 < known.value_bits < LEAST_BITS[found.dtype]:
+        yield f"sums of P V keep {known.value_bits} bits"
+    if 0 < known.sum_bits < LEAST_SUM_BITS:
+        yield f"the row sum keeps {known.sum_bits} bits"
+    if known.weight_error > MOST_ERROR:
+        yield f"weights are off by up to {known.weight_error:.1e} of the largest"
+    for order in found.orders[:1]:
+        if "causal" in found.features and (order.diagonal, candidate.policy.causal) == ("top_left", "bottom_right"):
+            yield "a causal mask is aligned top-left, which its policy does not say"
+        if order.rescale_threshold_log2 > 8:
+            yield f"maxima stay over {order.rescale_threshold_log2:g} in log2: weights may leave the range of P"
+    if found.ratio > 1:
+        yield f"an error is {found.ratio:.3g} times the bound of any order"
+    if found.orders and found.differing:
+        yield f"{found.differing:,} fresh outputs differ from the only hypothesis left"

@@ -1,0 +1,116 @@
+"""Laws about the mean of many errors: rounding to nearest has none, and a step that truncates shows in it.
+
+A bound holds for each element, and a truncated step keeps it: half an ulp too small everywhere is no larger an error
+than half an ulp to either side. The mean over thousands of elements tells them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.kernels.record import Candidate, fitting
+from fa3verify.properties.compare import Found
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation
+from fa3verify.properties.trials import Wanted, law
+
+_ROWS, _KEYS = 96, 320
+_SIGMAS = 7.0  # of the mean of as many errors, each uniform within half an ulp
+_ULPS = 2.02  # that a lone value may be off: of e4m3 it takes a descale, and P an offset that l takes away again
+_LEAST = 0.02  # ulp: no bias below it is held against a kernel, as an exponential may be off by as much
+
+
+def _bias(setup: Setup, trial: Trial) -> Found:
+    wide = _wide(setup, trial.case.recipe.seed)
+    truth = wide.truth()["out"]
+    got = wide.run()["out"].astype(np.float64)
+    fmt = FORMATS[wide.config.out_dtype if hasattr(wide.config, "out_dtype") else wide.problem.dtype]
+    ulp = np.exp2(np.floor(np.log2(np.abs(truth)))) * fmt.epsilon
+    error = (got - truth) / ulp * np.sign(truth)
+    if not np.isfinite(error).all():
+        return  # as another law says
+    mean = float(error.mean())
+    allowed = max(_LEAST, _SIGMAS * math.sqrt(1 / 12 / error.size))
+    if abs(mean) > allowed:
+        side = "small" if mean < 0 else "large"
+        words = (
+            f"out is too {side} by {abs(mean):.3f} ulp in the mean of {error.size:,} values, {allowed:.3f} are allowed"
+        )
+        yield Violation(f"{words}: a step that rounds to nearest has no bias", where="out", ratio=abs(mean) / allowed)
+
+
+def _wide(setup: Setup, seed: int) -> Setup:
+    """A call of many rows and keys with values above 1, which all weights pull one way; Untaken if it is not taken."""
+    candidate = setup.candidate
+    rows, keys = fitting(_ROWS, candidate), fitting(_KEYS, candidate)
+    problem = AttentionProblem(1, 2, 2, rows, keys, setup.problem.head_dim, dtype=candidate.dtype)
+    if not candidate.supports(problem):
+        problem = replace(problem, causal=True, seqlen_q=keys)
+    if not candidate.supports(problem):
+        raise Untaken(candidate.refusal(problem))
+    rng = np.random.default_rng(seed)
+    kind = FORMATS[candidate.dtype].dtype
+    q, k = (rng.standard_normal(shape).astype(kind) for shape in (problem.q_shape, problem.k_shape))
+    v = (1 + rng.random(problem.v_shape)).astype(kind)
+    operands = replace(setup.operands, q=q, k=k, v=v)
+    return setup._replace(problem=problem, operands=operands, config=candidate.config_for(problem))
+
+
+def _lone(setup: Setup, trial: Trial) -> Found:
+    lone, value = _one_key(setup, trial.case.recipe.seed)
+    got = lone.run()["out"].astype(np.float64)
+    fmt = FORMATS[lone.config.out_dtype]
+    off = np.abs(got - value) > _ULPS * np.maximum(np.abs(value) * fmt.epsilon, fmt.min_subnormal)
+    if off.any():
+        index = tuple(int(i) for i in np.argwhere(off)[0])
+        words = f"out{list(index)} of a single key is {float(got[index])!r}, its value {float(value[index])!r}"
+        message = f"{words}: a weight divided by itself leaves the value, subnormal or not"
+        yield Violation(message, where=f"out{list(index)}")
+
+
+def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:
+    """A call of one row and one key, and its value in float64; Untaken where the kernel takes no such call."""
+    candidate = setup.candidate
+    problem = AttentionProblem(1, 1, 1, 1, 1, setup.problem.head_dim, dtype=candidate.dtype)
+    if not candidate.supports(problem):
+        raise Untaken(candidate.refusal(problem))
+    rng = np.random.default_rng(seed)
+    kind = FORMATS[candidate.dtype].dtype
+    q, k = (rng.standard_normal(shape).astype(kind) for shape in (problem.q_shape, problem.k_shape))
+    significand = rng.choice([-1, 1], problem.v_shape) * (1 + rng.random(problem.v_shape))
+    least = -24 if candidate.dtype == "fp16" else -8  # subnormal numbers of fp16, and those of bf16 and e4m3 that fit
+    operands = Operands(q, k, np.ldexp(significand, rng.integers(least, 0, problem.v_shape)).astype(kind))
+    if candidate.dtype == "e4m3":
+        scales = [Descale(np.full((1, 1, 1), x, np.float32)) for x in np.exp(rng.uniform(-2, 2, 3))]
+        operands = replace(operands, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2])
+    value = operands.dequantized(problem)[2].reshape(problem.out_shape)
+    return setup._replace(problem=problem, operands=operands, config=candidate.config_for(problem)), value
+
+
+def _is_16_bit_forward(candidate: Candidate) -> bool:
+    return candidate.operation == "forward" and candidate.dtype in ("fp16", "bf16")
+
+
+_PLAIN = Wanted(layout="batched", masks="none", softcap=False, max_edits=0, empty=False, families=("normal",))
+BIAS_LAWS = (
+    law(
+        "errors_have_no_bias",
+        "the errors of thousands of outputs have a mean of 0, as steps that round to nearest leave it",
+        "bounded",
+        _bias,
+        wanted=_PLAIN,
+        applies=_is_16_bit_forward,
+    ),
+    law(
+        "a_lone_key_returns_its_value",
+        "a row that sees one key returns its value to two ulps, subnormal values of fp16 too",
+        "bounded",
+        _lone,
+        wanted=_PLAIN,
+        applies=lambda candidate: candidate.operation == "forward",
+    ),
+)

@@ -1,0 +1,158 @@
+"""Orders are found from outputs alone, mistakes are named, and nothing learned acquits a kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.plan.order import Order
+from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.case import Case
+from fa3verify.cli.main import main
+from fa3verify.commands.learn import Learning
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.known import registry
+from fa3verify.learn import Learned, learn
+from fa3verify.learn.elimination import Step
+from fa3verify.learn.launcher import Launcher
+from fa3verify.learn.structure import Probes, Structure
+from fa3verify.operations.forward import Result
+from tests.quality.learned_orders import OUTSIDE, DrawnTwin, drawn, grade
+
+TWIN = "twin.cudnn.fp16"
+CUDNN = replace(registry.find(TWIN).config_for(AttentionProblem(1, 1, 1, 64, 64, 64)).traits.order, diagonal="top_left")
+LEARNED = Learned(
+    "x", "fp16", 64, Structure(tile_n=128, keys="left_to_right"), (CUDNN,), (Step("normal", 2, 1),), 40, 9.0, 1_000_000
+)
+
+
+def test_the_order_of_a_twin_is_among_those_that_are_left_and_no_fresh_output_differs():
+    learned = learn(registry.find(TWIN), 64, outputs=20_000)
+    assert replace(CUDNN, combine="in_turn") in {replace(x, combine="in_turn") for x in learned.orders}
+    assert learned.is_whole
+    assert learned.outputs >= 20_000
+    assert not learned.findings
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [3, 7009])
+def test_a_drawn_order_is_recovered(seed):
+    candidate, twin, head_dim = drawn(seed)
+    assert grade(learn(candidate, head_dim, outputs=20_000), twin) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("twin.fp16+lse_base_2", "lse is returned in base 2"),
+        pytest.param(
+            "twin.flash3.bf16+missed_rescale",
+            "O is not rescaled in the second visited block",
+            marks=pytest.mark.nightly,
+        ),
+        ("twin.cudnn.fp16+missing_column", "column 0 of every tile is left out"),
+    ],
+)
+def test_a_known_mistake_is_named(name, words):
+    found = learn(registry.find(name), 64, outputs=10_000)
+    assert not found.is_whole
+    assert any(words in told for told in found.findings), found.findings
+
+
+@pytest.mark.parametrize("which", [1, 8], ids=str)
+def test_of_a_kernel_outside_the_space_none_survives_and_what_is_certain_is_so(which):
+    made, facts = OUTSIDE[which]
+    found = learn(made(), 64, outputs=10_000)
+    assert not found.is_whole
+    assert {name: getattr(found.structure, name) for name in facts} == facts
+    assert "no hypothesis survives" in " ".join(found.words())
+
+
+@pytest.mark.parametrize("tile", [32, 64, 192])
+@pytest.mark.parametrize("keys", ["left_to_right", "right_to_left"])
+def test_tiles_and_their_direction_are_read_off(tile, keys):
+    probes = Probes(Launcher(DrawnTwin(tile, Order(keys=keys)).candidate("tiled", "bf16"), 64))
+    known = Structure()
+    for probe in (probes.folding, probes.chains, probes.weights, probes.rescaling, probes.tiles, probes.widths):
+        known = probe(known)
+    assert (known.tile_n, known.keys) == (tile, keys)
+    assert (known.score_step, known.value_step, known.probabilities) == (16, 16, "bf16")
+    assert known.value_bits in (0, 24)
+
+
+def test_a_quantizer_is_refused():
+    with pytest.raises(ValueError, match="only forward kernels"):
+        learn(registry.find("twin.quantize"))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "order.json"
+    assert Learning(TWIN, (LEARNED,), ()).write(path)
+    return path
+
+
+CASE = Case("mine", AttentionProblem(1, 2, 2, 70, 200, 64), Recipe("normal"))
+
+
+def test_one_bit_that_no_bound_sees_is_seen_by_a_learned_order(file):
+    sound = registry.find(TWIN)
+
+    def off_by_one_bit(problem, operands, config):
+        result = sound.run(problem, operands, config)
+        result.out.view(np.uint16)[0, 0, 0, 0] ^= 1
+        return result
+
+    twin = registry.find(f"{TWIN}[order={file}]").twin
+    for kernel, differing in ((sound, 0), (replace(sound, run=off_by_one_bit), 1)):
+        held = replace(kernel, name="mine", order=None, accumulator="either", twin=twin)
+        measures = judge(held, CASE).measures
+        assert measures["bits_differing"] == differing
+        assert measures["ratio_max"] <= 1
+        assert passes(held, measures) == (differing == 0)
+
+
+def test_a_wrong_kernel_with_the_order_of_its_own_bits_still_fails(file):
+    """The order was learned from a right kernel; a twin that agreed with a wrong one would change nothing either."""
+    sound = registry.find(TWIN)
+
+    def doubled(problem, operands, config) -> Result:
+        result = sound.run(problem, operands, config)
+        return Result((result.out * 2).astype(np.float16), result.lse)
+
+    kernel = replace(sound, name="mine", run=doubled, order=None, accumulator="either", twin=None)
+    assert not passes(kernel, judge(kernel, CASE).measures)
+    twin = registry.find(f"{TWIN}[order={file}]").twin
+    assert not passes(kernel, judge(replace(kernel, twin=twin), CASE).measures)
+
+
+def test_where_a_learned_order_says_nothing_the_bound_judges_alone(file):
+    sound = registry.find(TWIN)
+    held = replace(sound, twin=registry.find(f"{TWIN}[order={file}]").twin)
+    case = replace(CASE, problem=replace(CASE.problem, head_dim=128, head_dim_v=128))
+    assert "bits_differing" not in judge(held, case).measures
+
+
+def test_the_verb_writes_a_proposal_and_ends_with_5_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("fa3verify.commands.learn.learn_all", lambda *given, **options: Learning("x", (LEARNED,), ()))
+    out = tmp_path / "o.json"
+    told = CliRunner().invoke(main, ["learn", "x", "--out", str(out), "--json", str(tmp_path / "all.json")])
+    assert told.exit_code == 0, told.output
+    assert json.loads(out.read_text())["dtype"] == "fp16"
+    assert "a proposal, which acquits no kernel" in " ".join(told.output.split())
+    none = replace(LEARNED, orders=(), why="nothing fits")
+    monkeypatch.setattr("fa3verify.commands.learn.learn_all", lambda *given, **options: Learning("x", (none,), ()))
+    told = CliRunner().invoke(main, ["learn", "x", "--out", str(tmp_path / "none.json")])
+    assert told.exit_code == 5
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_an_order_is_of_one_kernel(file):
+    told = CliRunner().invoke(main, ["verify", "twin.fp16", "twin.bf16", "--order", str(file)])
+    assert told.exit_code == 2
+    assert "--order FILE is of one kernel" in told.output

@@ -1,0 +1,40 @@
+"""Laws about layouts, offsets, calls that follow each other and the mean of errors find what they are for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fa3verify.known import registry
+from fa3verify.properties import find_law, run_law
+
+FOUND_BY = (
+    ("packed_values", "layouts_change_no_value"),
+    ("broadcast_heads", "layouts_change_no_value"),
+    ("narrow_offsets", "offsets_beyond_32_bits"),
+    ("keeps_a_maximum", "calls_leave_no_trace"),
+    ("reads_the_seed", "calls_leave_no_trace"),
+    ("truncated_p", "errors_have_no_bias"),
+    ("flushed_half", "a_lone_key_returns_its_value"),
+)
+RIGHT = ("tiles", "lazy", "copies")
+
+
+@pytest.mark.parametrize(("kernel", "law"), FOUND_BY)
+def test_a_wrong_kernel_breaks_the_law_that_is_for_it(kernel, law):
+    candidate = registry.find(f"tests.quality.outside.wrong:{kernel}")
+    outcome = run_law(find_law(law), candidate, max_examples=12, seed=0, shrink_seconds=0)
+    assert outcome.violation is not None, f"{kernel} survives {outcome.examples} trials of {law}"
+    assert outcome.violation.kind == "violated", outcome.violation.message
+
+
+@pytest.mark.parametrize("law", sorted({law for _, law in FOUND_BY}))
+@pytest.mark.parametrize("kernel", RIGHT)
+def test_a_right_kernel_keeps_it(kernel, law):
+    candidate = registry.find(f"tests.quality.outside.right:{kernel}")
+    outcome = run_law(find_law(law), candidate, max_examples=4, seed=0, shrink_seconds=0)
+    assert outcome.status == "pass", outcome.violation
+
+
+@pytest.mark.parametrize("law", ["layouts_change_no_value", "offsets_beyond_32_bits"])
+def test_a_twin_which_takes_no_strides_is_not_asked_about_them(law):
+    assert not find_law(law).applies(registry.find("twin.fp16"))

@@ -1,0 +1,63 @@
+"""What users launch is asked: shapes of public models, every head_dim that a kernel takes, sizes beyond the classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fa3verify.cases import space
+from fa3verify.cases.practice import models, practice, probes
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.record import REFUSED
+from fa3verify.known import registry
+from fa3verify.operations import FEATURES
+
+
+def refusing(q, k, v, *, softmax_scale):
+    if q.shape[-1] not in (64, 72):
+        raise NotImplementedError(f"head_dim {q.shape[-1]}")
+    return q
+
+
+def test_every_model_has_its_source_and_an_attention_layer_that_can_be_posed():
+    assert len(models()) >= 30
+    assert len({model.name for model in models()}) == len(models())
+    for model in models():
+        assert model.source.startswith("https://"), model.name
+        assert model.problem("fp16", 2, 4096).group == model.nheads // model.nheads_kv
+
+
+def test_a_quick_campaign_asks_a_dozen_layers_of_4096_keys_and_a_release_all():
+    kernel = replace(registry.find("twin.fp16"), features=FEATURES)
+    quick, release = (list(practice(kernel, profile, 0)) for profile in ("quick", "release"))
+    long = [case for case in quick if case.problem.seqlen_k >= 4096]
+    assert len(long) >= 5
+    assert max(case.problem.nheads for case in quick) >= 64
+    assert max(case.problem.group for case in quick) >= 16
+    assert max(case.problem.batch for case in quick) >= 17
+    assert len(release) > len(quick)
+    assert max(case.problem.seqlen_k for case in release) >= 131_072
+
+
+def test_cases_of_practice_are_those_of_their_seed():
+    kernel = registry.find("twin.bf16")
+    assert list(practice(kernel, "quick", 3)) == list(practice(kernel, "quick", 3))
+    assert list(practice(kernel, "quick", 3)) != list(practice(kernel, "quick", 4))
+
+
+def test_a_kernel_that_declares_no_head_dims_is_asked_for_each_and_not_judged_at_those_that_it_refuses(monkeypatch):
+    monkeypatch.setattr("fa3verify.kernels.record.REFUSED", REFUSED)
+    kernel = array_candidate(refusing, features=())[0]
+    space.probe(kernel)
+    try:
+        assert REFUSED[kernel.name] == frozenset(range(8, 257, 8)) - {64, 72}
+        assert {case.problem.head_dim for case in probes(kernel)} == {64, 72}
+    finally:
+        del REFUSED[kernel.name]
+
+
+@pytest.mark.parametrize("name", ["twin.quantize"])
+def test_a_quantizer_has_no_cases_of_practice(name):
+    kernel = registry.find(name)
+    assert not [*practice(kernel, "quick", 0), *probes(kernel)]
