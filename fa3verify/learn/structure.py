@@ -170,7 +170,8 @@ class Probes:
         intervals = [n for n in range(32, tile + 1, 32) if tile % n == 0]
         guesses = {0: before + within} | {n: within % n for n in intervals}
         lost = np.array(known.lost) * _SPACING
-        off = {n: np.abs(lost - guess).sum() for n, guess in guesses.items()}
+        beyond = {n: lost - guess for n, guess in guesses.items()}  # what a pair's own step takes beside it
+        off = {n: np.abs(x - np.median(x)).sum() for n, x in beyond.items()}
         return replace(known, promotion_interval=min(off, key=off.__getitem__))
 
     def _score_survivors(self) -> NDArray[np.int64]:

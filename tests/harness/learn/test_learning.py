@@ -31,6 +31,7 @@ LEARNED = Learned(
 )
 
 
+@pytest.mark.nightly
 def test_the_order_of_a_twin_is_among_those_that_are_left_and_no_fresh_output_differs():
     learned = learn(registry.find(TWIN), 64, outputs=20_000)
     assert replace(CUDNN, combine="in_turn") in {replace(x, combine="in_turn") for x in learned.orders}
