@@ -37,7 +37,13 @@ def test_a_library_breaks_no_bound_of_its_order(kernel, families):
     assert wrong == []
 
 
-@pytest.mark.parametrize("kernel", ONE_OF_EACH, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, marks=[pytest.mark.nightly] if kernel.name.startswith(SLOW) else [], id=kernel.name)
+        for kernel in ONE_OF_EACH
+    ],
+)
 def test_a_library_breaks_no_property_but_where_it_has_a_known_defect(kernel):
     library = kernel.name.rpartition(".")[0]
     examples = 2 if library in SLOW else 4
