@@ -162,12 +162,12 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
     for outcome in outcomes_of(outcomes, kernel.name, "family"):
         yield outcome, outcome.task.arguments["family"], outcome.value or []
     covers = list(outcomes_of(outcomes, kernel.name, "cover"))
-    lost = [outcome for outcome in covers if outcome.error]
-    for outcome in lost:
-        yield outcome, COVER, []
-    if len(lost) < len(covers):  # the array and what is launched in practice are one family
-        first = next(outcome for outcome in covers if not outcome.error)
-        yield first, COVER, [record for outcome in covers if outcome.value for record in outcome.value.records]
+    for outcome in covers:
+        if outcome.error:
+            yield outcome, COVER, []
+    ended = [outcome for outcome in covers if not outcome.error]
+    if ended:  # the array and what is launched in practice are one family
+        yield ended[0], COVER, [record for outcome in ended if outcome.value for record in outcome.value.records]
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:

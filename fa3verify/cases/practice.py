@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
+from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
+from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate, fitting, needed_features
 
@@ -105,11 +106,10 @@ def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
 
 def probes(candidate: Candidate) -> Iterator[Case]:
     """Yield a small case of every head_dim that a kernel takes without saying so."""
-    step = 16 if candidate.dtype == "e4m3" else 8
     scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
     if candidate.head_dims is not None or candidate.operation == QUANTIZE:
         return
-    for i, head_dim in enumerate(range(step, MAX_HEAD_DIM + 1, step)):
+    for i, head_dim in enumerate(every_head_dim(candidate.dtype)):
         n, m = fitting(3, candidate), fitting(65, candidate)
         problem = AttentionProblem(
             1, 1, 1, n, m, head_dim, dtype=candidate.dtype, causal="causal" in candidate.features

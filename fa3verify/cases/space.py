@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from fa3_kernels.plan.quantizer import Scale, Scope
 from fa3_reference.hadamard import can_rotate
-from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem
+from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
@@ -66,6 +66,12 @@ def _head_dims(candidate: Candidate) -> Iterator[int]:
     return (d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None)
 
 
+def every_head_dim(dtype: Dtype) -> range:
+    """Return each head_dim that a kernel of a dtype may take."""
+    step = 16 if dtype == "e4m3" else 8
+    return range(step, MAX_HEAD_DIM + 1, step)
+
+
 def probe(candidate: Candidate) -> None:
     """Call a function of arrays that declares no head dims at each of them once, and note those that it refuses.
 
@@ -74,9 +80,7 @@ def probe(candidate: Candidate) -> None:
     side = getattr(candidate.run, "__self__", None)
     if candidate.head_dims is not None or candidate.name in REFUSED or not isinstance(side, ArrayFunction):
         return
-    step = 16 if candidate.dtype == "e4m3" else 8
-    sizes = range(step, MAX_HEAD_DIM + 1, step)
-    REFUSED[candidate.name] = frozenset(d for d in sizes if _refuses(candidate, d))
+    REFUSED[candidate.name] = frozenset(d for d in every_head_dim(candidate.dtype) if _refuses(candidate, d))
 
 
 def _refuses(candidate: Candidate, head_dim: int) -> bool:

@@ -15,6 +15,7 @@ from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Array, AttentionProblem, Descale, Dtype, Operands
+from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate, fitting
 
@@ -29,6 +30,11 @@ class Answer(NamedTuple):
 
     out: Array
     lse: NDArray[np.float32] | None
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Return what there is, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +177,4 @@ def _filled(question: Question) -> Question:
 
 def differing(a: Answer, b: Answer) -> int:
     """Count the values of two answers that differ in any bit; NaN equals NaN, and an lse that one lacks is left out."""
-    pairs = [(a.out, b.out)] + ([] if a.lse is None or b.lse is None else [(a.lse, b.lse)])
-    return sum(int(np.count_nonzero(~_equal(x, y))) for x, y in pairs)
-
-
-def _equal(a: Array, b: Array) -> NDArray[np.bool_]:
-    x, y = a.astype(np.float32), b.astype(np.float32)
-    return ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
+    return bits_differing(a.outputs, b.outputs, equal_nans=True)

@@ -289,7 +289,7 @@ def _any_order(launcher: Launcher, question: Question, answer: Answer) -> float:
     operands = question.operands(launcher.dtype)
     config = launcher.candidate.config_for(problem)
     truth = operation.truth(problem, operands.dequantized(problem), config, {})
-    got = {name: x for name, x in answer._asdict().items() if x is not None}
+    got = answer.outputs
     ratios = []
     candidate = launcher.candidate
     sums = sums_of(candidate).accumulator if candidate.order is None else "either"

@@ -34,7 +34,6 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "lse_empty": (-_INF, _INF),
     "lse_without_keys": (-_INF, _INF),
     "hides_nan": (False, True),
-    "compiles_masked_apart": (False, True),
 }
 FACTORS = ("float64", "of_float32", "float32", "in_turn", "folded", "folded_log2")
 # All that decides a row of one key: no factor and no sum takes part, but where raw maxima are scaled twice its weight
@@ -75,11 +74,10 @@ def arithmetic(known: Structure, candidate: Candidate) -> Iterator[Order]:
 
 
 def special(orders: Sequence[Order], candidate: Candidate) -> Iterator[Order]:
-    """Yield orders with every treatment of empty rows, NaN, masked tiles and, where it is claimed, softcaps."""
+    """Yield orders with every treatment of empty rows, NaN and, where it is claimed, softcaps."""
     capped = ("ex2", "tanh") if "softcap" in candidate.features else ("ex2",)
     for order, rest, softcap in itertools.product(orders, _options(_SPECIAL), capped):
-        if rest["compiles_masked_apart"] == order.compiles_masked_apart:
-            yield replace(order, softcap=softcap, **rest)
+        yield replace(order, softcap=softcap, **rest)
 
 
 def _options(switches: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fa3_kernels.plan.order import Order
 from fa3verify.kernels.record import fitting
 from fa3verify.learn.launcher import LOG2_E, Hypothesis, Launcher, Question
-from fa3verify.learn.rows import KEYS, Form, sparse, written
+from fa3verify.learn.rows import KEYS, UNITS, Form, sparse, written
 
 # A term that swallows the units beside it, and the unit, of the chains of Q K^T (with the entry of K) and of P V.
 _SCORE_CHAIN = {"fp16": (2.0**15, 2.0**-16, 2.0**7), "bf16": (2.0**40, 1.0, 1.0), "e4m3": (2.0**8, 2.0**-9, 1.0)}
@@ -214,7 +214,7 @@ class Probes:
 
     def weights(self, known: Structure) -> Structure:
         """Find P's format and rounding by what a weight leaves beside its rounded value, and what the row sum adds."""
-        unit = 16.0 if self.form.dtype == "e4m3" else 1.0
+        unit = UNITS[self.form.dtype][0]
         most = 5 if self.form.dtype == "e4m3" else 7.5  # below which V cannot hold a weight as P does
         entries = -np.unique(np.abs(self.form.keys(np.linspace(0.5, most, self.form.rows), unit)))
         weight = 2.0 ** (unit * entries * self.form.factor)
@@ -247,7 +247,7 @@ class Probes:
 
     def rescaling(self, known: Structure) -> Structure:
         """Find how far a maximum may grow without O being rescaled: P is then above 1, and rounded as such."""
-        unit = 16.0 if self.form.dtype == "e4m3" else 1.0
+        unit = UNITS[self.form.dtype][0]
         most = 1.6 if self.form.dtype == "e4m3" else 14.0
         entries = np.unique(self.form.keys(np.linspace(0.3, most, self.form.rows), unit))
         growth = unit * entries * self.form.factor
@@ -301,11 +301,11 @@ class Probes:
         values = np.zeros_like(scores)
         values[np.arange(len(ways)), ways[:, 0]] = 1
         values[np.arange(len(ways)), ways[:, 1]] = -weight
-        options: dict[str, Any] = {"queries": KEYS, "first": KEYS - 64, "causal": True} if causal else {}
-        rows = written(self.form, scores, values, unit, **{"queries": self.queries, **options})
+        queries, first = (KEYS, KEYS - 64) if causal else (self.queries, 0)
+        rows = written(self.form, scores, values, unit, queries=queries, first=first, causal=causal)
         lost = abs(2.0 ** (-unit * rise * self.form.factor) - weight)  # what rescaling leaves; other factors are near 1
         later = np.abs(rows.out(self.launcher(rows.question))) > lost / 4
-        return later.reshape(-1 if causal else 2, len(pairs)).T if not causal else later[:, None]
+        return later.reshape(-1, len(pairs)).T
 
     def widths(self, known: Structure) -> Structure:
         """Find the bits of sums: what is added between large terms that cancel, each in a tile of its own."""
