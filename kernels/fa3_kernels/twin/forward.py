@@ -79,20 +79,21 @@ class _Attention:
         return self.softcap > 0 and self.order.softcap == "tanh"
 
     @property
+    def natural(self) -> float:
+        """Return what takes scores to natural units where softmax does; some orders have done it before, or half."""
+        done = {"in_turn": 1.0, "folded": 1.0, "folded_log2": 1 / LOG2_E}
+        return done.get(self.order.factor, self.softmax_scale)
+
+    @property
     def scale(self) -> np.float32:
         """Return what scores are multiplied by first: softmax_scale * log2(e), or softmax_scale / softcap."""
         if self.takes_tanh:
-            scale = {"in_turn": 1.0, "folded": 1.0, "folded_log2": 1 / LOG2_E}.get(
-                self.order.factor, self.softmax_scale
-            )
-            return np.float32(scale) / np.float32(self.softcap)
-        if self.order.folds_scale or self.order.factor == "in_turn":
-            return np.float32(1 if self.order.factor == "folded_log2" else LOG2_E)
-        if self.order.factor == "float64":
-            return np.float32(self.softmax_scale * LOG2_E)
+            return np.float32(self.natural) / np.float32(self.softcap)
         if self.order.factor == "of_float32":
             return np.float32(float(np.float32(self.softmax_scale)) * LOG2_E)
-        return np.float32(self.softmax_scale) * np.float32(LOG2_E)
+        if self.order.factor == "float32":
+            return np.float32(self.softmax_scale) * np.float32(LOG2_E)
+        return np.float32(self.natural * LOG2_E)
 
     @property
     def p_offset_log2(self) -> int:
@@ -338,8 +339,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attentio
 def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
     """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
-        unit = {"in_turn": 1, "folded": 1, "folded_log2": softmax.LN2}  # of maxima that have the scale already
-        return np.full_like(c, unit.get(kernel.order.factor, kernel.softmax_scale))
+        return np.full_like(c, kernel.natural)
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
         return np.full_like(c, softmax.LN2)
     return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c
