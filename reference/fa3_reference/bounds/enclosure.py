@@ -142,7 +142,7 @@ def _run(
 
 
 def _tile(tile: VisitedTile, model: KernelModel, rng: np.random.Generator | None) -> tuple[Interval, Interval]:
-    head, _, rows, visited = tile
+    head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
         state = _State(rows.size, head.v.shape[1], rng)

@@ -107,7 +107,7 @@ def forward_bound(
 
 
 def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    head, _, rows, visited = tile
+    head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
         state = State(rows.size, head.v.shape[1])

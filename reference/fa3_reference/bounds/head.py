@@ -1,4 +1,4 @@
-"""The rows and keys of one query head, as a bound meets them: values, factors, tiles, scores."""
+"""The rows and keys of one kv head, as a bound meets them: values, factors, tiles, scores."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_err
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
+_BAND = 128  # rows that are taken together at most, where no tile says how many
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Exact values of one query head of one sequence, float64."""
+    """Exact values of one kv head of one sequence, float64, and the rows of query heads that read it, head by head."""
 
     problem: AttentionProblem
     seq: Sequence
-    q: np.ndarray  # stored values (seqlen_q, head_dim)
+    heads: np.ndarray  # query heads, rising
+    q: np.ndarray  # stored values (heads * seqlen_q, head_dim)
     k: np.ndarray
     v: np.ndarray
     q_factor: np.ndarray  # descale per row, ones without
@@ -34,33 +36,45 @@ class Head:
     v_scaled: bool
 
     @classmethod
-    def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, head: int) -> Head:
-        kv_head = head // problem.group
+    def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
+        """Return the values of query heads of one group."""
+        kv_head = heads[0] // problem.group
 
         def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
             return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
 
+        q = problem.rows_q(operands.q, seq)
         return cls(
             problem,
             seq,
-            problem.rows_q(operands.q, seq)[:, head].astype(np.float64),
+            np.array(heads),
+            np.concatenate([q[:, head] for head in heads]).astype(np.float64),
             problem.rows_k(operands.k, seq)[:, kv_head].astype(np.float64),
             problem.rows_k(operands.v, seq)[:, kv_head].astype(np.float64),
-            factor(operands.q_descale, head, seq.seqlen_q),
+            np.concatenate([factor(operands.q_descale, head, seq.seqlen_q) for head in heads]),
             factor(operands.k_descale, kv_head, seq.seqlen_k),
             factor(operands.v_descale, kv_head, seq.seqlen_k),
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
         )
 
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return of rows their query heads and their positions in the sequence."""
+        index, positions = np.divmod(rows, self.seq.seqlen_q)
+        return self.heads[index], positions
+
+    def visible(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return of rows their first visible key and the one behind their last, (rows,) each."""
+        return self.problem.visible_keys(self.places(rows)[1], self.seq.seqlen_q, self.seq.seqlen_k)
+
     def empty(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows see no key, bool (rows,)."""
-        first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
+        first, stop = self.visible(rows)
         return stop <= first
 
     def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
         """Return which keys which rows do not see, bool (rows, keys)."""
-        first, stop = self.problem.visible_keys(rows, self.seq.seqlen_q, self.seq.seqlen_k)
+        first, stop = self.visible(rows)
         columns = np.arange(keys.start, keys.stop)
         return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
 
@@ -179,10 +193,9 @@ def finite(x: np.ndarray) -> np.ndarray:
 
 
 class VisitedTile(NamedTuple):
-    """Rows of one head that share a kernel tile, and the keys that it visits."""
+    """Rows that share a kernel tile, or would in each of their heads, and the keys that it visits."""
 
     head: Head
-    head_index: int  # among the query heads
     rows: np.ndarray
     visited: slice
 
@@ -190,35 +203,42 @@ class VisitedTile(NamedTuple):
         """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
         problem = self.head.problem
         seq = self.head.seq
-        problem.rows_q(out, seq)[self.rows, self.head_index] = o_rows
-        problem.rows_lse(lse, seq)[self.head_index, self.rows] = lse_rows
+        heads, positions = self.head.places(self.rows)
+        problem.rows_q(out, seq)[positions, heads] = o_rows
+        problem.rows_lse(lse, seq)[heads, positions] = lse_rows
 
 
 def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
-    """Yield every tile of every head of every sequence."""
+    """Yield every tile of every sequence; heads of a group with few rows are taken together, as each key costs most."""
     for seq in problem.sequences():
-        for index in range(problem.nheads):
-            head = Head.of(problem, operands, seq, index)
-            for rows, visited in _row_tiles(head, index % problem.group, model):
-                yield VisitedTile(head, index, rows, visited)
+        if not seq.seqlen_q:
+            continue
+        together = max(1, _BAND // seq.seqlen_q)
+        for first in range(0, problem.nheads, problem.group):
+            group = range(first, first + problem.group)
+            for start in range(0, problem.group, together):
+                head = Head.of(problem, operands, seq, *group[start : start + together])
+                for rows, visited in _row_tiles(head, model):
+                    yield VisitedTile(head, rows, visited)
 
 
-def _row_tiles(head: Head, index: int, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
+def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
     """Rows of one head that share a kernel tile, and the keys that the tile visits.
 
-    Where tiles are not known, the rows come in bands of at most 128, and every key counts as visited.
+    Where tiles are not known, the rows come in bands, and every key counts as visited.
     """
     problem = head.problem
     seq = head.seq
-    rows = np.arange(seq.seqlen_q)
+    rows = np.arange(len(head.q))
     if not model.tile_m or not model.tile_n:
-        for start in range(0, seq.seqlen_q, 128):
-            yield rows[start : start + 128], slice(0, seq.seqlen_k)
+        for start in range(0, rows.size, _BAND):
+            yield rows[start : start + _BAND], slice(0, seq.seqlen_k)
         return
     group = problem.group if model.pack_gqa else 1
     if model.pads_group:
         group = 1 << (group - 1).bit_length()
-    tile = (rows * group + (index if model.pack_gqa else 0)) // model.tile_m
+    heads, positions = head.places(rows)
+    tile = (positions * group + (heads % problem.group if model.pack_gqa else 0)) // model.tile_m
     for t in np.unique(tile):
         ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])
         first, stop = problem.visible_keys(ends, seq.seqlen_q, seq.seqlen_k)
