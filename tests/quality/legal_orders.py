@@ -27,7 +27,8 @@ class Order:
     nearest, results below 2^-126 are zero), or the tensor core "chained", "promoted" (to binary32 in every step) or
     "halves" (chained, half of a step at a time, from the last to the first). ``scale`` multiplies scores "after" their
     sum, or goes into Q ("query") or by its root into Q and K ("root"); with log2(e) it is "log2", and "fused" where the
-    maximum is taken off in the same operation; "folded" is Q rounded again with the scale in it.
+    maximum is taken off in the same operation; so it is "in_turn", where scores are rounded with the scale alone first;
+    "folded" is Q rounded again with the scale in it.
     """
 
     products: str = "serial"
@@ -72,6 +73,7 @@ ORDERS = {
     "log2 units": Order(scale="log2", tile=32),
     "fused exponent": Order(scale="fused", tile=32),
     "fused exponent, keys from the right": Order(scale="fused", tile=32, keys="reverse"),
+    "fused exponent of scaled scores": Order(scale="in_turn", tile=32),
     "normalised P": Order(normalised=True),
     "normalised P, sums in pairs": Order("pairs", "pairs", normalised=True, row_sum="pairs"),
     "P in binary32": Order(weights="fp32"),
@@ -89,6 +91,7 @@ ORDERS = {
     "tanh.approx": Order(tanh="approx", scale="fused", tile=32),
     "tanh of ex2 and rcp": Order(tanh="ex2", scale="fused", tile=32),
     "tensor core": Order("chained", "chained", scale="fused", tile=64),
+    "tensor core, scaled scores": Order("chained", "chained", scale="in_turn", tile=64),
     "tensor core, promoted": Order("promoted", "promoted", scale="fused", tile=64),
     "tensor core, halves of steps": Order("halves", "halves", scale="fused", tile=32, keys="reverse"),
     "tensor core for scores alone": Order("chained", "serial", tile=32),
@@ -152,7 +155,7 @@ class _Head:
     def __init__(self, order: Order, problem: AttentionProblem, factor: np.float32, rng: np.random.Generator) -> None:
         self.order, self.problem, self.factor, self.rng = order, problem, factor, rng
         self.dtype = problem.dtype
-        self.in_log2 = order.scale in ("log2", "fused")
+        self.in_log2 = order.scale in ("log2", "fused", "in_turn")
         self.lift = 1 + rng.choice([-1, 1]) * order.exp_ulp * 2.0**-23 * 0.99
 
     def __call__(
@@ -182,6 +185,8 @@ class _Head:
             return self.capped(added(self.order.products, q, k.T, self.dtype) * c)
         if scale == "fused":
             return added(self.order.products, q, k.T, self.dtype), F(c * F(LOG2_E))
+        if scale == "in_turn":
+            return added(self.order.products, q, k.T, self.dtype) * c, F(LOG2_E)
         if scale == "query":
             q = q * c
             c = F(1)
@@ -205,7 +210,7 @@ class _Head:
             if self.order.tanh == "approx":
                 t = np.clip(t * (1 + self.rng.choice([-1, 1]) * 2.0**-16.456), -1, 1)
             t = t.astype(F)
-        if self.order.scale == "fused":
+        if self.order.scale in ("fused", "in_turn"):
             return t, F(cap * F(LOG2_E))
         return t * (F(cap * F(LOG2_E)) if self.in_log2 else cap), F(1)
 
@@ -254,7 +259,7 @@ class _Head:
                 new = np.where(new * unit > top * unit + slack, new, top)
             base = np.where(np.isneginf(new), F(0), new)
             alpha = np.where(np.isneginf(top), F(0), self.exp((top - base) * unit))
-            if order.scale == "fused":
+            if order.scale in ("fused", "in_turn"):
                 p = self.exp(_fma(y, unit, -(base * unit)[:, None]))
             else:
                 p = self.exp(y - base[:, None])

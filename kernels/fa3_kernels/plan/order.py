@@ -125,7 +125,6 @@ class Order:
     def unproved(self) -> str:
         """Return, in words, the step that no error bound is proved for; empty where there is none."""
         steps = {
-            "scores that take the scale and then log2(e)": self.factor == "in_turn",
             "a truncated P": self.p_rounding == "toward_zero",
             f"a P that passes through {self.probabilities}": self.probabilities not in ("", "fp32"),
             f"maxima that stay over {self.rescale_threshold_log2:g} in log2": self.rescale_threshold_log2 > 8,
@@ -142,14 +141,14 @@ class Order:
         """Return what the error bound reads."""
         sums = {"block_pairs": "pairs", "running": "any"}
         rescale = "contracted" if self.rescale == "contracted" else "always"
-        scale = "folded" if self.folds_scale else "float64" if self.factor == "float64" else "float32"
+        scales = {"of_float32": "float32", "folded_log2": "folded"}
         return SoftmaxOrder(
             maxima=self.maxima,
             rescale="lazy" if self.rescale_threshold_log2 else rescale,  # type: ignore[arg-type]
             keys=self.keys,
             row_sum=sums.get(self.row_sum, "blocks"),  # type: ignore[arg-type]
             exponent="contracted" if self.contracts_exponent else "rounded",
-            scale=scale,  # type: ignore[arg-type]
+            scale=scales.get(self.factor, self.factor),  # type: ignore[arg-type]
             lse="together" if self.lse.startswith("log2") else "apart",
             combine="lse" if self.combine == "flash2" else "sum",
             row_sum_of=self.row_sum_of,

@@ -61,6 +61,7 @@ def can_enclose(model: KernelModel) -> bool:
     order = model.order
     is_plain = model.scores == "fp32" and model.probabilities == model.dtype and order.rescale != "lazy"
     is_known = order.row_sum_of == "weights" and order.scale != "folded"
+    is_known = is_known and (order.scale != "in_turn" or model.dtype != "e4m3")
     return model.is_blocked and is_plain and is_known and model.accumulator == "wgmma"
 
 
@@ -229,12 +230,13 @@ def _flushed(x: Interval) -> Interval:
 
 def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Interval:
     """The factor that takes raw scores to log2 units, (rows, 1)."""
-    c = _f32(np.float64(head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
+    in_turn = model.order.scale == "in_turn"
+    c = _f32(np.float64(LOG2_E if in_turn else head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
     c = _f32(c * head.q_factor[rows][:, None])
     factors = head.k_factor[keys], head.v_factor[keys]
     one_each = all((factor == factor[0]).all() for factor in factors)  # what finer factors do is not stated
     c = np.maximum(_f32(c * (factors[0][0] if one_each else np.nan)), FP32_MIN_NORMAL)
-    if model.order.maxima == "scaled" and model.order.scale == "float64":
+    if model.order.maxima == "scaled" and model.order.scale in ("float64", "in_turn"):
         return Interval(c, c)
     width = gamma(2 * head.roundings_of_c + 2 * (model.order.scale == "float32"))  # the kernel's, which are not stated
     return Interval(_f32(c * (1 - width)), _f32(c * (1 + width)))
@@ -270,6 +272,8 @@ def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: Ker
     q = finite(head.q[rows])
     k = finite(head.k[keys])
     s = multiply(q, k.T, model.core)
+    if model.order.scale == "in_turn":
+        s = _f32(s * float(np.float32(head.problem.softmax_scale)))
     c = _factor(head, rows, keys, model)
     cap = head.problem.softcap
     x = Interval(s, s)

@@ -41,6 +41,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 # the error of ex2 once in 8 keys, beside the additions of the row sum, is no less than half of 2 ulp in each key.
 _KEYS_OF_A_STEP = 8
 _LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
+_SCALE_OF_P = 2.0**-12  # what e4m3 P is multiplied with is so near to a number of that format: 448 is also 2^8.807
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 _WORST = Terms()
 
@@ -235,6 +236,8 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     low = np.where(flushed, 0.0, p * np.exp(-r))
     high = p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
+    if not model.is_blocked and model.order.weights == "running":
+        rounding = np.fmin(rounding, high * _apart(x, dx, model))
     rounding = terms.p_rounding * rounding
     counts, *grids = _weight_grids(low * 2.0**offset, high * 2.0**offset, np.exp2(tau)[:, None], model)
     if model.order.row_sum_of == "rounded":  # rounding is an error of the weights, of O and the row sum alike
@@ -305,6 +308,21 @@ def _p_rounding(
     unit = 1 / largest if model.order.weights == "any" else np.exp2(-tau)[:, None]
     rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 / unit, high)
     return rounding * OUTWARD, unit
+
+
+def _apart(x: np.ndarray, dx: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Return how far, relative to it, a running weight may lie from what P is multiplied with, (rows, 1).
+
+    Every maximum that a weight meets is that of some visible keys, of its own alone where it is the only one; and
+    rounding to nearest moves no number by more than its distance from one of the format.
+    """
+    visible = ~np.isneginf(x)
+    lowest = np.where(visible, x - dx, np.inf).min(1)
+    highest = np.where(visible, x + dx, -np.inf).max(1)
+    spread = np.where(visible.sum(1) > 1, highest - lowest, 0.0)
+    largest = np.maximum(np.abs(lowest), np.abs(highest)) + model.largest_offset_log2
+    distance = LN2 * (spread + gamma(6) * largest) + log_error(model.exp_error)
+    return (np.expm1(distance) * OUTWARD + (_SCALE_OF_P if model.probabilities == "e4m3" else 0.0))[:, None]
 
 
 def _accumulate(

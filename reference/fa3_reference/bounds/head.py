@@ -25,8 +25,9 @@ class Head:
 
     problem: AttentionProblem
     seq: Sequence
-    heads: np.ndarray  # query heads, rising
-    q: np.ndarray  # stored values (heads * seqlen_q, head_dim)
+    heads: np.ndarray  # query head of every row
+    positions: np.ndarray  # of every row in the sequence
+    q: np.ndarray  # stored values (rows, head_dim)
     k: np.ndarray
     v: np.ndarray
     q_factor: np.ndarray  # descale per row, ones without
@@ -47,7 +48,8 @@ class Head:
         return cls(
             problem,
             seq,
-            np.array(heads),
+            np.repeat(heads, seq.seqlen_q),
+            np.tile(np.arange(seq.seqlen_q), len(heads)),
             np.concatenate([q[:, head] for head in heads]).astype(np.float64),
             problem.rows_k(operands.k, seq)[:, kv_head].astype(np.float64),
             problem.rows_k(operands.v, seq)[:, kv_head].astype(np.float64),
@@ -58,23 +60,14 @@ class Head:
             operands.v_descale is not None,
         )
 
-    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return of rows their query heads and their positions in the sequence."""
-        index, positions = np.divmod(rows, self.seq.seqlen_q)
-        return self.heads[index], positions
-
-    def visible(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return of rows their first visible key and the one behind their last, (rows,) each."""
-        return self.problem.visible_keys(self.places(rows)[1], self.seq.seqlen_q, self.seq.seqlen_k)
-
     def empty(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows see no key, bool (rows,)."""
-        first, stop = self.visible(rows)
+        first, stop = self.problem.visible_keys(self.positions[rows], self.seq.seqlen_q, self.seq.seqlen_k)
         return stop <= first
 
     def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
         """Return which keys which rows do not see, bool (rows, keys)."""
-        first, stop = self.visible(rows)
+        first, stop = self.problem.visible_keys(self.positions[rows], self.seq.seqlen_q, self.seq.seqlen_k)
         columns = np.arange(keys.start, keys.stop)
         return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
 
@@ -142,6 +135,9 @@ class Head:
         largest = _LARGE
         if model.order.scale == "folded":
             ds, sizes = self._folded(q, k, ds, sizes, FORMATS[model.dtype])
+        if model.order.scale == "in_turn":  # its two roundings count with those of the factor
+            ds = ds + model.tiny / self.problem.softmax_scale
+            largest = _LARGE / max(1.0, self.problem.softmax_scale)
         if model.scores != "fp32":
             fmt = FORMATS[model.scores]
             scale = self.problem.softmax_scale
@@ -173,6 +169,8 @@ class Head:
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
         if model.order.scale != "float64":  # it is not said when the descales meet, whose product may overflow
             in_domain = in_domain & (self.q_factor[rows][:, None] * self.k_factor[keys][None, :] <= FP32_MAX)
+        if model.order.scale == "in_turn":
+            in_domain = in_domain & self._scales_in_turn
         unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # other roundings than these
         eta = gamma(self.roundings_of_c + unsaid)
         if model.is_stated:
@@ -181,6 +179,14 @@ class Head:
             eta = np.where(c >= FP32_MIN_NORMAL, np.abs(stored / c - 1.0) + 2.0**-50, eta)
         eta = terms.factor * eta * OUTWARD
         return np.where(in_domain & (c <= FP32_MAX), c, np.nan), eta
+
+    @property
+    def _scales_in_turn(self) -> bool:
+        """Tell whether scores that take softmax_scale before log2(e) are in the domain: without descales, and far from
+        the ends of binary32."""
+        cap = self.problem.softcap or 1.0
+        is_normal = FP32_MIN_NORMAL <= self.problem.softmax_scale <= FP32_MAX
+        return self.roundings_of_c == 1 and is_normal and 2.0**-100 <= cap <= 2.0**100
 
     def v_rows(self, keys: slice) -> np.ndarray:
         """Dequantised rows of V, NaN and Inf as 0: where they are visited nothing is promised."""
@@ -203,7 +209,7 @@ class VisitedTile(NamedTuple):
         """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
         problem = self.head.problem
         seq = self.head.seq
-        heads, positions = self.head.places(self.rows)
+        heads, positions = self.head.heads[self.rows], self.head.positions[self.rows]
         problem.rows_q(out, seq)[positions, heads] = o_rows
         problem.rows_lse(lse, seq)[heads, positions] = lse_rows
 
@@ -237,8 +243,7 @@ def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, sli
     group = problem.group if model.pack_gqa else 1
     if model.pads_group:
         group = 1 << (group - 1).bit_length()
-    heads, positions = head.places(rows)
-    tile = (positions * group + (heads % problem.group if model.pack_gqa else 0)) // model.tile_m
+    tile = (head.positions * group + (head.heads % problem.group if model.pack_gqa else 0)) // model.tile_m
     for t in np.unique(tile):
         ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])
         first, stop = problem.visible_keys(ends, seq.seqlen_q, seq.seqlen_k)

@@ -36,8 +36,9 @@ class SoftmaxOrder:
         one by one; or one by one on top of what it has summed so far, of which each addition then rounds the whole.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the maximum.
-    scale : {"float64", "float32", "folded"}
-        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it; or whether Q was
+    scale : {"float64", "float32", "in_turn", "folded"}
+        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it; or whether scores
+        are multiplied by it and rounded before they meet log2(e), which 16-bit operands alone do; or whether Q was
         multiplied by it, with log2(e) or without, and rounded to the operands' format again.
     lse : {"together", "apart"}
         Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
@@ -55,7 +56,7 @@ class SoftmaxOrder:
     weights: Literal["running", "normalised", "any"] = "running"
     row_sum: Literal["pairs", "blocks", "any"] = "any"
     exponent: Literal["contracted", "rounded"] = "contracted"
-    scale: Literal["float64", "float32", "folded"] = "float64"
+    scale: Literal["float64", "float32", "in_turn", "folded"] = "float64"
     lse: Literal["together", "apart"] = "together"
     combine: Literal["sum", "lse"] = "sum"
     row_sum_of: Literal["weights", "rounded"] = "weights"
@@ -137,9 +138,11 @@ class KernelModel:
         out_dtype: str,
         accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
         row_sum_of: Literal["weights", "rounded"] = "weights",
+        weights: Literal["running", "normalised", "any"] = "any",
     ) -> KernelModel:
         """Return the model of a kernel of which only this is known: S and exponentials are in binary32, P is in the
-        operands' format, a softcap is by any tanh.
+        operands' format, a softcap is by any tanh. Running weights are rounded as they are, or those of e4m3 times a
+        number of that format but for 2^-12 of it, such as 256 and 448.
 
         Parameters
         ----------
@@ -153,13 +156,16 @@ class KernelModel:
             if they were normal. Blackwell and CPUs add in binary32.
         row_sum_of : {"weights", "rounded"}
             As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
+        weights : {"running", "normalised", "any"}
+            As of :class:`SoftmaxOrder`; running ones where the row sum adds rounded ones. :meth:`hypotheses` has the
+            first two.
 
         Returns
         -------
         KernelModel
             The widest model: its bound holds for every order of keys and of additions.
         """
-        weights: Literal["any", "running"] = "any" if row_sum_of == "weights" else "running"
+        weights = "running" if row_sum_of == "rounded" else weights
         order = SoftmaxOrder("unscaled", "lazy", "any", weights, row_sum_of=row_sum_of)
         free: dict[str, Any] = {"accumulator": accumulator, "tanh_error": TANH_REL, "keeps_subnormals": False}
         return cls(dtype, out_dtype, order=order, exp_error=4 * EX2_REL, **free)
@@ -171,7 +177,8 @@ class KernelModel:
         """Return what a kernel that states no order may be, by name: each is a model of the whole kernel.
 
         A correct kernel keeps the bound of one of them in every element of every launch. None of their bounds contains
-        another: a row sum of rounded weights errs more in lse, and less in O.
+        another: a row sum of rounded weights errs more in lse, and less in O; running weights that are all equal are
+        rounded exactly, and normalised ones only where one key is visible.
 
         Parameters
         ----------
@@ -187,11 +194,12 @@ class KernelModel:
         dict of str to KernelModel
             By what is assumed, in words.
         """
-        names: dict[str, Literal["weights", "rounded"]] = {
-            "the row sum adds P": "weights",
-            "the row sum adds the rounded P": "rounded",
+        free = dtype, out_dtype, accumulator
+        return {
+            "the row sum adds P": cls.any_order(*free, weights="running"),
+            "the row sum adds the rounded P": cls.any_order(*free, row_sum_of="rounded"),
+            "the row sum divides P": cls.any_order(*free, weights="normalised"),
         }
-        return {name: cls.any_order(dtype, out_dtype, accumulator, of) for name, of in names.items()}
 
     def __post_init__(self) -> None:
         if not self.probabilities:

@@ -95,7 +95,6 @@ def test_the_polynomial_logarithm_hands_on_nan_and_infinity():
         Order(p_rounding="toward_zero"),
         Order(probabilities="bf16"),
         Order(rescale_threshold_log2=9.0),
-        Order(factor="in_turn"),
     ],
     ids=lambda order: order.unproved,
 )

@@ -48,9 +48,10 @@ def flushed(x: Ends) -> Ends:
 
 def factor(r: Query, first: int, m: KernelModel) -> Ends:
     """c, which is one number where the order of its roundings is stated."""
-    c = single(single(r.scale * LOG2_E) * (r.q_factor or 1.0))
+    in_turn = m.order.scale == "in_turn"
+    c = single(single(LOG2_E if in_turn else r.scale * LOG2_E) * (r.q_factor or 1.0))
     c = max(single(c * r.factor_k(first)), LEAST)
-    if m.order.maxima == "scaled" and m.order.scale == "float64":
+    if m.order.maxima == "scaled" and m.order.scale in ("float64", "in_turn"):
         return c, c
     roundings = 1 + (r.q_factor is not None) + (r.k_factor is not None)
     width = g(2 * roundings + 2 * (m.order.scale == "float32"))
@@ -77,6 +78,8 @@ def capped(s: float, c: Ends, cap: float, m: KernelModel) -> Ends:
 def scores(r: Query, block: range, m: KernelModel) -> tuple[list[Ends], Ends]:
     """Scores of a block, and the factor that takes them to log2 units."""
     raw = multiply(np.array([r.q]), np.array([r.k[j] for j in block]).T, m.core)[0].tolist()
+    if m.order.scale == "in_turn":
+        raw = [single(s * single(r.scale)) for s in raw]
     c = factor(r, block.start, m)
     if not r.softcap:
         return [(s, s) for s in raw], c

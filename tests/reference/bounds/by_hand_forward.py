@@ -150,6 +150,8 @@ def raw_error(r: Query, j: int, m: KernelModel) -> float:
         relative = fmt.unit_roundoff + 2 * U
         lost = relative * size + fmt.min_subnormal / 2 / r.scale * sum(abs(x) for x in k)
         ds = (ds * (1 + relative) + lost) * FLOAT64_ROOM
+    if m.order.scale == "in_turn":
+        ds += tiny(m) / r.scale
     if m.scores != "fp32":
         kept = FORMATS[m.scores]
         ds += 2 * kept.unit_roundoff * (1 + kept.epsilon) * (abs(s) + ds)
@@ -338,6 +340,9 @@ def weights(t: State, scores: list[Score], m: KernelModel) -> tuple[list[Weight]
     lows = [0.0 if f else p * math.exp(-r) for p, r, f in zip(ps, rs, flushed, strict=True)]
     highs = [p * math.exp(r) for p, r in zip(ps, rs, strict=True)]
     roundings, unit = p_roundings(t, lows, highs, cap, m)
+    if not m.is_blocked and m.order.weights == "running":
+        near = distance_of_p([s.x for s in scores], dxs, m)
+        roundings = [min(rounding, high * near) for rounding, high in zip(roundings, highs, strict=True)]
     found = []
     for p, r, f, low, high, rounding in zip(ps, rs, flushed, lows, highs, roundings, strict=True):
         up = min(math.expm1(r) * FLOAT64_ROOM, 2.0**t.tau * cap / (p or 1.0) - 1)
@@ -358,6 +363,16 @@ def weights(t: State, scores: list[Score], m: KernelModel) -> tuple[list[Weight]
             w.rounding = 0.0
         found.append(w)
     return found, unit
+
+
+def distance_of_p(xs: list[float], dxs: list[float], m: KernelModel) -> float:
+    """Step 4: how far P lies from what it is multiplied with at most, relative to it."""
+    low = min(x - dx for x, dx in zip(xs, dxs, strict=True))
+    high = max(x + dx for x, dx in zip(xs, dxs, strict=True))
+    spread = high - low if len(xs) > 1 else 0.0
+    largest = max(abs(low), abs(high)) + most_offset(m)
+    distance = LN2 * (spread + g(6) * largest) + e(m.exp_error)
+    return math.expm1(min(distance, 700)) * FLOAT64_ROOM + (2.0**-12 if m.probabilities == "e4m3" else 0.0)
 
 
 def p_roundings(

@@ -18,7 +18,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from tests.quality.legal_orders import ORDERS, Order, Result, added, attend
 
-ADDS_P, ADDS_ROUNDED_P = KernelModel.hypotheses("fp16", "fp16")
+ADDS_P, ADDS_ROUNDED_P, DIVIDES_P = KernelModel.hypotheses("fp16", "fp16")
 
 
 def ratio(problem: AttentionProblem, x: Operands, got, bound: ErrorBound) -> float:
@@ -145,6 +145,33 @@ def test_what_lies_on_one_grid_is_cut_by_no_group():
         assert not grouped_score_error(q, q, KernelModel(dtype, "fp32").core).any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys", [1, 24])
+def test_where_weights_are_equal_a_running_p_is_exact_and_a_normalised_one_is_rounded(dtype, keys):
+    """One key, or scores of 0: an output off by 3 % leaves the bound of e4m3, by 2 ulp those of 16 bits."""
+    out = "bf16" if dtype == "e4m3" else dtype
+    problem = AttentionProblem(1, 1, 1, 1, keys, 16, dtype=dtype, softmax_scale=1.0)
+    q, k, v = zeros(problem)
+    if keys == 1:
+        q[...] = 1.5
+    k[...] = 1.25
+    v[...] = np.linspace(0.5, 1, keys)[:, None, None]
+    x = Operands(q, k, v)
+    off = 0.03 if dtype == "e4m3" else 2 * FORMATS[dtype].epsilon
+    bounds = {name: forward_bound(problem, x, m) for name, m in KernelModel.hypotheses(dtype, out, "either").items()}
+    for p_scale in (1.0, 256.0, 448.0, 2.0**8.807) if dtype == "e4m3" else (1.0,):
+        order = Order("chained", "chained", tile=16, p_scale=p_scale)
+        got = attend(order, problem, x, np.random.default_rng(0))
+        assert ratio(problem, x, got, bounds[ADDS_P]) <= 1
+        assert ratio(problem, x, got._replace(out=got.out.astype(float) * (1 + off)), bounds[ADDS_P]) > 1
+        assert ratio(problem, x, got._replace(out=got.out.astype(float) * (1 + off)), bounds[ADDS_ROUNDED_P]) > 1
+    normalised = attend(Order(normalised=True), problem, x, np.random.default_rng(0))
+    assert ratio(problem, x, normalised, bounds[DIVIDES_P]) <= 1
+    before = attend(Order(normalised=True), problem, x, np.random.default_rng(0), "fp32")
+    running = KernelModel.hypotheses(dtype, "fp32")[ADDS_P]
+    assert (ratio(problem, x, before, forward_bound(problem, x, running)) > 1) == (keys > 1)
+
+
 def beside_middles(dtype: str, keys: int = 200) -> tuple[AttentionProblem, Operands]:
     """All weights but one lie beside the middle of two numbers of P's format, and are rounded upwards; V is 1."""
     fmt = FORMATS[dtype]
@@ -169,8 +196,7 @@ def test_a_row_sum_of_rounded_weights_is_another_hypothesis_and_its_rounding_is_
     problem, x = beside_middles(dtype)
     plain, of_rounded = both_row_sums(problem, x)
     models = KernelModel.hypotheses(dtype, "fp32")
-    of_p, of_rounded_p = (forward_bound(problem, x, model) for model in models.values())
-    assert list(models) == [ADDS_P, ADDS_ROUNDED_P]
+    of_p, of_rounded_p = (forward_bound(problem, x, models[name]) for name in (ADDS_P, ADDS_ROUNDED_P))
     assert ratio(problem, x, plain, of_p) <= 1 < ratio(problem, x, plain, of_rounded_p)
     assert ratio(problem, x, of_rounded, of_rounded_p) <= 1 < ratio(problem, x, of_rounded, of_p)
     halved = forward_bound(problem, x, models[ADDS_ROUNDED_P], Terms(p_rounding=0.5))

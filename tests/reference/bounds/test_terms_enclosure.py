@@ -104,6 +104,21 @@ def test_a_softcap_widens_scores_by_what_its_tanh_errs(name: str, tanh: float) -
             assert_is_by_hand(problem, x, model_of(dtype, name, tanh_error=tanh))
 
 
+@pytest.mark.parametrize("maxima", ["scaled", "unscaled"])
+def test_scores_that_take_the_scale_in_turn_are_rounded_once_more(maxima: Any) -> None:
+    for dtype, cap, tanh in (("fp16", 0.0, 0.0), ("bf16", 0.0, 0.0), ("bf16", 1.5, 0.0), ("bf16", 1.5, TANH_REL)):
+        for scale in (0.6, 7.0):
+            problem, x = drawn(dtype, 5, softmax_scale=scale, softcap=cap)
+            order = SoftmaxOrder(maxima, scale="in_turn")
+            assert_is_by_hand(problem, x, model_of(dtype, "as it is", order=order, tanh_error=tanh))
+
+
+def test_the_order_of_e4m3_scores_that_take_the_scale_in_turn_is_not_stated() -> None:
+    problem, x = drawn("e4m3")
+    with pytest.raises(ValueError, match="only a stated order"):
+        forward_enclosure(problem, x, model_of("e4m3", "as it is", order=SoftmaxOrder(scale="in_turn")))
+
+
 @pytest.mark.parametrize("power", [-118, -126])
 def test_results_below_the_normal_numbers_may_be_flushed_or_lost(power: int) -> None:
     for name in ("as it is", "builds that flush", "unscaled maxima", "splits"):

@@ -44,6 +44,7 @@ FREE = {
     "binary32": ("fp32", "weights"),
     "either accumulator": ("either", "weights"),
     "the tensor core": ("wgmma", "weights"),
+    "either, running weights": ("either", "weights", "running"),
     "either, row sum of rounded weights": ("either", "rounded"),
 }
 
@@ -256,6 +257,45 @@ def test_a_folded_scale_rounds_q_once_more(accumulator: str) -> None:
         assert_is_by_hand(problem, x, replace(free, order=replace(free.order, scale="folded")))
         stated = model_of(dtype, "as it is", accumulator=accumulator, order=SoftmaxOrder(scale="folded"))
         assert_is_by_hand(problem, x, stated)
+
+
+@pytest.mark.parametrize("name", ["either, running weights", "either, row sum of rounded weights"])
+@pytest.mark.parametrize("spread", [0.0, 2.0**-14, 2.0**-6])
+def test_running_weights_that_are_nearly_equal_are_nearly_exact(name: str, spread: float) -> None:
+    for dtype in DTYPES:
+        for keys, scale in ((1, 0.6), (1, 2.0**12), (KEYS, 0.6)):
+            problem, x = drawn(dtype, 14, keys, spread, softmax_scale=scale)
+            assert_is_by_hand(problem, x, model_of(dtype, name))
+            assert_is_by_hand(problem, x, replace(model_of(dtype, name), accumulator="fp32"))
+
+
+@pytest.mark.parametrize("keeps_subnormals", [True, False])
+def test_scores_that_take_the_scale_in_turn_may_be_flushed_once_more(keeps_subnormals: bool) -> None:
+    for scale, power, cap in ((0.6, 0, 0.0), (2.0**-100, -10, 0.0), (2.0**-100, -10, 1.5)):
+        problem, x = drawn("bf16", 13, softmax_scale=scale, softcap=cap)
+        x = times(x, q=2.0**power, k=2.0**power)
+        order = SoftmaxOrder("unscaled", scale="in_turn")
+        model = model_of("bf16", "as it is", order=order, keeps_subnormals=keeps_subnormals)
+        assert_is_by_hand(problem, x, model)
+        assert_is_by_hand(problem, x, replace(model_of("bf16", "binary32"), order=replace(order, keys="any")))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "power", "cap"),
+    [
+        ("e4m3", 0.6, 0, 0.0),
+        ("bf16", 2.0**-127, 0, 0.0),
+        ("bf16", 2.0**100, 16, 0.0),
+        ("bf16", 0.6, 0, 2.0**101),
+        ("bf16", 0.6, 0, 2.0**-101),
+    ],
+)
+def test_nothing_is_promised_of_scores_in_turn_that_may_leave_binary32(dtype, scale, power, cap) -> None:
+    problem, x = drawn(dtype, 13, softmax_scale=scale, softcap=cap)
+    if power:
+        x = times(x, q=2.0**power, k=2.0**power)
+    model = model_of(dtype, "as it is", order=SoftmaxOrder("unscaled", scale="in_turn"))
+    assert np.isinf(forward_bound(problem, x, model).out).all()
 
 
 def test_the_float64_of_the_truth_counts_where_scores_cancel() -> None:
