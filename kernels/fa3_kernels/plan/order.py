@@ -52,7 +52,7 @@ class Order:
         1 / l by the multi-function unit, or correctly rounded.
     lse : {"log2", "natural", "natural_by_scale", "log2_polynomial"}
         (M + lg2 l) * ln2; fma(M, ln2, lg2(l) * ln2), of unscaled maxima fma(m, c * ln2, .); the same with m *
-        softmax_scale; or (m * c + log2 l) * ln2 with libdevice's polynomial for the logarithm.
+        softmax_scale, or times the softcap; or (m * c + log2 l) * ln2 with libdevice's polynomial for the logarithm.
     lse_empty : float
         lse of a row that sees no key; of a part of the keys, before the combine, it is -inf.
     lse_without_keys : float

@@ -339,7 +339,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attentio
 def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
     """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
-        return np.full_like(c, kernel.natural)
+        return np.full_like(c, kernel.softcap or kernel.natural)
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
         return np.full_like(c, softmax.LN2)
     return kernel.arithmetic.flushed(c * softmax.LN2) if kernel.order.lse == "natural" else c

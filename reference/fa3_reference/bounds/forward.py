@@ -361,10 +361,14 @@ def _accumulate(
     lost = lost + terms.rescale * carried * rescaled * OUTWARD
     lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
-    heaviest = state.keys * 2 * _LIFTED * (2.0**8 if model.order.rescale == "lazy" else 1.0)
-    reached = np.fmin(carried + added + lost, heaviest * np.maximum(np.abs(state.v_min), np.abs(state.v_max)))
-    overflows = ~(reached < 2.0**126 * factor.min() / w.unit)
-    state.outside |= overflows
+    is_running = model.order.weights != "normalised"
+    lift = 2.0**8 if is_running and model.order.rescale == "lazy" else 1.0
+    every = state.keys * 2 * lift * np.maximum(np.abs(state.v_min), np.abs(state.v_max))
+    if model.is_blocked or not is_running:
+        reached = np.fmin((carried + added + lost) * lift, every * _LIFTED) * w.unit
+    else:  # a sum may be largest while the maximum is still small
+        reached = every * np.minimum(np.exp2(2 * state.tau), _LIFTED)[:, None]
+    state.outside |= ~(reached < 2.0**126 * factor.min())
     state.o_error = (state.o_error + da + lost) * OUTWARD
     state.share += _share(len(v), model)
     state.o = state.o + sums[:n, :d]

@@ -11,6 +11,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin import float32, libdevice
 from fa3_kernels.twin.forward import forward
+from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -108,3 +109,15 @@ def test_a_step_without_a_proved_bound_is_named(order):
 def test_steps_that_exclude_each_other_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         Order(**fields)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Order(lse="natural_by_scale", maxima="unscaled", softcap=of) for of in ("ex2", "tanh")],
+    ids=lambda x: x.softcap,
+)
+def test_a_maximum_of_capped_scores_takes_the_softcap_to_the_units_of_lse(order):
+    problem = replace(PROBLEM, softcap=3.0)
+    operands = drawn()
+    truth = attention(problem, *operands.dequantized(problem))
+    np.testing.assert_allclose(run(order, operands, problem).lse, truth.lse, atol=1e-4)

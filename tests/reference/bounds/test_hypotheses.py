@@ -286,3 +286,24 @@ def test_one_key_a_step_keeps_its_bound_where_every_maximum_moves_and_every_expo
     for seed in range(3):
         got = attend(ORDERS["one key at a time, exponential of 2 ulp"], problem, x, np.random.default_rng(seed), "fp32")
         assert ratio(problem, x, got, bound) <= 1
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_nothing_is_promised_where_a_sum_of_some_order_overflows_before_the_maximum_is_met(is_lazy):
+    """Keys that end with no weight to speak of have one at first; under a maximum that stays weights exceed 1."""
+    problem = AttentionProblem(1, 1, 1, 1, 9, 16, dtype="bf16", softmax_scale=float(np.log(2)))
+    q, k, v = zeros(problem)
+    q[..., 0] = 1
+    k[0, :, 0, 0] = [0, *[7.5] * 8] if is_lazy else [*[-200] * 8, 0]
+    v[0, : None if is_lazy else 8] = 2.0**119 if is_lazy else 2.0**126
+    x = Operands(q, k, v)
+    got = attend(Order(tile=1, lazy=is_lazy), problem, x, np.random.default_rng(0), "fp32")
+    assert not np.isfinite(got.out).any()
+    assert all(np.isinf(forward_bound(problem, x, m).out).all() for m in hypotheses_that_run("bf16"))
+    at_once = KernelModel("bf16", "fp32", 64, 64, order=SoftmaxOrder("unscaled", "lazy" if is_lazy else "always"))
+    assert np.isfinite(forward_bound(problem, x, at_once).out).all() != is_lazy
+
+
+def hypotheses_that_run(dtype: str) -> list[KernelModel]:
+    """Return hypotheses of running weights."""
+    return [m for name, m in KernelModel.hypotheses(dtype, "fp32").items() if name != DIVIDES_P]
