@@ -156,7 +156,7 @@ def test_truth_and_bound_of_a_forward_are_made_before_the_kernel_runs(monkeypatc
     assert order == ["truth", "truth", "bound", "run"]
     order.clear()
     judge(sound, CASE)
-    assert order == ["truth", "truth", "bound", "bound", "run"]  # a bound for each hypothesis
+    assert order == ["truth", "truth", "bound", "bound", "bound", "run"]  # a bound for each hypothesis
     for judged in (stated, sound):
         order.clear()
         run_law(find_law("error_within_bound"), judged, max_examples=1, seed=0)
