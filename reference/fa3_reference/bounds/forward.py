@@ -455,7 +455,7 @@ def _cut(
     core = model.core
     if model.accumulator != "wgmma":
         unit = gamma(1, model.addition)
-        tree = terms.sums * (gamma(int(keys.max()) + 1, unit) * added + np.where(added > 0, unit * carried, 0.0))
+        tree = terms.sums * gamma(int(keys.max()) + 1, unit) * (added + np.where(added > 0, carried, 0.0))
         return np.maximum(tree, _grouped(sizes, counts, model, terms)) if model.accumulator == "either" else tree
     chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
     top = carried + added

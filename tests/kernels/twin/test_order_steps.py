@@ -12,6 +12,7 @@ from fa3_kernels.plan.order import Order
 from fa3_kernels.twin import float32, libdevice
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
+from fa3_reference.bounds import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
@@ -121,3 +122,20 @@ def test_a_maximum_of_capped_scores_takes_the_softcap_to_the_units_of_lse(order)
     operands = drawn()
     truth = attention(problem, *operands.dequantized(problem))
     np.testing.assert_allclose(run(order, operands, problem).lse, truth.lse, atol=1e-4)
+
+
+def test_a_chain_that_begins_with_the_blocks_before_loses_of_them_at_every_key():
+    """64 values of nearly half an ulp of what was summed before: the bound charges each of them."""
+    problem = replace(PROBLEM, seqlen_q=1, seqlen_k=128, dtype="bf16")
+    operands = drawn(problem)
+    operands.k[...] = 0
+    operands.v[...] = 0
+    operands.v[:, 0] = 1
+    operands.v[:, 64:] = 0.99 * 2.0**-24
+    config = replace(default_config(problem), tile_n=64)
+    order = Order(keys="left_to_right", accumulator="fp32", probabilities="fp32")
+    model = replace(replace(config.traits, order=order).kernel_model(config), out_dtype="fp32")
+    got = forward(problem, operands, config, order=order, ideal=frozenset({"output"}))
+    error = np.abs(got.out - attention(problem, *operands.dequantized(problem)).out)
+    assert (error <= forward_bound(problem, operands, model).out).all()
+    assert (error > 2.0**-23 / 128).all()

@@ -486,7 +486,7 @@ def cut(sizes: Sizes, keys: int, steps: int, rescaled: bool, exact: tuple[bool, 
     core = m.core
     if m.accumulator != "wgmma":
         unit = g(1, addition(m))
-        tree = g(keys + 1, unit) * added + (unit * carried if added else 0.0)
+        tree = g(keys + 1, unit) * (added + carried) if added else 0.0
         if m.accumulator != "either":
             return tree
         top = max(carried + added, aligned)
