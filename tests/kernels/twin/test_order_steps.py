@@ -125,8 +125,8 @@ def test_a_maximum_of_capped_scores_takes_the_softcap_to_the_units_of_lse(order)
 
 
 def test_a_chain_that_begins_with_the_blocks_before_loses_of_them_at_every_key():
-    """64 values of nearly half an ulp of what was summed before: the bound charges each of them."""
-    problem = replace(PROBLEM, seqlen_q=1, seqlen_k=128, dtype="bf16")
+    """448 values of nearly half an ulp of what was summed before: the bound charges each of them."""
+    problem = replace(PROBLEM, seqlen_q=1, seqlen_k=512, dtype="bf16")
     operands = drawn(problem)
     operands.k[...] = 0
     operands.v[...] = 0
@@ -138,4 +138,4 @@ def test_a_chain_that_begins_with_the_blocks_before_loses_of_them_at_every_key()
     got = forward(problem, operands, config, order=order, ideal=frozenset({"output"}))
     error = np.abs(got.out - attention(problem, *operands.dequantized(problem)).out)
     assert (error <= forward_bound(problem, operands, model).out).all()
-    assert (error > 2.0**-23 / 128).all()
+    assert (error > 440 * 2.0**-24 / 512).all()
