@@ -180,7 +180,6 @@ def test_a_quantiser_is_judged_by_what_it_chose_on_operands_it_never_had():
     assert operations.find("quantize").judges_choices
 
 
-@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")  # of JAX, where another test has imported it
 def test_a_process_that_a_kernel_forks_ends_with_the_call(tmp_path):
     def forking(problem, operands, config):
         os.fork()

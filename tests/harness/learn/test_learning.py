@@ -22,6 +22,7 @@ from fa3verify.learn.elimination import Step
 from fa3verify.learn.launcher import Launcher
 from fa3verify.learn.structure import Probes, Structure
 from fa3verify.operations.forward import Result
+from fa3verify.search.grounds import grounds_of
 from tests.quality.learned_orders import OUTSIDE, DrawnTwin, drawn, grade
 
 TWIN = "twin.cudnn.fp16"
@@ -137,6 +138,14 @@ def test_where_a_learned_order_says_nothing_the_bound_judges_alone(file):
     held = replace(sound, twin=registry.find(f"{TWIN}[order={file}]").twin)
     case = replace(CASE, problem=replace(CASE.problem, head_dim=128, head_dim_v=128))
     assert "bits_differing" not in judge(held, case).measures
+
+
+def test_the_twin_of_a_learned_order_is_hunted_where_it_was_learned(file):
+    """No split was learned, and a search may not ask for one."""
+    known = registry.find(f"twin.fp16[family={file}]")
+    assert "num_splits" in registry.find("twin.fp16").changeable
+    assert "num_splits" not in known.changeable
+    assert "splits" not in {ground.name for ground in grounds_of(known)}
 
 
 def test_the_verb_writes_a_proposal_and_ends_with_5_where_there_is_none(tmp_path, monkeypatch):
