@@ -57,8 +57,8 @@ def steps(section: str) -> list[tuple[str, str]]:
 def transcripts() -> list[Any]:
     """Sections with blocks marked ``console``: commands and the output printed below each; a section shares a folder.
 
-    A section that shows a file which imports torch needs it. The tutorial judges seven kernels and the page on CI
-    several shards, which takes long, as does every whole campaign.
+    A section that shows a file which imports torch needs it. The tutorial judges seven kernels, the page on CI
+    several shards, and an order is learned from dozens of launches, which takes long, as does every whole campaign.
     """
     found = []
     for page in GUIDES:
@@ -68,7 +68,7 @@ def transcripts() -> list[Any]:
                 continue
             needs_torch = any(re.search(r"^(?:import|from) torch\b", text, re.MULTILINE) for _, text in of_section)
             marks = [pytest.mark.optional] if needs_torch else []
-            is_long = page.name in {"tutorial.md", "ci.md"} or any(
+            is_long = page.name in {"tutorial.md", "ci.md", "learn.md"} or any(
                 WHOLE_CAMPAIGN.search(text) for _, text in of_section
             )
             marks += [pytest.mark.nightly] if is_long else []

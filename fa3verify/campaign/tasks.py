@@ -34,7 +34,7 @@ from fa3verify.judging import gate, hypotheses, sketch
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
-from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.calls import REFUSALS, CandidateError
 from fa3verify.kernels.record import Candidate
 from fa3verify.records import NOT_WRITTEN, plain, read
 from fa3verify.text import of_error, of_traceback
@@ -166,8 +166,9 @@ def judge_practice(kernel: str, profile: str, seed: int, part: int, *, is_fail_f
 
 
 def _taken(records: list[CaseResult]) -> list[CaseResult]:
-    """Return the records but for those of calls that the kernel refused, by ValueError or NotImplementedError."""
-    return [record for record in records if not (record.error or "").startswith(("ValueError", "NotImplementedError"))]
+    """Return the records but for those of calls that the kernel refused."""
+    refusals = tuple(each.__name__ for each in REFUSALS)
+    return [record for record in records if not (record.error or "").startswith(refusals)]
 
 
 def judge_cases(

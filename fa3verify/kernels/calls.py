@@ -34,8 +34,11 @@ class CandidateError(Exception):
         return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
 
 
+REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
+
+
 class Refused(CandidateError):
-    """A kernel raised ValueError: it may not support what was asked."""
+    """A kernel raised one of :data:`REFUSALS`: it may not support what was asked."""
 
 
 def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
@@ -59,7 +62,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     Raises
     ------
     Refused
-        If the kernel raised ValueError.
+        If the kernel raised ValueError or NotImplementedError.
     CandidateError
         If it raised anything else, SystemExit included, changed its operands, or returned the wrong thing.
     """
@@ -71,7 +74,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
         named = operations.find(candidate.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
         raise CandidateError(str(error)) from error
-    except ValueError as error:
+    except REFUSALS as error:
         raise Refused(of_error(error) + _hint(error)) from error
     except KeyboardInterrupt:
         raise

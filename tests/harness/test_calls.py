@@ -131,6 +131,21 @@ def test_a_kernel_that_changes_its_problem_and_configuration_changes_only_copies
     assert (PROBLEM.causal, config.out_dtype, out.dtype) == (False, "fp16", np.float16)
 
 
+@pytest.mark.parametrize("refusal", [ValueError, NotImplementedError])
+def test_what_a_kernel_does_not_support_is_refused_and_anything_else_is_a_mistake(refusal):
+    def refusing(problem, operands, config):
+        raise refusal("no windows")
+
+    def broken(problem, operands, config):
+        raise RuntimeError("no windows")
+
+    with pytest.raises(calls.Refused, match="no windows"):
+        calls.run(kernel(refusing), PROBLEM, CASE.operands(), default_config(PROBLEM))
+    with pytest.raises(calls.CandidateError, match="no windows") as raised:
+        calls.run(kernel(broken), PROBLEM, CASE.operands(), default_config(PROBLEM))
+    assert not isinstance(raised.value, calls.Refused)
+
+
 def test_outputs_are_no_memory_of_the_kernel():
     buffer = np.zeros(PROBLEM.out_shape, np.float16)
 
