@@ -22,8 +22,6 @@ from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Candidate, fitting, needed_features
 
-QUANTIZE = "quantize"
-
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
 _MOST_ELEMENTS = 2**22  # of K in a layer of a quick campaign
@@ -92,7 +90,7 @@ def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
     seed : int
         Of the inputs, and of which models a quick campaign takes.
     """
-    if candidate.operation == QUANTIZE:
+    if candidate.operation == "quantize":
         return
     rng = np.random.default_rng([seed, 7])
     problems = [*_layers(candidate.dtype, profile, rng), *_sizes(candidate, profile, rng)]
@@ -107,7 +105,7 @@ def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
 def probes(candidate: Candidate) -> Iterator[Case]:
     """Yield a small case of every head_dim that a kernel takes without saying so."""
     scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
-    if candidate.head_dims is not None or candidate.operation == QUANTIZE:
+    if candidate.head_dims is not None or candidate.operation == "quantize":
         return
     for i, head_dim in enumerate(every_head_dim(candidate.dtype)):
         n, m = fitting(3, candidate), fitting(65, candidate)

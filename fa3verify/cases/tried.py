@@ -204,14 +204,7 @@ def _by_eights(dims: Sequence[int]) -> str:
     """
     if any(d % 8 for d in dims):
         return ", ".join(map(str, dims))
-    runs: list[list[int]] = []
-    for d in sorted(dims):
-        if runs and d == runs[-1][-1] + 8:
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-    written = (f"{run[0]} to {run[-1]} by 8" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(written) or "none"
+    return _as_ranges(dims, 8, 3, " by 8")
 
 
 def _of_v(pairs: Iterable[Sequence[int]]) -> str:
@@ -232,11 +225,16 @@ def spans(numbers: Iterable[int]) -> str:
     >>> spans([1, 2, 3, 4, 8]), spans([1, 2]), spans([])
     ('1 to 4, 8', '1, 2', 'none')
     """
+    return _as_ranges(numbers, 1, 2, "")
+
+
+def _as_ranges(numbers: Iterable[int], step: int, most: int, suffix: str) -> str:
+    """Write numbers, those of more than ``most`` that follow each other by ``step`` as a range."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
-        if runs and n == runs[-1][-1] + 1:
+        if runs and n == runs[-1][-1] + step:
             runs[-1].append(n)
         else:
             runs.append([n])
-    written = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    written = (f"{run[0]} to {run[-1]}{suffix}" if len(run) > most else ", ".join(map(str, run)) for run in runs)
     return ", ".join(written) or "none"

@@ -143,8 +143,14 @@ def _configured(name: str) -> Candidate:
     if isinstance(side, Twin):  # its family then fits what else a change asks for
         changed: dict[str, Any] = dict(side.changes) | changes
         rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
-        fields = {"run": rebuilt.run, "configure": rebuilt.configure, "features": rebuilt.features}
-        return replace(candidate, name=name, changeable=rebuilt.changeable, **fields)
+        return replace(
+            candidate,
+            name=name,
+            run=rebuilt.run,
+            configure=rebuilt.configure,
+            features=rebuilt.features,
+            changeable=rebuilt.changeable,
+        )
     own = candidate.configure
     return replace(candidate, name=name, configure=lambda problem: _replaced(own(problem), changes, plain))
 

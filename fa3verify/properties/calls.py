@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import fitting
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import Found, same_bits, summed, within
 from fa3verify.properties.law import Setup, Trial, Violation
@@ -40,7 +40,7 @@ def _alternating(setup: Setup) -> list[Setup]:
     other = setup.fed(q=-operands.q, v=operands.v[..., ::-1].copy())
     if setup.problem.is_varlen or setup.candidate.operation != "forward":
         return [setup, other]
-    problem = replace(setup.problem, seqlen_k=_fitting_long(setup.candidate))
+    problem = replace(setup.problem, seqlen_k=fitting(_LONG, setup.candidate))
     repeats = -(-problem.seqlen_k // max(1, setup.problem.seqlen_k))
     k, v = (np.concatenate([x] * repeats, 1)[:, : problem.seqlen_k] for x in (operands.k, operands.v))
     if not setup.problem.seqlen_k or not setup.candidate.supports(problem) or operands.k_descale is not None:
@@ -48,11 +48,6 @@ def _alternating(setup: Setup) -> list[Setup]:
     config = setup.candidate.config_for(problem)
     longer = setup._replace(problem=problem, config=config).fed(k=np.ascontiguousarray(k), v=np.ascontiguousarray(v))
     return [setup, other, longer]
-
-
-def _fitting_long(candidate: Candidate) -> int:
-    multiple = candidate.seqlen_multiple
-    return -(-max(_LONG, candidate.min_seqlen) // multiple) * multiple
 
 
 def _repeated(trial: Trial, setup: Setup, got: Outputs, expected: Outputs, number: int) -> Violation | None:

@@ -60,8 +60,8 @@ def can_enclose(model: KernelModel) -> bool:
     """Tell whether a kernel's order is stated far enough for :func:`forward_enclosure`."""
     order = model.order
     is_plain = model.scores == "fp32" and model.probabilities == model.dtype and order.rescale != "lazy"
-    is_known = order.row_sum_of == "weights" and order.scale != "folded"
-    is_known = is_known and (order.scale != "in_turn" or model.dtype != "e4m3")
+    is_unknown = order.scale == "folded" or (order.scale == "in_turn" and model.dtype == "e4m3")
+    is_known = order.row_sum_of == "weights" and not is_unknown
     return model.is_blocked and is_plain and is_known and model.accumulator == "wgmma"
 
 

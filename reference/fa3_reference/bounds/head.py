@@ -229,7 +229,7 @@ def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> 
 
 
 def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
-    """Rows of one head that share a kernel tile, and the keys that the tile visits.
+    """Rows that share a kernel tile, or would in each of their heads, and the keys that the tile visits.
 
     Where tiles are not known, the rows come in bands, and every key counts as visited.
     """
