@@ -11,7 +11,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -19,16 +18,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.boxes import groups, parts
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
-    matrix,
-    output_rows,
-    query_coordinates,
     read_tile,
     read_tile_again,
     visible_scores,
 )
+from fa3_kernels.gluon.output import awaited, no_output, scaled, store
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -74,17 +72,27 @@ def _rounded(p, probabilities):
 
 
 @gluon.jit
+def _issue_part(probabilities, v, o):
+    """Start one part of the channels of O = O + P V."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
+    return warpgroup_mma(gl.convert_layout(probabilities, operand, assert_trivial=True), v, o, is_async=True)
+
+
+@gluon.jit
 def _issue_output(p, probabilities, o, step):
     """Start O = O + P V, with P (see :func:`_rounded`) from registers."""
     keys: gl.constexpr = 2 * probabilities.shape[1]
-    operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
     even, odd = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [probabilities], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
     )
     dtype: gl.constexpr = p.q_desc.dtype
     pairs = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
-    a = gl.convert_layout(gl.reshape(pairs, [WARPGROUP_ROWS, keys]), operand, assert_trivial=True)
-    return warpgroup_mma(a, matrix(p.v_smem.index(step % p.v.stages)), o, is_async=True)
+    pairs = gl.reshape(pairs, [WARPGROUP_ROWS, keys])
+    v = parts(p.v_smem, step % p.v.stages, p.v.v_boxes)
+    result = ()
+    for i in gl.static_range(len(v)):
+        result = result + (_issue_part(pairs, v[i], o[i]),)
+    return result
 
 
 @gluon.jit
@@ -117,13 +125,13 @@ def _step(
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
         stamp(p, ISSUED)
-        s = warpgroup_mma_wait(1, deps=(s,))
+        s = warpgroup_mma_wait(len(o), deps=(s,))
         release(p, K_EMPTY, k_slot)
         stamp(p, SCORES)
         probabilities, row_max, thread_sums, rescale = _softmax(
             p, tile, s, row_max, thread_sums, first_key, False, MASKED, WARPGROUP
         )
-        o = warpgroup_mma_wait(0, deps=(o,))
+        o = awaited(o, 0)
         release(p, V_EMPTY, v_slot)
         stamp(p, OUTPUT)
     else:
@@ -131,7 +139,7 @@ def _step(
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
         mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
         take_turn(p, WARPGROUP)
-        o = warpgroup_mma_wait(0, deps=(_issue_output(p, operand, o, step),))
+        o = awaited(_issue_output(p, operand, o, step), 0)
         release(p, V_EMPTY, v_slot)
         s = warpgroup_mma_wait(0, deps=(issue_scores(p, q, zeros, step + 1),))
         release(p, K_EMPTY, k_slot)
@@ -139,25 +147,25 @@ def _step(
         probabilities, row_max, thread_sums, rescale = _softmax(
             p, tile, s, row_max, thread_sums, first_key, False, MASKED, WARPGROUP
         )
-    o = softmax.scaled(o, rescale)
+    o = scaled(o, rescale)
     return o, _rounded(p, probabilities), row_max, thread_sums, step + 1
 
 
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
-    """Q of a warpgroup in tile ``number``, or the buffer in which its O is staged."""
-    return p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP)
+    """Q of a warpgroup in tile ``number``."""
+    return parts(p.q_smem, number % p.v.query_slots * p.v.consumers + WARPGROUP, p.v.qk_boxes)
 
 
 @gluon.jit
 def _queries_again(p, number, WARPGROUP: gl.constexpr):
-    """The same as a matrix, for one more loop over key blocks; the volatile identity makes its address a new value.
+    """The same for one more loop over key blocks; the volatile identity makes its address a new value.
 
     ptxas 12.8 otherwise takes parts of Q's wgmma descriptor from registers that the loop before sets, even where that
     loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
     """
     number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-    return matrix(_queries(p, number, WARPGROUP))
+    return _queries(p, number, WARPGROUP)
 
 
 @gluon.jit
@@ -166,7 +174,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step)
+    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 
@@ -178,7 +186,7 @@ def _finish(p, operand, o, step, WARPGROUP: gl.constexpr):
     take_turn(p, WARPGROUP)
     o = _issue_output(p, operand, o, step)
     pass_turn(p, WARPGROUP)
-    o = warpgroup_mma_wait(0, deps=(o,))
+    o = awaited(o, 0)
     release(p, V_EMPTY, step % p.v.stages)
     return o
 
@@ -193,49 +201,18 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
     o = _issue_output(p, operand, o, step)
     k_full = p.k_full.index((step + 1) % p.v.stages)
     mbarrier.wait(k_full, phase(step + 1, p.v.stages), pred=is_more)
-    s = issue_scores(p, matrix(_queries(p, number, WARPGROUP)), zeros, step + 1)
+    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step + 1)
     pass_turn(p, WARPGROUP)
-    o = warpgroup_mma_wait(1, deps=(o,))
+    o = awaited(o, len(groups(p.v.qk_boxes)))
     release(p, V_EMPTY, step % p.v.stages)
     return o, s
-
-
-@gluon.jit
-def _store(p, tile, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
-    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
-
-    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
-    """
-    row_layout: gl.constexpr = row_max.type.layout
-    inverse, lse = softmax.finalize(row_max, thread_sums)
-    o = softmax.scaled(o, inverse)
-    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    if p.v.is_split:
-        layout: gl.constexpr = o.type.layout
-        out_row_layout: gl.constexpr = gl.SliceLayout(1, layout)
-        head_dim: gl.constexpr = o.shape[1]
-        _, row, is_row = output_rows(p, tile, out_row_layout, WARPGROUP)
-        rows = p.num_rows * tile.split  # rows of the splits before
-        columns = gl.arange(0, head_dim, gl.SliceLayout(0, layout))
-        first = p.partial_ptr + rows.to(gl.int64) * head_dim
-        offsets = gl.expand_dims(row * head_dim, 1) + gl.expand_dims(columns, 0)
-        gl.store(first + offsets, o, mask=gl.expand_dims(is_row, 1))
-        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
-    else:
-        tma.store_wait(0)
-        matrix(buffer).store(o.to(p.q_desc.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(p.out_desc, query_coordinates(p, tile, WARPGROUP), buffer)
-        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
 
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
-    head_dim: gl.constexpr = p.v_desc.block_type.shape[-1]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
     crosses_tiles: gl.constexpr = p.v.query_slots > 1
     mask_first: gl.constexpr = p.v.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
@@ -254,7 +231,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         blocks = key_blocks(p, tile)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         thread_sums = softmax.thread_row_sums(zeros)
-        o = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, o_layout)
+        o = no_output(p)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         s = warpgroup_mma_wait(0, deps=(s_next,))
@@ -289,10 +266,10 @@ def _consume(p, WARPGROUP: gl.constexpr):
         if crosses_tiles:
             release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
             o, s_next = _finish_and_start(p, zeros, operand, o, number, step, entry >= 0, WARPGROUP)
-            _store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, p.out_smem.index(WARPGROUP), WARPGROUP)
+            store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
         else:
             o = _finish(p, operand, o, step, WARPGROUP)
-            _store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, p.out_smem.index(WARPGROUP), WARPGROUP)
+            store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
             tma.store_wait(0)
             release(p, Q_EMPTY, 0)
         step += 1

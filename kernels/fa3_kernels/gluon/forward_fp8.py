@@ -79,7 +79,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
                 following = issue_part(p, x, words, o, step, unit + 1)
             else:
                 mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-                s = issue_scores(p, q, zeros, step + 1)
+                s = issue_scores(p, (q,), zeros, step + 1)
                 pass_turn(p, WARPGROUP)
         part = warpgroup_mma_wait(1 if EARLY else 0, deps=(part,))
         o = with_part(p, o, rescale, part, unit)
@@ -90,7 +90,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
     stamp(p, OUTPUT)
     if not EARLY:
         mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-        s = issue_scores(p, q, zeros, step + 1)
+        s = issue_scores(p, (q,), zeros, step + 1)
         pass_turn(p, WARPGROUP)
     return o, s
 
@@ -105,7 +105,7 @@ def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: 
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
-    s = issue_scores(p, q, zeros, step + 1)
+    s = issue_scores(p, (q,), zeros, step + 1)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     parts = ()
     for i in gl.static_range(len(o)):
@@ -223,7 +223,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
+    s = issue_scores(p, (_queries(p, number, WARPGROUP),), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 

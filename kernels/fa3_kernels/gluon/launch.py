@@ -10,7 +10,7 @@ import torch
 
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
+from fa3_kernels.plan.plan import Plan, partial_channels, plan_of, shared_keys, shares_plans, stamps_shape
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_reference.problem import AttentionProblem
 
@@ -100,7 +100,7 @@ class _Family:
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
         self.shares_plans = not self.is_packed and shares_plans(request)
-        of_a_row = request.problem.nheads * max(request.choices.num_splits, first.config.head_dim)
+        of_a_row = request.problem.nheads * max(request.choices.num_splits, partial_channels(first.config.head_dim))
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
 
@@ -223,7 +223,7 @@ def forward(
     Parameters
     ----------
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
-        head_dim a multiple of 16 bytes, at most 256; TMA pads it with zeros to 64, 128 or 256. Last dimension
+        head_dim a multiple of 16 bytes, at most 256; TMA pads it with zeros to 64, 96, 128, 192 or 256 (e4m3: 64, 128 or 256). Last dimension
         contiguous, other strides multiples of 16 bytes. Packed: (total_q, nheads, head_dim).
     k : same dtype (batch, seqlen_k, nheads_kv, head_dim) or (total_k, nheads_kv, head_dim)
         Likewise; seqlen_k may be 0.
@@ -341,7 +341,7 @@ def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[
     """Workspace of the splits; those without a key block keep (0, -inf)."""
     rows = (plan.numbers or values)["num_rows"]
     splits = plan.config.num_splits
-    partial = torch.empty((splits, rows, plan.config.head_dim), dtype=torch.float32, device=device)
+    partial = torch.empty((splits, rows, partial_channels(plan.config.head_dim_v)), dtype=torch.float32, device=device)
     partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
     if not (plan.is_complete and values["rows_k"]):
         partial.zero_()

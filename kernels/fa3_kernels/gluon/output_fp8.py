@@ -8,6 +8,7 @@ from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
+from fa3_kernels.gluon.output import scaled
 from fa3_kernels.gluon.v_transpose import channels_in_order
 
 
@@ -42,15 +43,6 @@ def with_part(p, o, rescale, part, UNIT: gl.constexpr):
     else:
         changed = o[index] + part
     return o[:index] + (changed,) + o[index + 1 :]
-
-
-@gluon.jit
-def scaled(o, factor):
-    """Return every slice of O times a factor per row."""
-    result = ()
-    for i in gl.static_range(len(o)):
-        result = result + (softmax.scaled(o[i], factor),)
-    return result
 
 
 @gluon.jit

@@ -10,7 +10,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
-from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, query_coordinates, read_tile
+from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts
+from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import NamedBarrier
@@ -140,15 +141,13 @@ def full_barriers(SLOTS: gl.constexpr):
 def program(descriptors, pointers, sizes, v: gl.constexpr):
     """Allocate shared memory and mbarriers of a kernel with Q, K, V and O buffers of one dtype."""
     q_desc, k_desc, v_desc, out_desc = descriptors
-    q_smem = gl.allocate_shared_memory(
-        q_desc.dtype, [v.query_slots * v.consumers] + q_desc.block_type.shape, q_desc.layout
-    )
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [v.stages] + k_desc.block_type.shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [v.stages] + v_desc.block_type.shape, v_desc.layout)
+    q_smem = allocate_boxes(q_desc, v.query_slots * v.consumers * v.qk_boxes)
+    k_smem = allocate_boxes(k_desc, v.stages * v.qk_boxes)
+    v_smem = allocate_boxes(v_desc, v.stages * v.v_boxes)
     if v.out_in_query_slot:
         out_smem = q_smem
     else:
-        out_smem = gl.allocate_shared_memory(out_desc.dtype, [v.consumers] + out_desc.block_type.shape, out_desc.layout)
+        out_smem = allocate_boxes(out_desc, v.consumers * v.v_boxes)
     q_full = full_barriers(v.query_slots)
     k_full = full_barriers(v.stages)
     v_full = full_barriers(v.stages)
@@ -165,9 +164,12 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
 
 @gluon.jit
 def issue_scores(p, q, zeros, step):
-    """Start S = Q K^T from zero."""
-    k = matrix(p.k_smem.index(step % p.v.stages))
-    return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    """Start S = Q K^T from zero; ``q`` are the parts of Q."""
+    k = parts(p.k_smem, step % p.v.stages, p.v.qk_boxes)
+    s = warpgroup_mma(q[0], k[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
+    for i in gl.static_range(1, len(k)):
+        s = warpgroup_mma(q[i], k[i].permute((1, 0)), s, is_async=True)
+    return s
 
 
 @gluon.jit
@@ -178,21 +180,21 @@ def load_queries(p, tile, number):
     if number >= p.v.query_slots:
         acquire(p, Q_EMPTY, slot)
     full = p.q_full.index(slot)
-    mbarrier.expect(full, consumers * p.q_desc.block_type.nbytes)
+    mbarrier.expect(full, consumers * p.v.qk_boxes * p.q_desc.block_type.nbytes)
     for w in gl.static_range(consumers):
         where = query_coordinates(p, tile, w)
-        tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot * consumers + w))
+        load_boxes(p.q_desc, where, full, p.q_smem, slot * consumers + w, p.v.qk_boxes)
 
 
 @gluon.jit
-def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step, FREE: gl.constexpr):
+def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step, FREE: gl.constexpr, BOXES: gl.constexpr):
     """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
     slot = step % p.v.stages
     if step >= p.v.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
-    mbarrier.expect(full.index(slot), desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, coordinates, full.index(slot), smem.index(slot))
+    mbarrier.expect(full.index(slot), BOXES * desc.block_type.nbytes)
+    load_boxes(desc, coordinates, full.index(slot), smem, slot, BOXES)
     stamp(p, FREE + 1)
 
 
@@ -212,7 +214,7 @@ def produce(p):
         for j in range(blocks.stop - blocks.first):
             where = key_coordinates(p, tile, (blocks.stop - 1 - j) * tile_n)
             at_step(p, step)
-            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE)
-            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE)
+            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE, p.v.qk_boxes)
+            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE, p.v.v_boxes)
             step += 1
         number += 1

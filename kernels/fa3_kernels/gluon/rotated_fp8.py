@@ -100,7 +100,7 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
         elif unit + 2 == units:
             mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
             if pieces == 0:
-                following = issue_scores(p, q, zeros, step + 1)
+                following = issue_scores(p, (q,), zeros, step + 1)
             else:
                 following = _issue_scores(p, q, done, step + 1, 0, never)
             s = (following,)

@@ -84,6 +84,8 @@ class Config:
     integer_max : bool, optional
         Whether row maxima are taken by 3-input integer instructions; by default what ships, see
         :meth:`takes_integer_max`.
+    head_dim_v : int
+        Channels of V and of the output, at most head_dim; by default as many. No bit depends on it.
     family : str
         A key of :data:`fa3_kernels.plan.traits.FAMILIES`, or the file of a learned order.
 
@@ -117,11 +119,14 @@ class Config:
     warp_specialized: bool = True
     softmax_stages: int = 2
     integer_max: bool | None = None
+    head_dim_v: Filled[int, int] = 0
     family: str = OURS
 
     def __post_init__(self) -> None:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "bf16")
+        if not self.head_dim_v:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
         dtypes = traits_of(self.family).dtypes
         require(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
         require(self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}")
@@ -140,6 +145,9 @@ class Config:
         named = self.num_consumer_warpgroups
         is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
         require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
+        is_size = 0 < self.head_dim_v <= head_dim and self.head_dim_v % channels == 0
+        rule = f"head_dim_v must be a multiple of {channels} in [1, {head_dim}], got {self.head_dim_v}"
+        require(is_size, rule)
         require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
         rule = f"num_consumer_warpgroups must be {self.consumers} for tile_m {tile_m}, got {named}"
         require(named in (0, self.consumers), rule)
@@ -281,7 +289,7 @@ def kernel_head_dim(head_dim: int) -> int:
     """Smallest compiled head_dim of ours that holds ``head_dim``; ValueError above 256.
 
     >>> kernel_head_dim(80)
-    128
+    96
     """
     return FAMILIES[OURS].compiled_head_dim(head_dim)
 
@@ -335,7 +343,7 @@ def default_config(
     if shipped is None:
         raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}")
     tile_m, tile_n = tile or shipped[:2]
-    head_dim = traits.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
+    head_dim, head_dim_v = traits.compiled_head_dims(problem)
     rows = traits.sizes[is_fp8, head_dim].rows
     rule = f"tile_m must be {' or '.join(map(str, rows))} for {problem.dtype} at head_dim {head_dim}, got {tile_m}"
     require(tile_m in rows, rule)
@@ -352,6 +360,7 @@ def default_config(
         pack_gqa=traits.packs(problem, tile_m, num_splits),
         pingpong=shipped.pingpong,
         pv_from_registers=shipped.pv_from_registers,
+        head_dim_v=head_dim_v,
         family=family,
     )
     return replace(config, **changes) if changes else config

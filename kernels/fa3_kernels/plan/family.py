@@ -216,6 +216,12 @@ class Traits:
                 return size
         raise ValueError(f"head_dim must be at most {sizes[-1]}, got {head_dim}")
 
+    def compiled_head_dims(self, problem: AttentionProblem) -> tuple[int, int]:
+        """The compiled sizes of Q and K, which holds V as well, and of V and O; ValueError where there is none."""
+        is_fp8 = problem.dtype == "e4m3"
+        widest = self.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
+        return widest, widest if is_fp8 else self.compiled_head_dim(problem.head_dim_v)
+
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
         """The tile that a problem is launched with; None where it is not known."""
         is_fp8 = problem.dtype == "e4m3"

@@ -31,6 +31,15 @@ LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
 
+def partial_channels(head_dim: int) -> int:
+    """Return the channels of a row of partial results: the combine reads a power of two.
+
+    >>> partial_channels(96)
+    128
+    """
+    return 1 << (head_dim - 1).bit_length()
+
+
 class Pointer(NamedTuple):
     """The address of a tensor that a kernel gets; ``name`` says which, ``dtype`` is of its elements."""
 
@@ -107,13 +116,15 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
     dtype = TORCH_NAMES[config.dtype]
     is_packed = problem.is_varlen
     rows = {"group": problem.group, "pack": variant.pack, "is_packed": is_packed}
+    of_qk = config.head_dim // variant.qk_boxes
+    of_v = config.head_dim_v // variant.v_boxes
     # e4m3 stages O in halves at head_dim 256: as much as the buffer of Q holds.
-    out_channels = min(config.head_dim, 128) if config.dtype == "e4m3" else config.head_dim
+    of_out = min(config.head_dim, 128) if config.dtype == "e4m3" else of_v
     return (
-        View("q", dtype, 64, config.head_dim, **rows),
-        View("k", dtype, config.tile_n, config.head_dim, is_packed=is_packed),
-        View("v", dtype, config.tile_n, config.head_dim, is_packed=is_packed),
-        View("out", TORCH_NAMES[config.out_dtype], 64, out_channels, **rows),
+        View("q", dtype, 64, of_qk, **rows),
+        View("k", dtype, config.tile_n, of_qk, is_packed=is_packed),
+        View("v", dtype, config.tile_n, of_v, is_packed=is_packed),
+        View("out", TORCH_NAMES[config.out_dtype], 64, of_out, **rows),
     )
 
 
@@ -201,7 +212,7 @@ def _combine(problem: AttentionProblem, config: Config) -> Call:
         config.num_splits,
         problem.head_dim_v,
         COMBINE_ROWS,
-        config.head_dim,
+        partial_channels(config.head_dim_v),
     )
     return Call("combine", arguments, (LaunchNumber("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
 

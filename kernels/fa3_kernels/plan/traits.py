@@ -21,7 +21,8 @@ from fa3_reference.problem import AttentionProblem
 
 
 def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
-    """At head_dim 64, 128 rows where tiles of 192 do not pay; at 256 in 16 bits, turns where keys are hidden.
+    """At head_dim 64, 128 rows where tiles of 192 do not pay; at 256 in 16 bits, turns where keys are hidden; at 192,
+    more keys where V is narrow.
 
     With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
     keys: on an H200 192 rows take 1.31 x the time at 1k, 1.03 x at 1536, 0.95 x at 2k, 0.91 x at 4k and 0.83 x at 16k;
@@ -31,6 +32,8 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     is_hidden = problem.causal or problem.window != (-1, -1)
     if size is _OURS[False, 256]:
         return size.other if is_hidden else size.shipped
+    if size is _OURS[False, 192]:
+        return size.other if problem.head_dim_v <= 128 else size.shipped
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
     rows = problem.seqlen_q
     is_wasteful = problem.dtype != "e4m3" and rows < 4096 and -rows % size.shipped.tile_m > 0.04 * rows
@@ -100,7 +103,9 @@ _NEVER = (False, False)
 # need what it could use.
 _OURS: Sizes = {
     (False, 64): Size(_WIDE, _SQUARE, (71, 0), integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38),
+    (False, 96): Size(_SQUARE, _SQUARE, (69, 0), early_exponentials=0.38),
     (False, 128): Size(_SQUARE, _SQUARE, (69, 0), early_exponentials=0.38),
+    (False, 192): Size(_NARROW, _SQUARE, (119, 0), query_slots=1, early_exponentials=0.38),
     (False, 256): Size(
         _NARROW_FREE, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
     ),

@@ -11,6 +11,7 @@ from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
 
@@ -20,15 +21,16 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     Q and O have one per consumer warpgroup (and Q slot). O that leaves through another buffer has none.
     """
     row = config.head_dim * config.bits // 8
+    row_v = config.head_dim_v * config.bits // 8
     queries = config.query_slots * config.consumers
     rings = config.num_stages
-    found = {"q": (queries, WARPGROUP_ROWS * row), "k": (rings, config.tile_n * row), "v": (rings, config.tile_n * row)}
+    found = {"q": (queries, WARPGROUP_ROWS * row), "k": (rings, config.tile_n * row), "v": (rings, config.tile_n * row_v)}
     if config.transposes_v:
         found["v_raw"] = found["v"]  # as loaded
     if not config.pv_from_registers:
         found["p"] = config.consumers, WARPGROUP_ROWS * config.tile_n * config.bits // 8
     if not (config.traits.output_in_v or config.output_in_query_slot):
-        found["out"] = config.consumers, WARPGROUP_ROWS * config.head_dim * 2
+        found["out"] = config.consumers, WARPGROUP_ROWS * config.head_dim_v * 2
     return found
 
 
@@ -77,6 +79,8 @@ class Variant:
         e4m3: whether descales of K or V differ by key tile.
     integer_max : bool
         Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
+    qk_boxes, v_boxes : int
+        Boxes of channels of a tile of Q or K, and of V or O, see :func:`fa3_kernels.plan.views.boxes`.
     stamps : int
         Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
     """
@@ -100,6 +104,8 @@ class Variant:
     promotion_interval: int
     block_descales: bool
     integer_max: bool
+    qk_boxes: int
+    v_boxes: int
     stamps: int = 0
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
@@ -162,4 +168,6 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         promotion_interval=config.promotion_interval,
         block_descales=block_descales,
         integer_max=config.takes_integer_max(shape.left >= 0 or shape.right >= 0),
+        qk_boxes=boxes(config.head_dim),
+        v_boxes=boxes(config.head_dim_v),
     )

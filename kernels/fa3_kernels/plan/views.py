@@ -9,6 +9,15 @@ _RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
 _WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 bytes
 
 
+def boxes(channels: int) -> int:
+    """Return in how many boxes side by side TMA copies a tile: three where its channels are no power of two.
+
+    >>> [boxes(n) for n in (64, 96, 128, 192)]
+    [1, 3, 1, 3]
+    """
+    return 1 if channels & (channels - 1) == 0 else 3
+
+
 class View(NamedTuple):
     """A tensor in blocks of rows of a head; beyond sequence and head_dim TMA fills with zeros and does not write.
 
@@ -16,8 +25,8 @@ class View(NamedTuple):
     ----------
     name, dtype : str
         Which tensor, and its elements.
-    rows, head_dim : int
-        Rows and channels of a block.
+    rows, channels : int
+        Of a block.
     group, pack : int
         With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
     is_packed : bool
@@ -30,7 +39,7 @@ class View(NamedTuple):
     name: str
     dtype: str
     rows: int
-    head_dim: int
+    channels: int
     group: int = 1
     pack: int = 1
     is_packed: bool = False
@@ -43,8 +52,8 @@ class View(NamedTuple):
         (1, 1, 128, 64)
         """
         if self.pack > 1:
-            return (1, 1, self.rows // self.pack, self.pack, self.head_dim)
-        return (*(1,) * (3 if self.is_packed else 2), self.rows, self.head_dim)
+            return (1, 1, self.rows // self.pack, self.pack, self.channels)
+        return (*(1,) * (3 if self.is_packed else 2), self.rows, self.channels)
 
     def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides of the view of a tensor, in elements.

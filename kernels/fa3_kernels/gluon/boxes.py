@@ -1,0 +1,57 @@
+"""Tiles in boxes of channels: a tensor has a power of two of channels, three boxes side by side have three times that.
+
+A tile of 192 channels is three boxes of 64, as TMA copies them; products take the first two as one operand of 128
+channels and the third as another one. Shared memory and registers are those of the true size.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from fa3_kernels.gluon.geometry import matrix
+
+
+@gluon.constexpr_function
+def groups(boxes):
+    """Boxes that make one operand, as (first, count): two and one, or the only one."""
+    return ((0, 2), (2, 1)) if boxes == 3 else ((0, 1),)
+
+
+@gluon.jit
+def allocate_boxes(desc, COUNT: gl.constexpr):
+    """Shared memory for COUNT boxes of a descriptor."""
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
+
+
+@gluon.constexpr_function
+def _widened(shape, count):
+    return [*shape[:-1], count * shape[-1]]
+
+
+@gluon.jit
+def _joined(buffers, first, COUNT: gl.constexpr):
+    """COUNT boxes from ``first`` on as one buffer: in the swizzled layout a box of all rows follows the other."""
+    box = buffers.index(first)
+    if COUNT > 1:
+        box = box._reinterpret(box.dtype, _widened(box.shape, COUNT), box.layout)
+    return box
+
+
+@gluon.jit
+def parts(buffers, number, BOXES: gl.constexpr):
+    """Tile ``number`` of a ring, of BOXES boxes, as matrices of ascending channels."""
+    found: gl.constexpr = groups(BOXES)
+    result = ()
+    for i in gl.static_range(len(found)):
+        result = result + (matrix(_joined(buffers, number * BOXES + found[i][0], found[i][1])),)
+    return result
+
+
+@gluon.jit
+def load_boxes(desc, where, full, buffers, number, BOXES: gl.constexpr):
+    """Start the loads of tile ``number`` of a ring, of BOXES boxes."""
+    channels: gl.constexpr = desc.block_type.shape[-1]
+    for i in gl.static_range(BOXES):
+        tma.async_copy_global_to_shared(desc, where[:-1] + [i * channels], full, buffers.index(number * BOXES + i))

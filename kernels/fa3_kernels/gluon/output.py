@@ -1,0 +1,107 @@
+"""O of a warpgroup as the parts of its channels: zeroed, rescaled, waited for, and stored by the 16-bit forward."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+
+from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.boxes import groups, parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
+
+
+@gluon.jit
+def _zero_part(CHANNELS: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 16])
+    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
+
+
+@gluon.jit
+def no_output(p):
+    """O at the start of a tile."""
+    of_a_box: gl.constexpr = p.v_desc.block_type.shape[-1]
+    found: gl.constexpr = groups(p.v.v_boxes)
+    result = ()
+    for i in gl.static_range(len(found)):
+        result = result + (_zero_part(found[i][1] * of_a_box),)
+    return result
+
+
+@gluon.jit
+def scaled(o, factor):
+    """Return every part of O times a factor per row."""
+    result = ()
+    for i in gl.static_range(len(o)):
+        result = result + (softmax.scaled(o[i], factor),)
+    return result
+
+
+@gluon.jit
+def awaited(o, PENDING: gl.constexpr):
+    """O, waited for until no more than PENDING later products are under way."""
+    if len(o) == 1:
+        return (warpgroup_mma_wait(PENDING, deps=o),)
+    else:
+        return warpgroup_mma_wait(PENDING, deps=o)
+
+
+@gluon.jit
+def _staging(p, WARPGROUP: gl.constexpr):
+    """Return the ring of boxes in which a warpgroup stages its O, and which tile of it: its own, or that of its Q."""
+    if p.v.out_in_query_slot:
+        block: gl.constexpr = p.out_desc.block_type.shape
+        of_q = p.q_smem.index(WARPGROUP * p.v.qk_boxes)
+        return of_q._reinterpret(p.out_desc.dtype, [p.v.v_boxes] + block, p.out_desc.layout), 0
+    else:
+        return p.out_smem, WARPGROUP
+
+
+@gluon.constexpr_function
+def _power_of_two(n):
+    return 1 << (n - 1).bit_length()
+
+
+@gluon.jit
+def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Write a part of O in fp32 to the workspace of the splits, whose rows have ROW channels."""
+    layout: gl.constexpr = part.type.layout
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    _, row, exists = output_rows(p, tile, row_layout, WARPGROUP)
+    before = p.num_rows * tile.split  # rows of the splits before
+    columns = gl.arange(0, part.shape[1], gl.SliceLayout(0, layout))
+    offsets = gl.expand_dims(row * ROW, 1) + gl.expand_dims(columns, 0)
+    first = p.partial_ptr + before.to(gl.int64) * ROW
+    gl.store(first + offsets + FIRST, part, mask=gl.expand_dims(exists, 1))
+
+
+@gluon.jit
+def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
+    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+
+    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    """
+    row_layout: gl.constexpr = row_max.type.layout
+    of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
+    boxes: gl.constexpr = p.v.v_boxes
+    inverse, lse = softmax.finalize(row_max, thread_sums)
+    o = scaled(o, inverse)
+    lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
+    if p.v.is_split:
+        row: gl.constexpr = _power_of_two(boxes * of_a_box)
+        found: gl.constexpr = groups(boxes)
+        for i in gl.static_range(len(found)):
+            _store_part(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
+        gl.store(p.lse_ptr + p.num_rows * tile.split + lse_index, lse, mask=exists)
+    else:
+        where = query_coordinates(p, tile, WARPGROUP)
+        buffers, number = _staging(p, WARPGROUP)
+        staged = parts(buffers, number, boxes)
+        tma.store_wait(0)
+        for i in gl.static_range(len(staged)):
+            staged[i].store(o[i].to(p.q_desc.dtype))
+        fence_async_shared()
+        for i in gl.static_range(boxes):
+            of_box = buffers.index(number * boxes + i)
+            tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [i * of_a_box], of_box)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
