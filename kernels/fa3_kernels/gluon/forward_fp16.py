@@ -52,15 +52,14 @@ from fa3_kernels.gluon.stamps import (
 
 
 @gluon.jit
-def _rounded(p, probabilities):
-    """P in the operand format, round to nearest even: two columns in each int32, (64, keys / 2).
+def _packed(x):
+    """A matrix of 16-bit elements with two columns in each int32, (64, columns / 2).
 
     Opaque to LLVM, which would otherwise carry 16-bit values from one loop to the next and put every pair together
     again in every step (64 PRMT of about 460 instructions).
     """
-    keys: gl.constexpr = probabilities.shape[1]
-    halves = gl.reshape(probabilities.to(p.q_desc.dtype), [WARPGROUP_ROWS, keys // 2, 2])
-    even, odd = gl.split(halves)
+    columns: gl.constexpr = x.shape[1]
+    even, odd = gl.split(gl.reshape(x, [WARPGROUP_ROWS, columns // 2, 2]))
     return gl.inline_asm_elementwise(
         "mov.b32 $0, {$1, $2};",
         "=r,h,h",
@@ -72,6 +71,23 @@ def _rounded(p, probabilities):
 
 
 @gluon.jit
+def _unpacked(p, words):
+    """What :func:`_packed` was given."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    dtype: gl.constexpr = p.q_desc.dtype
+    pairs = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
+    return gl.reshape(pairs, [WARPGROUP_ROWS, 2 * words.shape[1]])
+
+
+@gluon.jit
+def _rounded(p, probabilities):
+    """P in the operand format, round to nearest even, packed."""
+    return _packed(probabilities.to(p.q_desc.dtype))
+
+
+@gluon.jit
 def _issue_part(probabilities, v, o):
     """Start one part of the channels of O = O + P V."""
     operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
@@ -79,19 +95,13 @@ def _issue_part(probabilities, v, o):
 
 
 @gluon.jit
-def _issue_output(p, probabilities, o, step):
-    """Start O = O + P V, with P (see :func:`_rounded`) from registers."""
-    keys: gl.constexpr = 2 * probabilities.shape[1]
-    even, odd = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [probabilities], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    dtype: gl.constexpr = p.q_desc.dtype
-    pairs = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
-    pairs = gl.reshape(pairs, [WARPGROUP_ROWS, keys])
+def _issue_output(p, words, o, step):
+    """Start O = O + P V, with packed P from registers."""
+    probabilities = _unpacked(p, words)
     v = parts(p.v_smem, step % p.v.stages, p.v.v_boxes)
     result = ()
     for i in gl.static_range(len(v)):
-        result = result + (_issue_part(pairs, v[i], o[i]),)
+        result = result + (_issue_part(probabilities, v[i], o[i]),)
     return result
 
 
@@ -158,14 +168,44 @@ def _queries(p, number, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _queries_again(p, number, WARPGROUP: gl.constexpr):
-    """The same for one more loop over key blocks; the volatile identity makes its address a new value.
+def _held_part(x):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, x.shape[1], 16])
+    return _packed(x.load(layout))
+
+
+@gluon.jit
+def _held_queries(p, number, WARPGROUP: gl.constexpr):
+    """Q of a warpgroup in registers, packed: products then read no rows of shared memory; nothing where it is not."""
+    result = ()
+    if p.v.holds_queries:
+        q = _queries(p, number, WARPGROUP)
+        for i in gl.static_range(len(q)):
+            result = result + (_held_part(q[i]),)
+    return result
+
+
+@gluon.jit
+def _operands(p, words, LAYOUT: gl.constexpr):
+    result = ()
+    for i in gl.static_range(len(words)):
+        result = result + (gl.convert_layout(_unpacked(p, words[i]), LAYOUT, assert_trivial=True),)
+    return result
+
+
+@gluon.jit
+def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
+    """Q for one more loop over key blocks, from registers if it is held; else the volatile identity makes its address a
+    new value.
 
     ptxas 12.8 otherwise takes parts of Q's wgmma descriptor from registers that the loop before sets, even where that
     loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
     """
     number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-    return _queries(p, number, WARPGROUP)
+    if p.v.holds_queries:
+        operand: gl.constexpr = gl.DotOperandLayout(0, zeros.type.layout, 2)
+        return _operands(p, held, operand)
+    else:
+        return _queries(p, number, WARPGROUP)
 
 
 @gluon.jit
@@ -213,7 +253,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
-    crosses_tiles: gl.constexpr = p.v.query_slots > 1
+    crosses_tiles: gl.constexpr = p.v.crosses_tiles
     mask_first: gl.constexpr = p.v.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
     if p.v.consumers - 1 == WARPGROUP:
@@ -234,8 +274,11 @@ def _consume(p, WARPGROUP: gl.constexpr):
         o = no_output(p)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
+        held = _held_queries(p, number, WARPGROUP)
         s = warpgroup_mma_wait(0, deps=(s_next,))
         release(p, K_EMPTY, step % p.v.stages)
+        if p.v.holds_queries:
+            release(p, Q_EMPTY, number % p.v.query_slots)
         block = blocks.stop - 1
         probabilities, row_max, thread_sums, _ = _softmax(
             p, tile, s, row_max, thread_sums, block * tile_n, True, mask_first, WARPGROUP
@@ -244,19 +287,19 @@ def _consume(p, WARPGROUP: gl.constexpr):
         unmasked = block - blocks.first  # blocks still to come; those with a mask are taken off
         if p.v.is_right_limited:
             unmasked = gl.minimum(unmasked, gl.maximum(blocks.right_unmasked - blocks.first, 0))
-            q = _queries_again(p, number, WARPGROUP)
+            q = _queries_again(p, number, held, zeros, WARPGROUP)
             for j in range(1, block - blocks.first - unmasked + 1):
                 o, operand, row_max, thread_sums, step = _step(
                     p, tile, q, zeros, o, operand, row_max, thread_sums, step, (block - j) * tile_n, True, WARPGROUP
                 )
         left_masked = gl.minimum(gl.maximum(blocks.left_masked - blocks.first, 0), unmasked)
-        q = _queries_again(p, number, WARPGROUP)
+        q = _queries_again(p, number, held, zeros, WARPGROUP)
         for _j in range(unmasked - left_masked):
             o, operand, row_max, thread_sums, step = _step(
                 p, tile, q, zeros, o, operand, row_max, thread_sums, step, 0, False, WARPGROUP
             )
         if p.v.is_left_limited:
-            q = _queries_again(p, number, WARPGROUP)
+            q = _queries_again(p, number, held, zeros, WARPGROUP)
             for j in range(1, left_masked + 1):
                 first_key = (blocks.first + left_masked - j) * tile_n
                 o, operand, row_max, thread_sums, step = _step(
@@ -264,7 +307,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
                 )
         number += 1
         if crosses_tiles:
-            release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
+            if not p.v.holds_queries:
+                release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
             o, s_next = _finish_and_start(p, zeros, operand, o, number, step, entry >= 0, WARPGROUP)
             store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
         else:

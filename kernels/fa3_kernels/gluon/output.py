@@ -64,15 +64,17 @@ def _power_of_two(n):
 
 @gluon.jit
 def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Write a part of O in fp32 to the workspace of the splits, whose rows have ROW channels."""
+    """Write a part of O in fp32 to the workspace, of rows of ROW channels, and return the rows of the splits before."""
     layout: gl.constexpr = part.type.layout
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    channels: gl.constexpr = part.shape[1]
     _, row, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    before = p.num_rows * tile.split  # rows of the splits before
-    columns = gl.arange(0, part.shape[1], gl.SliceLayout(0, layout))
+    rows = p.num_rows * tile.split
+    columns = gl.arange(FIRST, FIRST + channels, gl.SliceLayout(0, layout))
+    first = p.partial_ptr + rows.to(gl.int64) * ROW
     offsets = gl.expand_dims(row * ROW, 1) + gl.expand_dims(columns, 0)
-    first = p.partial_ptr + before.to(gl.int64) * ROW
-    gl.store(first + offsets + FIRST, part, mask=gl.expand_dims(exists, 1))
+    gl.store(first + offsets, part, mask=gl.expand_dims(exists, 1))
+    return rows
 
 
 @gluon.jit
@@ -91,16 +93,16 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         row: gl.constexpr = _power_of_two(boxes * of_a_box)
         found: gl.constexpr = groups(boxes)
         for i in gl.static_range(len(found)):
-            _store_part(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
-        gl.store(p.lse_ptr + p.num_rows * tile.split + lse_index, lse, mask=exists)
+            rows = _store_part(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
+        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
-        where = query_coordinates(p, tile, WARPGROUP)
         buffers, number = _staging(p, WARPGROUP)
         staged = parts(buffers, number, boxes)
         tma.store_wait(0)
         for i in gl.static_range(len(staged)):
             staged[i].store(o[i].to(p.q_desc.dtype))
         fence_async_shared()
+        where = query_coordinates(p, tile, WARPGROUP)
         for i in gl.static_range(boxes):
             of_box = buffers.index(number * boxes + i)
             tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [i * of_a_box], of_box)

@@ -20,6 +20,7 @@ OutDtype = Literal["fp16", "bf16"]
 Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a configuration
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
+HELD_REGISTERS = 192  # of the 240 of a consumer thread of two warpgroups, what O, S, P and Q may hold
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
 # The switches of a schedule, of which a configuration has one choice each: its name, empty where it is off, and the
 # fields that it sets. The option --schedule, the names of schedules and the candidates of tune are read from here.
@@ -218,14 +219,24 @@ class Config:
         return self.is_fp8 and self.traits.transposes_v
 
     @property
+    def holds_queries(self) -> bool:
+        """Tell whether a warpgroup keeps its Q in registers, see :attr:`Size.holds_queries`, as they hold O, S and P
+        too.
+        """
+        if not self.size.holds_queries or self.consumers != 2 or not self.warp_specialized:
+            return False
+        held = self.head_dim_v // 2 + 3 * self.tile_n // 4 + self.head_dim // 4
+        return held <= HELD_REGISTERS
+
+    @property
     def query_slots(self) -> int:
         """Q tiles that are held; with two, tiles overlap."""
-        return self.size.query_slots if self.warp_specialized else 1
+        return self.size.query_slots if self.warp_specialized and not self.holds_queries else 1
 
     @property
     def output_in_query_slot(self) -> bool:
         """Tell whether O is staged in the Q buffer, as shared memory is short."""
-        return self.query_slots == 1 and not self.traits.output_in_v
+        return not (self.holds_queries or self.query_slots > 1 or self.traits.output_in_v)
 
     @property
     def promotes(self) -> bool:

@@ -43,6 +43,9 @@ class Size:
     query_slots : int
         Q tiles that are held: 2, or 1 where shared memory is short (at 256 the buffers of Q, K, V and O would need 256
         KiB).
+    holds_queries : bool
+        Whether two consumer warpgroups keep Q in registers. Products then read K and V alone from shared memory, and
+        Q's buffer is free for the next tile as soon as it is read.
     slices : int
         Of the channels, in which promoted sums are taken: what registers leave for partial sums.
     holds_partials : bool
@@ -61,6 +64,7 @@ class Size:
     rows: tuple[int, ...] = (128, 192)
     registers: tuple[int, int] | None = None
     query_slots: int = 2
+    holds_queries: bool = False
     slices: int = 1
     holds_partials: bool = True
     integer_max: tuple[tuple[bool, bool], tuple[bool, bool]] = ((False, False), (False, False))

@@ -24,7 +24,11 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     row_v = config.head_dim_v * config.bits // 8
     queries = config.query_slots * config.consumers
     rings = config.num_stages
-    found = {"q": (queries, WARPGROUP_ROWS * row), "k": (rings, config.tile_n * row), "v": (rings, config.tile_n * row_v)}
+    found = {
+        "q": (queries, WARPGROUP_ROWS * row),
+        "k": (rings, config.tile_n * row),
+        "v": (rings, config.tile_n * row_v),
+    }
     if config.transposes_v:
         found["v_raw"] = found["v"]  # as loaded
     if not config.pv_from_registers:
@@ -79,6 +83,8 @@ class Variant:
         e4m3: whether descales of K or V differ by key tile.
     integer_max : bool
         Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
+    holds_queries : bool
+        Whether consumers keep Q in registers, see :attr:`fa3_kernels.plan.config.Config.holds_queries`.
     qk_boxes, v_boxes : int
         Boxes of channels of a tile of Q or K, and of V or O, see :func:`fa3_kernels.plan.views.boxes`.
     stamps : int
@@ -104,6 +110,7 @@ class Variant:
     promotion_interval: int
     block_descales: bool
     integer_max: bool
+    holds_queries: bool
     qk_boxes: int
     v_boxes: int
     stamps: int = 0
@@ -114,6 +121,7 @@ class Variant:
     warpgroup_positions: int = field(init=False)
     slot_threads: int = field(init=False)
     is_first_block_masked: bool = field(init=False)  # the rightmost block of a tile may hold hidden keys
+    crosses_tiles: bool = field(init=False)  # a tile's first scores are started with the last P V of the one before
     out_in_query_slot: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +131,8 @@ class Variant:
             "warpgroup_positions": WARPGROUP_ROWS // self.pack,
             "slot_threads": slot_threads(self.consumers, self.producer_warps),
             "is_first_block_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
-            "out_in_query_slot": self.query_slots == 1,
+            "crosses_tiles": self.holds_queries or self.query_slots > 1,
+            "out_in_query_slot": not (self.holds_queries or self.query_slots > 1),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -168,6 +177,7 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         promotion_interval=config.promotion_interval,
         block_descales=block_descales,
         integer_max=config.takes_integer_max(shape.left >= 0 or shape.right >= 0),
+        holds_queries=config.holds_queries,
         qk_boxes=boxes(config.head_dim),
         v_boxes=boxes(config.head_dim_v),
     )
