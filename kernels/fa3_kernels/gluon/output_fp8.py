@@ -81,7 +81,7 @@ def with_part(p, o, rescale, part, UNIT: gl.constexpr):
     index: gl.constexpr = UNIT % len(o)
     if not p.v.promotion_interval:
         changed = part
-    elif UNIT < len(o):
+    elif len(o) > UNIT:
         changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
     else:
         changed = o[index] + part

@@ -1,8 +1,8 @@
 """P V of the e4m3 forward, promoted at head_dim 192 and 256: in parts of 64 channels whose registers go round.
 
-O takes 96 or 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a time: a
-part of P V is started in the registers of the part that was just added to O, and behind the last parts the scores of
-the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
+O takes 96 or 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a
+time: a part of P V is started in the registers of the part that was just added to O, and behind the last parts the
+scores of the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
 
 Two things keep the compilers from undoing it. LLVM moves additions to where O is read next, the end of a tile or the
 next block, where all parts would have to be alive: they are volatile here. ptxas gives a GEMM that starts from zero new

@@ -15,7 +15,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-
 # Bytes 0 and 2 (1 and 3) of both registers: the first (second) channel of four keys.
 _SORT_CHANNELS = gl.constexpr("prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;")
 
