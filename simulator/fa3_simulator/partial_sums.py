@@ -2,8 +2,8 @@
 
 A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow); without
 promotion at head_dim 256 there is one, straight into O. Two parts are in flight at a time and Q K^T of the next block
-follows the last one; with promotion at 256, or without overlap, each is waited for before the next. The softmax then
-waits for all of them, so that only the other warpgroup's GEMMs run under it.
+follows the last one; with promotion at 192 and 256, or without overlap, each is waited for before the next. The softmax
+then waits for all of them, so that only the other warpgroup's GEMMs run under it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class PartsConsumer(Consumer):
         s = self.s
         slices, chunks = s.pv_parts
         self.slices = slices
-        self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, s.head_dim // slices, s.bits, True)
+        self.width = s.head_dim_v // slices  # channels of a part
+        self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, self.width, s.bits, True)
         self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
-        elements = s.head_dim // 2 // slices  # of a lane
+        elements = self.width // 2  # of a lane
         self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
 
     def issue_part(self, part: int) -> None:
@@ -58,7 +59,7 @@ class PartsConsumer(Consumer):
         """Two GEMMs in flight: parts of P V, each started when the one before the last is added, then the scores."""
         step = self.step
         count = len(self.outputs)
-        pieces = max(1, self.s.tile_n // (self.s.head_dim // self.slices))
+        pieces = max(1, self.s.tile_n // self.width)
         scores = self.qk._replace(n=self.s.tile_n // pieces)
         self.issue_part(0)
         self.issue_part(1)
@@ -112,4 +113,4 @@ class PartsConsumer(Consumer):
         if lead is None:
             self.add_parts(False, self.pass_turn)
         else:
-            self.add_parts(True, lambda: self.start_scores(number + 1, self.step + 1))
+            self.add_parts(not self.s.rotates, lambda: self.start_scores(number + 1, self.step + 1))

@@ -26,16 +26,26 @@ def allocate_boxes(desc, COUNT: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _widened(shape, count):
-    return [*shape[:-1], count * shape[-1]]
+def staged_boxes(boxes, channels):
+    """Boxes of O of so many channels that a warpgroup stages at a time in a buffer of its own: of 128 channels."""
+    return max(1, min(boxes, 128 // channels))
+
+
+@gluon.constexpr_function
+def _widened(shape, count, dim):
+    dim = dim % len(shape)
+    return [*shape[:dim], count * shape[dim], *shape[dim + 1 :]]
 
 
 @gluon.jit
-def _joined(buffers, first, COUNT: gl.constexpr):
-    """COUNT boxes from ``first`` on as one buffer: in the swizzled layout a box of all rows follows the other."""
+def joined(buffers, first, COUNT: gl.constexpr, DIM: gl.constexpr = -1):
+    """COUNT boxes from ``first`` on as one buffer: in the swizzled layout a box of all rows follows the other.
+
+    DIM is the dimension along which they lie side by side; of transposed boxes the first.
+    """
     box = buffers.index(first)
     if COUNT > 1:
-        box = box._reinterpret(box.dtype, _widened(box.shape, COUNT), box.layout)
+        box = box._reinterpret(box.dtype, _widened(box.shape, COUNT, DIM), box.layout)
     return box
 
 
@@ -45,7 +55,7 @@ def parts(buffers, number, BOXES: gl.constexpr):
     found: gl.constexpr = groups(BOXES)
     result = ()
     for i in gl.static_range(len(found)):
-        result = result + (matrix(_joined(buffers, number * BOXES + found[i][0], found[i][1])),)
+        result = result + (matrix(joined(buffers, number * BOXES + found[i][0], found[i][1])),)
     return result
 
 

@@ -2,11 +2,12 @@
 
 P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
 is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
-keys when V has mean 1. Registers decide the order. Up to head_dim 128 S of the next block is started first and P V
-behind it; with promotion at 128 in two slices of the channels, one partial sum each.
-Sums over chunks of the keys have two parts in flight, and S is started behind the last of them; so it is without
-promotion at 256, in one part. With promotion at 256 a slice, and S, is started when the one before is done. The order
-of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
+keys when V has mean 1. Registers decide the order. S of the next block is started first and P V behind it, where V has
+up to 128 channels or nothing is promoted; with promotion at 128 in two slices of the channels, one partial sum each,
+and 96 or 192 channels as those of two boxes and of the third.
+Sums over chunks of the keys have two parts in flight, and S is started behind the last of them. With promotion at 192
+and 256 a slice, and S, is started when the one before is done. The order of every operation on a value is that of
+:mod:`fa3_kernels.twin.forward`.
 """
 
 from triton.experimental import gluon
@@ -18,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import rotated_fp8, softmax
+from fa3_kernels.gluon.boxes import parts
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
     Scaling,
@@ -27,13 +29,13 @@ from fa3_kernels.gluon.descale import (
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
-    matrix,
     read_tile,
     read_tile_again,
     visible_scores,
 )
 from fa3_kernels.gluon.operand_fp8 import pack_chunks
-from fa3_kernels.gluon.output_fp8 import issue_part, out_buffer, scaled, store, with_part
+from fa3_kernels.gluon.output import awaited, scaled
+from fa3_kernels.gluon.output_fp8 import issue_part, no_output, store, with_part
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -65,7 +67,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
 
     EARLY: two parts are in flight at a time, and the scores are started before the last part is waited for.
     """
-    units: gl.constexpr = p.v.slices * len(words)
+    units: gl.constexpr = len(o) * len(words)
     stages: gl.constexpr = p.v.stages
     k_full = p.k_full.index((step + 1) % stages)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
@@ -79,9 +81,9 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
                 following = issue_part(p, x, words, o, step, unit + 1)
             else:
                 mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-                s = issue_scores(p, (q,), zeros, step + 1)
+                s = issue_scores(p, q, zeros, step + 1)
                 pass_turn(p, WARPGROUP)
-        part = warpgroup_mma_wait(1 if EARLY else 0, deps=(part,))
+        part = warpgroup_mma_wait((1 if unit + 1 < units else len(q)) if EARLY else 0, deps=(part,))
         o = with_part(p, o, rescale, part, unit)
         if not EARLY and unit + 1 < units:
             following = issue_part(p, x, words, o, step, unit + 1)
@@ -90,7 +92,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
     stamp(p, OUTPUT)
     if not EARLY:
         mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-        s = issue_scores(p, (q,), zeros, step + 1)
+        s = issue_scores(p, q, zeros, step + 1)
         pass_turn(p, WARPGROUP)
     return o, s
 
@@ -105,33 +107,24 @@ def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: 
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
-    s = issue_scores(p, (q,), zeros, step + 1)
+    s = issue_scores(p, q, zeros, step + 1)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
-    parts = ()
+    products = ()
     for i in gl.static_range(len(o)):
-        parts = parts + (issue_part(p, x, words, o, step, i),)
+        products = products + (issue_part(p, x, words, o, step, i),)
     if PASSES:
         pass_turn(p, WARPGROUP)
-    return s, parts
+    return s, products
 
 
 @gluon.jit
-def _done(parts):
-    """Parts of P V, waited for."""
-    if len(parts) == 1:
-        return (warpgroup_mma_wait(0, deps=parts),)
-    else:
-        return warpgroup_mma_wait(0, deps=parts)
-
-
-@gluon.jit
-def _add_parts(p, o, rescale, parts, step):
+def _add_parts(p, o, rescale, products, step):
     """Wait for the parts of P V of block ``step``, hand back its V and add them to O."""
-    parts = _done(parts)
+    products = awaited(products, 0)
     release(p, V_EMPTY, step % p.v.stages)
     stamp(p, OUTPUT)
-    for i in gl.static_range(len(parts)):
-        o = with_part(p, o, rescale, parts[i], i)
+    for i in gl.static_range(len(products)):
+        o = with_part(p, o, rescale, products[i], i)
     return o
 
 
@@ -154,10 +147,14 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
 
 @gluon.jit
 def _scaled_now(o, factor):
-    """O, in one slice, times one factor per row where this stands: ptxas puts it behind the exponentials otherwise."""
-    column = gl.broadcast(softmax.column(factor, o[0]), o[0])[0]
+    """O times one factor per row where this stands: ptxas puts it behind the exponentials otherwise."""
     asm: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
-    return (gl.inline_asm_elementwise(asm, "=f,f,f", [o[0], column], dtype=gl.float32, is_pure=False, pack=1),)
+    result = ()
+    for i in gl.static_range(len(o)):
+        column = gl.broadcast(softmax.column(factor, o[i]), o[i])[0]
+        part = gl.inline_asm_elementwise(asm, "=f,f,f", [o[i], column], dtype=gl.float32, is_pure=False, pack=1)
+        result = result + (part,)
+    return result
 
 
 @gluon.jit
@@ -168,21 +165,21 @@ def _step(
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
     stages: gl.constexpr = p.v.stages
     limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
-    head_dim: gl.constexpr = len(o) * o[0].shape[1]
     promotes: gl.constexpr = p.v.promotion_interval > 0
-    scores_first: gl.constexpr = p.v.overlap and len(words) == 1 and (head_dim <= 128 or not promotes)
+    scores_first: gl.constexpr = p.v.overlap and len(words) == 1
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
     # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys of
     # head_dim 128, 640 and 683 of 64; chained 1256 and 1282 of 256, 898 and 908 of 128, but 628 and 614 of 64.
-    holds_turn: gl.constexpr = scores_first and (promotes or head_dim > 64)
+    holds_turn: gl.constexpr = scores_first and (promotes or p.v.qk_boxes * p.k_desc.block_type.shape[-1] > 64)
+    scales_now: gl.constexpr = holds_turn and not promotes and p.v.v_boxes * p.v_desc.block_type.shape[-1] > 128
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
-        s, parts = _start_all(p, x, q, zeros, o, words, step, not holds_turn, WARPGROUP)
+        s, products = _start_all(p, x, q, zeros, o, words, step, not holds_turn, WARPGROUP)
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(len(o), deps=(s,))
-    elif p.v.slices == 4:
+    elif rotated_fp8.rotates(p.v.slices):
         o, s = rotated_fp8.add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP)
         c, ratio = block_factors(p, x, c, step + 1)
         s = rotated_fp8.finished_scores(s, zeros)
@@ -198,14 +195,14 @@ def _step(
     new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.v.integer_max, False)
     if holds_turn:
         pass_turn(p, WARPGROUP)
-        o = _add_parts(p, o, rescale, parts, step)
-        if head_dim > 128:
+        o = _add_parts(p, o, rescale, products, step)
+        if scales_now:
             o = _scaled_now(o, softmax.rescaling(row_max, new_max) * ratio)
     probabilities, thread_sums, alpha = softmax.exponentials(s, row_max, new_max, thread_sums, c)
     if scores_first and not holds_turn:
-        o = _add_parts(p, o, rescale, parts, step)
+        o = _add_parts(p, o, rescale, products, step)
     rescale = alpha * ratio
-    if not (promotes or (holds_turn and head_dim > 128)):
+    if not (promotes or scales_now):
         o = scaled(o, rescale)
     words = pack_chunks(probabilities, layout, probabilities.shape[1] // len(words))
     return o, words, rescale, new_max, thread_sums, step + 1
@@ -214,7 +211,7 @@ def _step(
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
     """Q of a warpgroup in tile ``number``."""
-    return matrix(p.q_smem.index(number % p.v.query_slots * p.v.consumers + WARPGROUP))
+    return parts(p.q_smem, number % p.v.query_slots * p.v.consumers + WARPGROUP, p.v.qk_boxes)
 
 
 @gluon.jit
@@ -223,7 +220,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
     mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
-    s = issue_scores(p, (_queries(p, number, WARPGROUP),), zeros, step)
+    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
 
@@ -231,7 +228,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
     """The last P V of a tile."""
-    units: gl.constexpr = p.v.slices * len(words)
+    units: gl.constexpr = len(o) * len(words)
     mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
     for unit in gl.static_range(units):
@@ -246,12 +243,9 @@ def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
 def _consume(p, x, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
-    slices: gl.constexpr = p.v.slices
-    width: gl.constexpr = p.v_desc.block_type.shape[-1] // slices
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 32])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 32])
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
-    operand: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
+    operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 4)
     interval: gl.constexpr = p.v.promotion_interval if p.v.promotion_interval else tile_n
     crosses_tiles: gl.constexpr = p.v.query_slots > 1
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
@@ -272,9 +266,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         q = _queries(p, number, WARPGROUP)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
         thread_sums = softmax.thread_row_sums(zeros)
-        o = ()
-        for _i in gl.static_range(slices):
-            o = o + (gl.zeros([WARPGROUP_ROWS, width], gl.float32, o_layout),)
+        o = no_output(p)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)
@@ -311,16 +303,21 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             slot = number % p.v.query_slots
             mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
             q = _queries(p, number, WARPGROUP)
-            o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
-            store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
+            if rotated_fp8.rotates(p.v.slices):
+                o, s_next = rotated_fp8.finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP)
+                tile = read_tile_again(p, this_entry)
+                blocks = key_blocks(p, tile)
+            else:
+                o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
+            store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
         else:
-            if slices == 4:
+            if rotated_fp8.rotates(p.v.slices):
                 o = rotated_fp8.finish(p, x, o, words, rescale, step, WARPGROUP)
                 tile = read_tile_again(p, this_entry)
                 blocks = key_blocks(p, tile)
             else:
                 o = _finish(p, x, o, words, rescale, step, WARPGROUP)
-            store(p, x, tile, blocks, o, row_max, thread_sums, out_buffer(p, WARPGROUP), WARPGROUP)
+            store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
             tma.store_wait(0)
             release(p, Q_EMPTY, 0)
         step += 1
@@ -390,14 +387,15 @@ def forward_fp8(
     VARIANT: gl.constexpr,
 ):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
-    head_dim: gl.constexpr = v_desc.block_type.shape[-1]
+    channels: gl.constexpr = v_desc.block_type.shape[-1]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
     stages: gl.constexpr = VARIANT.stages
     declare_stamps(VARIANT)
     if VARIANT.integer_max:
         softmax.declare_sign()
-    vt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([head_dim, tile_n], v_desc.dtype)
-    vt_smem = gl.allocate_shared_memory(v_desc.dtype, [stages, head_dim, tile_n], vt_layout)
+    # V^T lies in boxes of all keys.
+    vt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([channels, tile_n], v_desc.dtype)
+    vt_smem = gl.allocate_shared_memory(v_desc.dtype, [stages * VARIANT.v_boxes, channels, tile_n], vt_layout)
     factor_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     factor_smem = gl.allocate_shared_memory(gl.float32, [2 * stages, WARPGROUP_ROWS], factor_layout)
     x = Scaling(

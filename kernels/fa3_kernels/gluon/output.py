@@ -58,7 +58,8 @@ def _staging(p, WARPGROUP: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _power_of_two(n):
+def power_of_two(n):
+    """The power of two that holds ``n``, see :func:`fa3_kernels.plan.plan.partial_channels`."""
     return 1 << (n - 1).bit_length()
 
 
@@ -90,7 +91,7 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     o = scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
     if p.v.is_split:
-        row: gl.constexpr = _power_of_two(boxes * of_a_box)
+        row: gl.constexpr = power_of_two(boxes * of_a_box)
         found: gl.constexpr = groups(boxes)
         for i in gl.static_range(len(found)):
             rows = _store_part(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)

@@ -5,24 +5,67 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.boxes import groups, joined, staged_boxes
 from fa3_kernels.gluon.descale import value_descale
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
-from fa3_kernels.gluon.output import scaled
+from fa3_kernels.gluon.output import power_of_two, scaled
 from fa3_kernels.gluon.v_transpose import channels_in_order
+
+
+@gluon.constexpr_function
+def slices_of(slices, boxes, channels):
+    """Slices of O, as (first channel, channels): equal ones, or where one is asked of three boxes, two and the third.
+
+    A box of V has ``channels``.
+    """
+    if slices == 1:
+        return tuple((channels * first, channels * count) for first, count in groups(boxes))
+    width = boxes * channels // slices
+    return tuple((i * width, width) for i in range(slices))
+
+
+@gluon.jit
+def _empty_slice(CHANNELS: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 32])
+    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
+
+
+@gluon.jit
+def no_output(p):
+    """O at the start of a tile."""
+    found: gl.constexpr = slices_of(p.v.slices, p.v.v_boxes, p.v_desc.block_type.shape[-1])
+    o = ()
+    for i in gl.static_range(len(found)):
+        o = o + (_empty_slice(found[i][1]),)
+    return o
+
+
+@gluon.jit
+def values(p, x, step, SLICE: gl.constexpr):
+    """V^T (channels, keys) of block ``step``, of the channels of a slice of O."""
+    slot = step % p.v.stages
+    boxes: gl.constexpr = p.v.v_boxes
+    channels: gl.constexpr = p.v_desc.block_type.shape[-1]
+    found: gl.constexpr = slices_of(p.v.slices, boxes, channels)
+    if boxes > 1:
+        first: gl.constexpr = found[SLICE][0] // channels
+        return joined(x.vt_smem, slot * boxes + first, found[SLICE][1] // channels, 0)
+    elif len(found) > 1:
+        return x.vt_smem.index(slot).slice(found[SLICE][0], found[SLICE][1], dim=0)
+    else:
+        return x.vt_smem.index(slot)
 
 
 @gluon.jit
 def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
     """Start one part of P V: a chunk of the keys, a slice of the channels; from zero, or without promotion from O."""
-    chunk: gl.constexpr = UNIT // p.v.slices
-    index: gl.constexpr = UNIT % p.v.slices
-    layout: gl.constexpr = o[0].type.layout
-    width: gl.constexpr = o[0].shape[1]
+    chunk: gl.constexpr = UNIT // len(o)
+    index: gl.constexpr = UNIT % len(o)
+    layout: gl.constexpr = o[index].type.layout
+    width: gl.constexpr = o[index].shape[1]
     operand = unpack(words[chunk], gl.DotOperandLayout(0, layout, 4))
-    vt = x.vt_smem.index(step % p.v.stages)  # head_dim, keys
-    if p.v.slices > 1:
-        vt = vt.slice(index * width, width, dim=0)
+    vt = values(p, x, step, index)
     if operand.shape[1] != vt.shape[1]:
         vt = vt.slice(chunk * operand.shape[1], operand.shape[1], dim=1)
     if p.v.promotion_interval:
@@ -35,10 +78,10 @@ def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
 @gluon.jit
 def with_part(p, o, rescale, part, UNIT: gl.constexpr):
     """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
-    index: gl.constexpr = UNIT % p.v.slices
+    index: gl.constexpr = UNIT % len(o)
     if not p.v.promotion_interval:
         changed = part
-    elif p.v.slices > UNIT:
+    elif len(o) > UNIT:
         changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
     else:
         changed = o[index] + part
@@ -58,8 +101,13 @@ def _in_order(o, WIDTH: gl.constexpr):
     return result
 
 
+@gluon.constexpr_function
+def _at_most(n, limit):
+    return min(n, limit)
+
+
 @gluon.jit
-def store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.constexpr):
+def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
 
     A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
@@ -77,30 +125,38 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, buffer, WARPGROUP: gl.con
         _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
         rows = p.num_rows * tile.split  # rows of the splits before
         columns = gl.arange(0, width, gl.SliceLayout(0, layout))
-        first = p.partial_ptr + rows.to(gl.int64) * (width * slices)
-        offsets = gl.expand_dims(row * (width * slices), 1) + gl.expand_dims(columns, 0)
+        of_a_row: gl.constexpr = power_of_two(width * slices)
+        first = p.partial_ptr + rows.to(gl.int64) * of_a_row
+        offsets = gl.expand_dims(row * of_a_row, 1) + gl.expand_dims(columns, 0)
         for i in gl.static_range(slices):
             gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
         where = query_coordinates(p, tile, WARPGROUP)
+        staged: gl.constexpr = staged_boxes(p.v.v_boxes, out_width)
+        buffers, first_buffer = _staging(p, staged, WARPGROUP)
         at_once: gl.constexpr = out_width // width
         parts: gl.constexpr = slices // at_once
-        for part in gl.static_range(parts):
+        for group in gl.static_range(0, parts, staged):
             tma.store_wait(0)
-            for i in gl.static_range(at_once):
-                rounded = o[part * at_once + i].to(p.out_desc.dtype)
-                buffer.reshape([WARPGROUP_ROWS, out_width]).slice(i * width, width, dim=1).store(rounded)
+            for part in gl.static_range(group, _at_most(group + staged, parts)):
+                buffer = matrix(buffers.index(first_buffer + part - group))
+                for i in gl.static_range(at_once):
+                    rounded = o[part * at_once + i].to(p.out_desc.dtype)
+                    buffer.slice(i * width, width, dim=1).store(rounded)
             fence_async_shared()
-            tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
+            for part in gl.static_range(group, _at_most(group + staged, parts)):
+                buffer = buffers.index(first_buffer + part - group)
+                tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
         gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
 
 
 @gluon.jit
-def out_buffer(p, WARPGROUP: gl.constexpr):
-    """Return where O is staged: a buffer of its own, or that of Q in parts of its size."""
+def _staging(p, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Return the boxes where O is staged, and the first one: a warpgroup's own, or its buffer of Q."""
     if p.v.out_in_query_slot:
-        buffer = p.q_smem.index(WARPGROUP)
-        return buffer._reinterpret(p.out_desc.dtype, p.out_desc.block_type.shape, p.out_desc.layout)
+        block: gl.constexpr = p.out_desc.block_type.shape
+        of_q = p.q_smem.index(WARPGROUP * p.v.qk_boxes)
+        return of_q._reinterpret(p.out_desc.dtype, [BOXES] + block, p.out_desc.layout), 0
     else:
-        return p.out_smem.index(WARPGROUP)
+        return p.out_smem, WARPGROUP * BOXES

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from fa3_kernels.gluon.boxes import load_boxes
 from fa3_kernels.gluon.descale import load_factors, store_factors
 from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, read_tile
 from fa3_kernels.gluon.pipeline import (
@@ -32,10 +33,10 @@ def _load_block(p, x, tile, block, factors, step):
     where = key_coordinates(p, tile, block * tile_n)
     k_full = p.k_full.index(slot)
     v_full = p.v_full.index(slot)
-    mbarrier.expect(k_full, p.k_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.k_desc, where, k_full, p.k_smem.index(slot))
-    mbarrier.expect(v_full, p.v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.v_desc, where, v_full, p.v_smem.index(slot))
+    mbarrier.expect(k_full, p.v.qk_boxes * p.k_desc.block_type.nbytes)
+    load_boxes(p.k_desc, where, k_full, p.k_smem, slot, p.v.qk_boxes)
+    mbarrier.expect(v_full, p.v.v_boxes * p.v_desc.block_type.nbytes)
+    load_boxes(p.v_desc, where, v_full, p.v_smem, slot, p.v.v_boxes)
     stamp(p, K_ISSUED)
 
 
@@ -47,7 +48,9 @@ def _transpose_block(p, x, step):
     if step >= p.v.stages:
         acquire(p, V_EMPTY, slot)
     stamp(p, V_FREE)
-    transpose(matrix(p.v_smem.index(slot)), x.vt_smem.index(slot))
+    boxes: gl.constexpr = p.v.v_boxes
+    for i in gl.static_range(boxes):
+        transpose(matrix(p.v_smem.index(slot * boxes + i)), x.vt_smem.index(slot * boxes + i))
     fence_async_shared()
     mbarrier.arrive(x.vt_full.index(slot), count=1)
     stamp(p, V_ISSUED)

@@ -1,8 +1,8 @@
-"""P V of the e4m3 forward, promoted at head_dim 256: in parts of 64 channels whose registers go round.
+"""P V of the e4m3 forward, promoted at head_dim 192 and 256: in parts of 64 channels whose registers go round.
 
-O takes 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a time: a
-part of P V is started in the registers of the part that was just added to O, and behind the last parts the scores of
-the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
+O takes 96 or 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a
+time: a part of P V is started in the registers of the part that was just added to O, and behind the last parts the
+scores of the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
 
 Two things keep the compilers from undoing it. LLVM moves additions to where O is read next, the end of a tile or the
 next block, where all parts would have to be alive: they are volatile here. ptxas gives a GEMM that starts from zero new
@@ -14,10 +14,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from fa3_kernels.gluon import softmax
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.operand_fp8 import unpack
+from fa3_kernels.gluon.output_fp8 import values
 from fa3_kernels.gluon.pipeline import V_EMPTY, issue_scores, pass_turn, phase, release, take_turn
 from fa3_kernels.gluon.stamps import ISSUED, OUTPUT, TURN_TAKEN, stamp
+
+
+@gluon.constexpr_function
+def rotates(slices):
+    """Whether O is kept in so many slices that their sums go round."""
+    return slices > 2
 
 
 @gluon.jit
@@ -30,10 +38,9 @@ def _never(p):
 def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
     """Start one part of P V in the registers ``free``: a chunk of the keys, a slice of the channels."""
     layout: gl.constexpr = free.type.layout
-    width: gl.constexpr = free.shape[1]
     operand = unpack(words[UNIT // p.v.slices], gl.DotOperandLayout(0, layout, 4))
     keys: gl.constexpr = operand.shape[1]
-    vt = x.vt_smem.index(step % p.v.stages).slice(UNIT % p.v.slices * width, width, dim=0)
+    vt = values(p, x, step, UNIT % p.v.slices)
     if keys != vt.shape[1]:
         vt = vt.slice(UNIT // p.v.slices * keys, keys, dim=1)
     return warpgroup_mma(operand, vt.permute((1, 0)), free, use_acc=continues, is_async=True)
@@ -43,8 +50,13 @@ def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
 def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
     """Start a piece of S = Q K^T in the registers ``free``."""
     keys: gl.constexpr = free.shape[1]
-    k = matrix(p.k_smem.index(step % p.v.stages)).slice(PIECE * keys, keys, dim=0)
-    return warpgroup_mma(q, k.permute((1, 0)), free, use_acc=continues, is_async=True)
+    k = parts(p.k_smem, step % p.v.stages, p.v.qk_boxes)
+    of_piece = k[0].slice(PIECE * keys, keys, dim=0)
+    s = warpgroup_mma(q[0], of_piece.permute((1, 0)), free, use_acc=continues, is_async=True)
+    for i in gl.static_range(1, len(k)):
+        of_piece = k[i].slice(PIECE * keys, keys, dim=0)
+        s = warpgroup_mma(q[i], of_piece.permute((1, 0)), s, is_async=True)
+    return s
 
 
 @gluon.jit
@@ -89,7 +101,7 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
     following = _issue_part(p, x, words, blank, step, 1, False)
     s = ()
     for unit in gl.static_range(units):
-        done = warpgroup_mma_wait(1, deps=(part,))
+        done = warpgroup_mma_wait(len(q) if unit + 1 == units else 1, deps=(part,))
         if unit + 1 == units:
             release(p, V_EMPTY, step % stages)
             stamp(p, OUTPUT)
@@ -100,7 +112,7 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
         elif unit + 2 == units:
             mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
             if pieces == 0:
-                following = issue_scores(p, (q,), zeros, step + 1)
+                following = issue_scores(p, q, zeros, step + 1)
             else:
                 following = _issue_scores(p, q, done, step + 1, 0, never)
             s = (following,)
@@ -123,8 +135,8 @@ def finished_scores(s, zeros):
 
 
 @gluon.jit
-def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """The last P V of a tile, part after part in the same registers."""
+def _last_parts(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
+    """Take the turn for the last P V of a tile, part after part in the same registers."""
     never = _never(p)
     mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
     take_turn(p, WARPGROUP)
@@ -133,6 +145,24 @@ def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
         part = _issue_part(p, x, words, part, step, unit, False if unit == 0 else never)
         part = warpgroup_mma_wait(0, deps=(part,))
         o = _added(p, o, rescale, part, unit)
+    return o
+
+
+@gluon.jit
+def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
+    """The last P V of a tile."""
+    o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
     pass_turn(p, WARPGROUP)
     release(p, V_EMPTY, step % p.v.stages)
     return o
+
+
+@gluon.jit
+def finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP: gl.constexpr):
+    """The last P V of a tile, and behind it the first scores of the next one."""
+    o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
+    release(p, V_EMPTY, step % p.v.stages)
+    mbarrier.wait(p.k_full.index((step + 1) % p.v.stages), phase(step + 1, p.v.stages), pred=is_more)
+    s = issue_scores(p, q, zeros, step + 1)
+    pass_turn(p, WARPGROUP)
+    return o, s

@@ -186,6 +186,11 @@ class Config:
         return _size(self.family, self.is_fp8, self.head_dim)
 
     @property
+    def size_v(self) -> Size:
+        """Return the same for head_dim_v: O has as many channels, which decides how P V is summed."""
+        return _size(self.family, self.is_fp8, self.head_dim_v)
+
+    @property
     def is_fp8(self) -> bool:
         """Tell whether operands have 8 bits."""
         return self.dtype == "e4m3"
@@ -246,7 +251,7 @@ class Config:
     @property
     def adds_in_place(self) -> bool:
         """Tell whether promoted sums are added where they are awaited, see :attr:`Size.holds_partials`."""
-        return self.promotes and not self.size.holds_partials
+        return self.promotes and not self.size_v.holds_partials
 
     @property
     def rotates(self) -> bool:
@@ -267,7 +272,7 @@ class Config:
         """
         if not self.promotes:
             return 1, 1
-        return self.size.slices, self.tile_n // self.promotion_interval
+        return self.size_v.slices, self.tile_n // self.promotion_interval
 
     @property
     def holds_turn(self) -> bool:

@@ -47,7 +47,8 @@ class Size:
         Whether two consumer warpgroups keep Q in registers. Products then read K and V alone from shared memory, and
         Q's buffer is free for the next tile as soon as it is read.
     slices : int
-        Of the channels, in which promoted sums are taken: what registers leave for partial sums.
+        Of the channels of V and O, if this is their size, in which promoted sums are taken: what registers leave for
+        partial sums.
     holds_partials : bool
         Whether O, S and a promoted partial sum fit the registers together. Otherwise a partial sum is added where it is
         awaited, and no GEMM runs under a warpgroup's own softmax.
@@ -224,7 +225,7 @@ class Traits:
         """The compiled sizes of Q and K, which holds V as well, and of V and O; ValueError where there is none."""
         is_fp8 = problem.dtype == "e4m3"
         widest = self.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
-        return widest, widest if is_fp8 else self.compiled_head_dim(problem.head_dim_v)
+        return widest, self.compiled_head_dim(problem.head_dim_v, is_fp8)
 
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
         """The tile that a problem is launched with; None where it is not known."""

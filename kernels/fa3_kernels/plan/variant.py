@@ -14,6 +14,8 @@ from fa3_kernels.plan.tiles import padded_group
 from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
+STAGED_CHANNELS = 128  # of O, that a warpgroup stages at a time in a buffer of its own
+
 
 def buffers(config: Config) -> dict[str, tuple[int, int]]:
     """Return the buffers in shared memory of a kernel of any family: how many, and bytes of one.
@@ -34,7 +36,7 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     if not config.pv_from_registers:
         found["p"] = config.consumers, WARPGROUP_ROWS * config.tile_n * config.bits // 8
     if not (config.traits.output_in_v or config.output_in_query_slot):
-        found["out"] = config.consumers, WARPGROUP_ROWS * config.head_dim_v * 2
+        found["out"] = config.consumers, WARPGROUP_ROWS * min(config.head_dim_v, STAGED_CHANNELS) * 2
     return found
 
 
@@ -76,7 +78,7 @@ class Variant:
     producer_warps : int
         1, or 4 where the producer also transposes V.
     slices : int
-        e4m3: slices of the channels in which O is kept.
+        e4m3: slices of the channels in which O is kept; one of three boxes is kept as two boxes and the third.
     promotion_interval : int
         e4m3: keys summed by the tensor core before O takes the sum in fp32; 0 chains through O.
     block_descales : bool

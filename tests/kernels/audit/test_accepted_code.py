@@ -46,7 +46,7 @@ def test_every_warpgroup_has_its_registers_and_stores_its_part_of_o(name: str) -
     found, (config, v) = figures_of(name), variant(LAUNCHES[name])
     assert found["registers"]["entry"] == v.entry_regs
     assert {v.consumer_regs, v.producer_regs} <= set(found["registers"]["setmaxnreg"])
-    parts = 2 if config.dtype == "e4m3" and config.head_dim == 256 else 1
+    parts = 2 if config.dtype == "e4m3" and config.head_dim_v == 256 else v.v_boxes
     assert found["tma"]["UTMASTG"] == (0 if v.is_split else v.consumers * parts)
     assert found["barriers"]["USETMAXREG"] > 0
     assert found["memory"]["smem_bytes"] <= 227 * 1024
@@ -70,13 +70,14 @@ def test_16_bit_steps_have_their_products_and_no_contracted_arithmetic(name: str
 @pytest.mark.parametrize("name", E4M3)
 def test_e4m3_steps_have_their_products_and_promotion_costs_no_instruction(name: str) -> None:
     found, (config, v) = figures_of(name), variant(LAUNCHES[name])
-    # k32 steps of Q K^T; 128 / 32 of each slice of P V
-    scores, output = config.head_dim // 32, config.tile_n // 32 * v.slices
+    # k32 steps of Q K^T; 128 / 32 of each slice of P V, of which three boxes of channels make two or three
+    slices = 2 if v.v_boxes == 3 and v.slices == 1 else v.slices
+    scores, output = config.head_dim // 32, config.tile_n // 32 * slices
     of_a_step = scores * (2 if config.rotates else 1)  # in two pieces of the keys
     of_tiles = scores * (1 + (v.query_slots > 1))
     assert found["tensor"]["QGMMA"] == v.consumers * (of_a_step + 2 * output + of_tiles)
     assert found["tensor"]["HGMMA"] == 0
-    p, o = config.tile_n // 2, config.head_dim // 2
+    p, o = config.tile_n // 2, config.head_dim_v // 2
     softmax = 2 * (p + ROWS + ROWS)  # first block and step
     promoted = 2 * o if config.promotion_interval else 0  # step and last block
     assert found["fp32"]["FFMA"] == v.consumers * (softmax + promoted)
@@ -85,10 +86,12 @@ def test_e4m3_steps_have_their_products_and_promotion_costs_no_instruction(name:
     assert at_least <= found["fp32"]["FMUL"] <= at_least + v.consumers * 20
 
 
-@pytest.mark.parametrize("name", ["e4m3_d256_dense", "e4m3_d256_causal", "e4m3_d256_dense_blocks", "e4m3_d256_window"])
-def test_registers_that_go_round_are_loaded_from_memory_in_no_step(name: str) -> None:
+@pytest.mark.parametrize("kind", ["dense", "causal", "dense_blocks", "window"])
+@pytest.mark.parametrize(("head_dim", "products"), [(192, 24), (256, 32)])
+def test_registers_that_go_round_are_loaded_from_memory_in_no_step(kind: str, head_dim: int, products: int) -> None:
     """Two accumulators of 32 fit beside O only as long as the compilers add a part before they start the next."""
-    steps = [loop for loop in figures_of(name)["loops"] if "QGMMA 32" in loop and "FMUL 1" not in loop]
+    loops = figures_of(f"e4m3_d{head_dim}_{kind}")["loops"]
+    steps = [loop for loop in loops if f"QGMMA {products}" in loop and "FMUL 1" not in loop]
     assert len(steps) == 2, "one per consumer"
     assert not any("LDL" in loop or "STL" in loop for loop in steps)
 
@@ -97,7 +100,7 @@ def test_registers_that_go_round_are_loaded_from_memory_in_no_step(name: str) ->
 def test_v_is_transposed_by_matrix_moves_and_p_is_packed_without_byte_moves(name: str) -> None:
     found, (config, v) = figures_of(name), variant(LAUNCHES[name])
     copies = 2 + (v.query_slots == 1)  # in the loop and behind it; with one Q slot also before a tile
-    size = copies * config.head_dim * config.tile_n
+    size = copies * config.head_dim_v * config.tile_n
     assert found["moves"]["LDSM"] == found["moves"]["STSM"] == size // (128 * 16)  # 16 bytes per thread and instruction
     assert found["moves"]["PRMT"] == size // (128 * 4)  # one per word of V
 
