@@ -41,8 +41,19 @@ from fa3_kernels.gluon.pipeline import slot_barrier
 
 
 @gluon.jit
-def _issue_scores(p, keys, zeros, step):
+def _keys(p):
+    """K as a matrix, at an address that is new to the compiler.
+
+    LLVM otherwise computes the descriptors of K's products once and holds them in 16 registers of every thread, from
+    which each step moves them to uniform ones (R2UR, for which a warp waits), and ptxas spills what has no room.
+    """
+    return matrix(p.k_smem.index(opaque(0)))
+
+
+@gluon.jit
+def _issue_scores(p, zeros, step, WARPGROUP: gl.constexpr):
     """Start S^T = K Q^T from zero."""
+    keys = _keys(p).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
     return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -60,13 +71,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
     operand: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
     zeros = gl.zeros([WARPGROUP_ROWS, tile_m], gl.float32, s_layout)
     dq_zeros = gl.zeros([dq_rows, dq_channels], gl.float32, dq_layout)
-    k_tile = matrix(p.k_smem)
-    keys = k_tile.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
     values = matrix(p.v_smem).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
-    if p.v.splits_channels:
-        dq_keys = k_tile.slice(WARPGROUP * dq_channels, dq_channels, dim=1)
-    else:
-        dq_keys = k_tile
     number = 0
     step = 0
     entry = gl.load(p.tiles)
@@ -79,7 +84,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         dv = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
         mbarrier.wait(p.kv_full, number & 1)
         mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
-        s_next = _issue_scores(p, keys, zeros, step)
+        s_next = _issue_scores(p, zeros, step, WARPGROUP)
         cursor = rows.start
         for i in range(steps):
             step = opaque(step)
@@ -104,7 +109,9 @@ def _consume(p, WARPGROUP: gl.constexpr):
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
             exchange()
+            dq_keys = _keys(p)
             if p.v.splits_channels:
+                dq_keys = dq_keys.slice(WARPGROUP * dq_channels, dq_channels, dim=1)
                 dq_ds = shared_ds
             else:
                 dq_ds = shared_ds.slice(WARPGROUP * dq_rows, dq_rows, dim=1)
@@ -118,20 +125,20 @@ def _consume(p, WARPGROUP: gl.constexpr):
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
-            s_next = _issue_scores(p, keys, zeros, step + 1)
+            s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
             dk = warpgroup_mma_wait(1, deps=(dk,))
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))
         exchange()  # the other warpgroup has read K for its dQ
         values.store(dv.to(dtype))
-        keys.store((dk * p.softmax_scale).to(dtype))
+        _keys(p).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store((dk * p.softmax_scale).to(dtype))
         fence_async_shared()
         where = key_coordinates(p, tile, tile.first_key + WARPGROUP * WARPGROUP_ROWS)
         mine: gl.constexpr = WARPGROUP * WARPGROUP_ROWS
-        dim: gl.constexpr = len(p.k_smem.shape) - 2
+        dim: gl.constexpr = len(p.v_smem.shape) - 2
         tma.async_copy_shared_to_global(p.dv_desc, where, p.v_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
-        tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
+        tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.index(0).slice(mine, WARPGROUP_ROWS, dim=dim))
         tma.store_wait(0)
         slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
         number += 1

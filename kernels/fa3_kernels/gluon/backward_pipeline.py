@@ -158,7 +158,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], q_desc.dtype)
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [v.stages] + q_desc.block_type.shape, q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [1] + k_desc.block_type.shape, k_desc.layout)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
     dout_smem = gl.allocate_shared_memory(
         dout_desc.dtype, [v.dout_stages] + dout_desc.block_type.shape, dout_desc.layout
@@ -244,7 +244,7 @@ def _load_keys(p, tile, number):
         slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
     where = key_coordinates(p, tile, tile.first_key)
     mbarrier.expect(p.kv_full, p.k_desc.block_type.nbytes + p.v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem)
+    tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem.index(0))
     tma.async_copy_global_to_shared(p.v_desc, where, p.kv_full, p.v_smem)
 
 

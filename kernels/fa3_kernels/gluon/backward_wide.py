@@ -56,7 +56,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
     operand: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
     zeros = gl.zeros([tile, tile], gl.float32, s_layout)
     dq_zeros = gl.zeros([tile, part], gl.float32, dq_layout)
-    keys = matrix(p.k_smem)
+    keys = matrix(p.k_smem.index(0))
     low = keys.slice(first, part, dim=1)
     high = keys.slice(first + part, part, dim=1)
     shared_ds = p.ds_smem.index(0)
@@ -130,7 +130,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         else:
             keys.store((total * p.softmax_scale).to(dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem)
+            tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.index(0))
         tma.store_wait(0)
         slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
         number += 1
