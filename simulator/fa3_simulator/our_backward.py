@@ -1,8 +1,9 @@
 """The warps of our backward kernel, transcribed from :mod:`fa3_kernels.gluon.backward` and what Triton makes of it.
 
 Triton adds barriers over a warpgroup's warps, in front of what is written to shared memory and in front of wgmma that
-reads it; they stand here as in the PTX of the launches that the audit compiles. The fence that shows staged dQ to TMA
-is executed by the warp that adds it, behind the barrier.
+reads it; they stand here as in the PTX of the launches that the audit compiles, from which those around the exchange of
+dS are taken (:mod:`fa3_kernels.gluon.surplus_barriers`). The fence that shows staged dQ to TMA is executed by the warp
+that adds it, behind the barrier.
 
 Behind the last row block of a tile the scores of one more are computed that does not exist. They are of whatever its
 slot holds and nobody reads them, so that the operand is none of the ring's.
@@ -63,12 +64,10 @@ class Paired(_Ours):
         stream.read(shared.lse[q])
         stream.vector(self.work["beside dS"])
         self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
-        self.join_warps()
         stream.write(shared.ds[ds][self.index])
         stream.vector(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
-        self.join_warps()
         stream.vector(self.work["descriptors of dQ"])
         self.issue(self.to_dq, shared.ds[ds], shared.k, "dQ")
         self.issue(self.to_dk, None, [shared.q[q]], "dK")

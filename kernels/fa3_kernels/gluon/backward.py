@@ -6,6 +6,19 @@ the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K both warpgroups 
 forms half of the tile, and a warp of its own adds the halves to fp32 sums in memory by TMA. The scores of the next row
 block are issued with dK of this one, so that its exponentials run beside dP. The order of every operation on a value is
 that of :mod:`fa3_kernels.twin.backward`.
+
+Around that exchange Triton puts two barriers over the warps of a warpgroup. :mod:`.surplus_barriers` takes them out, as
+named barriers order all that they do:
+
+- *dS before the products of dQ that read it.* Every thread executes the fence behind its own store and then meets all
+  256 threads in ``exchange()``, which stands in front of the products.
+- *The products of dQ before dS overwrites what they read.* A slot's last products are those of two row blocks before.
+  Every warp of both warpgroups waits for them, and then comes to the ``exchange()`` of the row block between, behind
+  which alone the slot is written again.
+- *One staged dQ before the next.* A thread writes the same elements in every row block, and DQ_EMPTY and DQ_FULL, for
+  which all 128 threads come, stand around the TMA that reads them.
+- *Waits for mbarriers.* No thread misses a phase: a slot of Q, dO or keys is loaded again only after all 256 threads
+  have released it, each behind its own wait. The statistics, which are read beside these barriers, are a slot of Q's.
 """
 
 from __future__ import annotations
@@ -38,6 +51,9 @@ from fa3_kernels.gluon.backward_pipeline import (
 from fa3_kernels.gluon.backward_wide import consume_wide
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
 from fa3_kernels.gluon.pipeline import slot_barrier
+from fa3_kernels.gluon.surplus_barriers import surplus_barriers
+
+SURPLUS = gl.constexpr(2)
 
 
 @gluon.jit
@@ -106,6 +122,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
                 ds = ds * slope
             ds16 = ds.to(dtype)
             shared_ds = p.ds_smem.index(slot)
+            surplus_barriers(SURPLUS)
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
             exchange()
@@ -116,6 +133,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             else:
                 dq_ds = shared_ds.slice(WARPGROUP * dq_rows, dq_rows, dim=1)
             dq = warpgroup_mma(dq_ds.permute((1, 0)), dq_keys, dq_zeros, use_acc=False, is_async=True)
+            surplus_barriers("end")
             q = matrix(p.q_smem.index(slot))
             dk = warpgroup_mma(gl.convert_layout(ds16, operand, assert_trivial=True), q, dk, is_async=True)
             dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
