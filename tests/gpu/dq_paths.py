@@ -72,7 +72,7 @@ PATHS = {
 }
 
 _STAGED = """            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
-            p.dq_smem.index(WARPGROUP).store(dq)
+            staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
 """
 REPLACED = {
@@ -90,12 +90,12 @@ REPLACED = {
     "backward_wide": (
         ("for _i in range(rows.count * p.group)", "for i in range(rows.count * p.group)"),
         (
-            "            _hand_on(p, dq_low, WARPGROUP)\n",
-            "            hand_on(p, dq_low, this, rows, i, first_row, 0, WARPGROUP)\n",
+            "            _hand_on(p, dq_total[0], WARPGROUP)\n",
+            "            hand_on(p, dq_total[0], this, rows, i, first_row, 0, WARPGROUP)\n",
         ),
         (
-            "            _hand_on(p, dq_high, WARPGROUP)\n",
-            "            hand_on(p, dq_high, this, rows, i, first_row, 1, WARPGROUP)\n",
+            "                _hand_on(p, other, WARPGROUP)\n",
+            "                hand_on(p, other, this, rows, i, first_row, part, WARPGROUP)\n",
         ),
     ),
 }

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
+from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 
 
@@ -111,6 +113,8 @@ def _backward(d: int) -> list[Launch]:
     if d == 128:
         capped = AttentionProblem(2, 4, 2, 1000, 1000, d, dtype="bf16", window=(100, 0), softcap=20.0)
         launches.append(Launch("bf16_window_softcap", capped))
+    if d == 192:
+        launches.append(Launch("narrow_v", AttentionProblem(2, 4, 2, 1000, 1000, d, head_dim_v=128, causal=True)))
     return [Launch(f"backward_d{d}_{x.name}", x.problem, x.choices, "backward") for x in launches]
 
 
@@ -122,8 +126,9 @@ def shipped() -> tuple[Launch, ...]:
     """
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
     forward = [x for dtype in dtypes for d in KERNEL_HEAD_DIMS for x in _of_head_dim(dtype, d)]
-    others = (x for launches in (_quantisers, _backward) for d in KERNEL_HEAD_DIMS for x in launches(d))
-    return (*forward, *others)
+    quantisers = (x for d in KERNEL_HEAD_DIMS for x in _quantisers(d))
+    gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
+    return (*forward, *quantisers, *gradients)
 
 
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a

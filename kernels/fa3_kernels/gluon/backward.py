@@ -41,15 +41,21 @@ from fa3_kernels.gluon.backward_pipeline import (
     KV_EMPTY,
     Q_EMPTY,
     add_dq,
+    add_product,
     exchange,
     probabilities,
     produce,
+    product,
     program,
+    scaled,
+    share_of_dq,
     statistics,
+    store_parts,
     warpgroup_barrier,
 )
 from fa3_kernels.gluon.backward_wide import consume_wide
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.boxes import awaited, no_sums, parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 from fa3_kernels.gluon.surplus_barriers import surplus_barriers
 
@@ -63,31 +69,63 @@ def _keys(p):
     LLVM otherwise computes the descriptors of K's products once and holds them in 16 registers of every thread, from
     which each step moves them to uniform ones (R2UR, for which a warp waits), and ptxas spills what has no room.
     """
-    return matrix(p.k_smem.index(opaque(0)))
+    return parts(p.k_smem, opaque(0), p.v.qk_boxes)
+
+
+@gluon.jit
+def _own(tile, WARPGROUP: gl.constexpr):
+    """The keys of a warpgroup."""
+    result = ()
+    for i in gl.static_range(len(tile)):
+        result = result + (tile[i].slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS),)
+    return result
 
 
 @gluon.jit
 def _issue_scores(p, zeros, step, WARPGROUP: gl.constexpr):
     """Start S^T = K Q^T from zero."""
-    keys = _keys(p).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
-    return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return product(_own(_keys(p), WARPGROUP), parts(p.q_smem, step & 1, p.v.qk_boxes), zeros)
+
+
+@gluon.jit
+def _issue_dq(p, zeros, ds, WARPGROUP: gl.constexpr):
+    """Start a warpgroup's share of dQ = dS K: some of the channels, or half of the rows."""
+    keys = _keys(p)
+    rows: gl.constexpr = zeros.shape[0]
+    channels: gl.constexpr = zeros.shape[1]
+    if p.v.qk_boxes > 1:
+        of_dq = keys[WARPGROUP]
+    elif p.v.splits_channels:
+        of_dq = keys[0].slice(WARPGROUP * channels, channels, dim=1)
+    else:
+        of_dq = keys[0]
+        ds = ds.slice(WARPGROUP * rows, rows, dim=1)
+    return warpgroup_mma(ds.permute((1, 0)), of_dq, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _store_keys(desc, where, buffers, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Start the store of a warpgroup's keys of dK or dV."""
+    channels: gl.constexpr = desc.block_type.shape[-1]
+    dim: gl.constexpr = len(desc.block_type.shape) - 2
+    for i in gl.static_range(BOXES):
+        own = buffers.index(i).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=dim)
+        tma.async_copy_shared_to_global(desc, where[:-1] + [i * channels], own)
 
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 keys of every tile of this CTA."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
-    head_dim: gl.constexpr = p.q_desc.block_type.shape[-1]
-    dq_rows: gl.constexpr = p.dq_desc.block_type.shape[0]
-    dq_channels: gl.constexpr = p.dq_desc.block_type.shape[1]
     dtype: gl.constexpr = p.q_desc.dtype
+    staged = share_of_dq(p, WARPGROUP)
+    dq_rows: gl.constexpr = staged.shape[0]
+    dq_channels: gl.constexpr = staged.shape[1]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_m, 16])
-    kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dq_channels, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
     zeros = gl.zeros([WARPGROUP_ROWS, tile_m], gl.float32, s_layout)
     dq_zeros = gl.zeros([dq_rows, dq_channels], gl.float32, dq_layout)
-    values = matrix(p.v_smem).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
+    values = _own(parts(p.v_smem, 0, p.v.v_boxes), WARPGROUP)
     number = 0
     step = 0
     entry = gl.load(p.tiles)
@@ -96,8 +134,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, tile)
         steps = rows.count * p.group
-        dk = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
-        dv = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
+        dk = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1], 16)
+        dv = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1], 16)
         mbarrier.wait(p.kv_full, number & 1)
         mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
         s_next = _issue_scores(p, zeros, step, WARPGROUP)
@@ -109,14 +147,14 @@ def _consume(p, WARPGROUP: gl.constexpr):
             cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
-            dout = matrix(p.dout_smem.index(slot))
-            dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            dout = parts(p.dout_smem, slot, p.v.v_boxes)
+            dp = product(values, dout, zeros)
             lse = statistics(p, step, 0, s_layout)
             weights, slope = probabilities(p, tile, rows, s, first_row, lse, WARPGROUP)
-            p16 = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
+            p16 = weights.to(dtype)
             dp = warpgroup_mma_wait(0, deps=(dp,))
             dots = statistics(p, step, 1, s_layout)
-            dv = warpgroup_mma(p16, dout, dv, is_async=True)
+            dv = add_product(dv, p16, dout)
             ds = weights * (dp - dots)
             if p.v.softcap:
                 ds = ds * slope
@@ -126,37 +164,30 @@ def _consume(p, WARPGROUP: gl.constexpr):
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
             exchange()
-            dq_keys = _keys(p)
-            if p.v.splits_channels:
-                dq_keys = dq_keys.slice(WARPGROUP * dq_channels, dq_channels, dim=1)
-                dq_ds = shared_ds
-            else:
-                dq_ds = shared_ds.slice(WARPGROUP * dq_rows, dq_rows, dim=1)
-            dq = warpgroup_mma(dq_ds.permute((1, 0)), dq_keys, dq_zeros, use_acc=False, is_async=True)
+            dq = _issue_dq(p, dq_zeros, shared_ds, WARPGROUP)
             surplus_barriers("end")
-            q = matrix(p.q_smem.index(slot))
-            dk = warpgroup_mma(gl.convert_layout(ds16, operand, assert_trivial=True), q, dk, is_async=True)
-            dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+            dk = add_product(dk, ds16, parts(p.q_smem, slot, p.v.qk_boxes))
+            dq_dv = warpgroup_mma_wait(len(dk), deps=(dq,) + dv)
+            dq = dq_dv[0]
+            dv = dq_dv[1:]
             slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, slot)
             warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
-            p.dq_smem.index(WARPGROUP).store(dq)
+            staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
-            dk = warpgroup_mma_wait(1, deps=(dk,))
+            dk = awaited(dk, len(dk))
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))
         exchange()  # the other warpgroup has read K for its dQ
-        values.store(dv.to(dtype))
-        _keys(p).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store((dk * p.softmax_scale).to(dtype))
+        store_parts(dv, dtype, values)
+        store_parts(scaled(dk, p.softmax_scale), dtype, _own(_keys(p), WARPGROUP))
         fence_async_shared()
         where = key_coordinates(p, tile, tile.first_key + WARPGROUP * WARPGROUP_ROWS)
-        mine: gl.constexpr = WARPGROUP * WARPGROUP_ROWS
-        dim: gl.constexpr = len(p.v_smem.shape) - 2
-        tma.async_copy_shared_to_global(p.dv_desc, where, p.v_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
-        tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.index(0).slice(mine, WARPGROUP_ROWS, dim=dim))
+        _store_keys(p.dv_desc, where, p.v_smem, p.v.v_boxes, WARPGROUP)
+        _store_keys(p.dk_desc, where, p.k_smem, p.v.qk_boxes, WARPGROUP)
         tma.store_wait(0)
         slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
         number += 1

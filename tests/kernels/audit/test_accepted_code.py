@@ -25,6 +25,7 @@ E4M3 = [n for n, x in LAUNCHES.items() if x.problem.dtype == "e4m3" and n.split(
 
 # Backward kernels whose consumer warpgroups have 64 keys each.
 PAIRED = [x.name for x in shipped() if x.function == "backward" and x.problem.head_dim <= 128]
+WIDE = [x.name for x in shipped() if x.function == "backward" and x.problem.head_dim == 192]
 SPILLING = ("backward_d64_varlen_in_turn", "backward_d128_bf16_window_softcap")  # see ALLOWED_SPILL_BYTES
 
 
@@ -130,7 +131,7 @@ def backward_steps(name: str) -> list[dict[str, int]]:
     return [{x: int(n) for x, n in zip(*[iter(text.split())] * 2, strict=True)} for text in texts]
 
 
-@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("name", [*PAIRED, *WIDE])
 def test_a_step_of_the_backward_keeps_no_descriptor_of_k_in_registers(name: str) -> None:
     """The 16 words of K's descriptors would each be moved to a uniform register (R2UR): 8 to 36 in a step."""
     assert [step.get("R2UR", 0) <= 2 for step in backward_steps(name)] == [True, True]
@@ -142,6 +143,6 @@ def test_a_step_of_the_backward_has_no_barrier_around_the_exchange_of_ds(name: s
     assert [step["BAR"] for step in backward_steps(name)] == [5, 5]
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRED if name not in SPILLING])
+@pytest.mark.parametrize("name", [name for name in (*PAIRED, *WIDE) if name not in SPILLING])
 def test_a_step_of_the_backward_takes_no_register_to_memory(name: str) -> None:
     assert not any({"LDL", "STL"} & step.keys() for step in backward_steps(name))
