@@ -139,7 +139,17 @@ class BackwardSchedule:
         return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
 
     def queries(self, consumer: int) -> Product:
-        """Product of a warpgroup for dQ, or for one of the parts in which it is handed on."""
+        """Return a warpgroup's product for dQ, or for one of the parts in which it is handed on.
+
+        Parameters
+        ----------
+        consumer : int
+            Which warpgroup.
+
+        Returns
+        -------
+        Product
+        """
         if self.splits_roles or self.is_in_boxes:
             return self._checked("dQ", self.tile_m, self.staged(consumer) // self.tile_m, self.tile_n)
         return self._shared("dQ", (self.tile_m, self.head_dim), self.tile_n, self.dq_transposed)
@@ -150,7 +160,18 @@ class BackwardSchedule:
         return self.is_ours and self.head_dim % 96 == 0
 
     def staged(self, consumer: int) -> int:
-        """Return how many elements of dQ a consumer hands on at a time."""
+        """Return how many elements of dQ a consumer hands on at a time.
+
+        Parameters
+        ----------
+        consumer : int
+            Which warpgroup.
+
+        Returns
+        -------
+        int
+            Of three boxes of channels the first one has two.
+        """
         whole = self.tile_m * self.head_dim
         return whole * (2 - consumer) // 3 if self.is_in_boxes else whole // (self.consumers * self.dq_parts)
 
