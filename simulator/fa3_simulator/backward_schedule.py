@@ -149,6 +149,7 @@ class BackwardSchedule:
         Returns
         -------
         Product
+            Of whole instructions.
         """
         if self.splits_roles or self.is_in_boxes:
             return self._checked("dQ", self.tile_m, self.staged(consumer) // self.tile_m, self.tile_n)
