@@ -43,6 +43,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     add_dq,
     add_product,
     exchange,
+    no_sums,
     probabilities,
     produce,
     product,
@@ -54,7 +55,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     warpgroup_barrier,
 )
 from fa3_kernels.gluon.backward_wide import consume_wide
-from fa3_kernels.gluon.boxes import awaited, no_sums, parts
+from fa3_kernels.gluon.boxes import parts
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 from fa3_kernels.gluon.surplus_barriers import surplus_barriers
@@ -134,8 +135,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, tile)
         steps = rows.count * p.group
-        dk = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1], 16)
-        dv = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1], 16)
+        dk = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
+        dv = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
         s_next = _issue_scores(p, zeros, step, WARPGROUP)
@@ -177,7 +178,10 @@ def _consume(p, WARPGROUP: gl.constexpr):
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
-            dk = awaited(dk, len(dk))
+            if len(dk) == 1:
+                dk = (warpgroup_mma_wait(1, deps=dk),)
+            else:
+                dk = warpgroup_mma_wait(len(dk), deps=dk)
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))

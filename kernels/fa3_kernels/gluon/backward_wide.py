@@ -26,6 +26,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     Q_EMPTY,
     add_product,
     exchange,
+    no_sums,
     probabilities,
     product,
     scaled,
@@ -35,7 +36,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     store_parts,
     warpgroup_barrier,
 )
-from fa3_kernels.gluon.boxes import no_sums, parts
+from fa3_kernels.gluon.boxes import parts
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 
@@ -105,9 +106,9 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, this)
         if WARPGROUP == 0:
-            total = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1], 16)
+            total = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
         else:
-            total = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1], 16)
+            total = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         cursor = rows.start
         for _i in range(rows.count * p.group):

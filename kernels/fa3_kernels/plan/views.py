@@ -9,13 +9,13 @@ _RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
 _WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 bytes
 
 
-def boxes(size: int) -> int:
-    """Return in how many boxes TMA copies so many channels, or keys: three where they are no power of two.
+def boxes(channels: int) -> int:
+    """Return in how many boxes side by side TMA copies a tile: three where its channels are no power of two.
 
     >>> [boxes(n) for n in (64, 96, 128, 192)]
     [1, 3, 1, 3]
     """
-    return 1 if size & (size - 1) == 0 else 3
+    return 1 if channels & (channels - 1) == 0 else 3
 
 
 class View(NamedTuple):
