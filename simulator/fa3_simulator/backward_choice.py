@@ -27,7 +27,13 @@ _LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
         192: {"consumers": 3, **_WIDE},
         256: {"dq": "registers", "dq_transposed": True, **_WIDE},
     },
-    OURS: {64: {}, 128: {}, 256: {"dout_stages": 1, "ds_stages": 1, "splits_roles": True}},
+    OURS: {
+        64: {},
+        96: {},
+        128: {},
+        192: {"ds_stages": 1, "splits_roles": True},
+        256: {"dout_stages": 1, "ds_stages": 1, "splits_roles": True},
+    },
 }
 _TWINS = {"flash3": "flash3.dew", OURS: OURS}  # the builds whose tiles the twin knows too
 _TILE_96 = ((64, 128), (64, 128))  # of upstream, whose gradients the twin does not know there
@@ -121,11 +127,12 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
 def _with_slots(base: BackwardSchedule, fields: dict[str, Any]) -> Iterator[BackwardSchedule]:
     """The same schedule with fewer and fewer slots; ValueError at the end of them, where none was taken.
 
-    Ours has as many as it ships with: scores that run ahead need two of Q, and what splits roles shares one of dO.
+    Ours has as many as it ships with: scores that run ahead need two of Q, and at head_dim 256 there is room for one of
+    dO.
     """
     slots = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
     if base.is_ours:
-        slots = ((2, 1, 1),) if fields["splits_roles"] else ((2, 2, 2),)
+        slots = ((2, 2 if base.is_in_boxes else 1, 1),) if fields["splits_roles"] else ((2, 2, 2),)
     for q, dout, ds in slots:
         yield replace(base, num_stages=q, dout_stages=dout, ds_stages=ds, **fields)
     raise ValueError("no number of slots fits")

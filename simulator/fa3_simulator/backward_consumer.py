@@ -22,13 +22,13 @@ class BackwardConsumer(ABC):
         self.index = index
         self.s = s = shared.schedule
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
-        self.work = backward_work(s)
+        self.work = backward_work(s, index)
         holds_v = s.v_in_registers and not s.is_ours
         holds_scores = s.scores_transposed or s.is_ours
         self.scores = Gemm("Q K^T", *s.scores, 16, False)
         self.grads = Gemm("dO V^T", *s.scores, 16, holds_v)
         self.to_dv, self.to_dk = (Gemm(name, *s.gradients, 16, holds_scores) for name in ("P^T dO", "dS^T Q"))
-        self.to_dq = Gemm("dS K", *s.queries, 16, False)
+        self.to_dq = Gemm("dS K", *s.queries(index), 16, False)
         self.accumulators = {name: Slot(f"{name}.{index}", 0) for name in _ACCUMULATORS}
         self.step = 0
 

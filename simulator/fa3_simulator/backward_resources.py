@@ -32,7 +32,7 @@ class BackwardResources:
         self.ds, self.p = (
             [[Slot(f"{name}[{i}].{w}", part) for w in parts] for i in range(s.ds_stages)] for name in ("ds", "p")
         )
-        self.dq = [Slot(f"dq.{w}", 4 * s.tile_m * s.head_dim // s.consumers // s.dq_parts) for w in each]
+        self.dq = [Slot(f"dq.{w}", 4 * s.staged(w)) for w in each]
         self.scores = Slot("scores", 4 * s.tile_m * s.tile_n)
         self.q_full = filled("q", s.num_stages)
         self.dout_full = filled("dout", s.dout_stages)

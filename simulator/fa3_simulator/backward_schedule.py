@@ -57,7 +57,7 @@ class BackwardSchedule:
         reductions of TMA; or by vector reductions from registers, which our kernel does not know.
     splits_roles : bool
         Whether one consumer forms S and keeps dV, the other dP and dK, each of all keys, and S goes from one to the
-        other in fp32. Our kernel at head_dim 256.
+        other in fp32. Our kernel at head_dim 192 and 256.
     turns : {"free", "ascending", "descending", "shift"}
         In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`.
 
@@ -101,8 +101,9 @@ class BackwardSchedule:
             rules.append((1 <= getattr(self, name) <= 4, f"{name} must lie in [1, 4], got {getattr(self, name)}"))
         for ok, rule in rules:
             require(ok, rule)
-        for name in ("scores", "gradients", "queries"):
+        for name in ("scores", "gradients"):
             getattr(self, name)  # refuses what wgmma does not compute
+        self.queries(0)
 
     @property
     def traits(self) -> Traits:
@@ -137,12 +138,43 @@ class BackwardSchedule:
             return self._checked("dV", self.tile_n, self.head_dim, self.tile_m)
         return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
 
-    @property
-    def queries(self) -> Product:
-        """Product of one warpgroup for dQ, or for one of the parts in which it is handed on."""
-        if self.splits_roles:
-            return self._checked("dQ", self.tile_m, self.head_dim // (self.consumers * self.dq_parts), self.tile_n)
+    def queries(self, consumer: int) -> Product:
+        """Return a warpgroup's product for dQ, or for one of the parts in which it is handed on.
+
+        Parameters
+        ----------
+        consumer : int
+            Which warpgroup.
+
+        Returns
+        -------
+        Product
+            Of whole instructions.
+        """
+        if self.splits_roles or self.is_in_boxes:
+            return self._checked("dQ", self.tile_m, self.staged(consumer) // self.tile_m, self.tile_n)
         return self._shared("dQ", (self.tile_m, self.head_dim), self.tile_n, self.dq_transposed)
+
+    @property
+    def is_in_boxes(self) -> bool:
+        """Tell whether channels are three boxes, as at head_dim 96 and 192 of our kernel: two of dQ and one."""
+        return self.is_ours and self.head_dim % 96 == 0
+
+    def staged(self, consumer: int) -> int:
+        """Return how many elements of dQ a consumer hands on at a time.
+
+        Parameters
+        ----------
+        consumer : int
+            Which warpgroup.
+
+        Returns
+        -------
+        int
+            Of three boxes of channels the first one has two.
+        """
+        whole = self.tile_m * self.head_dim
+        return whole * (2 - consumer) // 3 if self.is_in_boxes else whole // (self.consumers * self.dq_parts)
 
     @property
     def dq_slices(self) -> int:
@@ -152,7 +184,7 @@ class BackwardSchedule:
     @property
     def dq_parts(self) -> int:
         """Parts in which a consumer stages its share of dQ in shared memory."""
-        return 2 if self.splits_roles else 1
+        return 2 if self.splits_roles and not self.is_in_boxes else 1
 
     @property
     def layout(self) -> str:

@@ -14,12 +14,16 @@ WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction ta
 # Of a row block of our kernel as compiled (SASS of dense fp16, both warpgroups' mean): what a warp executes beside the
 # classes of Work, and the cycles that ptxas has it wait for those in a row, where nothing else is there to be issued:
 # beside the exponentials, beside dS, in front of the wgmma of dQ and dK, in front of those of the next scores.
-OTHERS = {64: ((50, 0), (54, 0), (17, 53), (28, 60)), 128: ((50, 0), (28, 0), (30, 94), (46, 101))}
-OTHERS_SPLIT = ((30, 0), (0, 0), (11, 60), (70, 52))
+OTHERS = {
+    64: ((44, 0), (40, 0), (34, 93), (34, 54)),
+    96: ((48, 0), (35, 0), (44, 85), (48, 63)),
+    128: ((44, 0), (31, 0), (27, 70), (45, 75)),
+}
+OTHERS_SPLIT = {192: ((34, 0), (0, 0), (12, 45), (80, 93)), 256: ((30, 0), (0, 0), (11, 60), (70, 52))}
 _PLACES = ("beside exp2", "beside dS", "descriptors of dQ", "descriptors of S")
 
 
-def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
+def backward_work(schedule: BackwardSchedule, consumer: int = 0) -> dict[str, Work]:
     """Vector work of one warp of a consumer.
 
     A score takes a multiply-add, an exponential, a subtraction, a multiplication and two halves of a conversion. With
@@ -28,13 +32,16 @@ def backward_work(schedule: BackwardSchedule) -> dict[str, Work]:
     s = schedule
     threads = WARPGROUP_THREADS * s.consumers
     lane = s.tile_m * s.tile_n // (WARPGROUP_THREADS if s.splits_roles else threads)
-    outputs = s.tile_m * s.head_dim // threads // s.dq_parts
+    outputs = s.staged(consumer) // WARPGROUP_THREADS
     columns = s.tile_m // 8 if s.scores_transposed else 2
     statistics = 4 * columns * WAVEFRONT_BYTES  # of the four warps of a consumer
     shared = 2 * lane * WARPGROUP_THREADS  # P or dS of a consumer in 16 bits
     staged = 4 * outputs * WARPGROUP_THREADS
     gradients = s.tile_n * s.head_dim // threads
-    counted = (OTHERS_SPLIT if s.splits_roles else OTHERS.get(s.head_dim, OTHERS[128])) if s.is_ours else ()
+    counted: tuple[tuple[int, int], ...] = ()
+    if s.is_ours:
+        known, largest = (OTHERS_SPLIT, 256) if s.splits_roles else (OTHERS, 128)
+        counted = known.get(s.head_dim, known[largest])
     others = {name: Work(name, 1, other=n, stall=wait) for name, (n, wait) in zip(_PLACES, counted, strict=False)}
     return others | {
         "mask": work_on("mask", lane, alu=2),

@@ -1,8 +1,9 @@
 """The warps of our backward kernel, transcribed from :mod:`fa3_kernels.gluon.backward` and what Triton makes of it.
 
 Triton adds barriers over a warpgroup's warps, in front of what is written to shared memory and in front of wgmma that
-reads it; they stand here as in the PTX of the launches that the audit compiles. The fence that shows staged dQ to TMA
-is executed by the warp that adds it, behind the barrier.
+reads it; they stand here as in the PTX of the launches that the audit compiles, from which those around the exchange of
+dS are taken (:mod:`fa3_kernels.gluon.surplus_barriers`). The fence that shows staged dQ to TMA is executed by the warp
+that adds it, behind the barrier.
 
 Behind the last row block of a tile the scores of one more are computed that does not exist. They are of whatever its
 slot holds and nobody reads them, so that the operand is none of the ring's.
@@ -63,12 +64,10 @@ class Paired(_Ours):
         stream.read(shared.lse[q])
         stream.vector(self.work["beside dS"])
         self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
-        self.join_warps()
         stream.write(shared.ds[ds][self.index])
         stream.vector(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
-        self.join_warps()
         stream.vector(self.work["descriptors of dQ"])
         self.issue(self.to_dq, shared.ds[ds], shared.k, "dQ")
         self.issue(self.to_dk, None, [shared.q[q]], "dK")
@@ -101,12 +100,15 @@ class Paired(_Ours):
 
 
 class Split(_Ours):
-    """At head_dim 256 the first of two warpgroups forms S and keeps dV, the second dP and dK; both all 64 keys."""
+    """At head_dim 192 and 256 the first of two warpgroups forms S and keeps dV, the second dP and dK; both all keys."""
+
+    dout = 0  # the slot of dO of a row block
 
     def begin(self) -> None:
         """Nothing: scores do not run ahead of their row block here."""
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
+        self.dout = self.step % self.s.dout_stages
         self.wait_full(self.shared.q_full, self.step)
         if self.index == 0:
             self.scores_and_dv(is_masked=is_masked)
@@ -129,7 +131,7 @@ class Split(_Ours):
         stream.bar_arrive(shared.scores_ready)
         self.weights(is_masked=is_masked)
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.to_dv, None, [shared.dout[0]], "dV")
+        self.issue(self.to_dv, None, [shared.dout[self.dout]], "dV")
         stream.bar_sync(shared.both)
 
     def differences_and_dk(self, *, is_masked: bool) -> None:
@@ -138,14 +140,14 @@ class Split(_Ours):
         q = self.step % self.s.num_stages
         self.wait_full(shared.dout_full, self.step)
         stream.vector(self.work["descriptors of S"])
-        self.issue(self.grads, [shared.v[0]], [shared.dout[0]], "dP")
+        self.issue(self.grads, [shared.v[0]], [shared.dout[self.dout]], "dP")
         stream.read(shared.lse[q])
         stream.bar_sync(shared.scores_ready)
         stream.read(shared.scores)
         stream.vector(self.work["S from shared memory"])
         self.weights(is_masked=is_masked)
         stream.wgmma_wait(0)
-        stream.release(shared.dout_empty[0])
+        stream.release(shared.dout_empty[self.dout])
         stream.read(self.accumulators["dP"])
         stream.read(shared.lse[q])
         stream.write(shared.ds[0][0])
@@ -156,18 +158,19 @@ class Split(_Ours):
         self.join_warps()
 
     def queries(self) -> None:
-        """Half of dQ's channels in two parts, behind dV or dK; what those read is handed back when they are done."""
+        """A share of dQ's channels, behind dV or dK; what those read is handed back when they are done."""
         stream = self.stream
         shared = self.shared
         q = self.step % self.s.num_stages
         stream.vector(self.work["descriptors of dQ"])
-        for name in ("dQ low", "dQ high"):
+        names = ("dQ low", "dQ high")[: self.s.dq_parts]
+        for name in names:
             self.issue(self.to_dq, shared.ds[0], shared.k, name)
-        stream.wgmma_wait(1)
-        stream.release(shared.dout_empty[0] if self.index == 0 else shared.q_empty[q])
-        self.hand_on("dQ low", joins=self.index == 0)
-        stream.wgmma_wait(0)
-        self.hand_on("dQ high", joins=True)
+        for part, name in enumerate(names):
+            stream.wgmma_wait(len(names) - 1 - part)
+            if part == 0:
+                stream.release(shared.dout_empty[self.dout] if self.index == 0 else shared.q_empty[q])
+            self.hand_on(name, joins=self.index == 0 or part > 0)
 
     def epilogue(self) -> None:
         stream = self.stream

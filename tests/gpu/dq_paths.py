@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from triton.experimental.gluon import language as gl
 
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import Compiled, compile_call
@@ -49,16 +50,20 @@ _COLUMNS = ("head_dim", "seqlen", "causal", "path", "ms", "sm_mhz", "kilocycles"
 
 
 class Route(NamedTuple):
-    """What a warpgroup does with its share of dQ, what the warp of dQ does, and whether sums come of it."""
+    """What a warpgroup does with its share of dQ, what the warp of dQ does, and whether sums come of it.
+
+    ``surplus`` are Triton's barriers around the exchange of dS: a barrier elsewhere in the loop spares one.
+    """
 
     hand_on: Any
     of_warp: Any
     adds: bool = True
+    surplus: int = 2
 
 
 PATHS = {
     SHIPPED: Route(dq_kernels.stage, backward_pipeline.add_dq),
-    "tma, the consumer": Route(dq_kernels.start_additions, dq_kernels.idle),
+    "tma, the consumer": Route(dq_kernels.start_additions, dq_kernels.idle, surplus=1),
     "red of 4, whole lines": Route(dq_kernels.add_lines, dq_kernels.idle),
     "red of 2": Route(dq_kernels.add_pairs, dq_kernels.idle),
     "atomics of 1": Route(dq_kernels.add_single, dq_kernels.idle),
@@ -67,7 +72,7 @@ PATHS = {
 }
 
 _STAGED = """            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
-            p.dq_smem.index(WARPGROUP).store(dq)
+            staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
 """
 REPLACED = {
@@ -85,12 +90,12 @@ REPLACED = {
     "backward_wide": (
         ("for _i in range(rows.count * p.group)", "for i in range(rows.count * p.group)"),
         (
-            "            _hand_on(p, dq_low, WARPGROUP)\n",
-            "            hand_on(p, dq_low, this, rows, i, first_row, 0, WARPGROUP)\n",
+            "            _hand_on(p, dq_total[0], WARPGROUP)\n",
+            "            hand_on(p, dq_total[0], this, rows, i, first_row, 0, WARPGROUP)\n",
         ),
         (
-            "            _hand_on(p, dq_high, WARPGROUP)\n",
-            "            hand_on(p, dq_high, this, rows, i, first_row, 1, WARPGROUP)\n",
+            "                _hand_on(p, other, WARPGROUP)\n",
+            "                hand_on(p, other, this, rows, i, first_row, part, WARPGROUP)\n",
         ),
     ),
 }
@@ -115,7 +120,7 @@ def _variant_module(folder: Path, name: str, path: Route) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    vars(module).update(hand_on=path.hand_on, of_warp=path.of_warp)
+    vars(module).update(hand_on=path.hand_on, of_warp=path.of_warp, SURPLUS=gl.constexpr(path.surplus))
     return module
 
 

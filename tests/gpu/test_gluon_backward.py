@@ -18,6 +18,12 @@ PROBLEMS = {
     "causal": AttentionProblem(1, 4, 2, 260, 260, 64, causal=True, dtype="bf16"),
     "window": AttentionProblem(1, 2, 1, 129, 400, 256, window=(60, 20)),
     "packed": PACKED,
+    "boxes": AttentionProblem(1, 4, 2, 260, 300, 96, causal=True),
+    "padded boxes": AttentionProblem(2, 2, 2, 200, 300, 80, head_dim_v=72),
+    "packed boxes": AttentionProblem.varlen((100, 1, 0, 200), (130, 70, 50, 0), nheads=4, nheads_kv=2, head_dim=96),
+    "wide boxes": AttentionProblem(1, 2, 1, 129, 400, 192, window=(60, 20), dtype="bf16"),
+    "narrow values": AttentionProblem(1, 4, 2, 200, 300, 192, head_dim_v=128, causal=True),
+    "wide values": AttentionProblem(1, 2, 2, 200, 300, 64, head_dim_v=192),
 }
 
 

@@ -44,6 +44,7 @@ NAMES = (  # one kernel of every shape
     "e4m3_d256_dense",
     "e4m3_d256_dense_chained",
     "backward_d64_dense",
+    "backward_d192_dense",
     "backward_d256_dense",
     "flash3_fp16_d64",
     "flash3_fp16_d64_causal",

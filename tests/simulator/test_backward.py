@@ -41,7 +41,7 @@ def problem(
 SHIPPED = tuple(
     dict.fromkeys(
         shipped_schedule(problem(head_dim, 128, causal=causal), family)
-        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 128, 256)))
+        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 96, 128, 192, 256)))
         for head_dim in sizes
         for causal in (False, True)
     )
@@ -248,12 +248,12 @@ def test_tuning_chooses_what_upstream_launches(head_dim: int, most: float) -> No
 
 @pytest.mark.parametrize("family", ["gluon", "flash3"])
 def test_what_ships_is_a_candidate(family: str) -> None:
-    for head_dim in (64, 128, 256):
+    for head_dim in (64, 128, 192, 256):
         asked = problem(head_dim, 128)
         assert shipped_schedule(asked, family) in candidates(asked, family, H200["smem_bytes"])
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 192, 256])
 def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit(head_dim: int) -> None:
     found = list(candidates(problem(head_dim, 128), "gluon", H200["smem_bytes"]))
     assert {(s.tile_m, s.tile_n) for s in found} <= {(m, n) for m in (64, 128) for n in (64, 128)}

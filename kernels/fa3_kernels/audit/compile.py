@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
-from fa3_kernels.gluon import quantize, run
+from fa3_kernels.gluon import quantize, run, surplus_barriers
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
 from fa3_kernels.plan.plan import Pointer
 
@@ -106,7 +106,10 @@ def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, keywords, bound, specialization, parsed)
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
     source = kind(kernel, signature, constexprs, attributes)
-    return triton.compile(source, target=HOPPER, options=parsed.__dict__)
+    with surplus_barriers.left_out():
+        compiled = triton.compile(source, target=HOPPER, options=parsed.__dict__)
+    surplus_barriers.check(compiled.asm["ptx"])
+    return compiled
 
 
 def _reported(compiled: Any, options: Mapping[str, int]) -> Compiled:

@@ -29,7 +29,22 @@ OPCODES = {
     "moves": ("LDSM", "STSM", "PRMT", "SHFL", "LDL", "STL"),
     "barriers": ("BAR.SYNC", "BAR.ARV", "SYNCS", "USETMAXREG"),
 }
-_LOOP = ("HGMMA", "QGMMA", "MUFU.EX2", "FFMA", "FMUL", "FADD", "FMNMX", "BAR", "LDSM", "STSM", "PRMT", "LDL", "STL")
+_LOOP = (
+    "HGMMA",
+    "QGMMA",
+    "MUFU.EX2",
+    "FFMA",
+    "FMUL",
+    "FADD",
+    "FMNMX",
+    "BAR",
+    "LDSM",
+    "STSM",
+    "PRMT",
+    "R2UR",
+    "LDL",
+    "STL",
+)
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)$")
 _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")

@@ -6,6 +6,19 @@ the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K both warpgroups 
 forms half of the tile, and a warp of its own adds the halves to fp32 sums in memory by TMA. The scores of the next row
 block are issued with dK of this one, so that its exponentials run beside dP. The order of every operation on a value is
 that of :mod:`fa3_kernels.twin.backward`.
+
+Around that exchange Triton puts two barriers over the warps of a warpgroup. :mod:`.surplus_barriers` takes them out, as
+named barriers order all that they do:
+
+- *dS before the products of dQ that read it.* Every thread executes the fence behind its own store and then meets all
+  256 threads in ``exchange()``, which stands in front of the products.
+- *The products of dQ before dS overwrites what they read.* A slot's last products are those of two row blocks before.
+  Every warp of both warpgroups waits for them, and then comes to the ``exchange()`` of the row block between, behind
+  which alone the slot is written again.
+- *One staged dQ before the next.* A thread writes the same elements in every row block, and DQ_EMPTY and DQ_FULL, for
+  which all 128 threads come, stand around the TMA that reads them.
+- *Waits for mbarriers.* No thread misses a phase: a slot of Q, dO or keys is loaded again only after all 256 threads
+  have released it, each behind its own wait. The statistics, which are read beside these barriers, are a slot of Q's.
 """
 
 from __future__ import annotations
@@ -28,45 +41,92 @@ from fa3_kernels.gluon.backward_pipeline import (
     KV_EMPTY,
     Q_EMPTY,
     add_dq,
+    add_product,
     exchange,
+    no_sums,
     probabilities,
     produce,
+    product,
     program,
+    scaled,
+    share_of_dq,
     statistics,
+    store_parts,
     warpgroup_barrier,
 )
 from fa3_kernels.gluon.backward_wide import consume_wide
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
+from fa3_kernels.gluon.surplus_barriers import surplus_barriers
+
+SURPLUS = gl.constexpr(2)
 
 
 @gluon.jit
-def _issue_scores(p, keys, zeros, step):
+def _keys(p):
+    """K as a matrix, at an address that is new to the compiler.
+
+    LLVM otherwise computes the descriptors of K's products once and holds them in 16 registers of every thread, from
+    which each step moves them to uniform ones (R2UR, for which a warp waits), and ptxas spills what has no room.
+    """
+    return parts(p.k_smem, opaque(0), p.v.qk_boxes)
+
+
+@gluon.jit
+def _own(tile, WARPGROUP: gl.constexpr):
+    """The keys of a warpgroup."""
+    result = ()
+    for i in gl.static_range(len(tile)):
+        result = result + (tile[i].slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS),)
+    return result
+
+
+@gluon.jit
+def _issue_scores(p, zeros, step, WARPGROUP: gl.constexpr):
     """Start S^T = K Q^T from zero."""
-    return warpgroup_mma(keys, matrix(p.q_smem.index(step & 1)).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    return product(_own(_keys(p), WARPGROUP), parts(p.q_smem, step & 1, p.v.qk_boxes), zeros)
+
+
+@gluon.jit
+def _issue_dq(p, zeros, ds, WARPGROUP: gl.constexpr):
+    """Start a warpgroup's share of dQ = dS K: some of the channels, or half of the rows."""
+    keys = _keys(p)
+    rows: gl.constexpr = zeros.shape[0]
+    channels: gl.constexpr = zeros.shape[1]
+    if p.v.qk_boxes > 1:
+        of_dq = keys[WARPGROUP]
+    elif p.v.splits_channels:
+        of_dq = keys[0].slice(WARPGROUP * channels, channels, dim=1)
+    else:
+        of_dq = keys[0]
+        ds = ds.slice(WARPGROUP * rows, rows, dim=1)
+    return warpgroup_mma(ds.permute((1, 0)), of_dq, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _store_keys(desc, where, buffers, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Start the store of a warpgroup's keys of dK or dV."""
+    channels: gl.constexpr = desc.block_type.shape[-1]
+    dim: gl.constexpr = len(desc.block_type.shape) - 2
+    for i in gl.static_range(BOXES):
+        own = buffers.index(i).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS, dim=dim)
+        tma.async_copy_shared_to_global(desc, where[:-1] + [i * channels], own)
 
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 keys of every tile of this CTA."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
-    head_dim: gl.constexpr = p.q_desc.block_type.shape[-1]
-    dq_rows: gl.constexpr = p.dq_desc.block_type.shape[0]
-    dq_channels: gl.constexpr = p.dq_desc.block_type.shape[1]
     dtype: gl.constexpr = p.q_desc.dtype
+    staged = share_of_dq(p, WARPGROUP)
+    dq_rows: gl.constexpr = staged.shape[0]
+    dq_channels: gl.constexpr = staged.shape[1]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_m, 16])
-    kv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dq_channels, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, kv_layout, 2)
     zeros = gl.zeros([WARPGROUP_ROWS, tile_m], gl.float32, s_layout)
     dq_zeros = gl.zeros([dq_rows, dq_channels], gl.float32, dq_layout)
-    k_tile = matrix(p.k_smem)
-    keys = k_tile.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
-    values = matrix(p.v_smem).slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS)
-    if p.v.splits_channels:
-        dq_keys = k_tile.slice(WARPGROUP * dq_channels, dq_channels, dim=1)
-    else:
-        dq_keys = k_tile
+    values = _own(parts(p.v_smem, 0, p.v.v_boxes), WARPGROUP)
     number = 0
     step = 0
     entry = gl.load(p.tiles)
@@ -75,11 +135,11 @@ def _consume(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, tile)
         steps = rows.count * p.group
-        dk = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
-        dv = gl.zeros([WARPGROUP_ROWS, head_dim], gl.float32, kv_layout)
+        dk = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
+        dv = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
-        s_next = _issue_scores(p, keys, zeros, step)
+        s_next = _issue_scores(p, zeros, step, WARPGROUP)
         cursor = rows.start
         for i in range(steps):
             step = opaque(step)
@@ -88,50 +148,50 @@ def _consume(p, WARPGROUP: gl.constexpr):
             cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
-            dout = matrix(p.dout_smem.index(slot))
-            dp = warpgroup_mma(values, dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            dout = parts(p.dout_smem, slot, p.v.v_boxes)
+            dp = product(values, dout, zeros)
             lse = statistics(p, step, 0, s_layout)
             weights, slope = probabilities(p, tile, rows, s, first_row, lse, WARPGROUP)
-            p16 = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
+            p16 = weights.to(dtype)
             dp = warpgroup_mma_wait(0, deps=(dp,))
             dots = statistics(p, step, 1, s_layout)
-            dv = warpgroup_mma(p16, dout, dv, is_async=True)
+            dv = add_product(dv, p16, dout)
             ds = weights * (dp - dots)
             if p.v.softcap:
                 ds = ds * slope
             ds16 = ds.to(dtype)
             shared_ds = p.ds_smem.index(slot)
+            surplus_barriers(SURPLUS)
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
             exchange()
-            if p.v.splits_channels:
-                dq_ds = shared_ds
-            else:
-                dq_ds = shared_ds.slice(WARPGROUP * dq_rows, dq_rows, dim=1)
-            dq = warpgroup_mma(dq_ds.permute((1, 0)), dq_keys, dq_zeros, use_acc=False, is_async=True)
-            q = matrix(p.q_smem.index(slot))
-            dk = warpgroup_mma(gl.convert_layout(ds16, operand, assert_trivial=True), q, dk, is_async=True)
-            dq, dv = warpgroup_mma_wait(1, deps=(dq, dv))
+            dq = _issue_dq(p, dq_zeros, shared_ds, WARPGROUP)
+            surplus_barriers("end")
+            dk = add_product(dk, ds16, parts(p.q_smem, slot, p.v.qk_boxes))
+            dq_dv = warpgroup_mma_wait(len(dk), deps=(dq,) + dv)
+            dq = dq_dv[0]
+            dv = dq_dv[1:]
             slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, slot)
             warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
-            p.dq_smem.index(WARPGROUP).store(dq)
+            staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
-            s_next = _issue_scores(p, keys, zeros, step + 1)
-            dk = warpgroup_mma_wait(1, deps=(dk,))
+            s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
+            if len(dk) == 1:
+                dk = (warpgroup_mma_wait(1, deps=dk),)
+            else:
+                dk = warpgroup_mma_wait(len(dk), deps=dk)
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))
         exchange()  # the other warpgroup has read K for its dQ
-        values.store(dv.to(dtype))
-        keys.store((dk * p.softmax_scale).to(dtype))
+        store_parts(dv, dtype, values)
+        store_parts(scaled(dk, p.softmax_scale), dtype, _own(_keys(p), WARPGROUP))
         fence_async_shared()
         where = key_coordinates(p, tile, tile.first_key + WARPGROUP * WARPGROUP_ROWS)
-        mine: gl.constexpr = WARPGROUP * WARPGROUP_ROWS
-        dim: gl.constexpr = len(p.k_smem.shape) - 2
-        tma.async_copy_shared_to_global(p.dv_desc, where, p.v_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
-        tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem.slice(mine, WARPGROUP_ROWS, dim=dim))
+        _store_keys(p.dv_desc, where, p.v_smem, p.v.v_boxes, WARPGROUP)
+        _store_keys(p.dk_desc, where, p.k_smem, p.v.qk_boxes, WARPGROUP)
         tma.store_wait(0)
         slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
         number += 1

@@ -11,9 +11,15 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.constexpr_function
-def _layout(head_dim):
-    """8 channels a thread, 16 threads a row; 8 where head_dim is 64."""
-    threads = min(16, head_dim // 8)
+def _channels(head_dim):
+    """Channels of a tensor that holds a row: a power of two."""
+    return 1 << (head_dim - 1).bit_length()
+
+
+@gluon.constexpr_function
+def _layout(channels):
+    """8 channels a thread, 16 threads a row; 8 where there are 64."""
+    threads = min(16, channels // 8)
     return gl.BlockedLayout([1, 8], [32 // threads, threads], [4, 1], [1, 0])
 
 
@@ -71,9 +77,10 @@ def backward_start(
         return
     head = gl.program_id(0)
     block = head * num_blocks + first_block + gl.program_id(1)
-    layout: gl.constexpr = _layout(HEAD_DIM)
+    channels: gl.constexpr = _channels(HEAD_DIM)
+    layout: gl.constexpr = _layout(channels)
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
+    column = gl.arange(0, channels, gl.SliceLayout(0, layout))
     row = gl.arange(0, TILE_M, by_row)
     exists = first_row + row < length
     offset = ((start + first_row + row).to(gl.int64) * nheads + head) * head_dim
@@ -92,10 +99,12 @@ def backward_start(
     gl.store(at, gl.where(exists, -log2, float("-inf")))
     gl.store(at + TILE_M, dots)
     sums = (block.to(gl.int64) * TILE_M + row) * HEAD_DIM
-    gl.store(
-        dq_sums + (gl.expand_dims(sums, 1) + gl.expand_dims(column, 0)),
-        gl.zeros([TILE_M, HEAD_DIM], gl.float32, layout),
-    )
+    sums = gl.expand_dims(sums, 1) + gl.expand_dims(column, 0)
+    zeros = gl.zeros([TILE_M, channels], gl.float32, layout)
+    if channels == HEAD_DIM:
+        gl.store(dq_sums + sums, zeros)
+    else:
+        gl.store(dq_sums + sums, zeros, mask=gl.expand_dims(column < HEAD_DIM, 0))
     gl.store(turns + block, 0)
 
 
@@ -120,11 +129,15 @@ def backward_finish(
         return
     head = gl.program_id(0)
     block = head * num_blocks + first_block + gl.program_id(1)
-    layout: gl.constexpr = _layout(HEAD_DIM)
-    column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
+    channels: gl.constexpr = _channels(HEAD_DIM)
+    layout: gl.constexpr = _layout(channels)
+    column = gl.arange(0, channels, gl.SliceLayout(0, layout))
     row = gl.arange(0, TILE_M, gl.SliceLayout(1, layout))
     sums = gl.expand_dims((block.to(gl.int64) * TILE_M + row) * HEAD_DIM, 1) + gl.expand_dims(column, 0)
-    scaled = gl.load(dq_sums + sums) * softmax_scale
+    if channels == HEAD_DIM:
+        scaled = gl.load(dq_sums + sums) * softmax_scale
+    else:
+        scaled = gl.load(dq_sums + sums, mask=gl.expand_dims(column < HEAD_DIM, 0), other=0.0) * softmax_scale
     offset = ((start + first_row + row).to(gl.int64) * nheads + head) * head_dim
     inside = gl.expand_dims(first_row + row < length, 1) & gl.expand_dims(column < head_dim, 0)
     offsets = gl.expand_dims(offset, 1) + gl.expand_dims(column, 0)

@@ -178,16 +178,16 @@ def block_index(p, tile, head, block):
 
 
 @gluon.jit
-def dq_coordinates(p, tile, head, block, part, WARPGROUP: gl.constexpr):
-    """Return where a part of a warpgroup's share of dQ lies in the sums."""
+def dq_coordinates(p, tile, head, block, part, BOX: gl.constexpr):
+    """Return where a part of a staged box of dQ lies in the sums."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     rows: gl.constexpr = p.dq_desc.block_type.shape[0]
     channels: gl.constexpr = p.dq_desc.block_type.shape[1]
     row = block_index(p, tile, head, block) * tile_m
     if p.v.splits_channels:
-        return [row, (WARPGROUP * p.v.dq_parts + part) * channels]
+        return [row, (BOX * p.v.dq_parts + part) * channels]
     else:
-        return [row + WARPGROUP * rows, part * channels]
+        return [row + BOX * rows, part * channels]
 
 
 @gluon.jit

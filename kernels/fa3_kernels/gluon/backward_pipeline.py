@@ -8,7 +8,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon import softmax
@@ -23,6 +23,8 @@ from fa3_kernels.gluon.backward_geometry import (
     row_blocks,
     visible_scores,
 )
+from fa3_kernels.gluon.boxes import allocate_boxes, groups, load_boxes, parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import full_barriers, named_barrier, slot_barrier
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import BackwardBarrier
@@ -102,7 +104,7 @@ class Program:
     stats_smem: gl.shared_memory_descriptor
     ds_smem: gl.shared_memory_descriptor
     dq_smem: gl.shared_memory_descriptor
-    scores_smem: gl.shared_memory_descriptor  # float32 (keys, rows): at head_dim 256 alone
+    scores_smem: gl.shared_memory_descriptor  # float32 (keys, rows): where roles are split
     q_full: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor
     kv_full: gl.shared_memory_descriptor
@@ -157,15 +159,13 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     tile_m: gl.constexpr = q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], q_desc.dtype)
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [v.stages] + q_desc.block_type.shape, q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
-    dout_smem = gl.allocate_shared_memory(
-        dout_desc.dtype, [v.dout_stages] + dout_desc.block_type.shape, dout_desc.layout
-    )
+    q_smem = allocate_boxes(q_desc, v.stages * v.qk_boxes)
+    k_smem = allocate_boxes(k_desc, v.qk_boxes)
+    v_smem = allocate_boxes(v_desc, v.v_boxes)
+    dout_smem = allocate_boxes(dout_desc, v.dout_stages * v.v_boxes)
     stats_smem = gl.allocate_shared_memory(gl.float32, [v.stages] + stats_desc.block_type.shape, stats_desc.layout)
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [v.ds_tiles, tile_n, tile_m], ds_layout)
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)
+    dq_smem = allocate_boxes(dq_desc, v.dq_boxes)
     scores_smem = dq_smem
     if v.is_wide:
         scores_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], gl.float32)
@@ -183,6 +183,62 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         (q_full, dout_full, kv_full),
         v,
     )
+
+
+@gluon.jit
+def _no_part(CHANNELS: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 16])
+    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
+
+
+@gluon.jit
+def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr):
+    """Zeros for dK or dV of 64 keys, in the parts of BOXES boxes of CHANNELS."""
+    found: gl.constexpr = groups(BOXES)
+    result = ()
+    for i in gl.static_range(len(found)):
+        result = result + (_no_part(found[i][1] * CHANNELS),)
+    return result
+
+
+@gluon.jit
+def product(left, right, zeros):
+    """Start the product of two tiles over their channels, in ascending parts, from zero."""
+    sums = warpgroup_mma(left[0], right[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
+    for i in gl.static_range(1, len(right)):
+        sums = warpgroup_mma(left[i], right[i].permute((1, 0)), sums, is_async=True)
+    return sums
+
+
+@gluon.jit
+def _add_part(sums, left, right):
+    operand: gl.constexpr = gl.DotOperandLayout(0, sums.type.layout, 2)
+    return warpgroup_mma(gl.convert_layout(left, operand, assert_trivial=True), right, sums, is_async=True)
+
+
+@gluon.jit
+def add_product(sums, left, right):
+    """Start adding the product of weights, from registers, and a tile to the parts of a sum."""
+    result = ()
+    for i in gl.static_range(len(sums)):
+        result = result + (_add_part(sums[i], left, right[i]),)
+    return result
+
+
+@gluon.jit
+def scaled(sums, factor):
+    """The parts of a sum times a number."""
+    result = ()
+    for i in gl.static_range(len(sums)):
+        result = result + (sums[i] * factor,)
+    return result
+
+
+@gluon.jit
+def store_parts(sums, dtype: gl.constexpr, tile):
+    """Round the parts of dK or dV to shared memory."""
+    for i in gl.static_range(len(sums)):
+        tile[i].store(sums[i].to(dtype))
 
 
 @gluon.jit
@@ -243,9 +299,9 @@ def _load_keys(p, tile, number):
     if number > 0:
         slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
     where = key_coordinates(p, tile, tile.first_key)
-    mbarrier.expect(p.kv_full, p.k_desc.block_type.nbytes + p.v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(p.k_desc, where, p.kv_full, p.k_smem)
-    tma.async_copy_global_to_shared(p.v_desc, where, p.kv_full, p.v_smem)
+    mbarrier.expect(p.kv_full, p.v.qk_boxes * p.k_desc.block_type.nbytes + p.v.v_boxes * p.v_desc.block_type.nbytes)
+    load_boxes(p.k_desc, where, p.kv_full, p.k_smem, 0, p.v.qk_boxes)
+    load_boxes(p.v_desc, where, p.kv_full, p.v_smem, 0, p.v.v_boxes)
 
 
 @gluon.jit
@@ -272,16 +328,16 @@ def produce(p):
                 if step >= p.v.stages:
                     slot_barrier("sync", Q_EMPTY, p.v.slot_threads, slot)
                 full = p.q_full.index(slot)
-                mbarrier.expect(full, p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(p.q_desc, where, full, p.q_smem.index(slot))
+                mbarrier.expect(full, p.v.qk_boxes * p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
+                load_boxes(p.q_desc, where, full, p.q_smem, slot, p.v.qk_boxes)
                 of_block = block_index(p, tile, head, block) * stats
                 tma.async_copy_global_to_shared(p.stats_desc, [of_block], full, p.stats_smem.index(slot))
                 slot = step % p.v.dout_stages
                 if step >= p.v.dout_stages:
                     slot_barrier("sync", DOUT_EMPTY, p.v.slot_threads, slot)
                 full = p.dout_full.index(slot)
-                mbarrier.expect(full, p.dout_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(p.dout_desc, where, full, p.dout_smem.index(slot))
+                mbarrier.expect(full, p.v.v_boxes * p.dout_desc.block_type.nbytes)
+                load_boxes(p.dout_desc, where, full, p.dout_smem, slot, p.v.v_boxes)
                 if step == first:
                     _load_keys(p, tile, number)
                 step += 1
@@ -290,10 +346,34 @@ def produce(p):
         number += 1
 
 
+@gluon.constexpr_function
+def _share(v, warpgroup):
+    """Boxes of dQ that a warpgroup stages, as (first, count)."""
+    return groups(v.qk_boxes)[warpgroup] if v.qk_boxes > 1 else (warpgroup, 1)
+
+
+@gluon.jit
+def share_of_dq(p, WARPGROUP: gl.constexpr):
+    """Where a warpgroup stages its share of dQ, or the part that it hands on."""
+    if p.v.qk_boxes > 1:
+        return parts(p.dq_smem, 0, p.v.qk_boxes)[WARPGROUP]
+    else:
+        return p.dq_smem.index(WARPGROUP)
+
+
+@gluon.jit
+def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
+    """Start the additions of what a warpgroup has staged."""
+    first: gl.constexpr = _share(p.v, WARPGROUP)[0]
+    stop: gl.constexpr = first + _share(p.v, WARPGROUP)[1]
+    for i in gl.static_range(first, stop):
+        add_in_memory(p.dq_desc, dq_coordinates(p, tile, head, block, part, i), p.dq_smem.index(i))
+
+
 @gluon.jit
 def add_dq(p):
     """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
-    parts: gl.constexpr = p.v.dq_parts
+    dq_parts: gl.constexpr = p.v.dq_parts
     number = 0
     entry = gl.load(p.tiles)
     for w in gl.static_range(2):
@@ -310,14 +390,13 @@ def add_dq(p):
                 cursor = advanced(p, rows, cursor)
                 if p.v.is_deterministic:
                     take_turn(p, tile, head, block)
-                for part in gl.static_range(parts):
+                for part in gl.static_range(dq_parts):
                     for w in gl.static_range(2):
                         warpgroup_barrier("sync", DQ_FULL, w)
                         fence_async_shared()  # of what the consumers wrote: here it costs them no time
-                        where = dq_coordinates(p, tile, head, block, part, w)
-                        add_in_memory(p.dq_desc, where, p.dq_smem.index(w))
+                        _add_boxes(p, tile, head, block, part, w)
                     for w in gl.static_range(2):
-                        tma.store_wait(1 - w)
+                        tma.store_wait(1 - w)  # the second warpgroup's share is one box
                         warpgroup_barrier("arrive", DQ_EMPTY, w)
                 if p.v.is_deterministic:
                     pass_turn(p, tile, head, block)

@@ -1,8 +1,8 @@
-"""The consumers of the backward at head_dim 256, where dK and dV of 64 keys fill the registers of two warpgroups.
+"""The consumers of the backward at head_dim 192 and 256, where two warpgroups' registers hold dK and dV of 64 keys.
 
 The first warpgroup forms S^T and keeps dV, the second dP^T and keeps dK. The second takes the scores from the first
-through shared memory, in binary32, and forms P once more. It gives dS back, and each forms half of the channels of dQ,
-which it hands on in two parts.
+through shared memory, in binary32, and forms P once more. It gives dS back, and each forms some of the channels of dQ:
+half of 256, which it hands on in two parts, and of 192 the first 128, or the last 64.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from fa3_kernels.gluon.backward_pipeline import (
     DQ_FULL,
     KV_EMPTY,
     Q_EMPTY,
+    add_product,
     exchange,
+    no_sums,
     probabilities,
+    product,
+    scaled,
     scores_ready,
+    share_of_dq,
     statistics,
+    store_parts,
     warpgroup_barrier,
 )
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 
 
@@ -38,27 +45,58 @@ from fa3_kernels.gluon.pipeline import slot_barrier
 def _hand_on(p, dq, WARPGROUP: gl.constexpr):
     """Give a part of dQ to the warp that adds it."""
     warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
-    p.dq_smem.index(WARPGROUP).store(dq)
+    share_of_dq(p, WARPGROUP).store(dq)
     warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
+
+
+@gluon.jit
+def _tile(p, buffers, BOXES: gl.constexpr):
+    """K or V in parts of its channels; at head_dim 192 at an address new to the compiler, as in ``backward.py``.
+
+    At 256 that gains nothing.
+    """
+    if p.v.qk_boxes > 1:
+        return parts(buffers, opaque(0), BOXES)
+    else:
+        return parts(buffers, 0, BOXES)
+
+
+@gluon.jit
+def _issue_dq(p, ds, zeros, WARPGROUP: gl.constexpr):
+    """Start a warpgroup's share of dQ = dS K, in the parts in which it hands it on."""
+    keys = _tile(p, p.k_smem, p.v.qk_boxes)
+    count: gl.constexpr = p.v.dq_parts
+    channels: gl.constexpr = zeros.shape[1]
+    if p.v.qk_boxes > 1:
+        return (warpgroup_mma(ds, keys[WARPGROUP], zeros, use_acc=False, is_async=True),)
+    else:
+        result = ()
+        for i in gl.static_range(count):
+            some = keys[0].slice((WARPGROUP * count + i) * channels, channels, dim=1)
+            result = result + (warpgroup_mma(ds, some, zeros, use_acc=False, is_async=True),)
+        return result
+
+
+@gluon.jit
+def _store(desc, where, buffers, total, BOXES: gl.constexpr):
+    """Start the store of dK or dV, by way of shared memory."""
+    channels: gl.constexpr = desc.block_type.shape[-1]
+    store_parts(total, desc.dtype, parts(buffers, 0, BOXES))
+    fence_async_shared()
+    for i in gl.static_range(BOXES):
+        tma.async_copy_shared_to_global(desc, where[:-1] + [i * channels], buffers.index(i))
 
 
 @gluon.jit
 def consume_wide(p, WARPGROUP: gl.constexpr):
     """The consumer warpgroup of S and dV (0), or of dP and dK (1)."""
     tile: gl.constexpr = WARPGROUP_ROWS
-    head_dim: gl.constexpr = p.q_desc.block_type.shape[-1]
-    part: gl.constexpr = head_dim // 4
-    first: gl.constexpr = WARPGROUP * 2 * part
+    channels: gl.constexpr = share_of_dq(p, WARPGROUP).shape[1]
     dtype: gl.constexpr = p.q_desc.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile, 16])
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, part, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, sum_layout, 2)
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, channels, 16])
     zeros = gl.zeros([tile, tile], gl.float32, s_layout)
-    dq_zeros = gl.zeros([tile, part], gl.float32, dq_layout)
-    keys = matrix(p.k_smem)
-    low = keys.slice(first, part, dim=1)
-    high = keys.slice(first + part, part, dim=1)
+    dq_zeros = gl.zeros([tile, channels], gl.float32, dq_layout)
     shared_ds = p.ds_smem.index(0)
     number = 0
     step = 0
@@ -67,7 +105,10 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         this = key_tile(p, entry)
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, this)
-        total = gl.zeros([tile, head_dim], gl.float32, sum_layout)
+        if WARPGROUP == 0:
+            total = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
+        else:
+            total = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         cursor = rows.start
         for _i in range(rows.count * p.group):
@@ -75,31 +116,33 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             slot = step & 1
             first_row = (rows.first + cursor) * tile
             cursor = advanced(p, rows, cursor)
-            q = matrix(p.q_smem.index(slot))
-            dout = matrix(p.dout_smem.index(0))
+            dout_slot = step % p.v.dout_stages
+            dout_phase = (step // p.v.dout_stages) & 1
+            q = parts(p.q_smem, slot, p.v.qk_boxes)
+            dout = parts(p.dout_smem, dout_slot, p.v.v_boxes)
             mbarrier.wait(p.q_full.index(slot), (step >> 1) & 1)
             if WARPGROUP == 0:
-                s = warpgroup_mma(keys, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+                s = product(_tile(p, p.k_smem, p.v.qk_boxes), q, zeros)
                 lse = statistics(p, step, 0, s_layout)
                 s = warpgroup_mma_wait(0, deps=(s,))
                 slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
                 p.scores_smem.store(s)
                 scores_ready("arrive")
             else:
-                mbarrier.wait(p.dout_full.index(0), step & 1)
-                dp = warpgroup_mma(matrix(p.v_smem), dout.permute((1, 0)), zeros, use_acc=False, is_async=True)
+                mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
+                dp = product(_tile(p, p.v_smem, p.v.v_boxes), dout, zeros)
                 lse = statistics(p, step, 0, s_layout)
                 scores_ready("sync")
                 s = p.scores_smem.load(s_layout)
             weights, slope = probabilities(p, this, rows, s, first_row, lse, 0)
             if WARPGROUP == 0:
-                left = gl.convert_layout(weights.to(dtype), operand, assert_trivial=True)
-                mbarrier.wait(p.dout_full.index(0), step & 1)
-                total = warpgroup_mma(left, dout, total, is_async=True)
+                left = weights.to(dtype)
+                mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
+                total = add_product(total, left, dout)
                 exchange()
             else:
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, 0)
+                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, dout_slot)
                 ds = weights * (dp - statistics(p, step, 1, s_layout))
                 if p.v.softcap:
                     ds = ds * slope
@@ -107,30 +150,25 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 shared_ds.store(ds16)
                 fence_async_shared()
                 exchange()
-                left = gl.convert_layout(ds16, operand, assert_trivial=True)
-                total = warpgroup_mma(left, q, total, is_async=True)
-            dq_ds = shared_ds.permute((1, 0))
-            dq_low = warpgroup_mma(dq_ds, low, dq_zeros, use_acc=False, is_async=True)
-            dq_high = warpgroup_mma(dq_ds, high, dq_zeros, use_acc=False, is_async=True)
-            total, dq_low = warpgroup_mma_wait(1, deps=(total, dq_low))
+                total = add_product(total, ds16, q)
+            dq = _issue_dq(p, shared_ds.permute((1, 0)), dq_zeros, WARPGROUP)
+            dq_total = warpgroup_mma_wait(len(dq) - 1, deps=(dq[0],) + total)
+            total = dq_total[1:]
             if WARPGROUP == 0:
-                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, 0)
+                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, dout_slot)
             else:
                 slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
-            _hand_on(p, dq_low, WARPGROUP)
-            dq_high = warpgroup_mma_wait(0, deps=(dq_high,))
-            _hand_on(p, dq_high, WARPGROUP)
+            _hand_on(p, dq_total[0], WARPGROUP)
+            for part in gl.static_range(1, len(dq)):
+                other = warpgroup_mma_wait(len(dq) - 1 - part, deps=(dq[part],))
+                _hand_on(p, other, WARPGROUP)
             step += 1
         exchange()  # the other warpgroup has read K and V
         where = key_coordinates(p, this, this.first_key)
         if WARPGROUP == 0:
-            matrix(p.v_smem).store(total.to(dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(p.dv_desc, where, p.v_smem)
+            _store(p.dv_desc, where, p.v_smem, total, p.v.v_boxes)
         else:
-            keys.store((total * p.softmax_scale).to(dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(p.dk_desc, where, p.k_smem)
+            _store(p.dk_desc, where, p.k_smem, scaled(total, p.softmax_scale), p.v.qk_boxes)
         tma.store_wait(0)
         slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
         number += 1

@@ -17,6 +17,7 @@ import torch
 import triton
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
+from fa3_kernels.gluon import surplus_barriers
 from fa3_kernels.gluon.backward import backward
 from fa3_kernels.gluon.backward_ends import backward_finish, backward_start
 from fa3_kernels.gluon.combine import combine
@@ -169,7 +170,9 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
             return _Typed(getattr(torch, argument.dtype), values[argument.name])
         return argument
 
-    kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
+    with surplus_barriers.left_out():
+        kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
+    surplus_barriers.check(kernel.asm.get("ptx", ""))
     # the first loads the binary
     launcher = kernel.run
     meta = kernel.metadata

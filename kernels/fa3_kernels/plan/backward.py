@@ -60,11 +60,22 @@ class BackwardConfig:
         return backward_of(self.family)
 
     @property
+    def dots_channels(self) -> int:
+        """Return the channels over which D is added: of ours a power of two, as its kernel in front holds them."""
+        is_power = traits_of(self.family).builds_powers_of_two
+        return 1 << (self.head_dim - 1).bit_length() if is_power else self.head_dim
+
+    def head_dim_v(self, problem: AttentionProblem) -> int:
+        """Return the compiled size of V, dO and dV, at most head_dim; no bit depends on it."""
+        return next(d for d in sorted(self.backward.tiles) if d >= problem.head_dim_v)
+
+    @property
     def model(self) -> BackwardModel:
         """Return what the error bound must know: a thread's additions for D, and those between the threads of a row."""
         order = self.backward.order
-        threads = (128 if self.head_dim % 128 == 0 else 64) // order.dots_run
-        depth = self.head_dim // threads - 1 + (threads - 1).bit_length()
+        channels = self.dots_channels
+        threads = (128 if channels % 128 == 0 else 64) // order.dots_run
+        depth = channels // threads - 1 + (threads - 1).bit_length()
         tanh_error = TANH_REL if order.softcap == "tanh" else 0.0
         return BackwardModel(self.dtype, self.tile_n, depth, heads=order.heads, tanh_error=tanh_error)
 

@@ -14,7 +14,7 @@ from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.key_tiles import Walk, key_tile_schedule, walk_of
 from fa3_kernels.plan.plan import TORCH_NAMES, Call, LaunchNumber, Pointer, softmax_factors
 from fa3_kernels.plan.tiles import mask_of
-from fa3_kernels.plan.views import Block, View
+from fa3_kernels.plan.views import Block, View, boxes
 from fa3_reference.problem import AttentionProblem
 
 
@@ -27,7 +27,9 @@ class BackwardVariant:
     splits_channels : bool
         Whether the two warpgroups share the dQ of a tile by channels, or by rows.
     is_wide : bool
-        Whether the two warpgroups share a tile's 64 keys, as at head_dim 256, or have 64 keys each.
+        Whether the two warpgroups share a tile's 64 keys, as at head_dim 192 and 256, or have 64 keys each.
+    qk_boxes, v_boxes : int
+        Boxes of the channels of Q and K, and of V and dO, see :func:`fa3_kernels.plan.views.boxes`.
     is_deterministic : bool
         Whether the parts of dQ are added in a fixed order.
     goes_round : bool
@@ -40,6 +42,8 @@ class BackwardVariant:
 
     splits_channels: bool
     is_wide: bool = False
+    qk_boxes: int = 1
+    v_boxes: int = 1
     is_deterministic: bool = False
     goes_round: bool = False
     folds: bool = False
@@ -55,6 +59,7 @@ class BackwardVariant:
     # Derived; fields, so that they are part of the record that Triton's cache is keyed by.
     is_masked: bool = field(init=False)
     dout_stages: int = field(init=False)
+    dq_boxes: int = field(init=False)  # that both warpgroups stage
     ds_tiles: int = field(init=False)
     dq_parts: int = field(init=False)  # in which a warpgroup hands on its share of dQ
     slot_threads: int = field(init=False)
@@ -62,9 +67,10 @@ class BackwardVariant:
     def __post_init__(self) -> None:
         derived = {
             "is_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
-            "dout_stages": 1 if self.is_wide else self.stages,
+            "dout_stages": 1 if self.is_wide and self.qk_boxes == 1 else self.stages,
             "ds_tiles": 1 if self.is_wide else 2,
-            "dq_parts": 2 if self.is_wide else 1,
+            "dq_boxes": max(2, self.qk_boxes),
+            "dq_parts": 2 if self.is_wide and self.qk_boxes == 1 else 1,
             "slot_threads": slot_threads(2),
         }
         for name, value in derived.items():
@@ -157,6 +163,8 @@ def _variant(
     return BackwardVariant(
         splits_channels=config.tile_m == WARPGROUP_ROWS,
         is_wide=config.tile_n == WARPGROUP_ROWS,
+        qk_boxes=boxes(config.head_dim),
+        v_boxes=boxes(config.head_dim_v(problem)),
         is_deterministic=is_deterministic,
         goes_round=walk.gang > 0,
         folds=walk.fold > 0,
@@ -234,19 +242,20 @@ def _views(problem: AttentionProblem, config: BackwardConfig, variant: BackwardV
     """Return how TMA sees the arrays that the main kernel reads and writes."""
     dtype = TORCH_NAMES[problem.dtype]
     tile_m = config.tile_m
-    head_dim = config.head_dim
+    of_qk = config.head_dim // variant.qk_boxes
+    of_v = config.head_dim_v(problem) // variant.v_boxes
     row_view = {"is_packed": problem.is_varlen}
-    share = head_dim // (2 * variant.dq_parts)
-    dq_block = (tile_m, share) if variant.splits_channels else (tile_m // 2, head_dim)
+    share = config.head_dim // (variant.dq_boxes * variant.dq_parts)
+    dq_block = (tile_m, share) if variant.splits_channels else (tile_m // 2, config.head_dim)
     return (
-        View("q", dtype, tile_m, head_dim, **row_view),
-        View("k", dtype, config.tile_n, head_dim, **row_view),
-        View("v", dtype, config.tile_n, head_dim, **row_view),
-        View("dout", dtype, tile_m, head_dim, **row_view),
+        View("q", dtype, tile_m, of_qk, **row_view),
+        View("k", dtype, config.tile_n, of_qk, **row_view),
+        View("v", dtype, config.tile_n, of_v, **row_view),
+        View("dout", dtype, tile_m, of_v, **row_view),
         Block("dq_sums", "float32", dq_block),
         Block("stats", "float32", (2 * tile_m,)),
-        View("dk", dtype, WARPGROUP_ROWS, head_dim, **row_view),
-        View("dv", dtype, WARPGROUP_ROWS, head_dim, **row_view),
+        View("dk", dtype, WARPGROUP_ROWS, of_qk, **row_view),
+        View("dv", dtype, WARPGROUP_ROWS, of_v, **row_view),
     )
 
 

@@ -316,7 +316,13 @@ FAMILIES: Mapping[str, Traits] = {
         ),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
         backward=Backward(
-            tiles={64: ((128, 128), (128, 128)), 128: ((64, 128), (64, 128)), 256: ((64, 64), (64, 64))},
+            tiles={
+                64: ((128, 128), (128, 128)),
+                96: ((64, 128), (64, 128)),
+                128: ((64, 128), (64, 128)),
+                192: ((64, 64), (64, 64)),
+                256: ((64, 64), (64, 64)),
+            },
             order=OUR_BACKWARD_ORDER,
             features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v", "lse_gradient"}),
             refuses=_our_backward_refuses,

@@ -3,8 +3,9 @@
 Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashAttention-3:
 
 1. D = rowsum(dO * O) in binary32: a thread takes 8 neighbouring channels of every 128 (every 64 where head_dim is no
-   multiple of 128), the first product rounded, the others added by fma; then a butterfly over the threads of a row, the
-   longest distance first. Families that take a gradient of lse subtract it from D.
+   multiple of 128; ours pads it with zeros to a power of two), the first product rounded, the others added by fma; then
+   a butterfly over the threads of a row, the longest distance first. Families that take a gradient of lse subtract it
+   from D.
 2. For every key block, over its row blocks in ascending order: S = Q K^T and dP = dO V^T by wgmma, k ascending;
    P = ex2(fma(S, c, -fp32(lse * log2 e))), hidden keys and rows beyond the sequence 0, the lse of a row without keys
    taken as 0; dS = P * fp32(dP - D). With a softcap b: t = tanh.approx of s * (softmax_scale / b) in place of S, b *
@@ -285,11 +286,13 @@ def _rows(
     """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
     length = len(lse)
     dtype = kernel.dtype
-    q, dout, out = (_widened(x, kernel.config.head_dim) for x in (q, dout, out))
+    q = _widened(q, kernel.config.head_dim)
+    dout, out = (_widened(x, kernel.config.dots_channels) for x in (dout, out))
     padded = np.full(len(q), np.inf, _F32)
     dots = np.zeros(len(q), _F32)
     padded[:length] = np.where(np.isneginf(lse), _F32(0), lse)
     dots[:length] = row_dots(out, dout[:length], kernel.order)
+    dout = dout[:, : kernel.config.head_dim]
     if dlse is not None:
         dots[:length] = kernel.flushed(dots[:length] - kernel.flushed(np.where(np.isneginf(lse), _F32(0), dlse)))
     columns = [operand_b(np.ascontiguousarray(x.T), dtype) for x in (q, dout)]

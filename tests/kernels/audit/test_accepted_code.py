@@ -1,4 +1,4 @@
-"""What ptxas made of the shipped forward kernels has the instructions that the algorithm asks for; needs no compiler.
+"""What ptxas made of the shipped kernels has the instructions that the algorithm asks for; needs no compiler.
 
 The figures are the accepted ones of ``audit.json``; that the kernels in this tree compile to them is tested beside
 (:mod:`test_audit_of_shipped`). Counts are derived by hand: of a 64 x n tile per warpgroup a thread holds n / 2 elements
@@ -22,6 +22,11 @@ LAUNCHES = {x.name: x for x in shipped() if x.function == "forward" and "warp_sp
 PLAIN = ("dense", "causal", "dense_chained", "causal_chained", "causal_long")  # kinds without other features
 SIXTEEN_BIT = [n for n, x in LAUNCHES.items() if x.problem.dtype != "e4m3" and n.split("_", 2)[2] in PLAIN]
 E4M3 = [n for n, x in LAUNCHES.items() if x.problem.dtype == "e4m3" and n.split("_", 2)[2] in PLAIN]
+
+# Backward kernels whose consumer warpgroups have 64 keys each.
+PAIRED = [x.name for x in shipped() if x.function == "backward" and x.problem.head_dim <= 128]
+WIDE = [x.name for x in shipped() if x.function == "backward" and x.problem.head_dim == 192]
+SPILLING = ("backward_d64_varlen_in_turn", "backward_d128_bf16_window_softcap")  # see ALLOWED_SPILL_BYTES
 
 
 def figures_of(name: str) -> audit.Figures:
@@ -121,3 +126,26 @@ def test_the_combine_has_its_multiply_adds_and_no_others(name: str) -> None:
     assert found["ptx_fma"] > 0
     assert found["sass_ffma"] % found["ptx_fma"] == 0  # the loop over splits is unrolled
     assert FIGURES[name]["memory"]["spill_bytes"] == 0
+
+
+def backward_steps(name: str) -> list[dict[str, int]]:
+    """Instructions of a row block in the loops of both consumer warpgroups; the loop over tiles comes last."""
+    texts = FIGURES[f"{name}/backward"]["loops"][:2]
+    return [{x: int(n) for x, n in zip(*[iter(text.split())] * 2, strict=True)} for text in texts]
+
+
+@pytest.mark.parametrize("name", [*PAIRED, *WIDE])
+def test_a_step_of_the_backward_keeps_no_descriptor_of_k_in_registers(name: str) -> None:
+    """The 16 words of K's descriptors would each be moved to a uniform register (R2UR): 8 to 36 in a step."""
+    assert [step.get("R2UR", 0) <= 2 for step in backward_steps(name)] == [True, True]
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_a_step_of_the_backward_has_no_barrier_around_the_exchange_of_ds(name: str) -> None:
+    """Two slots are released and dQ is taken over and handed on, each at a named barrier; one exchanges dS."""
+    assert [step["BAR"] for step in backward_steps(name)] == [5, 5]
+
+
+@pytest.mark.parametrize("name", [name for name in (*PAIRED, *WIDE) if name not in SPILLING])
+def test_a_step_of_the_backward_takes_no_register_to_memory(name: str) -> None:
+    assert not any({"LDL", "STL"} & step.keys() for step in backward_steps(name))

@@ -24,6 +24,7 @@ PROBLEMS = {
     "dense": AttentionProblem(1, 2, 2, 200, 460, 64),
     "folded": AttentionProblem(1, 1, 1, 400, 400, 128, causal=True),
     "grouped": AttentionProblem(1, 4, 2, 130, 200, 96, dtype="bf16", causal=True),
+    "narrow values": AttentionProblem(1, 1, 1, 100, 260, 192, head_dim_v=128),
     "wide": AttentionProblem(1, 1, 1, 100, 260, 200, head_dim_v=136),
     "window": AttentionProblem(1, 2, 1, 150, 400, 64, window=(290, 10)),
     "softcap": AttentionProblem(1, 1, 1, 100, 260, 64, softcap=3.0),
@@ -60,6 +61,16 @@ def test_gradients_lie_within_their_bound_of_the_float64_reference(name):
         error = np.abs(found.astype(np.float64) - true)
         assert (error <= allowed).all()
         assert error.max() > 0
+
+
+@pytest.mark.parametrize(("name", "padded"), [("grouped", 128), ("narrow values", 256)])
+def test_three_boxes_of_channels_have_the_bits_of_a_power_of_two(name: str, padded: int) -> None:
+    """Channels that are padded add zeros to chains that take the others in the same order, and D is added over both."""
+    problem, (operands, got) = PROBLEMS[name], gradients(name)
+    config = backward_config(problem, family=FAMILY)
+    assert config.head_dim * 4 == padded * 3
+    same = backward(problem, operands, replace(config, head_dim=padded))
+    assert all(np.array_equal(x, y) for x, y in zip(same, got, strict=True))
 
 
 def test_rows_without_a_key_have_no_gradient():

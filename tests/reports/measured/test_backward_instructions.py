@@ -33,7 +33,7 @@ def row_blocks(sass: str) -> list[list[Instruction]]:
     return [loop for loop in found if sum(x.opcode.startswith("HGMMA") for x in loop) > 20]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_other_instructions_of_a_row_block_are_those_of_the_compiled_loops(head_dim: int) -> None:
     problem = AttentionProblem(1, 4, 4, 1024, 1024, head_dim)
     (call,) = (x for x in calls_of(Launch("row block", problem, {}, "backward")) if x.kernel == "backward")
@@ -42,5 +42,5 @@ def test_other_instructions_of_a_row_block_are_those_of_the_compiled_loops(head_
     others = [
         sum(not x.opcode.startswith(CLASSES) and x.opcode != "WARPGROUP.DEPBAR.LE" for x in loop) for loop in loops
     ]
-    counted = sum(n for n, _ in OTHERS.get(head_dim, OTHERS_SPLIT))
+    counted = sum(n for n, _ in (OTHERS | OTHERS_SPLIT)[head_dim])
     assert counted == pytest.approx(sum(others) / 2, rel=0.02)
