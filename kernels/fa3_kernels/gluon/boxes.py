@@ -26,12 +26,6 @@ def allocate_boxes(desc, COUNT: gl.constexpr):
 
 
 @gluon.constexpr_function
-def staged_boxes(boxes, channels):
-    """Boxes of O of so many channels that a warpgroup stages at a time in a buffer of its own: of 128 channels."""
-    return max(1, min(boxes, 128 // channels))
-
-
-@gluon.constexpr_function
 def _widened(shape, count, dim):
     dim = dim % len(shape)
     return [*shape[:dim], count * shape[dim], *shape[dim + 1 :]]

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from fa3_kernels.gluon import softmax
-from fa3_kernels.gluon.boxes import groups, joined, staged_boxes
+from fa3_kernels.gluon.boxes import groups, joined
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
@@ -133,7 +133,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
         where = query_coordinates(p, tile, WARPGROUP)
-        staged: gl.constexpr = staged_boxes(p.v.v_boxes, out_width)
+        staged: gl.constexpr = p.v.staged_boxes
         buffers, first_buffer = _staging(p, staged, WARPGROUP)
         at_once: gl.constexpr = out_width // width
         parts: gl.constexpr = slices // at_once

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
-from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts, staged_boxes
+from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts
 from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
@@ -147,8 +147,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
     if v.out_in_query_slot:
         out_smem = q_smem
     else:
-        staged: gl.constexpr = staged_boxes(v.v_boxes, out_desc.block_type.shape[-1])
-        out_smem = allocate_boxes(out_desc, v.consumers * staged)
+        out_smem = allocate_boxes(out_desc, v.consumers * v.staged_boxes)
     q_full = full_barriers(v.query_slots)
     k_full = full_barriers(v.stages)
     v_full = full_barriers(v.stages)

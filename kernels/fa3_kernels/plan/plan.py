@@ -20,7 +20,7 @@ from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, static_schedule
-from fa3_kernels.plan.variant import STAGED_CHANNELS, Variant, variant_of
+from fa3_kernels.plan.variant import Variant, staged_channels, variant_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 
@@ -118,8 +118,7 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
     rows = {"group": problem.group, "pack": variant.pack, "is_packed": is_packed}
     of_qk = config.head_dim // variant.qk_boxes
     of_v = config.head_dim_v // variant.v_boxes
-    # e4m3 stages O in halves at head_dim 256: as much as the buffer of Q holds.
-    of_out = min(of_v, STAGED_CHANNELS) if config.dtype == "e4m3" else of_v
+    of_out = min(of_v, staged_channels(config))
     return (
         View("q", dtype, 64, of_qk, **rows),
         View("k", dtype, config.tile_n, of_qk, is_packed=is_packed),

@@ -14,7 +14,12 @@ from fa3_kernels.plan.tiles import padded_group
 from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
-STAGED_CHANNELS = 128  # of O, that a warpgroup stages at a time in a buffer of its own
+STAGED_CHANNELS = 128  # of O of e4m3 kernels, that a warpgroup stages at a time
+
+
+def staged_channels(config: Config) -> int:
+    """Return the channels of O that a warpgroup stages at a time: shared memory of e4m3 kernels is short."""
+    return min(config.head_dim_v, STAGED_CHANNELS) if config.is_fp8 else config.head_dim_v
 
 
 def buffers(config: Config) -> dict[str, tuple[int, int]]:
@@ -36,7 +41,7 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     if not config.pv_from_registers:
         found["p"] = config.consumers, WARPGROUP_ROWS * config.tile_n * config.bits // 8
     if not (config.traits.output_in_v or config.output_in_query_slot):
-        found["out"] = config.consumers, WARPGROUP_ROWS * min(config.head_dim_v, STAGED_CHANNELS) * 2
+        found["out"] = config.consumers, WARPGROUP_ROWS * staged_channels(config) * 2
     return found
 
 
@@ -87,8 +92,9 @@ class Variant:
         Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
     holds_queries : bool
         Whether consumers keep Q in registers, see :attr:`fa3_kernels.plan.config.Config.holds_queries`.
-    qk_boxes, v_boxes : int
-        Boxes of channels of a tile of Q or K, and of V or O, see :func:`fa3_kernels.plan.views.boxes`.
+    qk_boxes, v_boxes, staged_boxes : int
+        Boxes of channels of a tile of Q or K, of V or O, and of O as it is staged, see
+        :func:`fa3_kernels.plan.views.boxes`.
     stamps : int
         Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
     """
@@ -115,6 +121,7 @@ class Variant:
     holds_queries: bool
     qk_boxes: int
     v_boxes: int
+    staged_boxes: int
     stamps: int = 0
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
@@ -182,4 +189,5 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         holds_queries=config.holds_queries,
         qk_boxes=boxes(config.head_dim),
         v_boxes=boxes(config.head_dim_v),
+        staged_boxes=max(1, boxes(config.head_dim_v) * staged_channels(config) // config.head_dim_v),
     )
