@@ -28,6 +28,20 @@ def rotates(slices):
     return slices > 2
 
 
+@gluon.constexpr_function
+def _depth(slices):
+    """GEMMs in flight at a time: as many accumulators as registers hold beside O."""
+    return 2 if slices == 4 else 3
+
+
+@gluon.constexpr_function
+def _behind(unit, units, depth, pieces, groups):
+    """Groups of wgmma that are started behind a part when it is awaited: other parts, and pieces of the scores."""
+    following = min(unit + depth, units + max(pieces, 1)) - unit - 1
+    parts = min(following, units - unit - 1)
+    return parts + (following - parts) * groups
+
+
 @gluon.jit
 def _never(p):
     """False, which neither compiler can know."""
@@ -92,32 +106,33 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
     width: gl.constexpr = o[0].shape[1]
     pieces: gl.constexpr = zeros.shape[1] // width
     stages: gl.constexpr = p.v.stages
+    depth: gl.constexpr = _depth(p.v.slices)
     never = _never(p)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
     blank = _blank(o)
-    part = _issue_part(p, x, words, blank, step, 0, False)
-    following = _issue_part(p, x, words, blank, step, 1, False)
+    under_way = ()
+    for unit in gl.static_range(depth):
+        under_way = under_way + (_issue_part(p, x, words, blank, step, unit, False),)
     s = ()
     for unit in gl.static_range(units):
-        done = warpgroup_mma_wait(len(q) if unit + 1 == units else 1, deps=(part,))
+        done = warpgroup_mma_wait(_behind(unit, units, depth, pieces, len(q)), deps=(under_way[0],))
+        under_way = under_way[1:]
         if unit + 1 == units:
             release(p, V_EMPTY, step % stages)
             stamp(p, OUTPUT)
         o = _added(p, o, rescale, done, unit)
-        part = following
-        if unit + 2 < units:
-            following = _issue_part(p, x, words, done, step, unit + 2, never)
-        elif unit + 2 == units:
+        if unit + depth < units:
+            under_way = under_way + (_issue_part(p, x, words, done, step, unit + depth, never),)
+        elif unit + depth == units:
             mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
             if pieces == 0:
-                following = issue_scores(p, q, zeros, step + 1)
+                s = (issue_scores(p, q, zeros, step + 1),)
             else:
-                following = _issue_scores(p, q, done, step + 1, 0, never)
-            s = (following,)
-        elif pieces == 2:
-            s = s + (_issue_scores(p, q, done, step + 1, 1, never),)
+                s = (_issue_scores(p, q, done, step + 1, 0, never),)
+        elif unit + depth - units < pieces:
+            s = s + (_issue_scores(p, q, done, step + 1, unit + depth - units, never),)
     stamp(p, ISSUED)
     return o, s
 
