@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
+from fa3_kernels.plan.quantizer import ROTATED_HEAD_DIMS
 from fa3_kernels.plan.traits import OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -57,9 +58,12 @@ _FP8 = ("dense", "causal", "window", "softcap", "splits")
 _E4M3_ONLY = ("dense", "causal")  # chained, and with descales by block
 
 
-def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
+_NARROW_V = ((192, 128),)  # sizes of Q and K with a smaller one of V: those of multi-head latent attention
+
+
+def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
     launches = [
-        Launch(name, AttentionProblem(2, 4, 4, 1000, keys, d, dtype=dtype, **semantics), choices)
+        Launch(name, AttentionProblem(2, 4, 4, 1000, keys, d, v, dtype=dtype, **semantics), choices)
         for name, (keys, semantics, choices) in _MASKS.items()
         if dtype == "fp16" or name in {"bf16": _BFLOAT16, "e4m3": _FP8}[dtype]
     ]
@@ -68,9 +72,9 @@ def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
         launches += [Launch(f"{name}_chained", plain[name], {"promotion_interval": 0}) for name in _E4M3_ONLY]
         launches += [Launch(f"{name}_blocks", plain[name], {"descale_blocks": (64, 128, 128)}) for name in _E4M3_ONLY]
     if dtype == "fp16":
-        decode = AttentionProblem(2, 16, 2, 20, 1000, d, dtype=dtype, causal=True)
+        decode = AttentionProblem(2, 16, 2, 20, 1000, d, v, dtype=dtype, causal=True)
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200)}
-        lengths |= {"nheads": 8, "nheads_kv": 4, "head_dim": d, "dtype": dtype}
+        lengths |= {"nheads": 8, "nheads_kv": 4, "head_dim": d, "head_dim_v": v, "dtype": dtype}
         if d == 128:
             launches += [Launch("lockstep", launches[0].problem, {"warp_specialize": False})]
         launches += [
@@ -82,7 +86,8 @@ def _of_head_dim(dtype: Dtype, d: int) -> list[Launch]:
         ]
     if d == 64:  # tiles of 192 rows pay from 4096 query rows on
         launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True)))
-    return [Launch(f"{dtype}_d{d}_{x.name}", x.problem, x.choices) for x in launches]
+    size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
+    return [Launch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
 
 
 def _quantisers(d: int) -> list[Launch]:
@@ -125,8 +130,9 @@ def shipped() -> tuple[Launch, ...]:
     ['fp16_d64_dense', 'fp16_d64_tail']
     """
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
-    forward = [x for dtype in dtypes for d in KERNEL_HEAD_DIMS for x in _of_head_dim(dtype, d)]
-    quantisers = (x for d in KERNEL_HEAD_DIMS for x in _quantisers(d))
+    sizes = (*((d, d) for d in KERNEL_HEAD_DIMS), *_NARROW_V)
+    forward = [x for dtype in dtypes for d, v in sizes for x in _of_head_dim(dtype, d, v)]
+    quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
     gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
     return (*forward, *quantisers, *gradients)
 
