@@ -26,7 +26,8 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 def cell_of(problem: AttentionProblem) -> Cell:
     """Return what is launched where a problem is simulated."""
     p = problem
-    return Cell("schedules", p.dtype, p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim, p.causal)
+    sizes = (p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim)
+    return Cell("schedules", p.dtype, *sizes, p.causal, head_dim_v=p.head_dim_v if p.head_dim_v != p.head_dim else 0)
 
 
 class Built(NamedTuple):

@@ -27,7 +27,9 @@ GRIDS = (
     "unseen",
     "unseen2",
     "unseen3",
+    "widths",
     "backward",
+    "backward_widths",
 )
 
 

@@ -25,7 +25,9 @@ GRIDS = (
     "unseen",
     "unseen2",
     "unseen3",
+    "widths",
     "backward",
+    "backward_widths",
 )
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
@@ -41,6 +43,8 @@ class Cell:
         One of :data:`GRIDS`.
     v_mean : float
         Mean of V's distribution; everything else is N(0, 1).
+    head_dim_v : int
+        Channels of V; 0 is as many as head_dim.
     """
 
     grid: str
@@ -53,6 +57,12 @@ class Cell:
     head_dim: int
     causal: bool
     v_mean: float = 0.0
+    head_dim_v: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Return the channels of V."""
+        return self.head_dim_v or self.head_dim
 
     @property
     def key(self) -> str:
@@ -63,33 +73,37 @@ class Cell:
         """
         text = f"{self.grid} {self.dtype} b{self.batch} h{self.nheads}/{self.nheads_kv} {self.seqlen_q}x{self.seqlen_k}"
         mean = f" vmean{self.v_mean:g}" if self.v_mean else ""
-        return f"{text} d{self.head_dim}{' causal' if self.causal else ''}{mean}"
+        width = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
+        return f"{text} {width}{' causal' if self.causal else ''}{mean}"
 
     @property
     def operation(self) -> str:
         """Return what is timed, "forward" or "backward"."""
-        return "backward" if self.grid == "backward" else "forward"
+        return "backward" if self.grid.startswith("backward") else "forward"
 
     @property
     def flops(self) -> int:
         """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal.
 
+        Of two head dims their mean counts.
+
         A backward counts 2.5 times as many.
         """
-        full = 4 * self.seqlen_q * self.seqlen_k * self.head_dim * self.nheads * self.batch
+        full = 2 * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim) * self.nheads * self.batch
         full = full * 5 // 2 if self.operation == "backward" else full
         return full // 2 if self.causal else full
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V, each read once: what decoding must move."""
-        return 2 * self.batch * self.seqlen_k * self.nheads_kv * self.head_dim * ELEMENT_BYTES[self.dtype]
+        channels = self.head_dim + self.value_dim
+        return self.batch * self.seqlen_k * self.nheads_kv * channels * ELEMENT_BYTES[self.dtype]
 
     @property
     def io_bytes(self) -> int:
         """Bytes of q, k, v and of the output (two bytes an element whatever the operands)."""
-        queries = self.batch * self.seqlen_q * self.nheads * self.head_dim
-        return queries * (ELEMENT_BYTES[self.dtype] + 2) + self.kv_bytes
+        rows = self.batch * self.seqlen_q * self.nheads
+        return rows * (self.head_dim * ELEMENT_BYTES[self.dtype] + self.value_dim * 2) + self.kv_bytes
 
     @property
     def problem(self) -> AttentionProblem:
@@ -100,17 +114,21 @@ class Cell:
             self.seqlen_q,
             self.seqlen_k,
             self.head_dim,
+            self.value_dim,
             dtype=self.dtype,
             causal=self.causal,
         )
 
 
-CELL_FIELDS = tuple(field.name for field in fields(Cell))  # the columns that say what was timed, in every table
+# The columns that say what was timed, in every table; that of head_dim_v is in tables of grids that have it alone.
+CELL_FIELDS = tuple(field.name for field in fields(Cell) if field.name != "head_dim_v")
 SIZES = CELL_FIELDS[2:8]  # those of them that an attention problem takes as numbers
 
 
+# Head dims that are no power of two, and those of multi-head latent attention: of Q and K, and of V where it differs.
+_WIDTHS = ((80, 0), (96, 0), (160, 0), (192, 0), (192, 128))
 # Shapes of the grids that are no product of sizes: sequences, queries, keys, heads, heads of K and V, head_dim, mask,
-# and the mean of V where it is not 0.
+# the mean of V where it is not 0, and head_dim_v.
 _SHAPES: dict[str, tuple[tuple, ...]] = {
     "ablation": ((4, 8448, 8448, 16, 16, 128, False),),  # table 2 of the paper
     # Lengths that none of our tiles divides, each with as many sequences as make 12 to 15 thousand tokens, and odd
@@ -133,6 +151,12 @@ _SHAPES: dict[str, tuple[tuple, ...]] = {
     "decode": tuple((batch, 1, n, 32, 8, 128, False) for batch, n in ((32, 8192), (4, 65536), (1, 65536))),
     # Memory grows with the length: one sequence.
     "length": tuple((1, n, n, 16, 16, 128, False) for n in (2048, 8192, 32768)),
+    "widths": tuple(
+        (TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, causal, 0.0, v)
+        for d, v in _WIDTHS
+        for causal in (False, True)
+        for n in SCHEDULE_SEQLENS
+    ),
     "drift": tuple((1, 256, n, 4, 4, d, False, 1.0) for d in HEAD_DIMS for n in (8192, 32768, 131072)),
 }
 _Unseen = tuple[Dtype, int, int, int, int, int, int, bool]
@@ -224,8 +248,9 @@ def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
     """Return the cells of a grid whose shapes are listed; only FP8 drifts."""
     if grid in _UNSEEN:
         return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
-    taken: Sequence[Dtype] = dtypes if grid != "drift" else [dtype for dtype in dtypes if dtype == "e4m3"]
-    return [Cell(grid, dtype, *shape) for dtype in taken for shape in _SHAPES[grid]]
+    some: dict[str, tuple[Dtype, ...]] = {"drift": ("e4m3",), "backward_widths": ("fp16", "bf16")}
+    taken = [dtype for dtype in dtypes if dtype in some.get(grid, dtypes)]
+    return [Cell(grid, dtype, *shape) for dtype in taken for shape in _SHAPES[grid.removeprefix("backward_")]]
 
 
 def select(

@@ -34,6 +34,7 @@ def _row(record: CellRecord, m: Measured) -> Json:
     """Return one kernel in one cell by column."""
     return {
         **{name: getattr(record.cell, name) for name in CELL_FIELDS},
+        "head_dim_v": record.cell.value_dim,
         "kernel": m.name,
         "status": m.status,
         "timed_by": m.timed_by,

@@ -10,13 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
-from fa3_kernels.plan.config import WARPGROUP_ROWS
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.variant import staged_channels
+from fa3_kernels.plan.views import boxes
 from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
 from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
 
 COPY_BYTES = 16  # of one cp.async
+
+
+def _output_parts(config: Config) -> list[int]:
+    """Channels of the products that P V is started in: as many as the slices of O, or two of every three boxes."""
+    slices = config.pv_parts[0]
+    channels = config.head_dim_v
+    is_boxed = slices == 1 and config.traits.is_built_here and boxes(channels) == 3
+    return [2 * channels // 3, channels // 3] if is_boxed else [channels // slices] * slices
 
 
 class Consumer:
@@ -31,11 +41,13 @@ class Consumer:
         self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
         self.work = softmax_work(s)
         self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
-        slices = s.pv_parts[0]
-        self.pv = Gemm("P V", s.tile_n * s.bits // 256, s.head_dim // slices, s.bits, s.pv_from_registers)
+        self.qk_held = self.qk._replace(a_in_registers=True)
+        steps = s.tile_n * s.bits // 256
+        self.pv = [Gemm("P V", steps, n, s.bits, s.pv_from_registers) for n in _output_parts(s)]
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
         self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
-        self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (slices > 1), 0) for part in range(slices)]
+        parts = len(self.pv)
+        self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (parts > 1), 0) for part in range(parts)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
         # steps until slots and parities are as before
         self.query_slots = s.query_slots
@@ -70,15 +82,20 @@ class Consumer:
             self.stream.wgmma(gemm._replace(instructions=1), a, b, accumulator)
             self.stream.wgmma_wait(0)
 
-    def issue_scores(self, tile: int, step: int) -> None:
-        self.issue(self.qk, self.query(tile), self.shared.k[step % self.s.num_stages], self.scores_of(step))
+    def issue_scores(self, tile: int, step: int, is_first: bool = False) -> None:
+        """Start Q K^T of a block; of a tile's first ones Q is still in shared memory."""
+        k = self.shared.k[step % self.s.num_stages]
+        if self.s.holds_queries and not is_first:
+            self.issue(self.qk_held, None, k, self.scores_of(step))
+        else:
+            self.issue(self.qk, self.query(tile), k, self.scores_of(step))
 
     def scores_of(self, step: int) -> Slot:
         return self.scores[step % len(self.scores)]
 
     def issue_output(self, step: int) -> None:
-        for output in self.outputs:
-            self.issue(self.pv, self.p, self.shared.v[step % self.s.num_stages], output)
+        for gemm, output in zip(self.pv, self.outputs, strict=True):
+            self.issue(gemm, self.p, self.shared.v[step % self.s.num_stages], output)
 
     def join_warps(self) -> None:
         """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
@@ -194,10 +211,10 @@ class Consumer:
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
         """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
-        self.issue_scores(tile, step)
+        self.issue_scores(tile, step, is_first=True)
         for ahead in range(1, lead + 1):
             self.wait_full(self.shared.k_full, step + ahead)
-            self.issue_scores(tile, step + ahead)
+            self.issue_scores(tile, step + ahead, is_first=True)
 
     def block(self, is_masked: bool, more: bool) -> None:
         """Softmax of a block and P V of the one before; ``more`` if the tile has another behind it."""
@@ -212,7 +229,7 @@ class Consumer:
         """Add all tiles of the CTA."""
         self.step = 0
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
-        crosses = self.query_slots > 1
+        crosses = self.s.crosses_tiles
         if self.index == self.s.consumers - 1:
             self.pass_turn()
         for number, tile in enumerate(tiles):
@@ -266,6 +283,10 @@ class Consumer:
         self.tile_code()
         stream.wgmma_wait(lead)
         self.release("k", self.step)
+        if self.s.holds_queries:
+            stream.read(self.query(self.tile))
+            stream.vector(self.work["hold"])
+            self.release_query(self.tile)
         self.row_max(self.step, is_masked, is_first=True)
         self.finish_softmax("first")
         if lead:
@@ -280,7 +301,7 @@ class Consumer:
     def finish_tile(self, lead: int | None) -> None:
         """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
         number = self.tile
-        if not self.s.output_in_query_slot:
+        if not (self.s.output_in_query_slot or self.s.holds_queries):
             self.release_query(number)
         self.wait_full(self.shared.v_ready, self.step)
         self.last_output(number, lead)
@@ -317,9 +338,9 @@ class Consumer:
             self.stream.read(output)
 
     def epilogue(self, tile: int) -> None:
-        """O to global memory through a buffer; through Q's of FP8 in two parts, as it has half the bytes."""
+        """O to global memory through a buffer, of FP8 in parts of 128 channels."""
         stream = self.stream
-        size = WARPGROUP_ROWS * self.s.head_dim * 2
+        size = WARPGROUP_ROWS * self.s.head_dim_v * 2
         self.read_output()
         stream.vector(self.work["epilogue"])
         if self.s.traits.output_in_v:
@@ -328,14 +349,15 @@ class Consumer:
         if self.s.output_in_query_slot:
             out = self.query(tile)
         else:
-            out = Slot(f"out.{self.index}", size)
-        for _ in range(size // out.bytes):
+            out = Slot(f"out.{self.index}", self.shared.bytes_of["out"])
+        staged = WARPGROUP_ROWS * staged_channels(self.s) * 2
+        for _ in range(-(-size // staged)):
             stream.store_wait()
             stream.write(out)
             stream.vector(self.work["store"])
             stream.fence()
             stream.bar_sync(self.shared.epilogue[self.index])
-            stream.store(out, out.bytes)
+            stream.store(out, staged)
 
     def store_together(self, size: int) -> None:
         """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""

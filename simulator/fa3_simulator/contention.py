@@ -44,7 +44,7 @@ class Steps(NamedTuple):
     tile: float  # of a tile beside its blocks
     latency: float
     stages: int
-    query_slots: int
+    crosses_tiles: bool
     half_bytes: int  # K or V of a key block
     query_bytes: int
     output_bytes: int
@@ -84,7 +84,7 @@ def ends(launch, steps, alone, shared):
             handed += 1
             tile[cta] = launch.mine[place] if launch.mine.size else place
             left[cta] = tiles[tile[cta], 2]
-            free = tile_end[cta, taken[cta] % 2] if steps.query_slots > 1 else last[cta]
+            free = tile_end[cta, taken[cta] % 2] if steps.crosses_tiles else last[cta]
             taken[cta] += 1
             if free > now:  # the slot of Q
                 heapreplace(ready, (free, cta))
@@ -140,7 +140,7 @@ def waited_cycles(
         tile,
         machine["memory_latency_ns"] * clock_mhz / 1000,
         config.num_stages,
-        config.query_slots,
+        config.crosses_tiles,
         config.tile_n * (problem.head_dim + problem.head_dim_v) * size // 2,
         config.tile_m * problem.head_dim * size,
         config.tile_m * problem.head_dim_v * OUTPUT_BYTES,

@@ -12,20 +12,19 @@ from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
 
 
-def channels(problem: AttentionProblem, family: str = OURS) -> int:
-    """Return the channels of Q, K, V and O that a launch of a family computes.
+def channels(problem: AttentionProblem, family: str = OURS) -> tuple[int, int]:
+    """Return the channels of Q and K, and those of V and O, that a launch of a family computes.
 
-    A family that pads takes the next size that it compiles, and ours one size for Q, K and V. Of a family that does not
-    pad, other sizes are what its program would take.
+    A family that pads takes the next size that it compiles. Of a family that does not pad, other sizes are what its
+    program would take.
 
     Raises
     ------
     ValueError
-        For an unknown family, for a head_dim that TMA cannot copy, and for V of another width where the family has
-        kernels for it: no program here has two widths.
+        For an unknown family, for a head_dim that TMA cannot copy, and for V of another width but in our own kernels.
 
-    >>> [channels(AttentionProblem(1, 1, 1, 64, 64, 80), family) for family in ("gluon", "flash3")]
-    [128, 96]
+    >>> [channels(AttentionProblem(1, 1, 1, 64, 64, 192, d), "gluon") for d in (80, 128, 192)]
+    [(192, 96), (192, 128), (192, 192)]
     """
     check_head_dims(problem)
     traits = traits_of(family)
@@ -34,8 +33,9 @@ def channels(problem: AttentionProblem, family: str = OURS) -> int:
             f"{traits.title} is simulated with head_dim_v equal to head_dim, got {problem.head_dim_v} and "
             f"{problem.head_dim}"
         )
-    widest = max(problem.head_dim, problem.head_dim_v)
-    return traits.compiled_head_dim(widest, problem.dtype == "e4m3") if traits.pads_head_dim else widest
+    if traits.pads_head_dim:
+        return traits.compiled_head_dims(problem)
+    return problem.head_dim, problem.head_dim
 
 
 def promotion_interval(problem: AttentionProblem, family: str, tile_n: int) -> int:
@@ -60,9 +60,9 @@ def schedule_for(
 
     >>> chosen = schedule_for(AttentionProblem(1, 16, 16, 8192, 8192, 192))
     >>> chosen.head_dim, chosen.tile_m, chosen.tile_n, chosen.pingpong
-    (256, 128, 64, False)
+    (192, 128, 64, True)
     """
-    computed = channels(problem, family)
+    computed, computed_v = channels(problem, family)
     shipped = traits_of(family).shipped(problem)
     if tile is None and shipped is None:
         raise ValueError(f"{family} has no known tile for {problem.dtype} at head_dim {problem.head_dim}: name one")
@@ -70,4 +70,5 @@ def schedule_for(
     fields: dict[str, Any] = {"promotion_interval": promotion_interval(problem, family, tile_n)}
     if shipped is not None and shipped[:2] == (tile_m, tile_n):
         fields |= {"pingpong": shipped.pingpong, "pv_from_registers": shipped.pv_from_registers}
-    return Config(problem.dtype, computed, tile_m, tile_n, family=family, **fields | changes)
+    sizes = {"head_dim": computed, "head_dim_v": computed_v, "tile_m": tile_m, "tile_n": tile_n}
+    return Config(problem.dtype, family=family, **sizes | fields | changes)

@@ -25,13 +25,13 @@ class PartsConsumer(Consumer):
         slices, chunks = s.pv_parts
         self.slices = slices
         self.width = s.head_dim_v // slices  # channels of a part
-        self.pv = Gemm("P V", s.tile_n * s.bits // 256 // chunks, self.width, s.bits, True)
+        self.part = Gemm("P V", s.tile_n * s.bits // 256 // chunks, self.width, s.bits, True)
         self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
         elements = self.width // 2  # of a lane
         self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
 
     def issue_part(self, part: int) -> None:
-        self.issue(self.pv, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
+        self.issue(self.part, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
 
     def add_parts(self, early: bool, last: Callable[[], None]) -> None:
         """Add all parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
@@ -56,25 +56,26 @@ class PartsConsumer(Consumer):
         self.stream.vector(self.add)
 
     def rotated_block(self) -> None:
-        """Two GEMMs in flight: parts of P V, each started when the one before the last is added, then the scores."""
+        """Two or three GEMMs in flight: parts of P V, each started when an earlier one is added, then the scores."""
         step = self.step
         count = len(self.outputs)
         pieces = max(1, self.s.tile_n // self.width)
         scores = self.qk._replace(n=self.s.tile_n // pieces)
-        self.issue_part(0)
-        self.issue_part(1)
+        depth = self.s.sums_in_flight
+        for part in range(depth):
+            self.issue_part(part)
         for part in range(count):
-            self.stream.wgmma_wait(1)
+            self.stream.wgmma_wait(min(part + depth, count + pieces) - part - 1)
             self.add_part(part)
-            if part + 2 < count:
-                self.issue_part(part + 2)
+            if part + 1 == count:
+                self.release("v", step)
+            if part + depth < count:
+                self.issue_part(part + depth)
                 continue
-            if part + 2 == count:
+            if part + depth == count:
                 self.join_warps()
                 self.wait_full(self.shared.k_full, step + 1)
-            else:
-                self.release("v", step)
-            if part + 2 - count < pieces:
+            if part + depth - count < pieces:
                 k = self.shared.k[(step + 1) % self.s.num_stages]
                 self.issue(scores, self.query(self.tile), k, self.scores_of(step + 1))
 

@@ -46,7 +46,9 @@ class Roofline:
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     """Return the cycles of all GEMMs of one tile and one block."""
     gemms, bits = _gemms(config)
-    flops = 2.0 * gemms * config.tile_m * config.tile_n * config.head_dim
+    narrow = gemms // 2  # of V's channels
+    channels = (gemms - narrow) * config.head_dim + narrow * getattr(config, "head_dim_v", config.head_dim)
+    flops = 2.0 * channels * config.tile_m * config.tile_n
     return flops / (machine["tensor_flops_16bit"] * (16 // bits))
 
 

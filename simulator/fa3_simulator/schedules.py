@@ -66,15 +66,18 @@ def starts_both(config: Config) -> bool:
 
 
 def registers_needed(config: Config) -> int:
-    """Registers of a consumer thread: S (two in three stages), O, P as operand, a promoted partial, the rest."""
+    """Registers of a consumer thread: S (two in three stages), O, P as operand, Q if it is held, a promoted partial,
+    the rest.
+    """
     c = config
     scores = (c.softmax_stages - 1) * c.tile_n // 2
-    output = c.head_dim // 2
+    output = c.head_dim_v // 2
+    queries = c.head_dim // 4 if c.holds_queries else 0
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
-    parts = output if starts_both(c) else (1 + c.rotates) * output // c.pv_parts[0]
+    parts = output if starts_both(c) else (c.sums_in_flight if c.rotates else 1) * output // c.pv_parts[0]
     partial = parts if c.promotion_interval else 0
     held = scores + p + partial if c.overlaps else max(scores, p + partial)
-    return held + output + c.traits.other_registers[c.is_fp8]
+    return held + output + queries + c.traits.other_registers[c.is_fp8]
 
 
 def serializes(config: Config) -> bool:

@@ -25,7 +25,7 @@ def partial_bytes(problem: AttentionProblem, config: Config) -> int:
     """Return what the parts write, and the merging kernel reads; 0 for keys in one piece."""
     if config.num_splits == 1:
         return 0
-    return rows_of(problem) * config.num_splits * (config.head_dim + 1) * PARTIAL_BYTES
+    return rows_of(problem) * config.num_splits * (config.head_dim_v + 1) * PARTIAL_BYTES
 
 
 def merge_cycles(problem: AttentionProblem, config: Config, machine: Machine, clock_mhz: float) -> float:

@@ -46,7 +46,7 @@ def heads_at_a_time(problem: AttentionProblem, config: Config) -> int:
     >>> heads_at_a_time(AttentionProblem(1, 16, 16, 16384, 16384, 128, causal=True), Config(family="flash3"))
     4
     """
-    size = problem.seqlen_k * 2 * config.head_dim * config.bits // 8
+    size = problem.seqlen_k * (config.head_dim + config.head_dim_v) * config.bits // 8
     of_keys = 1 << max(0, (L2_BYTES // size).bit_length() - 1)
     return of_keys * (1 if config.pack_gqa else problem.group)
 

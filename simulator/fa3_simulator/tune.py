@@ -72,7 +72,7 @@ def candidates(
     tile of fewer, as ours ships. ``pack_gqa`` None: packed and not. ``sms``: keys are cut into parts too, where tiles
     are fewer.
     """
-    head_dim = channels(problem, family)
+    head_dim, head_dim_v = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
     axes: list[Iterable[Any]] = [(64, 128, 192), range(32, 257, K_STEP[problem.dtype]), (2, 3, 4)]
     axes += [choices.values() for choices in SWITCHES]
@@ -88,6 +88,7 @@ def candidates(
             pack_gqa=packed,
             num_stages=stages,
             pv_from_registers=registers,
+            head_dim_v=head_dim_v,
             family=family,
             promotion_interval=promotion_interval(problem, family, tile_n),
             **switches,

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.variant import staged_channels
 from fa3_simulator.program import Work
 from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
 
@@ -57,11 +58,11 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     s = config
     # per lane
     scores = s.tile_n // 2
-    outputs = s.head_dim // 2
+    outputs = s.head_dim_v // 2
     early = round(scores * (max(early_exponentials(s), 0.0) if s.intra_wg_overlap else late_turn(s)))
     rescaled = 0 if s.adds_in_place else outputs
     apart = round(rescaled * late_rescaling(s))
-    width = s.head_dim // (16 // s.bits if s.output_in_query_slot else 1)  # of O at a time
+    width = s.head_dim_v if s.traits.output_in_v else staged_channels(s)  # of O at a time
     return {
         "mask": work_on("mask", scores, alu=2),
         "first max": _row_max(s, False),  # no sign is known before a tile's first block
@@ -75,6 +76,7 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
         "other": other_work(s),
         "drain": Work("last sums", 1, stall=_step_stall(s)),
         "tile": Work("tile change", 1, stall=(TILE_STALL if s.bits == 16 else TILE_STALL_FP8) // 2),
+        "hold": work_on("Q to registers", s.head_dim // 4, alu=1, smem_bytes=WARPGROUP_ROWS * s.head_dim * s.bits // 8),
         "epilogue": work_on("normalise O", outputs, fma=1, convert=0.5),
         "store": Work(
             "O to shared memory", max(1, width // 16), alu=width // 16, smem_bytes=WARPGROUP_ROWS * width * 2
@@ -107,6 +109,6 @@ def transpose_trips(config: Config) -> int:
 
 def transpose_trip(config: Config) -> Work:
     """V transpose of 32 keys by four warps: 8 KiB per 16 LDSM / STSM of each warp, two PRMT per eight bytes."""
-    size = min(config.tile_n, TRIP_KEYS) * config.head_dim
+    size = min(config.tile_n, TRIP_KEYS) * config.head_dim_v
     words = size // (4 * WARPGROUP_THREADS)  # 32-bit registers per lane
     return Work("transpose V", 1, alu=words, other=words // 2, smem_bytes=2 * size, trips=1)

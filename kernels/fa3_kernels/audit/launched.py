@@ -26,8 +26,8 @@ def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str
     ----------
     args : sequence
         Arguments in order. Numbers, strings and None count by value; tuples and records by their values in order,
-        whatever their fields are called; tensors by dtype, tables that the host makes by shape and content too;
-        descriptors of TMA by dtype, block, shape and strides.
+        whatever their fields are called, without later fields that are at their defaults; tensors by dtype, tables
+        that the host makes by shape and content too; descriptors of TMA by dtype, block, shape and strides.
     grid : sequence of int
     options : mapping
         Launch options: num_warps, maxnreg, enable_fp_fusion.
@@ -62,13 +62,19 @@ def _text(x: Any) -> str:
     if isinstance(x, tuple | list):
         return "(" + ", ".join(map(_text, x)) + ")"
     if dataclasses.is_dataclass(x):
-        return _text(tuple(getattr(x, field.name) for field in dataclasses.fields(x)))
+        fields = (field for field in dataclasses.fields(x) if not _is_absent(x, field))
+        return _text(tuple(getattr(x, field.name) for field in fields))
     if isinstance(x, np.ndarray):
         array = np.ascontiguousarray(x)
         return f"tensor {array.dtype} {_text(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"
     if hasattr(x, "dtype") and hasattr(x, "data_ptr"):
         return f"tensor {str(x.dtype).removeprefix('torch.')}"
     raise TypeError(f"an argument of a launch must be a number, a record or a tensor, got {type(x).__name__}")
+
+
+def _is_absent(x: Any, field: dataclasses.Field[Any]) -> bool:
+    """Tell whether a field says nothing new, see :func:`fa3_kernels.plan.variant.later`."""
+    return bool(field.metadata.get("is_later")) and getattr(x, field.name) == field.default
 
 
 def labelled(name: str, calls: Sequence[Call]) -> dict[str, Call]:

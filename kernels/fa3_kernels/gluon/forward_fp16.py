@@ -253,7 +253,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
-    crosses_tiles: gl.constexpr = p.v.crosses_tiles
+    crosses_tiles: gl.constexpr = not p.v.out_in_query_slot
     mask_first: gl.constexpr = p.v.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
     if p.v.consumers - 1 == WARPGROUP:

@@ -239,9 +239,14 @@ class Config:
         return self.size.query_slots if self.warp_specialized and not self.holds_queries else 1
 
     @property
+    def crosses_tiles(self) -> bool:
+        """Tell whether the first scores of a tile are started with the last P V of the one before."""
+        return self.holds_queries or self.query_slots > 1
+
+    @property
     def output_in_query_slot(self) -> bool:
         """Tell whether O is staged in the Q buffer, as shared memory is short."""
-        return not (self.holds_queries or self.query_slots > 1 or self.traits.output_in_v)
+        return not (self.crosses_tiles or self.traits.output_in_v)
 
     @property
     def promotes(self) -> bool:
@@ -255,8 +260,15 @@ class Config:
 
     @property
     def rotates(self) -> bool:
-        """Tell whether two such sums are under way at a time, and behind the last ones the scores of the next block."""
+        """Tell whether several such sums are under way at a time, and behind the last ones the scores of the next
+        block.
+        """
         return self.adds_in_place
+
+    @property
+    def sums_in_flight(self) -> int:
+        """Return how many such sums are under way at a time: what registers leave beside O."""
+        return 2 if self.pv_parts[0] == 4 else 3
 
     @property
     def overlaps(self) -> bool:

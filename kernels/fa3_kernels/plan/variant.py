@@ -6,6 +6,7 @@ Everything here is decided on the host; a feature that is off costs no instructi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
@@ -56,6 +57,11 @@ def smem_bytes(config: Config) -> int:
         2 * config.num_stages * WARPGROUP_ROWS * 4 if config.is_fp8 else 0
     )  # of blocks that have their own descales
     return sum(count * size for count, size in buffers(config).values()) + factors
+
+
+def later(default: Any) -> Any:
+    """A field of a compile-time record that kernels of before it have at its default: their launches are the same."""
+    return field(default=default, metadata={"is_later": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +124,11 @@ class Variant:
     promotion_interval: int
     block_descales: bool
     integer_max: bool
-    holds_queries: bool
-    qk_boxes: int
-    v_boxes: int
-    staged_boxes: int
     stamps: int = 0
+    holds_queries: bool = later(False)
+    qk_boxes: int = later(1)
+    v_boxes: int = later(1)
+    staged_boxes: int = later(1)
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
     pack_log2: int = field(init=False)
@@ -130,8 +136,7 @@ class Variant:
     warpgroup_positions: int = field(init=False)
     slot_threads: int = field(init=False)
     is_first_block_masked: bool = field(init=False)  # the rightmost block of a tile may hold hidden keys
-    crosses_tiles: bool = field(init=False)  # a tile's first scores are started with the last P V of the one before
-    out_in_query_slot: bool = field(init=False)
+    out_in_query_slot: bool = field(init=False)  # otherwise a tile's first scores are started with the last P V before
 
     def __post_init__(self) -> None:
         derived = {
@@ -140,7 +145,6 @@ class Variant:
             "warpgroup_positions": WARPGROUP_ROWS // self.pack,
             "slot_threads": slot_threads(self.consumers, self.producer_warps),
             "is_first_block_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
-            "crosses_tiles": self.holds_queries or self.query_slots > 1,
             "out_in_query_slot": not (self.holds_queries or self.query_slots > 1),
         }
         for name, value in derived.items():
