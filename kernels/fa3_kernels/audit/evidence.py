@@ -68,10 +68,13 @@ def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -
         Their keys then; by default as they were kept. Where nobody kept them, all launches have changed.
     """
     now = launch_keys(of)
-    if sha256 == evidence_sha256(of):
-        return frozenset()
-    known = then or _measured().get(sha256)
+    known = launches_then(of, sha256, then)
     return frozenset(now if known is None else (probe for probe, key in known.items() if now.get(probe) != key))
+
+
+def launches_then(of: str, sha256: str, then: Mapping[str, str] | None = None) -> Mapping[str, str] | None:
+    """Return the keys of the launches that were measured, by probe; None where nobody kept them."""
+    return launch_keys(of) if sha256 == evidence_sha256(of) else then or _measured().get(sha256)
 
 
 @cache

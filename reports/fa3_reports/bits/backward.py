@@ -56,8 +56,8 @@ COLUMNS = (
     "outside_differing",
 )
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16")
-HEAD_DIMS = (64, 128, 256)
-PADDED = (40, 96, 192)
+HEAD_DIMS = (64, 96, 128, 192, 256)
+PADDED = (40, 80, 160)
 LENGTHS: dict[str, Any] = {"seqlens_q": (100, 1, 0, 260, 512), "seqlens_k": (130, 300, 50, 0, 700)}
 RANGED = 1 << 18  # values of dQ times key blocks, up to which the range of all orders is found
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 import triton
 
+from fa3_kernels.audit.evidence import launch_keys, launches_then
 from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
+from fa3_reports.device.launches import concerns
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.tasks import Task
 from fa3verify.campaign.tasks import run as run_tasks
@@ -25,6 +27,7 @@ from fa3verify.kernels import watch
 from fa3verify.timed.timing import query
 
 HANG_SECONDS = 200.0  # of one case
+KEPT_FACTS = ("gpu", "driver", "torch", "triton", "launches_sha256", "date_utc")
 
 
 class Part(NamedTuple):
@@ -53,6 +56,7 @@ class Settings:
     dtypes: tuple[str, ...]
     workers: int = 0  # 0 is one per core
     budget_s: float = math.inf
+    keep: Path | None = None  # folder of an earlier campaign, whose rows of launches that are what they were are kept
 
 
 class Filled(NamedTuple):
@@ -87,13 +91,15 @@ def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -
     Raises
     ------
     ValueError
-        When the folder holds tables of other kernels than these.
+        When the folder holds tables of other kernels than these, or there is nothing to keep.
     Wrong
         When a kernel hangs, raises, or gives results of another kind than its twin.
     """
     deadline = time.monotonic() + settings.budget_s
     found = []
     for name in parts:
+        if settings.keep and not (settings.out / PARTS[name].provenance).exists():
+            keep(PARTS[name], settings.keep, settings.out)
         check_evidence(PARTS[name], settings.out)
     for name in parts:
         part = PARTS[name]
@@ -139,6 +145,27 @@ def _rows(make: Callable[[Any], list[list[Any]]], cases: Sequence[Any]) -> list[
     return found
 
 
+def keep(part: Part, source: Path, out: Path) -> None:
+    """Begin the tables of a part with the rows of an earlier campaign whose launches are what they were then.
+
+    Rows of probes that there were none of then are left out too: their kernels are new.
+    """
+    facts = json.loads((source / part.provenance).read_text(encoding="utf-8"))
+    of = facts["evidence_of"]
+    then = launches_then(of, facts["launches_sha256"], facts.get("launches"))
+    if then is None:
+        raise ValueError(f"nobody kept the keys of the launches of {source / part.provenance}: nothing can be kept")
+    changed = frozenset(probe for probe, key in launch_keys(of).items() if then.get(probe) != key)
+    for table in part.tables:
+        kept = {}
+        for key, rows in read(source / table.file, table).items():
+            named = (dict(zip(table.columns, row, strict=True)) for row in rows)
+            if "head_dim" in table.columns and not any(concerns(row, changed, of.partition("+")[0]) for row in named):
+                kept[key] = rows
+        write(out / table.file, table, kept)
+    write_provenance(part, out, [*facts.pop("kept", ()), {name: facts[name] for name in KEPT_FACTS}])
+
+
 def check_evidence(part: Part, out: Path) -> None:
     """Raise ValueError if the folder holds rows of other kernels."""
     path = out / part.provenance
@@ -150,8 +177,11 @@ def check_evidence(part: Part, out: Path) -> None:
         raise ValueError(f"{path} is of other kernels than these: choose another folder, or remove its tables")
 
 
-def write_provenance(part: Part, out: Path) -> None:
-    """Say which machine, versions and kernels the tables of a folder are of."""
+def write_provenance(part: Part, out: Path, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Say which machine, versions and kernels the tables of a folder are of, and which campaigns rows were kept of."""
+    path = out / part.provenance
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8")).get("kept", ())
     alike = {name: other for name, other in PARTS.items() if other.provenance == part.provenance}
     tables = [(out / table.file, table) for other in alike.values() for table in other.tables]
     dtypes = [
@@ -173,5 +203,6 @@ def write_provenance(part: Part, out: Path) -> None:
         "parts": [name for name, other in alike.items() if all((out / t.file).exists() for t in other.tables)],
         **part.evidence(),
         "date_utc": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
+        **({"kept": [*kept]} if kept else {}),
     }
-    write_text(out / part.provenance, json.dumps(facts, indent=1) + "\n")
+    write_text(path, json.dumps(facts, indent=1) + "\n")

@@ -218,6 +218,22 @@ def other_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
     return found
 
 
+def boxed_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
+    """Every third case of head dims in three boxes of channels, and the same of V with a width of its own."""
+    sizes = ((96, 96), (192, 192), (192, 128))
+    found = [
+        replace(case, problem=replace(case.problem, head_dim_v=head_dim_v))
+        for head_dim, head_dim_v in sizes
+        for family in (dense_cases, grouped_cases, varlen_cases)
+        for case in family(dtype, head_dim, seeds)
+    ][::3]
+    problems = [
+        AttentionProblem(2, 4, 2, 515, 700, d, v, dtype=dtype, causal=True)
+        for d, v in ((80, 80), (160, 160), (128, 64), (128, 96), (96, 64), (256, 128), (256, 192), (64, 192))
+    ]
+    return found + [Case("boxes", problem, "outlier", next(seeds)) for problem in problems]
+
+
 def wrapping_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
     """More tiles than SMs."""
     n, causal = {"fp16": (1024, True), "bf16": (1000, False), "e4m3": (1000, True)}[dtype]
@@ -267,4 +283,6 @@ def cases() -> tuple[Case, ...]:
         for family in (other_cases, wrapping_cases, activation_cases):
             grid += family(dtype, seeds)
         found += _with_choices(grid) if dtype == "e4m3" else grid
+        more = boxed_cases(dtype, count(first + 50_000))
+        found += _with_choices(more) if dtype == "e4m3" else more
     return tuple(found)

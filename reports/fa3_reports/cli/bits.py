@@ -17,6 +17,11 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_li
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that share the GPU; 0 is one per core.")
 @click.option("--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which the rest is left.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of an earlier campaign: its rows of launches that are what they were need not be made again.",
+)
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the sums as JSON.")
 @click.option("--quiet", is_flag=True, help="Print the sums only.")
 def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | None, quiet: bool, **options: Any) -> None:
@@ -35,7 +40,7 @@ def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | Non
         from fa3verify.cli import console
 
         settings = campaign.Settings(
-            options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"]
+            options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"], options["keep"]
         )
         try:
             found = campaign.run(parts or ("forward", "backward", "quantise"), settings, console.teller(quiet))
