@@ -56,6 +56,7 @@ class Switches:
     warp_specialized: bool
     promotion_interval: int
     holds_turn: bool = field(default=False, metadata=OLDER)
+    holds_queries: bool = field(default=False, metadata=OLDER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa3_kernels.plan.choose import choose_num_splits
-from fa3_kernels.plan.config import Config, default_config, kernel_head_dim
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.timed import tables
 from fa3verify.timed.cells import CELL_FIELDS, SIZES
@@ -149,6 +149,8 @@ def _problem(row: _Row) -> AttentionProblem:
     if sizes["nheads"] % sizes["nheads_kv"]:
         raise row.refuse("nheads_kv", f"a divisor of nheads {sizes['nheads']}")
     with _named(row):
+        if row.values.get("head_dim_v"):
+            sizes["head_dim_v"] = row.whole("head_dim_v")
         return AttentionProblem(**sizes, dtype=row.values["dtype"], causal=row.flag("causal"))  # type: ignore[arg-type]
 
 
@@ -163,9 +165,11 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
         return f"no program for {name}"
     with _named(row):
         specialized = row.flag("warp_specialized")
+        head_dim, head_dim_v = FAMILIES[OURS].compiled_head_dims(problem)
         config = Config(
             dtype=problem.dtype,
-            head_dim=kernel_head_dim(problem.head_dim),
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
             tile_m=row.whole("tile_m"),
             tile_n=row.whole("tile_n"),
             promotion_interval=row.whole("promotion_interval", 0) if row.values["promotion_interval"] else 0,
@@ -184,9 +188,12 @@ def _config(row: _Row, problem: AttentionProblem) -> Config | str:
 def _is_current(row: _Row, config: Config) -> bool:
     """Tell whether our kernel has the schedule of a row still.
 
-    A kernel of which columns ``holds_turn`` and ``former`` say nothing was timed before it held its turn or rotated its
-    sums. A kernel that rotates sums hands on its turn as the one before did, which only ``former`` tells.
+    A kernel of which columns ``holds_turn``, ``holds_queries`` and ``former`` say nothing was timed before it held its
+    turn, or Q in registers, or rotated its sums. A kernel that rotates sums hands on its turn as the one before did,
+    which only ``former`` tells.
     """
+    if config.holds_queries and not ("holds_queries" in row.values and row.flag("holds_queries")):
+        return False
     if not (config.holds_turn or config.rotates):
         return True
     says = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn

@@ -33,7 +33,7 @@ def line(schedule: Config, error: float, problem: AttentionProblem = PROBLEM, **
         name: getattr(schedule, name) for name in ("head_dim", "tile_m", "tile_n", "pingpong", "warp_specialized")
     }
     fields |= {"overlap": schedule.intra_wg_overlap, "promotion_interval": schedule.promotion_interval}
-    fields |= {"holds_turn": schedule.holds_turn}
+    fields |= {"holds_turn": schedule.holds_turn, "holds_queries": schedule.holds_queries}
     return EMPTY | fields | {"burst_sm_mhz": CLOCK, "burst_cycles": cycles} | changes
 
 
@@ -70,6 +70,15 @@ def test_a_row_of_a_schedule_that_our_kernel_no_longer_has_is_left_out(tmp_path:
     for name, before in (("former", of_former), ("silent", silent)):
         rows, left_out = measured.read(table(tmp_path / f"{name}.csv", [before]))
         assert (rows, left_out) == ([], {"our kernel has another schedule by now": 1})
+
+
+def test_a_row_of_a_kernel_that_did_not_hold_its_queries_is_left_out(tmp_path: Path) -> None:
+    row = line(Config(head_dim=96), 0.0, replace(PROBLEM, head_dim=96, head_dim_v=96))
+    rows, left_out = measured.read(table(tmp_path / "now.csv", [row]))
+    assert (len(rows), left_out) == (1, {})
+    silent = {name: value for name, value in row.items() if name != "holds_queries"}
+    rows, left_out = measured.read(table(tmp_path / "silent.csv", [silent]))
+    assert (rows, left_out) == ([], {"our kernel has another schedule by now": 1})
 
 
 def test_the_bootstrap_interval_is_that_of_the_mean(tmp_path: Path) -> None:
