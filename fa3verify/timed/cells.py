@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3verify.records import OLDER
 
 # of the paper's grid (arXiv 2407.08608, section 4.1)
 HIDDEN = 2048
@@ -57,7 +58,7 @@ class Cell:
     head_dim: int
     causal: bool
     v_mean: float = 0.0
-    head_dim_v: int = 0
+    head_dim_v: int = field(default=0, metadata=OLDER)
 
     @property
     def value_dim(self) -> int:
@@ -121,7 +122,7 @@ class Cell:
 
 
 # The columns that say what was timed, in every table; that of head_dim_v is in tables of grids that have it alone.
-CELL_FIELDS = tuple(field.name for field in fields(Cell) if field.name != "head_dim_v")
+CELL_FIELDS = tuple(each.name for each in fields(Cell) if each.name != "head_dim_v")
 SIZES = CELL_FIELDS[2:8]  # those of them that an attention problem takes as numbers
 
 

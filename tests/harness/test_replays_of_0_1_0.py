@@ -39,6 +39,7 @@ SINCE = frozenset(
         "Config.warp_specialized",
         "Config.softmax_stages",
         "Config.integer_max",
+        "Config.head_dim_v",
         "Config.family",
     }
 )

@@ -92,13 +92,16 @@ def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Launch
 @each_launch
 def test_copies_are_the_compiled_ones(launch: Launch) -> None:
     """A box is at most 128 bytes wide; those of one e4m3 copy are started by several warps of the producer at once, but
-    for the three of a tile whose channels are no power of two.
+    for the three of a tile whose channels are no power of two. A tile of one block has one tile of V.
     """
     config = config_of(launch)
     program = forward(config, [TileBlocks(1)])
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
-    of_a_tile = config.head_dim * 2 // 128 if config.bits == 16 else boxes(config.head_dim)
-    assert compiled(launch)["tma"]["UTMALDG"] == loads * of_a_tile
+    of_q, of_v = (
+        3 if boxes(channels) == 3 else max(1, channels * 2 // 128) if config.bits == 16 else 1
+        for channels in (config.head_dim, config.head_dim_v)
+    )
+    assert compiled(launch)["tma"]["UTMALDG"] == (loads - 1) * of_q + of_v
 
 
 @each_launch

@@ -54,7 +54,7 @@ def test_tiles_from_a_counter_go_to_the_cta_that_is_free() -> None:
 
 def test_one_slot_for_q_loads_it_when_the_tile_before_has_ended() -> None:
     two = launch([(0, 0, 1), (0, 0, 1)], [[0, 1]])
-    found = [ends(two, STEPS._replace(query_slots=slots), 10.0, np.inf) for slots in (2, 1)]
+    found = [ends(two, STEPS._replace(crosses_tiles=crosses), 10.0, np.inf) for crosses in (True, False)]
     assert found[1] - found[0] == 50 + 10  # Q at 10 bytes a cycle, and its latency
 
 

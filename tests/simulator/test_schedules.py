@@ -208,7 +208,7 @@ def test_without_overlap_the_turn_is_handed_on_where_ptxas_put_it() -> None:
     serial = Config(intra_wg_overlap=False)
     assert step_of(serial)[-4:] == [*MAXIMA, "exp2", "arrive k_empty"]
     assert step_of(serial)[:2] == ["arrive turn", "exp2 and rescale O"]
-    assert "exp2" not in step_of(replace(serial, head_dim=64))
+    assert "exp2" not in step_of(replace(serial, head_dim=64, head_dim_v=64))
 
 
 def test_without_registers_every_wgmma_is_waited_for() -> None:

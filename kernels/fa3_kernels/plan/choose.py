@@ -218,7 +218,7 @@ def is_launchable(problem: AttentionProblem, config: Config) -> bool:
 
     >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 192)
     >>> [is_launchable(problem, Config(head_dim=d, tile_n=64)) for d in (192, 256)]
-    [False, True]
+    [True, False]
     """
     c = config
     choices: dict[str, Any] = {"promotion_interval": c.promotion_interval, "out_dtype": c.out_dtype} if c.is_fp8 else {}

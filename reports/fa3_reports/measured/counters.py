@@ -37,7 +37,7 @@ COLUMNS = (
     *CELL_FIELDS,
     "kernel",
     "status",
-    *SWITCHES,
+    *(name for name in SWITCHES if name != "holds_queries"),  # which no counted size has
     "burst_ms",
     "burst_sm_mhz",
     "burst_cycles",

@@ -247,7 +247,7 @@ def test_keys_in_parts_say_what_merging_them_takes() -> None:
         (("--schedule", "overlap3", "--tile", "128x64", "--stages", 1), "three softmax stages need"),
         (("--promotion-interval", 128), "promotion_interval must be 0, or for e4m3"),
         (("--machine", "a100"), "machine must be one of h100, h200"),
-        (("--head-dim", 64, "--tile", "128x32", "--stages", 4), "turn[1] has id 16, legal are 0 to 15"),
+        (("--head-dim", 128, "--tile", "128x32", "--stages", 4), "turn[1] has id 16, legal are 0 to 15"),
         (("--nheads", 8, "--nheads-kv", 3), "nheads must be a multiple of nheads_kv, got 8 and 3"),
         (
             ("--nheads", 66, "--nheads-kv", 1, "--pack-gqa"),

@@ -95,7 +95,7 @@ def test_csv_has_the_counted_clock_beside_the_drivers_and_the_schedule_of_ours_a
     figures = ("burst_sm_mhz", "burst_cycles", "burst_driver_mhz", "sustained_sm_mhz")
     assert [ours[name] for name in figures] == ["1500", "3e+06", "1980", ""]  # 2 ms at 1.5 GHz
     fields = tables.SWITCHES
-    assert [ours[name] for name in fields] == ["128", "64", "True", "False", "True", "0", "False"]
+    assert [ours[name] for name in fields] == ["128", "64", "True", "False", "True", "0", "False", "False"]
     assert [peer[name] for name in fields] == [""] * len(fields)
 
 

@@ -63,9 +63,10 @@ def test_16_bit_steps_have_their_products_and_no_contracted_arithmetic(name: str
     steps = 2 if v.is_right_limited else 1  # copies of the step in one consumer: with and without a mask
     # k steps of 16 per product; head_dim 256 starts its first S itself instead of with the last P V of the tile before
     s_wgmmas, o_wgmmas = config.head_dim // 16, config.tile_n // 16
-    first = 1 + (v.query_slots > 1)
+    first = 1 + (not v.out_in_query_slot)
+    o_wgmmas *= 2 if v.v_boxes == 3 else 1  # O in two parts
     assert found["tensor"]["HGMMA"] == v.consumers * ((steps + first) * s_wgmmas + (steps + 1) * o_wgmmas)
-    p, o = config.tile_n // 2, config.head_dim // 2  # elements per thread
+    p, o = config.tile_n // 2, config.head_dim_v // 2  # elements per thread
     fused = p + ROWS + ROWS  # ex2's argument, the scaled maximum, the thread sum
     assert found["fp32"]["FFMA"] == v.consumers * (steps + 1) * fused, "a multiply and an add were contracted"
     assert found["fp32"]["FMUL"] == v.consumers * (steps * o + o + ROWS)  # O * rescale; O * inverse and lse * ln 2
@@ -136,8 +137,12 @@ def backward_steps(name: str) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("name", [*PAIRED, *WIDE])
 def test_a_step_of_the_backward_keeps_no_descriptor_of_k_in_registers(name: str) -> None:
-    """The 16 words of K's descriptors would each be moved to a uniform register (R2UR): 8 to 36 in a step."""
-    assert [step.get("R2UR", 0) <= 2 for step in backward_steps(name)] == [True, True]
+    """The 16 words of K's descriptors would each be moved to a uniform register (R2UR): 8 to 36 in a step.
+
+    With one buffer of dO the compiler moves six others at head_dim 192, and is the faster for it.
+    """
+    most = 2 if name in PAIRED else 6
+    assert [step.get("R2UR", 0) <= most for step in backward_steps(name)] == [True, True]
 
 
 @pytest.mark.parametrize("name", PAIRED)

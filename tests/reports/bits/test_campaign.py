@@ -31,16 +31,19 @@ COMMITTED = sorted(
 )
 
 
-def test_every_table_is_committed_of_an_h200() -> None:
-    assert {path.name for path in COMMITTED if "h200" in path.parts} == set(TABLES)
+def test_every_table_is_committed_with_every_case() -> None:
+    """Of one GPU or the other; a GPU that was not lent since keeps the rows of launches that are what they were."""
+    for file, table in TABLES.items():
+        wanted = {table.key_of(case) for case in table.cases()}
+        assert any(path.name == file and set(read(path, table)) == wanted for path in COMMITTED), file
 
 
 @pytest.mark.parametrize("committed", COMMITTED, ids=lambda path: "/".join(path.parts[-3:]))
-def test_committed_tables_have_every_case_and_break_no_rule(committed: Path, tmp_path: Path) -> None:
+def test_committed_tables_have_no_other_case_and_break_no_rule(committed: Path, tmp_path: Path) -> None:
     table = TABLES[committed.name]
     found, wanted = read(committed, table), {table.key_of(case) for case in table.cases()}
     assert len(wanted) == len(table.cases())
-    assert set(found) == wanted
+    assert set(found) <= wanted
     assert not any(table.is_broken(row) for rows in found.values() for row in rows)
     write(tmp_path / table.file, table, found)
     assert sorted((tmp_path / table.file).read_bytes().splitlines()) == sorted(read_bytes(committed).splitlines())
