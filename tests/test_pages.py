@@ -313,8 +313,8 @@ def test_ratios_of_head_dims_are_those_of_the_times():
         "forward bf16": ("fwd", "bf16", "gluon"),
         "forward e4m3, promoted": ("fwd", "e4m3", "gluon"),
         "forward e4m3, chained": ("fwd", "e4m3", "gluon.chained"),
-        "backward bf16": ("bwd", "bf16", "gluon"),
-        "backward bf16, fixed order": ("bwd", "bf16", "gluon.deterministic"),
+        "backward fp16": ("bwd", "fp16", "gluon"),
+        "backward fp16, fixed order": ("bwd", "fp16", "gluon.deterministic"),
     }
     shown = 0
     for what, *cells in lines:
@@ -331,7 +331,7 @@ def test_ratios_of_head_dims_are_those_of_the_times():
 def test_the_page_of_limits_says_the_speed_of_every_head_dim_that_was_measured():
     text = (ROOT / "docs" / "limits.md").read_text()
     (line,) = re.findall(r"^- Head dims that are no power of two .*$", text, re.MULTILINE)
-    parts = dict(zip((("fwd", "bf16"), ("fwd", "e4m3"), ("bwd", "bf16")), line.split("; "), strict=True))
+    parts = dict(zip((("fwd", "bf16"), ("fwd", "e4m3"), ("bwd", "fp16")), line.split("; "), strict=True))
     for (part, dtype, head_dim, head_dim_v, causal), found in ratios_of_head_dims().items():
         if causal == "False":
             name = head_dim if head_dim == head_dim_v else f"{head_dim} with V of {head_dim_v}"

@@ -27,7 +27,7 @@ CHANGED = "what the GPU is launched with has changed since it was measured"
 def changed_launches(facts: Mapping[str, Any]) -> frozenset[str]:
     """Return which launches have changed since a measurement or one of its runs, by its provenance."""
     of = facts["evidence_of"]
-    runs = [facts, *facts.get("runs", ())]
+    runs = facts.get("runs") or [facts]  # where there are runs, each has the keys
     hashed = [run for run in runs if run["launches_sha256"] != SEVERAL]
     return frozenset().union(*(changed_since(of, run["launches_sha256"], run.get("launches")) for run in hashed))
 
@@ -171,7 +171,14 @@ KEYS = (  # the first that fits
     Key(("atlas/*/atlas.json", "release-*/report.*"), _version, "the version that judged stands in it or in its name"),
     Key(("atlas/*/worst/*.json", "findings/0002_*.json"), _constant, "inputs to be judged again, no results"),
     Key(
-        ("speed/host/*.csv", "speed/packed/*.csv", "speed/backward/*.csv", "speed/head_dims/*.csv", "tune/*.csv"),
+        (
+            "speed/host/*.csv",
+            "speed/packed/*.csv",
+            "speed/backward/*.csv",
+            "speed/head_dims/*.csv",
+            "speed/boxes/*.csv",
+            "tune/*.csv",
+        ),
         _none,
         "timed by scripts of a note, which kept no hash of the launches",
     ),

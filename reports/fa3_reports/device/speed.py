@@ -70,16 +70,13 @@ class Cell:
         return self.tflops.get(kernel, math.nan) / self.tflops.get(peer or "", math.nan)
 
 
-SHAPE = CELL_FIELDS[2:]  # without the grid and the dtype
-
-
 def cells(rows: Iterable[Row], figure: str = "burst") -> list[Cell]:
     """Group timed rows by shape, by head_dim, mask and length; the figure is ``burst`` or ``sustained``."""
     found: dict[tuple[str, ...], Cell] = {}
     for row in rows:
         if row["status"] != "ok" or not row[f"{figure}_tflops"]:
             continue
-        cell = found.setdefault(tuple(row[name] for name in SHAPE), Cell(row, {}, {}))
+        cell = found.setdefault(_shape(row)[2:], Cell(row, {}, {}))
         cell.tflops[row["kernel"]] = float(row[f"{figure}_tflops"])
         if clock := row[f"{figure}_sm_mhz"]:
             cell.mhz[row["kernel"]] = float(clock)
@@ -255,7 +252,12 @@ def others(source: Source) -> Section:
     """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; host cost and packed
     sequences."""
     blocks: list[Any] = []
-    titles = {"fresh": "Lengths that no tile divides", "ragged": "Short and chunked work"}
+    titles = {
+        "widths": "Head dims that are no power of two",
+        "backward_widths": "Their gradients",
+        "fresh": "Lengths that no tile divides",
+        "ragged": "Short and chunked work",
+    }
     titles |= {"ablation": "The paper's ablation", "gqa": "Grouped heads", "decode": "Decoding"}
     for grid, title in titles.items():
         for bench in benches(source, (grid,)):
@@ -288,13 +290,16 @@ def _cells_by_kernel(bench: Bench, source: Source, title: str) -> PageTable:
 
 
 def _shape(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in CELL_FIELDS)
+    """Return what was timed; tables of one head_dim have no column of V's."""
+    return (*(row[name] for name in CELL_FIELDS), row.get("head_dim_v") or row["head_dim"])
 
 
 def _told(row: Row) -> str:
     heads = row["nheads"] if row["nheads"] == row["nheads_kv"] else f"{row['nheads']}/{row['nheads_kv']}"
     mask = "causal" if row["causal"] == "True" else "dense"
-    return f"batch {row['batch']}, {row['seqlen_q']} x {row['seqlen_k']}, {heads} heads, d{row['head_dim']}, {mask}"
+    head_dim_v = _shape(row)[-1]
+    width = f"d{row['head_dim']}" + (f" with V of {head_dim_v}" if head_dim_v != row["head_dim"] else "")
+    return f"batch {row['batch']}, {row['seqlen_q']} x {row['seqlen_k']}, {heads} heads, {width}, {mask}"
 
 
 def _float(text: str) -> float | None:
