@@ -27,7 +27,7 @@ SHAPES = (
     (3, 6, 2, 1024, 1024),
 )
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-each_head_dim = pytest.mark.parametrize("head_dim", [64, 128, 256])
+each_head_dim = pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 each_dtype = pytest.mark.parametrize("dtype", list(NUMPY))
 
 
