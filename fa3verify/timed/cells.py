@@ -249,8 +249,9 @@ def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
     """Return the cells of a grid whose shapes are listed; only FP8 drifts."""
     if grid in _UNSEEN:
         return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
-    some: dict[str, tuple[Dtype, ...]] = {"drift": ("e4m3",), "backward_widths": ("fp16", "bf16")}
-    taken = [dtype for dtype in dtypes if dtype in some.get(grid, dtypes)]
+    some: dict[str, Sequence[Dtype]] = {"drift": ("e4m3",), "backward_widths": ("fp16", "bf16")}
+    kept = some.get(grid, dtypes)
+    taken: list[Dtype] = [dtype for dtype in dtypes if dtype in kept]
     return [Cell(grid, dtype, *shape) for dtype in taken for shape in _SHAPES[grid.removeprefix("backward_")]]
 
 

@@ -35,7 +35,8 @@ def _marker(text):
 @gluon.jit
 def surplus_barriers(TEXT: gl.constexpr):
     """Mark where surplus barriers begin, by their number, and where they ``end``."""
-    gl.inline_asm_elementwise(_marker(TEXT), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    marker: gl.constexpr = _marker(TEXT)  # type: ignore[assignment]
+    gl.inline_asm_elementwise(marker, "=r", [], dtype=gl.int32, is_pure=False, pack=1)  # type: ignore[arg-type]
 
 
 def without_surplus(ptx: str) -> str:
@@ -71,7 +72,7 @@ def left_out() -> Iterator[None]:
         make_ptx = stages["ptx"]
         stages["ptx"] = lambda source, metadata: without_surplus(make_ptx(source, metadata))
 
-    knobs.runtime.add_stages_inspection_hook = add_pass
+    knobs.runtime.add_stages_inspection_hook = add_pass  # type: ignore[assignment]
     try:
         yield
     finally:

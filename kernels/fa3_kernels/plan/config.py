@@ -120,7 +120,7 @@ class Config:
     warp_specialized: bool = True
     softmax_stages: int = 2
     integer_max: bool | None = None
-    head_dim_v: Filled[int, int] = 0
+    head_dim_v: Filled[int, int] = 0  # type: ignore[assignment]
     family: str = OURS
 
     def __post_init__(self) -> None:

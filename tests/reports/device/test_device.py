@@ -175,7 +175,7 @@ def small_device(tmp_path: Path, *, stale: bool) -> Path:
     shutil.copy(REPORTS / "h200" / page.HAND_WRITTEN, folder / page.HAND_WRITTEN)
     facts = folder / "speed" / "flash4" / "bench_provenance.json"
     if stale:
-        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"launches_sha256": "0" * 64}))
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"launches_sha256": "0" * 64, "runs": []}))
     return folder
 
 
