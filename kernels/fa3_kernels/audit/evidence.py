@@ -56,7 +56,7 @@ def evidence_sha256(of: str) -> str:
 def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return which launches are others now than those that were measured, by probe.
 
-    A launch that was not looked at then has not changed.
+    One that was not looked at then counts as changed, as nothing says that its code is older than the measurement.
 
     Parameters
     ----------
@@ -67,14 +67,11 @@ def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -
     then : mapping, optional
         Their keys then; by default as they were kept. Where nobody kept them, all launches have changed.
     """
+    if sha256 == evidence_sha256(of):
+        return frozenset()
     now = launch_keys(of)
-    known = launches_then(of, sha256, then)
-    return frozenset(now if known is None else (probe for probe, key in known.items() if now.get(probe) != key))
-
-
-def launches_then(of: str, sha256: str, then: Mapping[str, str] | None = None) -> Mapping[str, str] | None:
-    """Return the keys of the launches that were measured, by probe; None where nobody kept them."""
-    return launch_keys(of) if sha256 == evidence_sha256(of) else then or _measured().get(sha256)
+    known = then or _measured().get(sha256, {})
+    return frozenset(probe for probe in {*now, *known} if now.get(probe) != known.get(probe))
 
 
 @cache

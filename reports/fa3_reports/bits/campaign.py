@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import triton
 
-from fa3_kernels.audit.evidence import launch_keys, launches_then
+from fa3_kernels.audit.evidence import changed_since, launch_keys
 from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
@@ -146,16 +146,12 @@ def _rows(make: Callable[[Any], list[list[Any]]], cases: Sequence[Any]) -> list[
 
 
 def keep(part: Part, source: Path, out: Path) -> None:
-    """Begin the tables of a part with the rows of an earlier campaign whose launches are what they were then.
-
-    Rows of probes that there were none of then are left out too: their kernels are new.
-    """
+    """Begin the tables of a part with the rows of an earlier campaign whose launches are what they were then."""
     facts = json.loads((source / part.provenance).read_text(encoding="utf-8"))
     of = facts["evidence_of"]
-    then = launches_then(of, facts["launches_sha256"], facts.get("launches"))
-    if then is None:
-        raise ValueError(f"nobody kept the keys of the launches of {source / part.provenance}: nothing can be kept")
-    changed = frozenset(probe for probe, key in launch_keys(of).items() if then.get(probe) != key)
+    changed = changed_since(of, facts["launches_sha256"], facts.get("launches"))
+    if changed >= launch_keys(of).keys():
+        raise ValueError(f"no launch of {source / part.provenance} is known to be what it was: nothing can be kept")
     for table in part.tables:
         kept = {}
         for key, rows in read(source / table.file, table).items():

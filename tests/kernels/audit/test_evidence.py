@@ -247,6 +247,13 @@ def test_another_kernel_of_one_launch_leaves_the_keys_of_all_others(monkeypatch)
     assert changed_since("forward", measured) == {"fp16_d128_splits", "fp16_d64_dense"}
 
 
+def test_a_launch_that_was_not_looked_at_then_has_changed(monkeypatch):
+    """Rows of head_dim 80 were measured on the kernel of 128 channels, before there was a launch of 96."""
+    then = {probe: key for probe, key in launch_keys("forward").items() if not probe.startswith("fp16_d96_")}
+    monkeypatch.setattr(evidence, "_measured", lambda: {"0" * 64: then})
+    assert changed_since("forward", "0" * 64) == launch_keys("forward").keys() - then.keys() != set()
+
+
 @pytest.mark.parametrize("path", PROVENANCE, ids=lambda path: "/".join(path.parts[-4:]))
 def test_the_launches_that_committed_evidence_names_are_todays_or_kept(path):
     facts = json.loads(path.read_text())
