@@ -257,7 +257,7 @@ def _state(facts: Mapping[str, Any]) -> str:
     """Return what the hash in a file of provenance says of it."""
     if "launches_sha256" in facts:
         changed = changed_launches(facts)
-        return f"{count(len(changed))} launches changed" if changed else "current"
+        return f"{count(len(changed))} launches new or changed" if changed else "current"
     return "a hash a row" if "rows" in facts else "no hash"
 
 
