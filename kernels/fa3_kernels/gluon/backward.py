@@ -43,10 +43,8 @@ from fa3_kernels.gluon.backward_pipeline import (
     add_dq,
     add_product,
     exchange,
-    no_sums,
     probabilities,
     produce,
-    product,
     program,
     scaled,
     share_of_dq,
@@ -55,7 +53,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     warpgroup_barrier,
 )
 from fa3_kernels.gluon.backward_wide import consume_wide
-from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.boxes import awaited, no_sums, parts, product
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 from fa3_kernels.gluon.surplus_barriers import surplus_barriers
@@ -178,10 +176,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
-            if len(dk) == 1:
-                dk = (warpgroup_mma_wait(1, deps=dk),)
-            else:
-                dk = warpgroup_mma_wait(len(dk), deps=dk)
+            dk = awaited(dk, len(dk))
             slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))

@@ -7,13 +7,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fa3_kernels.gluon.boxes import power_of_two
+
 LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.constexpr_function
-def _channels(head_dim):
-    """Channels of a tensor that holds a row: a power of two."""
-    return 1 << (head_dim - 1).bit_length()
 
 
 @gluon.constexpr_function
@@ -77,7 +73,7 @@ def backward_start(
         return
     head = gl.program_id(0)
     block = head * num_blocks + first_block + gl.program_id(1)
-    channels: gl.constexpr = _channels(HEAD_DIM)
+    channels: gl.constexpr = power_of_two(HEAD_DIM)
     layout: gl.constexpr = _layout(channels)
     by_row: gl.constexpr = gl.SliceLayout(1, layout)
     column = gl.arange(0, channels, gl.SliceLayout(0, layout))
@@ -129,7 +125,7 @@ def backward_finish(
         return
     head = gl.program_id(0)
     block = head * num_blocks + first_block + gl.program_id(1)
-    channels: gl.constexpr = _channels(HEAD_DIM)
+    channels: gl.constexpr = power_of_two(HEAD_DIM)
     layout: gl.constexpr = _layout(channels)
     column = gl.arange(0, channels, gl.SliceLayout(0, layout))
     row = gl.arange(0, TILE_M, gl.SliceLayout(1, layout))

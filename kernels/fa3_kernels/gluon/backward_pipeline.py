@@ -24,7 +24,6 @@ from fa3_kernels.gluon.backward_geometry import (
     visible_scores,
 )
 from fa3_kernels.gluon.boxes import allocate_boxes, groups, load_boxes, parts
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import full_barriers, named_barrier, slot_barrier
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import BackwardBarrier
@@ -183,31 +182,6 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         (q_full, dout_full, kv_full),
         v,
     )
-
-
-@gluon.jit
-def _no_part(CHANNELS: gl.constexpr):
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 16])
-    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
-
-
-@gluon.jit
-def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr):
-    """Zeros for dK or dV of 64 keys, in the parts of BOXES boxes of CHANNELS."""
-    found: gl.constexpr = groups(BOXES)
-    result = ()
-    for i in gl.static_range(len(found)):
-        result = result + (_no_part(found[i][1] * CHANNELS),)
-    return result
-
-
-@gluon.jit
-def product(left, right, zeros):
-    """Start the product of two tiles over their channels, in ascending parts, from zero."""
-    sums = warpgroup_mma(left[0], right[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
-    for i in gl.static_range(1, len(right)):
-        sums = warpgroup_mma(left[i], right[i].permute((1, 0)), sums, is_async=True)
-    return sums
 
 
 @gluon.jit

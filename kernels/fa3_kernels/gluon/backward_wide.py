@@ -26,9 +26,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     Q_EMPTY,
     add_product,
     exchange,
-    no_sums,
     probabilities,
-    product,
     scaled,
     scores_ready,
     share_of_dq,
@@ -36,7 +34,7 @@ from fa3_kernels.gluon.backward_pipeline import (
     store_parts,
     warpgroup_barrier,
 )
-from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.boxes import no_sums, parts, product
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 

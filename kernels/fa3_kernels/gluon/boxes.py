@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
-from fa3_kernels.gluon.geometry import matrix
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
+from fa3_kernels.plan.tiles import power_of_two as _power_of_two
+
+power_of_two = gluon.constexpr_function(_power_of_two)
 
 
 @gluon.constexpr_function
 def groups(boxes):
     """Boxes that make one operand, as (first, count): two and one, or the only one."""
     return ((0, 2), (2, 1)) if boxes == 3 else ((0, 1),)
+
+
+@gluon.constexpr_function
+def slices_of(slices, boxes, channels):
+    """Slices of a sum, as (first channel, channels): equal ones; for one slice of three boxes, two boxes and the third.
+
+    A box has ``channels``.
+    """
+    if slices == 1:
+        return tuple((channels * first, channels * count) for first, count in groups(boxes))
+    width = boxes * channels // slices
+    return tuple((i * width, width) for i in range(slices))
 
 
 @gluon.jit
@@ -59,3 +74,37 @@ def load_boxes(desc, where, full, buffers, number, BOXES: gl.constexpr):
     channels: gl.constexpr = desc.block_type.shape[-1]
     for i in gl.static_range(BOXES):
         tma.async_copy_global_to_shared(desc, where[:-1] + [i * channels], full, buffers.index(number * BOXES + i))
+
+
+@gluon.jit
+def _no_slice(CHANNELS: gl.constexpr, K: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, K])
+    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
+
+
+@gluon.jit
+def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr, SLICES: gl.constexpr = 1, K: gl.constexpr = 16):
+    """Zeros for 64 rows of BOXES boxes of CHANNELS, see :func:`slices_of`; an instruction adds K products."""
+    found: gl.constexpr = slices_of(SLICES, BOXES, CHANNELS)
+    result = ()
+    for i in gl.static_range(len(found)):
+        result = result + (_no_slice(found[i][1], K),)
+    return result
+
+
+@gluon.jit
+def product(left, right, zeros):
+    """Start the product of two tiles over their channels, in ascending parts, from zero."""
+    sums = warpgroup_mma(left[0], right[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
+    for i in gl.static_range(1, len(right)):
+        sums = warpgroup_mma(left[i], right[i].permute((1, 0)), sums, is_async=True)
+    return sums
+
+
+@gluon.jit
+def awaited(sums, PENDING: gl.constexpr):
+    """The parts of a sum, waited for until no more than PENDING later products are under way."""
+    if len(sums) == 1:
+        return (warpgroup_mma_wait(PENDING, deps=sums),)
+    else:
+        return warpgroup_mma_wait(PENDING, deps=sums)

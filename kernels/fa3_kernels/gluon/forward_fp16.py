@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import softmax
-from fa3_kernels.gluon.boxes import groups, parts
+from fa3_kernels.gluon.boxes import awaited, groups, no_sums, parts
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
@@ -26,7 +26,7 @@ from fa3_kernels.gluon.geometry import (
     read_tile_again,
     visible_scores,
 )
-from fa3_kernels.gluon.output import awaited, no_output, scaled, store
+from fa3_kernels.gluon.output import scaled, store
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -271,7 +271,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         blocks = key_blocks(p, tile)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_output(p)
+        o = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         held = _held_queries(p, number, WARPGROUP)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import rotated_fp8, softmax
-from fa3_kernels.gluon.boxes import parts
+from fa3_kernels.gluon.boxes import awaited, no_sums, parts
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
     Scaling,
@@ -34,8 +34,8 @@ from fa3_kernels.gluon.geometry import (
     visible_scores,
 )
 from fa3_kernels.gluon.operand_fp8 import pack_chunks
-from fa3_kernels.gluon.output import awaited, scaled
-from fa3_kernels.gluon.output_fp8 import issue_part, no_output, store, with_part
+from fa3_kernels.gluon.output import scaled
+from fa3_kernels.gluon.output_fp8 import issue_part, store, with_part
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -266,7 +266,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         q = _queries(p, number, WARPGROUP)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_output(p)
+        o = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1], p.v.slices, 32)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)

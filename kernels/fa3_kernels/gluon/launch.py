@@ -10,8 +10,9 @@ import torch
 
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.plan import Plan, partial_channels, plan_of, shared_keys, shares_plans, stamps_shape
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.problem import AttentionProblem
 
 MAX_REQUESTS = 1024  # that are kept, and plans of each
@@ -100,7 +101,7 @@ class _Family:
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
         self.shares_plans = not self.is_packed and shares_plans(request)
-        of_a_row = request.problem.nheads * max(request.choices.num_splits, partial_channels(first.config.head_dim))
+        of_a_row = request.problem.nheads * max(request.choices.num_splits, power_of_two(first.config.head_dim))
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
 
@@ -341,7 +342,7 @@ def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[
     """Workspace of the splits; those without a key block keep (0, -inf)."""
     rows = (plan.numbers or values)["num_rows"]
     splits = plan.config.num_splits
-    partial = torch.empty((splits, rows, partial_channels(plan.config.head_dim_v)), dtype=torch.float32, device=device)
+    partial = torch.empty((splits, rows, power_of_two(plan.config.head_dim_v)), dtype=torch.float32, device=device)
     partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
     if not (plan.is_complete and values["rows_k"]):
         partial.zero_()

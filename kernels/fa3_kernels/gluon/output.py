@@ -1,31 +1,14 @@
-"""O of a warpgroup as the parts of its channels: zeroed, rescaled, waited for, and stored by the 16-bit forward."""
+"""O of a warpgroup as the parts of its channels: rescaled, and stored by the 16-bit forward."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from fa3_kernels.gluon import softmax
-from fa3_kernels.gluon.boxes import groups, parts
-from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
-
-
-@gluon.jit
-def _zero_part(CHANNELS: gl.constexpr):
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 16])
-    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
-
-
-@gluon.jit
-def no_output(p):
-    """O at the start of a tile."""
-    of_a_box: gl.constexpr = p.v_desc.block_type.shape[-1]
-    found: gl.constexpr = groups(p.v.v_boxes)
-    result = ()
-    for i in gl.static_range(len(found)):
-        result = result + (_zero_part(found[i][1] * of_a_box),)
-    return result
+from fa3_kernels.gluon.boxes import groups, parts, power_of_two
+from fa3_kernels.gluon.geometry import output_rows, query_coordinates
 
 
 @gluon.jit
@@ -38,15 +21,6 @@ def scaled(o, factor):
 
 
 @gluon.jit
-def awaited(o, PENDING: gl.constexpr):
-    """O, waited for until no more than PENDING later products are under way."""
-    if len(o) == 1:
-        return (warpgroup_mma_wait(PENDING, deps=o),)
-    else:
-        return warpgroup_mma_wait(PENDING, deps=o)
-
-
-@gluon.jit
 def _staging(p, WARPGROUP: gl.constexpr):
     """Return the ring of boxes in which a warpgroup stages its O, and which tile of it: its own, or that of its Q."""
     if p.v.out_in_query_slot:
@@ -55,12 +29,6 @@ def _staging(p, WARPGROUP: gl.constexpr):
         return of_q._reinterpret(p.out_desc.dtype, [p.v.v_boxes] + block, p.out_desc.layout), 0
     else:
         return p.out_smem, WARPGROUP
-
-
-@gluon.constexpr_function
-def power_of_two(n):
-    """The power of two that holds ``n``, see :func:`fa3_kernels.plan.plan.partial_channels`."""
-    return 1 << (n - 1).bit_length()
 
 
 @gluon.jit

@@ -5,40 +5,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 
 from fa3_kernels.gluon import softmax
-from fa3_kernels.gluon.boxes import groups, joined
+from fa3_kernels.gluon.boxes import joined, power_of_two, slices_of
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
-from fa3_kernels.gluon.output import power_of_two, scaled
+from fa3_kernels.gluon.output import scaled
 from fa3_kernels.gluon.v_transpose import channels_in_order
-
-
-@gluon.constexpr_function
-def slices_of(slices, boxes, channels):
-    """Slices of O, as (first channel, channels): equal ones, or where one is asked of three boxes, two and the third.
-
-    A box of V has ``channels``.
-    """
-    if slices == 1:
-        return tuple((channels * first, channels * count) for first, count in groups(boxes))
-    width = boxes * channels // slices
-    return tuple((i * width, width) for i in range(slices))
-
-
-@gluon.jit
-def _empty_slice(CHANNELS: gl.constexpr):
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, 32])
-    return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
-
-
-@gluon.jit
-def no_output(p):
-    """O at the start of a tile."""
-    found: gl.constexpr = slices_of(p.v.slices, p.v.v_boxes, p.v_desc.block_type.shape[-1])
-    o = ()
-    for i in gl.static_range(len(found)):
-        o = o + (_empty_slice(found[i][1]),)
-    return o
 
 
 @gluon.jit

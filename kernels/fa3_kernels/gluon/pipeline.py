@@ -7,10 +7,10 @@ warpgroup issues its GEMMs only when the one before it has issued its own. Ids: 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts
+from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts, product
 from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
@@ -166,10 +166,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
 def issue_scores(p, q, zeros, step):
     """Start S = Q K^T from zero; ``q`` are the parts of Q."""
     k = parts(p.k_smem, step % p.v.stages, p.v.qk_boxes)
-    s = warpgroup_mma(q[0], k[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
-    for i in gl.static_range(1, len(k)):
-        s = warpgroup_mma(q[i], k[i].permute((1, 0)), s, is_async=True)
-    return s
+    return product(q, k, zeros)
 
 
 @gluon.jit

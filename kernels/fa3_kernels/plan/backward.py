@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fa3_kernels.plan.choose import H200_SMS
 from fa3_kernels.plan.config import require
 from fa3_kernels.plan.family import Backward
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.traits import traits_of
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import BackwardModel
@@ -63,7 +64,7 @@ class BackwardConfig:
     def dots_channels(self) -> int:
         """Return the channels over which D is added: of ours a power of two, as its kernel in front holds them."""
         is_power = traits_of(self.family).builds_powers_of_two
-        return 1 << (self.head_dim - 1).bit_length() if is_power else self.head_dim
+        return power_of_two(self.head_dim) if is_power else self.head_dim
 
     def head_dim_v(self, problem: AttentionProblem) -> int:
         """Return the compiled size of V, dO and dV, at most head_dim; no bit depends on it."""

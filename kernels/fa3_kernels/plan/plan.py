@@ -20,6 +20,7 @@ from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, static_schedule
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.variant import Variant, staged_channels, variant_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
@@ -29,15 +30,6 @@ MIN_NORMAL = 2.0**-126
 COMBINE_ROWS = 4
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
-
-
-def partial_channels(head_dim: int) -> int:
-    """Return the channels of a row of partial results: the combine reads a power of two.
-
-    >>> partial_channels(96)
-    128
-    """
-    return 1 << (head_dim - 1).bit_length()
 
 
 class Pointer(NamedTuple):
@@ -193,7 +185,7 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder)
         problem.batch <= MAX_SORTED,
         LaunchNumber("entries"),
         32,
-        1 << (problem.head_dim_v - 1).bit_length(),
+        power_of_two(problem.head_dim_v),
     )
     return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
@@ -211,7 +203,7 @@ def _combine(problem: AttentionProblem, config: Config) -> Call:
         config.num_splits,
         problem.head_dim_v,
         COMBINE_ROWS,
-        partial_channels(config.head_dim_v),
+        power_of_two(config.head_dim_v),  # channels of a row of partial results
     )
     return Call("combine", arguments, (LaunchNumber("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
 

@@ -23,13 +23,22 @@ class RowTile:
     heads: np.ndarray
 
 
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least ``n``: what tensors of the kernels' compiler hold.
+
+    >>> [power_of_two(n) for n in (64, 96, 192)]
+    [64, 128, 256]
+    """
+    return 1 << (n - 1).bit_length()
+
+
 def padded_group(group: int) -> int:
     """Rows of a packed tile per query position: the group padded to a power of two, which TMA clips.
 
     >>> [padded_group(n) for n in (1, 3, 8)]
     [1, 4, 8]
     """
-    return 1 << (group - 1).bit_length()
+    return power_of_two(group)
 
 
 def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_group: bool = True) -> list[RowTile]:
