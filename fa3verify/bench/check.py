@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds import BackwardModel, KernelModel
@@ -74,7 +74,7 @@ def last_rows(cell: Cell, config: Config | None) -> int:
     """
     if config is None:
         return min(cell.seqlen_q, MAX_ROWS)
-    positions = config.tile_m // padded_group(cell.nheads // cell.nheads_kv) if config.pack_gqa else config.tile_m
+    positions = config.tile_m // power_of_two(cell.nheads // cell.nheads_kv) if config.pack_gqa else config.tile_m
     return (cell.seqlen_q - 1) % positions + 1
 
 

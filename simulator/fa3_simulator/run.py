@@ -17,7 +17,7 @@ import numpy as np
 from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
-from fa3_kernels.plan.tiles import padded_group, split_ranges
+from fa3_kernels.plan.tiles import power_of_two, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
@@ -165,7 +165,7 @@ def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlock
     shape = shape_of(problem, pack_gqa=config.pack_gqa)
     heads = shape.group if config.pack_gqa else 1
     if config.traits.pads_group:
-        heads = padded_group(heads)
+        heads = power_of_two(heads)
         if heads > WARPGROUP_ROWS:
             raise ValueError(f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {problem.group}")
     offset = problem.seqlen_k - problem.seqlen_q

@@ -11,7 +11,7 @@ from typing import Any
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config, require
 from fa3_kernels.plan.sizes import check_sizes
 from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
-from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
@@ -61,7 +61,7 @@ def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: i
 def can_pack(problem: AttentionProblem) -> bool:
     """Tell whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
     group = problem.group
-    return 1 < group <= WARPGROUP_ROWS and (not problem.is_varlen or group == padded_group(group))
+    return 1 < group <= WARPGROUP_ROWS and (not problem.is_varlen or group == power_of_two(group))
 
 
 def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.tiles import power_of_two
 
 TILE_COST = 0.6  # prologue and epilogue of a tile, in key blocks; measured on an H200: 0 to 1.5 are within 2 %
 L2_BYTES = (
@@ -81,7 +81,7 @@ class Item(NamedTuple):
 def items(shape: Shape, batch: int, tile_m: int, tile_n: int) -> list[Item]:
     """Return the tiles of one head of a sequence that see a key, one item per non-empty split."""
     seqlen_q = shape.seqlens_q[batch]
-    positions = tile_m // padded_group(shape.group) if shape.pack_gqa else tile_m
+    positions = tile_m // power_of_two(shape.group) if shape.pack_gqa else tile_m
     found = []
     for m_block in range(-(-seqlen_q // positions)):
         last = min((m_block + 1) * positions, seqlen_q) - 1
@@ -95,7 +95,7 @@ def items(shape: Shape, batch: int, tile_m: int, tile_n: int) -> list[Item]:
 
 def count_items(shape: Shape, tile_m: int) -> int:
     """Items there would be if every tile saw a key in every split."""
-    positions = tile_m // padded_group(shape.group) if shape.pack_gqa else tile_m
+    positions = tile_m // power_of_two(shape.group) if shape.pack_gqa else tile_m
     return sum(-(-n // positions) for n in shape.seqlens_q) * shape.tile_heads * shape.num_splits
 
 

@@ -26,19 +26,12 @@ class RowTile:
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least ``n``: what tensors of the kernels' compiler hold.
 
-    >>> [power_of_two(n) for n in (64, 96, 192)]
-    [64, 128, 256]
+    So many rows of a packed tile has each query position, of which TMA clips those beyond the group.
+
+    >>> [power_of_two(n) for n in (1, 3, 96)]
+    [1, 4, 128]
     """
     return 1 << (n - 1).bit_length()
-
-
-def padded_group(group: int) -> int:
-    """Rows of a packed tile per query position: the group padded to a power of two, which TMA clips.
-
-    >>> [padded_group(n) for n in (1, 3, 8)]
-    [1, 4, 8]
-    """
-    return power_of_two(group)
 
 
 def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_group: bool = True) -> list[RowTile]:
@@ -58,7 +51,7 @@ def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_gr
         rows = np.arange(seqlen_q * group)
         size = tile_m
         if pads_group:
-            padded = padded_group(group)
+            padded = power_of_two(group)
             if tile_m % padded:
                 raise ValueError(f"pack_gqa needs tile_m to be a multiple of the padded group {padded}, got {tile_m}")
             size = tile_m // padded * group

@@ -11,7 +11,7 @@ from typing import Any
 from fa3_kernels.plan.barriers import slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
-from fa3_kernels.plan.tiles import padded_group
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
@@ -176,7 +176,7 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         producer_regs=producer_regs,
         stages=config.num_stages,
         query_slots=config.query_slots,
-        pack=padded_group(problem.group) if config.pack_gqa else 1,
+        pack=power_of_two(problem.group) if config.pack_gqa else 1,
         has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
         is_left_limited=shape.left >= 0,
         is_right_limited=shape.right >= 0,
