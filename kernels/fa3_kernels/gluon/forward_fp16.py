@@ -37,6 +37,7 @@ from fa3_kernels.gluon.pipeline import (
     produce,
     program,
     release,
+    serving,
     take_turn,
 )
 from fa3_kernels.gluon.stamps import (
@@ -251,7 +252,7 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.tile_n
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
     crosses_tiles: gl.constexpr = not p.v.out_in_query_slot
     mask_first: gl.constexpr = p.v.is_first_block_masked
@@ -271,7 +272,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         blocks = key_blocks(p, tile)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
+        o = no_sums(p.v.v_boxes, p.v_channels)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         held = _held_queries(p, number, WARPGROUP)
@@ -333,6 +334,11 @@ def _consume(p, WARPGROUP: gl.constexpr):
         "right",
         "num_splits",
         "num_rows",
+        "page_table",
+        "table_entries",
+        "page_keys",
+        "page_rows",
+        "sinks",
     ]
 )
 def forward_fp16(
@@ -357,6 +363,11 @@ def forward_fp16(
     scale_log2,
     cap_scale,
     VARIANT: gl.constexpr,
+    page_table=None,
+    table_entries=None,
+    page_keys=None,
+    page_rows=None,
+    sinks=None,
 ):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
     declare_stamps(VARIANT)
@@ -366,6 +377,7 @@ def forward_fp16(
         (q_desc, k_desc, v_desc, out_desc),
         (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale),
+        serving(VARIANT, page_table, table_entries, page_keys, page_rows, sinks),
         VARIANT,
     )
     if VARIANT.consumers == 2:

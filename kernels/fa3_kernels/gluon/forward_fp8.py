@@ -36,6 +36,7 @@ from fa3_kernels.gluon.geometry import (
 from fa3_kernels.gluon.operand_fp8 import pack_chunks
 from fa3_kernels.gluon.output import scaled
 from fa3_kernels.gluon.output_fp8 import issue_part, store, with_part
+from fa3_kernels.gluon.pages import slot_shape
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -46,6 +47,7 @@ from fa3_kernels.gluon.pipeline import (
     phase,
     program,
     release,
+    serving,
     take_turn,
 )
 from fa3_kernels.gluon.produce_fp8 import produce_fp8
@@ -170,8 +172,8 @@ def _step(
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
     # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys of
     # head_dim 128, 640 and 683 of 64; chained 1256 and 1282 of 256, 898 and 908 of 128, but 628 and 614 of 64.
-    holds_turn: gl.constexpr = scores_first and (promotes or p.v.qk_boxes * p.k_desc.block_type.shape[-1] > 64)
-    scales_now: gl.constexpr = holds_turn and not promotes and p.v.v_boxes * p.v_desc.block_type.shape[-1] > 128
+    holds_turn: gl.constexpr = scores_first and (promotes or p.v.qk_boxes * p.q_desc.block_type.shape[-1] > 64)
+    scales_now: gl.constexpr = holds_turn and not promotes and p.v.v_boxes * p.v_channels > 128
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
@@ -242,7 +244,7 @@ def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _consume(p, x, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.tile_n
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 32])
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 4)
@@ -266,7 +268,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         q = _queries(p, number, WARPGROUP)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1], p.v.slices, 32)
+        o = no_sums(p.v.v_boxes, p.v_channels, p.v.slices, 32)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)
@@ -347,6 +349,11 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         "v_batch",
         "v_head",
         "v_block",
+        "page_table",
+        "table_entries",
+        "page_keys",
+        "page_rows",
+        "sinks",
     ]
 )
 def forward_fp8(
@@ -385,10 +392,16 @@ def forward_fp8(
     num_rows,
     scale_log2,
     VARIANT: gl.constexpr,
+    page_table=None,
+    table_entries=None,
+    page_keys=None,
+    page_rows=None,
+    sinks=None,
 ):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
-    channels: gl.constexpr = v_desc.block_type.shape[-1]
-    tile_n: gl.constexpr = k_desc.block_type.shape[-2]
+    v_shape: gl.constexpr = slot_shape(v_desc.block_type.shape, VARIANT.page_boxes, VARIANT.v_panels)
+    tile_n: gl.constexpr = v_shape[-2]
+    channels: gl.constexpr = v_shape[-1]
     stages: gl.constexpr = VARIANT.stages
     declare_stamps(VARIANT)
     if VARIANT.integer_max:
@@ -409,6 +422,7 @@ def forward_fp8(
         (q_desc, k_desc, v_desc, out_desc),
         (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_factor),
+        serving(VARIANT, page_table, table_entries, page_keys, page_rows, sinks),
         VARIANT,
     )
     if VARIANT.consumers == 2:

@@ -107,8 +107,11 @@ def read_tile_again(p, entry):
 
 @gluon.jit
 def key_blocks(p, tile):
-    """Blocks that some row of the tile sees; with split-KV those of this split."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    """Blocks that some row of the tile sees; with split-KV those of this split.
+
+    Of tiles that are worked on though they see no key it is the block behind the sequence, of which TMA makes zeros.
+    """
+    tile_n: gl.constexpr = p.tile_n
     offset = tile.seqlen_k - tile.seqlen_q
     last = gl.minimum(tile.position + p.v.tile_positions, tile.seqlen_q) - 1 + offset
     stop = tile.seqlen_k
@@ -122,10 +125,17 @@ def key_blocks(p, tile):
         first = gl.maximum(tile.position + offset - p.left, 0) // tile_n
         left_masked = gl.cdiv(gl.maximum(last - p.left, 0), tile_n)
     stop = gl.cdiv(stop, tile_n)
+    if p.v.keeps_empty:
+        stop = gl.maximum(stop, first)
     if p.v.is_split:
         size = gl.cdiv(stop - first, p.num_splits)
         first = first + tile.split * size
         stop = gl.minimum(first + size, stop)
+    if p.v.keeps_empty:
+        is_empty = first >= stop
+        beyond = gl.cdiv(tile.seqlen_k, tile_n)
+        first = gl.where(is_empty, beyond, first)
+        stop = gl.where(is_empty, beyond + 1, stop)
     return KeyBlocks(first, stop, unmasked // tile_n, left_masked)
 
 

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.boxes import groups, parts, power_of_two
-from fa3_kernels.gluon.geometry import output_rows, query_coordinates
+from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, output_rows, query_coordinates
 
 
 @gluon.jit
@@ -47,6 +47,19 @@ def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP
 
 
 @gluon.jit
+def sinks_of(p, tile, LAYOUT: gl.constexpr):
+    """The score of each row's sink, in a tuple, -inf in all parts of the keys but the first; nothing without sinks."""
+    if p.v.has_sinks:
+        head = gl.zeros([WARPGROUP_ROWS], gl.int32, LAYOUT) + tile.head
+        if p.v.pack > 1:
+            member = gl.arange(0, WARPGROUP_ROWS, LAYOUT) & (p.v.pack - 1)
+            head = tile.head * p.group + gl.minimum(member, p.group - 1)
+        return (gl.where(tile.split == 0, gl.load(p.sinks[0] + head), float("-inf")),)
+    else:
+        return ()
+
+
+@gluon.jit
 def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
 
@@ -55,7 +68,7 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     row_layout: gl.constexpr = row_max.type.layout
     of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
     boxes: gl.constexpr = p.v.v_boxes
-    inverse, lse = softmax.finalize(row_max, thread_sums)
+    inverse, lse = softmax.finalize(row_max, thread_sums, sinks_of(p, tile, row_layout))
     o = scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
     if p.v.is_split:

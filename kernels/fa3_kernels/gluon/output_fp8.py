@@ -9,7 +9,7 @@ from fa3_kernels.gluon.boxes import joined, power_of_two, slices_of
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
-from fa3_kernels.gluon.output import scaled
+from fa3_kernels.gluon.output import scaled, sinks_of
 from fa3_kernels.gluon.v_transpose import channels_in_order
 
 
@@ -18,7 +18,7 @@ def values(p, x, step, SLICE: gl.constexpr):
     """V^T (channels, keys) of block ``step``, of the channels of a slice of O."""
     slot = step % p.v.stages
     boxes: gl.constexpr = p.v.v_boxes
-    channels: gl.constexpr = p.v_desc.block_type.shape[-1]
+    channels: gl.constexpr = p.v_channels
     found: gl.constexpr = slices_of(p.v.slices, boxes, channels)
     if boxes > 1:
         first: gl.constexpr = found[SLICE][0] // channels
@@ -87,7 +87,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     row_layout: gl.constexpr = row_max.type.layout
     out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
     v_descale = value_descale(x, tile, blocks.first)
-    inverse, lse = softmax.finalize(row_max, thread_sums)
+    inverse, lse = softmax.finalize(row_max, thread_sums, sinks_of(p, tile, row_layout))
     o = _in_order(scaled(o, inverse * v_descale), out_width)
     layout: gl.constexpr = o[0].type.layout
     width: gl.constexpr = o[0].shape[1]

@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts, product
-from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, query_coordinates, read_tile
+from fa3_kernels.gluon.geometry import key_blocks, query_coordinates, read_tile
+from fa3_kernels.gluon.pages import allocate_slots, find_pages, load_slot, slot_shape, tile_coordinates
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import NamedBarrier
@@ -92,6 +93,8 @@ class Program:
     num_rows: gl.tensor  # rows of all sequences and query heads: what one split writes
     scale_log2: gl.tensor  # takes scores, after the cap if there is one, to log2 units
     cap_scale: gl.tensor  # takes raw scores to the argument of ex2 in the cap
+    pages: gl.tuple  # see fa3_kernels.gluon.pages; empty where K and V are in no pages
+    sinks: gl.tuple  # a pointer to float32 (nheads,); empty where there are none
     q_smem: gl.shared_memory_descriptor
     k_smem: gl.shared_memory_descriptor
     v_smem: gl.shared_memory_descriptor
@@ -99,10 +102,12 @@ class Program:
     q_full: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
+    tile_n: gl.constexpr
+    v_channels: gl.constexpr  # of a box of V in shared memory
     v: gl.constexpr  # the Variant
 
     @gluon.constexpr_function
-    def __init__(self, descriptors, pointers, sizes, buffers, full, variant):
+    def __init__(self, descriptors, pointers, sizes, serving, buffers, full, variant):
         self.q_desc, self.k_desc, self.v_desc, self.out_desc = descriptors
         self.lse_ptr, self.partial_ptr, self.sequences, self.stamps, self.tiles = pointers
         (
@@ -117,9 +122,26 @@ class Program:
             self.scale_log2,
             self.cap_scale,
         ) = sizes
+        self.pages, self.sinks = serving
         self.q_smem, self.k_smem, self.v_smem, self.out_smem = buffers
         self.q_full, self.k_full, self.v_full = full
+        k_block = self.k_desc.block_type.shape
+        v_block = self.v_desc.block_type.shape
+        self.tile_n = gl.constexpr(slot_shape(k_block, variant.page_boxes, variant.qk_panels)[-2])
+        self.v_channels = gl.constexpr(slot_shape(v_block, variant.page_boxes, variant.v_panels)[-1])
         self.v = gl.constexpr(variant)
+
+
+@gluon.jit
+def serving(v: gl.constexpr, page_table, table_entries, page_keys, page_rows, sinks):
+    """What a kernel is given of pages and sinks, as the Program holds it."""
+    pages = ()
+    if v.page_boxes:
+        pages = (page_table, table_entries, page_keys, page_rows)
+    of_heads = ()
+    if v.has_sinks:
+        of_heads = (sinks,)
+    return pages, of_heads
 
 
 @gluon.jit
@@ -138,12 +160,12 @@ def full_barriers(SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def program(descriptors, pointers, sizes, v: gl.constexpr):
+def program(descriptors, pointers, sizes, serving, v: gl.constexpr):
     """Allocate shared memory and mbarriers of a kernel with Q, K, V and O buffers of one dtype."""
     q_desc, k_desc, v_desc, out_desc = descriptors
     q_smem = allocate_boxes(q_desc, v.query_slots * v.consumers * v.qk_boxes)
-    k_smem = allocate_boxes(k_desc, v.stages * v.qk_boxes)
-    v_smem = allocate_boxes(v_desc, v.stages * v.v_boxes)
+    k_smem = allocate_slots(k_desc, v.stages * v.qk_boxes, v.page_boxes, v.qk_panels)
+    v_smem = allocate_slots(v_desc, v.stages * v.v_boxes, v.page_boxes, v.v_panels)
     if v.out_in_query_slot:
         out_smem = q_smem
     else:
@@ -156,6 +178,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         (q_desc, k_desc, v_desc, out_desc),
         pointers,
         sizes,
+        serving,
         (q_smem, k_smem, v_smem, out_smem),
         (q_full, k_full, v_full),
         v,
@@ -184,21 +207,31 @@ def load_queries(p, tile, number):
 
 
 @gluon.jit
-def load_keys(p, desc, smem, full, EMPTY: gl.constexpr, coordinates, step, FREE: gl.constexpr, BOXES: gl.constexpr):
+def load_keys(
+    p,
+    desc,
+    smem,
+    full,
+    EMPTY: gl.constexpr,
+    coordinates,
+    step,
+    FREE: gl.constexpr,
+    BOXES: gl.constexpr,
+    PANELS: gl.constexpr,
+):
     """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
     slot = step % p.v.stages
     if step >= p.v.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
-    mbarrier.expect(full.index(slot), BOXES * desc.block_type.nbytes)
-    load_boxes(desc, coordinates, full.index(slot), smem, slot, BOXES)
+    load_slot(p, desc, coordinates, full.index(slot), smem, slot, BOXES, PANELS)
     stamp(p, FREE + 1)
 
 
 @gluon.jit
 def produce(p):
     """The producer warp: Q, then K and V from right to left, of every tile of this CTA."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.tile_n
     number = 0
     step = 0
     begin_stamps(p, p.v.consumers)
@@ -208,10 +241,13 @@ def produce(p):
         entry = gl.load(p.tiles + number + 1)
         blocks = key_blocks(p, tile)
         load_queries(p, tile, number)
+        found = find_pages(p, tile, (blocks.stop - 1) * tile_n)
         for j in range(blocks.stop - blocks.first):
-            where = key_coordinates(p, tile, (blocks.stop - 1 - j) * tile_n)
+            row = (blocks.stop - 1 - j) * tile_n
+            where = tile_coordinates(p, tile, row, found)
+            found = find_pages(p, tile, row - tile_n)
             at_step(p, step)
-            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE, p.v.qk_boxes)
-            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE, p.v.v_boxes)
+            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE, p.v.qk_boxes, p.v.qk_panels)
+            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE, p.v.v_boxes, p.v.v_panels)
             step += 1
         number += 1

@@ -6,9 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from fa3_kernels.gluon.boxes import load_boxes
 from fa3_kernels.gluon.descale import load_factors, store_factors
-from fa3_kernels.gluon.geometry import key_blocks, key_coordinates, matrix, read_tile
+from fa3_kernels.gluon.geometry import key_blocks, matrix, read_tile
+from fa3_kernels.gluon.pages import find_pages, load_slot, tile_coordinates
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     V_EMPTY,
@@ -21,22 +21,20 @@ from fa3_kernels.gluon.v_transpose import transpose
 
 
 @gluon.jit
-def _load_block(p, x, tile, block, factors, step):
+def _load_block(p, x, tile, block, factors, found, step):
     """Start the loads of K and V of a block and put its factors beside them."""
-    tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    tile_n: gl.constexpr = p.tile_n
     slot = step % p.v.stages
     at_step(p, step)
     if step >= p.v.stages:
         acquire(p, K_EMPTY, slot)
     stamp(p, K_FREE)
     store_factors(p, x, factors[0], factors[1], factors[2], slot)
-    where = key_coordinates(p, tile, block * tile_n)
+    where = tile_coordinates(p, tile, block * tile_n, found)
     k_full = p.k_full.index(slot)
     v_full = p.v_full.index(slot)
-    mbarrier.expect(k_full, p.v.qk_boxes * p.k_desc.block_type.nbytes)
-    load_boxes(p.k_desc, where, k_full, p.k_smem, slot, p.v.qk_boxes)
-    mbarrier.expect(v_full, p.v.v_boxes * p.v_desc.block_type.nbytes)
-    load_boxes(p.v_desc, where, v_full, p.v_smem, slot, p.v.v_boxes)
+    load_slot(p, p.k_desc, where, k_full, p.k_smem, slot, p.v.qk_boxes, p.v.qk_panels)
+    load_slot(p, p.v_desc, where, v_full, p.v_smem, slot, p.v.v_boxes, p.v.v_panels)
     stamp(p, K_ISSUED)
 
 
@@ -79,10 +77,13 @@ def produce_fp8(p, x):
                 _transpose_block(p, x, step - 1)
                 pending = 0
         load_queries(p, tile, number)
+        next_found = find_pages(p, tile, last * p.tile_n)
         for j in range(1, blocks.stop - blocks.first + 1):
             factors = next_factors
             next_factors = load_factors(p, x, tile, gl.maximum(last - j, blocks.first), last)
-            _load_block(p, x, tile, blocks.stop - j, factors, step)
+            found = next_found
+            next_found = find_pages(p, tile, (last - j) * p.tile_n)
+            _load_block(p, x, tile, blocks.stop - j, factors, found, step)
             if pending > 0:
                 _transpose_block(p, x, step - 1)
             pending = 1

@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LN2 = gl.constexpr(0.6931471805599453)
+LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -205,9 +206,15 @@ def scaled(o, factor):
 
 
 @gluon.jit
-def finalize(row_max, thread_sums):
-    """Return 1 / row_sum and the base-2 lse; (0, -inf) for a row that saw no key."""
+def finalize(row_max, thread_sums, sinks=()):
+    """Return 1 / row_sum and the base-2 lse; (0, -inf) for a row that saw no key.
+
+    A sink, in nats, is one more term of the sum, taken last; a row that saw no key counts from a maximum of 0 then.
+    """
     row_sum = gl.convert_layout(gl.sum(thread_sums, axis=1), row_max.type.layout, assert_trivial=True)
+    if len(sinks) > 0:
+        row_max = gl.where(row_max == float("-inf"), 0.0, row_max)
+        row_sum = row_sum + ex2(gl.fma(sinks[0], LOG2_E, -row_max))
     empty = row_sum == 0
     inverse = gl.where(empty, 0.0, rcp(row_sum))
     lse_log2 = gl.where(empty, float("-inf"), row_max + lg2(row_sum))

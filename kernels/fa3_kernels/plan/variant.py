@@ -101,6 +101,15 @@ class Variant:
     qk_boxes, v_boxes, staged_boxes : int
         Boxes of channels of a tile of Q or K, of V or O, and of O as it is staged, see
         :func:`fa3_kernels.plan.views.boxes`.
+    page_boxes : int
+        Boxes below each other in which TMA copies a key tile, one a page, or one where pages are tiles or larger; 0
+        where K and V are in no pages.
+    qk_panels, v_panels : int
+        Panels side by side in which a page's rows of a box of channels are copied, see :mod:`fa3_kernels.gluon.pages`.
+    keeps_empty : bool
+        Whether tiles that see no key are in the schedule.
+    has_sinks : bool
+        Whether every query head has a sink.
     stamps : int
         Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
     """
@@ -129,6 +138,11 @@ class Variant:
     qk_boxes: int = later(1)
     v_boxes: int = later(1)
     staged_boxes: int = later(1)
+    page_boxes: int = later(0)
+    qk_panels: int = later(1)
+    v_panels: int = later(1)
+    keeps_empty: bool = later(False)
+    has_sinks: bool = later(False)
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
     pack_log2: int = field(init=False)
