@@ -40,11 +40,14 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
     if launch.function == "quantize_qkv":
         return _quantizer_calls(launch)
     problem = launch.problem
-    shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "out": problem.out_shape}
+    shapes = dict(zip("qkv", _shapes(launch), strict=True)) | {"out": problem.out_shape}
     if launch.function == "backward":
         return _backward_calls(launch, shapes)
     plan = plan_for(launch)
-    return _given(plan.calls(*sizes_of(problem)), plan.tables, shapes)
+    rows_q, rows_k, longest = sizes_of(problem)
+    if plan.request.pages:
+        rows_k = -(-problem.seqlen_k // plan.request.pages.keys)
+    return _given(plan.calls(rows_q, rows_k, longest), plan.tables, shapes)
 
 
 def _given(
@@ -70,10 +73,22 @@ def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple
     return _given(plan.calls(rows_q), plan.tables, shapes | {"dq_sums": (rows, channels), "stats": (2 * rows,)})
 
 
+def _shapes(launch: Launch) -> tuple[tuple[int, ...], ...]:
+    """Shapes of q, k and v; with pages those of a cache that every sequence has pages of its own in."""
+    problem = launch.problem
+    size = launch.choices.get("page_size")
+    if size is None:
+        return problem.q_shape, problem.k_shape, problem.v_shape
+    cache = (problem.batch * -(-problem.seqlen_k // size), size, problem.nheads_kv)
+    return problem.q_shape, (*cache, problem.head_dim), (*cache, problem.head_dim_v)
+
+
 def plan_for(launch: Launch) -> Plan:
     """Plan a launch of contiguous operands."""
     problem = launch.problem
     choices = dict(launch.choices)
+    page_size = choices.pop("page_size", 0)
+    has_sinks = choices.pop("sinks", False)
     blocks = choices.pop("descale_blocks", None)
     lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
     descales: tuple[TensorLayout | None, ...] = (None, None, None)
@@ -82,12 +97,14 @@ def plan_for(launch: Launch) -> Plan:
         counts = [max(1, -(-n // rows)) if rows else 1 for n, rows in zip(lengths, blocks, strict=True)]
         descales = tuple(_contiguous((problem.batch, h, n), "float32") for h, n in zip(heads, counts, strict=True))
     request = request_of(
-        tuple(_contiguous(x, _NAMES[problem.dtype]) for x in (problem.q_shape, problem.k_shape, problem.v_shape)),
+        tuple(_contiguous(x, _NAMES[problem.dtype]) for x in _shapes(launch)),
         Semantics.of(problem),
         Choices(**choices, stamps=launch.stamps),
         descales=descales,
         descale_blocks=blocks or (0, 0, 0),
         packed=(problem.batch, *lengths[:2]) if problem.is_varlen else None,
+        page_size=page_size,
+        has_sinks=has_sinks,
     )
     plan = plan_of(request, H200_SMS)
     keys = problem.seqlen_k if problem.is_varlen else shared_keys(request, problem.seqlen_k, plan.config.tile_n)

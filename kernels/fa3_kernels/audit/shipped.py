@@ -27,9 +27,9 @@ class Launch:
     stamps: int = 0
 
     @property
-    def evidence(self) -> Literal["forward", "packed", "quantize", "timeline", "backward"]:
+    def evidence(self) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
         """Return what launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the
-        GPU.
+        GPU, or of what serving adds to them, pages and sinks.
         """
         if self.function == "quantize_qkv":
             return "quantize"
@@ -37,6 +37,8 @@ class Launch:
             return "backward"
         if self.stamps:
             return "timeline"
+        if "page_size" in self.choices or "sinks" in self.choices:
+            return "paged"
         return "packed" if self.problem.is_varlen else "forward"
 
 

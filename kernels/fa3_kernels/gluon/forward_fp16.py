@@ -338,6 +338,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         "table_entries",
         "page_keys",
         "page_rows",
+        "tile_pages",
         "sinks",
     ]
 )
@@ -367,6 +368,7 @@ def forward_fp16(
     table_entries=None,
     page_keys=None,
     page_rows=None,
+    tile_pages=None,
     sinks=None,
 ):
     """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
@@ -377,7 +379,7 @@ def forward_fp16(
         (q_desc, k_desc, v_desc, out_desc),
         (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale),
-        serving(VARIANT, page_table, table_entries, page_keys, page_rows, sinks),
+        serving(VARIANT, page_table, table_entries, page_keys, page_rows, tile_pages, sinks),
         VARIANT,
     )
     if VARIANT.consumers == 2:

@@ -44,6 +44,19 @@ def _lengths(cu_seqlens, sequence, batch, total, longest):
 
 
 @triton.jit
+def _keys(seqlens, sequence, batch, total, longest, first_keys):
+    """Start and length of the keys of sequences; in a cache the first key, in front of which no key counts."""
+    if first_keys is None:
+        return _lengths(seqlens, sequence, batch, total, longest)
+    else:
+        exists = sequence < batch
+        first = tl.load(first_keys + sequence, mask=exists, other=0)
+        used = tl.load(seqlens + sequence, mask=exists, other=0)
+        first = tl.minimum(tl.maximum(first, 0), longest)
+        return first, tl.maximum(tl.minimum(used, longest) - first, 0)
+
+
+@triton.jit
 def _units(seqlen_q, positions, tiles_per_unit, tile_heads, num_splits):
     """Units of the row tiles of sequences, of all heads and splits."""
     return tl.cdiv(tl.cdiv(seqlen_q, positions), tiles_per_unit) * tile_heads * num_splits
@@ -67,7 +80,7 @@ def _fill(
             tl.store(lse + of_head.to(tl.int64) * total_q + q_start + row, float("-inf"), mask=exists)
 
 
-@triton.jit(do_not_specialize=[*_INTEGERS, "cu_seqlens_q", "cu_seqlens_k"])
+@triton.jit(do_not_specialize=[*_INTEGERS, "cu_seqlens_q", "cu_seqlens_k", "first_keys"])
 def packed_order(
     cu_seqlens_q,
     cu_seqlens_k,
@@ -97,12 +110,15 @@ def packed_order(
     ENTRIES: tl.constexpr,
     CHUNK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    first_keys=None,
+    KEEPS_EMPTY: tl.constexpr = False,
 ):
     """Make one row of the schedule; the grid is the CTAs of the forward kernel.
 
     Parameters
     ----------
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,)
+        Of a cache, instead of the latter, the number of its keys, int32 (batch,).
     sequences : int32 (batch, 4)
         Written by program 0: q_start, seqlen_q, k_start, seqlen_k.
     schedule : int64 (ctas, width)
@@ -120,6 +136,10 @@ def packed_order(
         Entries and sequences looked at together, powers of two.
     HEAD_DIM : int
         Power of two that holds head_dim.
+    first_keys : int32 (batch,), optional
+        Of a cache: where the keys of each sequence begin.
+    KEEPS_EMPTY : bool
+        Whether tiles that see no key are kept.
     """
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
@@ -130,9 +150,10 @@ def packed_order(
     for first in range(0, batch, CHUNK):
         sequence = first + lane
         q_start, seqlen_q = _lengths(cu_seqlens_q, sequence, batch, total_q, max_seqlen_q)
-        k_start, seqlen_k = _lengths(cu_seqlens_k, sequence, batch, total_k, max_seqlen_k)
+        k_start, seqlen_k = _keys(cu_seqlens_k, sequence, batch, total_k, max_seqlen_k, first_keys)
         total += tl.sum(_units(seqlen_q, positions, tiles_per_unit, tile_heads, num_splits))
-        rank = tl.where((seqlen_q > 0) & (seqlen_k > 0), (seqlen_k.to(tl.int64) << 32) + sequence, 0x7FFFFFFFFFFFFFFF)
+        has_tile = (seqlen_q > 0) & ((seqlen_k > 0) | KEEPS_EMPTY)
+        rank = tl.where(has_tile, (seqlen_k.to(tl.int64) << 32) + sequence, 0x7FFFFFFFFFFFFFFF)
         shortest = tl.minimum(shortest, tl.min(rank))
         if cta == 0:
             row = sequences + 4 * sequence
@@ -157,14 +178,14 @@ def packed_order(
         for first in range(0, batch, CHUNK):
             sequence = first + lane
             q_start, seqlen_q = _lengths(cu_seqlens_q, sequence, batch, total_q, max_seqlen_q)
-            _, seqlen_k = _lengths(cu_seqlens_k, sequence, batch, total_k, max_seqlen_k)
+            _, seqlen_k = _keys(cu_seqlens_k, sequence, batch, total_k, max_seqlen_k, first_keys)
             units = _units(seqlen_q, positions, tiles_per_unit, tile_heads, num_splits)
             if SORTED:
                 start = tl.zeros([CHUNK], tl.int32)
                 for other_first in range(0, batch, CHUNK):
                     other = other_first + lane
                     _, other_q = _lengths(cu_seqlens_q, other, batch, total_q, max_seqlen_q)
-                    _, other_k = _lengths(cu_seqlens_k, other, batch, total_k, max_seqlen_k)
+                    _, other_k = _keys(cu_seqlens_k, other, batch, total_k, max_seqlen_k, first_keys)
                     is_longer = other_k[None, :] > seqlen_k[:, None]
                     is_earlier = (other_k[None, :] == seqlen_k[:, None]) & (other[None, :] < sequence[:, None])
                     others = _units(other_q, positions, tiles_per_unit, tile_heads, num_splits)
@@ -203,7 +224,7 @@ def packed_order(
         start_key = tl.where(left < 0, 0, tl.maximum(m_block * positions + offset - left, 0))
         count = tl.maximum(tl.cdiv(tl.maximum(stop, 0), tile_n) - start_key // tile_n, 0)
         size = tl.cdiv(count, num_splits)
-        sees_key = split * size < count
+        sees_key = (split * size < count) | KEEPS_EMPTY
 
         keep = exists & sees_key
         kept = keep.to(tl.int32)
@@ -237,7 +258,10 @@ def packed_order(
             if cta == 0:
                 tl.debug_barrier()
                 row = tl.arange(0, 4)
-                tl.store(sequences + row, (row == 3).to(tl.int32))
+                if KEEPS_EMPTY:  # the key may be in no page
+                    tl.store(sequences + row, tl.zeros([4], tl.int32))
+                else:
+                    tl.store(sequences + row, (row == 3).to(tl.int32))
         else:
             sequence = (shortest & 0xFFFFFFFF).to(tl.int32)
             _, seqlen_q = _lengths(cu_seqlens_q, sequence, batch, total_q, max_seqlen_q)

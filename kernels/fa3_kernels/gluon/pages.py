@@ -1,7 +1,8 @@
 """K and V in pages of a cache: where the rows of a key tile lie, and their loads, one box of TMA a page.
 
-``p.pages`` are page_table, int32 (batch, entries); its entries a sequence; the keys of a page; and the rows from one
-page to the next. Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the
+``p.pages`` are page_table, int32 (batch, entries); its entries a sequence; the keys of a page; the rows from one page to
+the next; and how many pages a key tile lies in. A number that the compilers know would have them unroll the loop over
+pages: ptxas then spilled 260 bytes of the producer's 24 registers and moved those of the consumers. Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the
 ragged view (:mod:`fa3_kernels.plan.views`), so that what a page holds there, NaN included, never reaches shared memory:
 a weight of 0 times NaN is NaN.
 
@@ -37,53 +38,48 @@ def allocate_slots(desc, COUNT: gl.constexpr, PAGES: gl.constexpr, PANELS: gl.co
 
 
 @gluon.jit
-def find_pages(p, tile, row):
-    """The pages of the key tile that begins at ``row``, in a tuple; 0 for those that hold no key. None without pages.
+def _page(p, tile, key):
+    """The page that holds a key; 0 for keys that there are not, whose entries may be anything."""
+    entry = p.pages[0] + tile.batch * p.pages[1] + key // p.pages[2]
+    return gl.load(entry, mask=(key >= 0) & (key < tile.seqlen_k), other=0)
 
-    The producer finds them one tile ahead, so that no load of K or V waits for the page table.
+
+@gluon.jit
+def first_page(p, tile, row):
+    """The page of the key tile that begins at ``row``, in a tuple: the first, where there are several; none without
+    pages.
+
+    The producer finds it one tile ahead, so that no load of K or V waits for the page table: of entries side by side
+    the others are then in L1.
     """
-    found = ()
     if p.v.page_boxes:
-        rows: gl.constexpr = p.k_desc.block_type.shape[-2]
-        entries = p.pages[0] + tile.batch * p.pages[1]
-        for i in gl.static_range(p.v.page_boxes):
-            key = row + i * rows
-            exists = (key >= 0) & (key < tile.seqlen_k)
-            found = found + (gl.load(entries + key // p.pages[2], mask=exists, other=0),)
-    return found
-
-
-@gluon.jit
-def tile_coordinates(p, tile, row, found):
-    """Where the key tile that begins at ``row`` starts in K and V; of pages a tuple, one for each."""
-    if p.v.page_boxes:
-        rows: gl.constexpr = p.k_desc.block_type.shape[-2]
-        where = ()
-        for i in gl.static_range(p.v.page_boxes):
-            key = row + i * rows
-            start = found[i] * p.pages[3] + key % p.pages[2] + tile.k_start  # row of the cache that holds this key
-            stop = start + tile.seqlen_k - key
-            where = where + ([RAGGED_ROWS, stop, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key, 0],)
-        return where
+        return (_page(p, tile, row),)
     else:
-        return key_coordinates(p, tile, row)
+        return ()
 
 
 @gluon.jit
-def load_slot(p, desc, where, full, smem, slot, BOXES: gl.constexpr, PANELS: gl.constexpr):
-    """Start the loads of one key tile of K or V into a slot, as BOXES boxes of PANELS panels."""
+def load_slot(p, tile, row, first, desc, full, smem, slot, BOXES: gl.constexpr, PANELS: gl.constexpr):
+    """Start the loads of the key tile of K or V that begins at ``row`` into a slot, as BOXES boxes of PANELS panels."""
     if p.v.page_boxes:
+        rows: gl.constexpr = desc.block_type.shape[-2]
+        channels: gl.constexpr = desc.block_type.shape[-1]
         pages: gl.constexpr = p.v.page_boxes
         panels: gl.constexpr = BOXES * PANELS
-        channels: gl.constexpr = desc.block_type.shape[-1]
         mbarrier.expect(full, panels * pages * desc.block_type.nbytes)
-        boxes = smem._reinterpret(
-            desc.dtype, [p.v.stages * panels * pages] + desc.block_type.shape, desc.layout
-        )
-        for i in gl.static_range(pages):
+        boxes = smem._reinterpret(desc.dtype, [p.v.stages * panels * pages] + desc.block_type.shape, desc.layout)
+        page = first[0]
+        for i in range(p.pages[4] if pages > 1 else 1):
+            key = row + i * rows
+            following = page
+            if pages > 1:
+                following = _page(p, tile, key + rows)
+            start = page * p.pages[3] + key % p.pages[2] + tile.k_start  # row of the cache that holds this key
+            where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
             for panel in gl.static_range(panels):
                 box = boxes.index((slot * panels + panel) * pages + i)
-                tma.async_copy_global_to_shared(desc, where[i][:-1] + [panel * channels], full, box)
+                tma.async_copy_global_to_shared(desc, where + [panel * channels], full, box)
+            page = following
     else:
         mbarrier.expect(full, BOXES * desc.block_type.nbytes)
-        load_boxes(desc, where, full, smem, slot, BOXES)
+        load_boxes(desc, key_coordinates(p, tile, row), full, smem, slot, BOXES)

@@ -12,7 +12,7 @@ from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts, product
 from fa3_kernels.gluon.geometry import key_blocks, query_coordinates, read_tile
-from fa3_kernels.gluon.pages import allocate_slots, find_pages, load_slot, slot_shape, tile_coordinates
+from fa3_kernels.gluon.pages import allocate_slots, first_page, load_slot, slot_shape
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import NamedBarrier
@@ -133,11 +133,11 @@ class Program:
 
 
 @gluon.jit
-def serving(v: gl.constexpr, page_table, table_entries, page_keys, page_rows, sinks):
+def serving(v: gl.constexpr, page_table, table_entries, page_keys, page_rows, tile_pages, sinks):
     """What a kernel is given of pages and sinks, as the Program holds it."""
     pages = ()
     if v.page_boxes:
-        pages = (page_table, table_entries, page_keys, page_rows)
+        pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
     of_heads = ()
     if v.has_sinks:
         of_heads = (sinks,)
@@ -209,22 +209,23 @@ def load_queries(p, tile, number):
 @gluon.jit
 def load_keys(
     p,
-    desc,
-    smem,
-    full,
+    tile,
+    row,
+    page,
+    operand,
     EMPTY: gl.constexpr,
-    coordinates,
     step,
     FREE: gl.constexpr,
     BOXES: gl.constexpr,
     PANELS: gl.constexpr,
 ):
     """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
+    desc, smem, full = operand
     slot = step % p.v.stages
     if step >= p.v.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
-    load_slot(p, desc, coordinates, full.index(slot), smem, slot, BOXES, PANELS)
+    load_slot(p, tile, row, page, desc, full.index(slot), smem, slot, BOXES, PANELS)
     stamp(p, FREE + 1)
 
 
@@ -241,13 +242,15 @@ def produce(p):
         entry = gl.load(p.tiles + number + 1)
         blocks = key_blocks(p, tile)
         load_queries(p, tile, number)
-        found = find_pages(p, tile, (blocks.stop - 1) * tile_n)
+        next_page = first_page(p, tile, (blocks.stop - 1) * tile_n)
         for j in range(blocks.stop - blocks.first):
             row = (blocks.stop - 1 - j) * tile_n
-            where = tile_coordinates(p, tile, row, found)
-            found = find_pages(p, tile, row - tile_n)
+            page = next_page
+            next_page = first_page(p, tile, row - tile_n)
             at_step(p, step)
-            load_keys(p, p.k_desc, p.k_smem, p.k_full, K_EMPTY, where, step, K_FREE, p.v.qk_boxes, p.v.qk_panels)
-            load_keys(p, p.v_desc, p.v_smem, p.v_full, V_EMPTY, where, step, V_FREE, p.v.v_boxes, p.v.v_panels)
+            k = (p.k_desc, p.k_smem, p.k_full)
+            v = (p.v_desc, p.v_smem, p.v_full)
+            load_keys(p, tile, row, page, k, K_EMPTY, step, K_FREE, p.v.qk_boxes, p.v.qk_panels)
+            load_keys(p, tile, row, page, v, V_EMPTY, step, V_FREE, p.v.v_boxes, p.v.v_panels)
             step += 1
         number += 1

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa3_kernels.gluon.descale import load_factors, store_factors
 from fa3_kernels.gluon.geometry import key_blocks, matrix, read_tile
-from fa3_kernels.gluon.pages import find_pages, load_slot, tile_coordinates
+from fa3_kernels.gluon.pages import first_page, load_slot
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     V_EMPTY,
@@ -21,7 +21,7 @@ from fa3_kernels.gluon.v_transpose import transpose
 
 
 @gluon.jit
-def _load_block(p, x, tile, block, factors, found, step):
+def _load_block(p, x, tile, block, factors, page, step):
     """Start the loads of K and V of a block and put its factors beside them."""
     tile_n: gl.constexpr = p.tile_n
     slot = step % p.v.stages
@@ -30,11 +30,11 @@ def _load_block(p, x, tile, block, factors, found, step):
         acquire(p, K_EMPTY, slot)
     stamp(p, K_FREE)
     store_factors(p, x, factors[0], factors[1], factors[2], slot)
-    where = tile_coordinates(p, tile, block * tile_n, found)
+    row = block * tile_n
     k_full = p.k_full.index(slot)
     v_full = p.v_full.index(slot)
-    load_slot(p, p.k_desc, where, k_full, p.k_smem, slot, p.v.qk_boxes, p.v.qk_panels)
-    load_slot(p, p.v_desc, where, v_full, p.v_smem, slot, p.v.v_boxes, p.v.v_panels)
+    load_slot(p, tile, row, page, p.k_desc, k_full, p.k_smem, slot, p.v.qk_boxes, p.v.qk_panels)
+    load_slot(p, tile, row, page, p.v_desc, v_full, p.v_smem, slot, p.v.v_boxes, p.v.v_panels)
     stamp(p, K_ISSUED)
 
 
@@ -77,13 +77,13 @@ def produce_fp8(p, x):
                 _transpose_block(p, x, step - 1)
                 pending = 0
         load_queries(p, tile, number)
-        next_found = find_pages(p, tile, last * p.tile_n)
+        next_page = first_page(p, tile, last * p.tile_n)
         for j in range(1, blocks.stop - blocks.first + 1):
             factors = next_factors
             next_factors = load_factors(p, x, tile, gl.maximum(last - j, blocks.first), last)
-            found = next_found
-            next_found = find_pages(p, tile, (last - j) * p.tile_n)
-            _load_block(p, x, tile, blocks.stop - j, factors, found, step)
+            page = next_page
+            next_page = first_page(p, tile, (last - j) * p.tile_n)
+            _load_block(p, x, tile, blocks.stop - j, factors, page, step)
             if pending > 0:
                 _transpose_block(p, x, step - 1)
             pending = 1

@@ -26,7 +26,7 @@ class PackedOrder(NamedTuple):
 
     ``tiles_per_unit`` is 1 or 2, ``positions`` are the query positions of a row tile, ``tile_heads`` the heads that
     have tiles of their own, of which ``heads_per_kv`` share K and V; ``left`` and ``right`` limit the keys as in a
-    window, -1 for none.
+    window, -1 for none. With ``keeps_empty`` tiles that see no key are worked on like the others.
     """
 
     tiles_per_unit: int
@@ -38,6 +38,7 @@ class PackedOrder(NamedTuple):
     right: int
     num_splits: int
     head_dim: int
+    keeps_empty: bool = False
 
     def units_at_most(self, batch: int, total_q: int, max_seqlen_q: int) -> int:
         """Upper bound of the units of ``batch`` sequences with ``total_q`` query rows in all, without their lengths.
@@ -105,9 +106,9 @@ def packed_schedule(
         turn, lane = divmod(number, ctas)
         tiles = -(-seqlens_q[b] // order.positions)
         for m_block in dict.fromkeys((tiles - 1 - pair, pair)[: order.tiles_per_unit]):
-            if order.blocks(seqlens_q[b], seqlens_k[b], m_block, split):
+            if order.keeps_empty or order.blocks(seqlens_q[b], seqlens_k[b], m_block, split):
                 lists[ctas - 1 - lane if turn % 2 else lane].append(entry(b * order.tile_heads + head, split, m_block))
-    visible = [b for b in range(batch) if seqlens_q[b] and seqlens_k[b]]
+    visible = [b for b in range(batch) if seqlens_q[b] and (seqlens_k[b] or order.keeps_empty)]
     spare = 0
     if visible:
         b = min(visible, key=lambda b: (seqlens_k[b], b))

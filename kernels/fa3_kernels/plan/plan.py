@@ -108,13 +108,14 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
     dtype = TORCH_NAMES[config.dtype]
     is_packed = problem.is_varlen
     rows = {"group": problem.group, "pack": variant.pack, "is_packed": is_packed}
+    keys = config.tile_n // max(1, variant.page_boxes)
     of_qk = config.head_dim // variant.qk_boxes
     of_v = config.head_dim_v // variant.v_boxes
     of_out = min(of_v, staged_channels(config))
     return (
         View("q", dtype, 64, of_qk, **rows),
-        View("k", dtype, config.tile_n, of_qk, is_packed=is_packed),
-        View("v", dtype, config.tile_n, of_v, is_packed=is_packed),
+        View("k", dtype, keys, of_qk // variant.qk_panels, is_packed=is_packed),
+        View("v", dtype, keys, of_v // variant.v_panels, is_packed=is_packed),
         View("out", TORCH_NAMES[config.out_dtype], 64, of_out, **rows),
     )
 
@@ -152,11 +153,17 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
     )
     kernel = "forward_fp8" if config.dtype == "e4m3" else "forward_fp16"
     options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
-    return Call(kernel, (*arguments, *numbers, *factors, variant), (LaunchNumber("ctas"),), options)
+    arguments += (*numbers, *factors, variant)
+    pages = request.pages
+    if pages:
+        arguments += (Pointer("page_table", "int32"), LaunchNumber("rows_k"), *pages, variant.page_boxes)
+    if request.has_sinks:
+        arguments += (*(() if pages else (None,) * 5), Pointer("sinks", "float32"))
+    return Call(kernel, arguments, (LaunchNumber("ctas"),), options)
 
 
-def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder) -> Call:
-    """The kernel that makes the tile schedule of packed sequences."""
+def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder, *, is_paged: bool) -> Call:
+    """The kernel that makes the tile schedule of packed sequences, or of queries whose keys are in pages."""
     arguments = (
         Pointer("cu_seqlens_q", "int32"),
         Pointer("cu_seqlens_k", "int32"),
@@ -187,6 +194,8 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder)
         32,
         power_of_two(problem.head_dim_v),
     )
+    if order.keeps_empty:
+        arguments += (Pointer("first_keys", "int32") if is_paged else None, True)
     return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
 
@@ -249,7 +258,8 @@ class Plan:
         Tensors that the host makes: ``schedule`` int64 (ctas, entries) and ``sequences`` int32 (batch, 4), each row
         q_start, seqlen_q, k_start, seqlen_k. Empty for packed sequences, whose tables the GPU makes.
     is_complete : bool
-        Whether every row and every split has a tile; packed sequences are completed on the GPU, but for splits.
+        Whether every row and every split has a tile; packed sequences are completed on the GPU, but for splits that
+        are left out of the schedule.
     num_sms : int
     kernels : tuple of Call
         What a launch starts, in order; none where no tile sees a key.
@@ -276,7 +286,8 @@ class Plan:
         Parameters
         ----------
         rows_q, rows_k : int
-            Query rows of a sequence, or of all packed ones, and keys likewise.
+            Query rows of a sequence, or of all packed ones, and keys likewise; of keys in pages how many pages a
+            sequence may have.
         longest : (int, int)
             Longest queries and keys of packed sequences.
         """
@@ -328,7 +339,14 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     choices = request.choices
     config = choices.config(problem, num_sms)
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-    variant = variant_of(config, problem, shape, block_descales=request.block_descales)
+    variant = variant_of(
+        config,
+        problem,
+        shape,
+        block_descales=request.block_descales,
+        page_boxes=request.pages.boxes(config.tile_n) if request.pages else 0,
+        has_sinks=request.has_sinks,
+    )
     if choices.stamps:
         splits = config.num_splits
         require(splits == 1, f"stamps are taken where keys are not split, got num_splits {splits}")
@@ -338,7 +356,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     kernels = (_forward(request, config, variant, shape),)
     tables: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {}
-    is_complete = config.num_splits == 1
+    is_complete = config.num_splits == 1 or variant.keeps_empty
     orders = None
     if problem.is_varlen:
         one = PackedOrder(
@@ -351,9 +369,10 @@ def plan_of(request: Request, num_sms: int) -> Plan:
             shape.right,
             config.num_splits,
             config.head_dim,
+            variant.keeps_empty,
         )
         orders = (one, one._replace(tiles_per_unit=2))
-        kernels = (_packed_order(problem, config, one), *kernels)
+        kernels = (_packed_order(problem, config, one, is_paged=request.pages is not None), *kernels)
     else:
         table = static_schedule(shape, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, head_dim=config.head_dim)
         lengths = [(s.q_start, s.seqlen_q, s.k_start, s.seqlen_k) for s in problem.sequences()]

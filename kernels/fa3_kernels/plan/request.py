@@ -21,6 +21,9 @@ DTYPES: dict[str, Dtype] = {
 }  # by numpy's and torch's names
 TMA_BYTES = 16  # that addresses and outer strides are multiples of
 ONE_BLOCK = 1 << 30  # rows of a descale that holds for a whole sequence
+ONE_PAGE = 1 << 30  # keys of a page that holds a whole sequence: a cache without a page table
+PAGE_ROWS = 8  # of which pages are multiples: rows of the swizzled layout that lie together
+MAX_CACHE_ROWS = 0x7FFF0000  # coordinates of the ragged view
 
 
 class TensorLayout(NamedTuple):
@@ -105,6 +108,21 @@ class DescaleLayout(NamedTuple):
     repeats: tuple[int, int]  # of heads and of blocks that the caller's tensor leaves out
 
 
+class Pages(NamedTuple):
+    """Says how K and V lie in a cache: keys of a page, and rows from one page to the next."""
+
+    keys: int
+    rows: int
+
+    def boxes(self, tile_n: int) -> int:
+        """Return in how many pages a key tile lies.
+
+        >>> Pages(16, 16).boxes(128), Pages(256, 256).boxes(128)
+        (8, 1)
+        """
+        return max(1, tile_n // self.keys)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A checked launch; ``problem`` of packed sequences has the longest lengths there may be for every sequence."""
@@ -113,6 +131,8 @@ class Request:
     choices: Choices
     descales: tuple[DescaleLayout | None, DescaleLayout | None, DescaleLayout | None] = (None, None, None)
     descale_blocks: tuple[int, int, int] = (0, 0, 0)
+    pages: Pages | None = None
+    has_sinks: bool = False
 
     def with_keys(self, seqlen_k: int) -> Request:
         """The same launch over another number of keys, of one kind that the checks tell apart no further."""
@@ -124,18 +144,22 @@ class Request:
         return any(x is not None and rows for x, rows in zip(self.descales[1:], self.descale_blocks[1:], strict=True))
 
 
-def check_operands(q: TensorLayout, k: TensorLayout, v: TensorLayout, *, is_packed: bool) -> None:
+def check_operands(
+    q: TensorLayout, k: TensorLayout, v: TensorLayout, *, is_packed: bool, is_paged: bool = False
+) -> None:
     """Raise ValueError for tensors that the kernels cannot read."""
     operands = (q, k, v)
-    rank = 3 if is_packed else 4
+    ranks = (3 if is_packed else 4, *(3 if is_packed and not is_paged else 4,) * 2)
     devices = sorted({x.device for x in operands})
     require(
         len(devices) == 1 and devices[0].startswith("cuda"),
         f"q, k and v must be on one Hopper GPU, got {', '.join(devices)}",
     )
     axes = "(total, nheads, head_dim)" if is_packed else "(batch, seqlen, nheads, head_dim)"
+    if is_paged:
+        axes += ", k and v (pages, page_size, nheads_kv, head_dim)"
     shapes = ", ".join(str(tuple(x.shape)) for x in operands)
-    require(all(len(x.shape) == rank for x in operands), f"q, k and v must be {axes}, got {shapes}")
+    require(all(len(x.shape) == rank for x, rank in zip(operands, ranks, strict=True)), f"q, k and v must be {axes}, got {shapes}")
     require(
         q.dtype in DTYPES and k.dtype == v.dtype == q.dtype,
         f"q, k and v must share float16, bfloat16 or float8_e4m3fn, got {q.dtype}, {k.dtype} and {v.dtype}",
@@ -162,6 +186,27 @@ def check_operands(q: TensorLayout, k: TensorLayout, v: TensorLayout, *, is_pack
     )
 
 
+def _pages(k: TensorLayout, v: TensorLayout, keys: int, tile_n: int, blocks: tuple[int, int, int]) -> Pages:
+    """Check a cache and say how it lies."""
+    fits = keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
+    require(
+        fits and keys > 0,
+        f"page_size must be a multiple of {PAGE_ROWS} that divides the {tile_n} keys of a tile, or a multiple of "
+        f"{tile_n}, got {keys}",
+    )
+    require(all(k.shape), f"a cache must hold a page, got {k.shape}")
+    steps = [(x.strides[0] // x.strides[1], x.strides[0] % x.strides[1]) if x.strides[1] > 0 else () for x in (k, v)]
+    rows = steps[0][0] if steps[0] else 0
+    require(
+        steps == [(rows, 0)] * 2 and rows >= min(keys, k.shape[1]),
+        f"pages of k and v must lie a whole number of rows apart, of both as many, got strides {k.strides} and "
+        f"{v.strides}",
+    )
+    require(k.shape[0] * rows < MAX_CACHE_ROWS, f"a cache may have {MAX_CACHE_ROWS} rows, got {k.shape[0]} x {rows}")
+    require(not any(blocks), f"descales of a cache are per sequence and head, got descale_blocks {blocks}")
+    return Pages(keys, rows)
+
+
 def request_of(
     operands: tuple[TensorLayout, ...],
     semantics: Semantics,
@@ -170,6 +215,8 @@ def request_of(
     descales: tuple[TensorLayout | None, ...] = (None, None, None),
     descale_blocks: tuple[int, int, int] = (0, 0, 0),
     packed: tuple[int, ...] | None = None,
+    page_size: int = 0,
+    has_sinks: bool = False,
 ) -> Request:
     """Check a launch.
 
@@ -183,6 +230,11 @@ def request_of(
         Rows per block of q, k and v, counted from the start of each sequence; 0 is one block.
     packed : (int, int, int), optional
         Sequences, longest queries and longest keys of packed operands.
+    page_size : int
+        Keys of a page, where k and v are (pages, page_size, nheads_kv, head_dim) and queries are packed;
+        :data:`ONE_PAGE` where a page is a sequence's.
+    has_sinks : bool
+        Whether every query head has a sink.
 
     Raises
     ------
@@ -190,7 +242,7 @@ def request_of(
         With the value and the rule, for anything the kernels do not take.
     """
     q, k, v = operands
-    check_operands(q, k, v, is_packed=packed is not None)
+    check_operands(q, k, v, is_packed=packed is not None, is_paged=page_size != 0)
     scale = semantics.softmax_scale
     require(scale is None or scale > 0, f"softmax_scale must be > 0, got {scale}")
     require(
@@ -202,20 +254,22 @@ def request_of(
     if packed:
         batch, max_q, max_k = packed
         require(batch > 0 and max_q > 0, f"at least one sequence with a query is needed, got {packed}")
-        sizes = {"nheads": q.shape[1], "nheads_kv": k.shape[1], "head_dim": q.shape[2]}
+        sizes = {"nheads": q.shape[1], "nheads_kv": k.shape[-2], "head_dim": q.shape[2]}
         problem = without_lengths(AttentionProblem.varlen((max_q,) * batch, (max_k,) * batch, **sizes, **rest))
         longest_lengths = (max_q, max_k, max_k)
     else:
         problem = AttentionProblem(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3], **rest)
         longest_lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
     layouts = _descale_layouts(problem, choices, descales, descale_blocks, longest_lengths, q.device)
+    require(packed is not None or not (page_size or has_sinks), "pages and sinks are for packed queries")
+    pages = _pages(k, v, page_size, choices.config(problem, 1).tile_n, descale_blocks) if page_size else None
     if not choices.warp_specialize:
         check_lockstep(problem, choices.num_splits, choices.pack_gqa, choices.tile)
         require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
     head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
     rows = problem.nheads * (q.shape[0] if packed else problem.batch * problem.seqlen_q)
     check_outputs(rows, head_dim, choices.num_splits)
-    return Request(problem, choices, layouts, descale_blocks)
+    return Request(problem, choices, layouts, descale_blocks, pages, has_sinks)
 
 
 def _descale_layouts(

@@ -15,6 +15,7 @@ from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
+SWIZZLED_BYTES = 128  # of a row of the widest swizzled layout of TMA and wgmma
 STAGED_CHANNELS = 128  # of O of e4m3 kernels, that a warpgroup stages at a time
 
 
@@ -170,7 +171,20 @@ class Variant:
         return {2: 168, 3: 128}[self.consumers]
 
 
-def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block_descales: bool = False) -> Variant:
+def _panels(channels: int, config: Config, page_boxes: int) -> int:
+    """Panels of a box of channels: rows of 128 bytes, which the swizzled layout keeps together."""
+    return max(1, channels * config.bits // 8 // SWIZZLED_BYTES) if page_boxes > 1 else 1
+
+
+def variant_of(
+    config: Config,
+    problem: AttentionProblem,
+    shape: Shape,
+    *,
+    block_descales: bool = False,
+    page_boxes: int = 0,
+    has_sinks: bool = False,
+) -> Variant:
     """Return what is compiled for a launch.
 
     Raises
@@ -208,4 +222,9 @@ def variant_of(config: Config, problem: AttentionProblem, shape: Shape, *, block
         qk_boxes=boxes(config.head_dim),
         v_boxes=boxes(config.head_dim_v),
         staged_boxes=max(1, boxes(config.head_dim_v) * staged_channels(config) // config.head_dim_v),
+        page_boxes=page_boxes,
+        qk_panels=_panels(config.head_dim // boxes(config.head_dim), config, page_boxes),
+        v_panels=_panels(config.head_dim_v // boxes(config.head_dim_v), config, page_boxes),
+        keeps_empty=page_boxes > 0 or has_sinks,
+        has_sinks=has_sinks,
     )

@@ -30,7 +30,7 @@ class View(NamedTuple):
     group, pack : int
         With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
     is_packed : bool
-        Whether the tensor is (total, nheads, dim). The ragged view ends every sequence for the hardware's bounds check,
+        Whether the tensor is (total, nheads, dim), or a cache (pages, page_size, nheads, dim). The ragged view ends every sequence for the hardware's bounds check,
         wherever it lies in the tensor: two leading dimensions, whose strides add up to a multiple of 2^64 bytes, shift
         the rows so that the sequence ends where the row dimension ends (at RAGGED_ROWS). The idea is Triton's
         (triton/tools/ragged_tma.py).
@@ -62,8 +62,8 @@ class View(NamedTuple):
         ((2, 4, 300, 64), (76800, 64, 256, 1))
         """
         if self.is_packed:
-            _, nheads, dim = shape
-            row, head, _ = strides
+            nheads, dim = shape[-2:]
+            row, head = strides[-3:-1]
             if self.pack > 1:
                 return (_RAGGED_EXTENT, _RAGGED_EXTENT, RAGGED_ROWS, nheads, dim), (_WRAP - row, row, row, head, 1)
             return (_RAGGED_EXTENT, _RAGGED_EXTENT, nheads, RAGGED_ROWS, dim), (_WRAP - row, row, head, row, 1)
