@@ -10,10 +10,10 @@ torch, and to be called a Hopper GPU.
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Config", "default_config", "flash_attn_func", "flash_attn_varlen_func"]
+__all__ = ["Config", "default_config", "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 if TYPE_CHECKING:
-    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
     from fa3_kernels.plan.config import Config, default_config
 else:
     from fa3_reference.lazy import exporter
@@ -25,6 +25,7 @@ else:
             "default_config": "fa3_kernels.plan.config",
             "flash_attn_func": "fa3_kernels.api",
             "flash_attn_varlen_func": "fa3_kernels.api",
+            "flash_attn_with_kvcache": "fa3_kernels.api",
         },
     )
 

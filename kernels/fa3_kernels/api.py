@@ -11,22 +11,24 @@ from typing import Any
 
 import torch
 
+from fa3_kernels.cached import flash_attn_with_kvcache
 from fa3_kernels.gluon.launch import Packed, forward
 from fa3_kernels.gluon.launch_backward import check_differentiable
 from fa3_kernels.operators import (
+    PROMOTION_INTERVAL,
     Attention,
     descales_of,
+    factors_of,
     forward_op,
     forward_varlen_op,
     inference_op,
     inference_varlen_op,
     is_traced,
     options_of,
+    refuse,
 )
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
-
-PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
 def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
@@ -121,8 +123,8 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     >>> flash_attn_func(x, x, x, causal=True).shape  # doctest: +SKIP
     torch.Size([2, 1024, 8, 64])
     """
-    _refuse(qv, attention_chunk, sm_margin)
-    factors = _factors(q_descale, k_descale, v_descale, k)
+    refuse(qv, attention_chunk, sm_margin)
+    factors = factors_of(q_descale, k_descale, v_descale, k)
     descales = descales_of(*factors, descale_blocks)
     if run := _recorded(q, k, v, forward_op, inference_op):
         out, lse = run(
@@ -241,8 +243,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     >>> flash_attn_varlen_func(x, x, x, starts, starts, 200, 200, causal=True).shape  # doctest: +SKIP
     torch.Size([300, 8, 64])
     """
-    _refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
-    factors = _factors(q_descale, k_descale, v_descale, k, cu_seqlens_q)
+    refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
+    factors = factors_of(q_descale, k_descale, v_descale, k, cu_seqlens_q)
     descales = descales_of(*factors, descale_blocks)
     if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
         out, lse = run(
@@ -274,31 +276,6 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     return (out, lse) if return_attn_probs else out
 
 
-def _factors(
-    q: torch.Tensor | float | None,
-    k: torch.Tensor | float | None,
-    v: torch.Tensor | float | None,
-    keys: torch.Tensor,
-    starts: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The descales of a call as tensors; of a number every sequence and head reads the same element."""
-    if q is None and k is None and v is None:
-        return None, None, None
-    shape = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2])
-    device = keys.device
-    return _factor("q", q, shape, device), _factor("k", k, shape, device), _factor("v", v, shape, device)
-
-
-def _factor(
-    name: str, x: torch.Tensor | float | None, shape: tuple[int, int], device: torch.device
-) -> torch.Tensor | None:
-    if x is None or isinstance(x, torch.Tensor):
-        return x
-    if not (isinstance(x, float | int) and 0 < x < float("inf")):
-        raise ValueError(f"{name}_descale must be a float32 tensor, or a number that is finite and > 0, got {x!r}")
-    return torch.full((1, 1), x, dtype=torch.float32, device=device).expand(shape)
-
-
 def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, inference: Any) -> Any:
     """The function by which a graph or autograd sees the call; None where neither looks.
 
@@ -312,16 +289,3 @@ def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, i
             return forward
         return inference if torch.compiler.is_dynamo_compiling() else forward
     return Attention.apply if wants_gradient else None
-
-
-def _refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -> None:
-    """Refuse what upstream has and these kernels have not."""
-    if qv is not None:
-        raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
-    if attention_chunk != 0:
-        raise ValueError(f"attention_chunk is not supported and must be 0, got {attention_chunk}")
-    if sm_margin != 0:
-        raise ValueError(f"sm_margin is not supported and must be 0, got {sm_margin}")
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"{name} is not supported, pass None")

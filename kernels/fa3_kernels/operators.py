@@ -31,6 +31,7 @@ _OPTIONS = (
     "bool deterministic"
 )
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
+PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 _OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
@@ -74,6 +75,44 @@ def descales_of(
         return NO_DESCALES
     of_q, of_k, of_v = blocks
     return Descales(q, k, v, (of_q, of_k, of_v))
+
+
+def factors_of(
+    q: torch.Tensor | float | None,
+    k: torch.Tensor | float | None,
+    v: torch.Tensor | float | None,
+    keys: torch.Tensor,
+    starts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The descales of a call as tensors; of a number every sequence and head reads the same element."""
+    if q is None and k is None and v is None:
+        return None, None, None
+    shape = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2])
+    device = keys.device
+    return _factor("q", q, shape, device), _factor("k", k, shape, device), _factor("v", v, shape, device)
+
+
+def _factor(
+    name: str, x: torch.Tensor | float | None, shape: tuple[int, int], device: torch.device
+) -> torch.Tensor | None:
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    if not (isinstance(x, float | int) and 0 < x < float("inf")):
+        raise ValueError(f"{name}_descale must be a float32 tensor, or a number that is finite and > 0, got {x!r}")
+    return torch.full((1, 1), x, dtype=torch.float32, device=device).expand(shape)
+
+
+def refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -> None:
+    """Refuse what upstream has and these kernels have not."""
+    if qv is not None:
+        raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
+    if attention_chunk != 0:
+        raise ValueError(f"attention_chunk is not supported and must be 0, got {attention_chunk}")
+    if sm_margin != 0:
+        raise ValueError(f"sm_margin is not supported and must be 0, got {sm_margin}")
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name} is not supported, pass None")
 
 
 def arguments(q: torch.Tensor, options: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales]:

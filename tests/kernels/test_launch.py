@@ -55,7 +55,7 @@ def assert_given(started, tensors, semantics, choices, sizes, packed=None) -> di
                 assert addresses.setdefault(wanted.name, got) == got, wanted
             else:
                 assert got == wanted
-        assert not list(rest)
+        assert not [x for x in rest if x is not None]  # what a kernel has more is at its default
     assert addresses.get("out", tensors["out"].data_ptr()) == tensors["out"].data_ptr()
     return addresses
 

@@ -45,6 +45,35 @@ class Packed(NamedTuple):
     max_seqlen_k: int
 
 
+class Paged(NamedTuple):
+    """Says where queries and the keys of a cache are: :class:`Packed` where keys lie in pages.
+
+    Parameters
+    ----------
+    cu_seqlens_q : int32 (batch + 1,)
+        As of :class:`Packed`.
+    seqused_k : int32 (batch,)
+        Keys of each sequence, read on the GPU alone; more than the page table has room for are cut.
+    max_seqlen_q, max_seqlen_k : int
+        As of :class:`Packed`: longer sequences are cut to them.
+    page_table : int32 (batch, entries)
+        Pages of each sequence in order. Entries behind its last key are not read, and may be anything; those before
+        must be pages of the cache: not checked, for that would take a wait.
+    first_keys : int32 (batch,)
+        Where the keys of each sequence begin in the cache.
+    page_size : int
+        Keys of a page; :data:`fa3_kernels.plan.request.ONE_PAGE` where a sequence has one page.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    seqused_k: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    page_table: torch.Tensor
+    first_keys: torch.Tensor
+    page_size: int
+
+
 def packed_of(problem: AttentionProblem, device: str | torch.device = "cuda") -> Packed | None:
     """The starts of a problem's packed sequences on a GPU, or None if it has none."""
     if not problem.is_varlen:
@@ -150,7 +179,8 @@ def _family(
     semantics: Semantics,
     choices: Choices,
     descales: Descales,
-    packed: Packed | None,
+    packed: Packed | Paged | None,
+    sinks: torch.Tensor | None,
 ) -> _Family:
     """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
     q, k, v = operands
@@ -159,14 +189,20 @@ def _family(
     lengths = None
     sizes = shapes
     if packed is not None:
-        a, b, longest_q, longest_k = packed
+        a, b, longest_q, longest_k, *_ = packed
         lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
         starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device)
         sizes = (q_shape[1:], k_shape[1:], v_shape[1:], k_strides, v_strides, lengths, starts)
+        if type(packed) is Paged:
+            table, first = packed[4:6]
+            entries = (table.shape[0], table.shape[1] > 0, table.stride(1), table.dtype, table.device)
+            sizes += (k_shape[0], v_shape[0], packed.page_size, entries, first.shape, first.dtype, first.device)
     elif len(k_shape) == len(v_shape) == 4:  # read one by one, for slices of shapes take five times as long
         batch_k, _, heads_k, dim_k = k_shape
         batch_v, _, heads_v, dim_v = v_shape
         sizes = (q_shape, batch_k, heads_k, dim_k, k_strides[1:], batch_v, heads_v, dim_v, v_strides[1:])
+    if sinks is not None:
+        sizes += (sinks.shape, sinks.stride(), sinks.dtype, sinks.device)
     key = (semantics, choices, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q_strides, sizes)
     if descales is not NO_DESCALES:
         factors = (x if x is None else (x.shape, x.stride(), x.data_ptr() % 16, x.dtype) for x in descales[:3])
@@ -177,6 +213,7 @@ def _family(
     if found is None or k_shape[-3] != v_shape[-3] or q_shape[0] > found.rows_at_most:
         if packed is not None:
             check_starts(q, packed)
+        check_sinks(q, sinks)
         given = tuple(None if x is None else operand(x) for x in descales[:3])
         request = request_of(
             (operand(q), operand(k), operand(v)),
@@ -185,6 +222,8 @@ def _family(
             descales=given,
             descale_blocks=descales.blocks,
             packed=lengths,
+            page_size=packed.page_size if isinstance(packed, Paged) else 0,
+            has_sinks=sinks is not None,
         )
         found = _Family(request, q.device)
         if q.numel() and k.numel() and v.numel():  # the strides of an empty tensor were not checked
@@ -194,8 +233,11 @@ def _family(
     return found
 
 
-def check_starts(q: torch.Tensor, packed: Packed) -> None:
+def check_starts(q: torch.Tensor, packed: Packed | Paged) -> None:
     """Raise ValueError for starts that the kernels cannot read; what they hold is seen on the GPU alone."""
+    if isinstance(packed, Paged):
+        check_cache(q, packed)
+        return
     for name, x in (("cu_seqlens_q", packed.cu_seqlens_q), ("cu_seqlens_k", packed.cu_seqlens_k)):
         if x.ndim != 1 or x.dtype != torch.int32 or x.numel() < 2 or not x.is_contiguous():
             raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
@@ -207,6 +249,29 @@ def check_starts(q: torch.Tensor, packed: Packed) -> None:
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
 
 
+def check_cache(q: torch.Tensor, cache: Paged) -> None:
+    """Raise ValueError for lengths and a page table that the kernels cannot read."""
+    batch = cache.cu_seqlens_q.numel() - 1
+    table = cache.page_table
+    columns = max(1, table.shape[1]) if table.ndim == 2 else 1
+    wanted = {"cu_seqlens_q": (batch + 1,), "seqused_k": (batch,), "page_table": (batch, columns)}
+    for name, shape in (wanted | {"first_keys": (batch,)}).items():
+        x: torch.Tensor = getattr(cache, name)
+        if x.dtype != torch.int32 or x.shape != shape or x.stride(-1) != 1 or x.device != q.device:
+            given = f"{x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
+            raise ValueError(f"{name} must be int32 {shape}, contiguous, on {q.device}, got {given}")
+
+
+def check_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> None:
+    """Raise ValueError for sinks that the kernels cannot read."""
+    if sinks is None:
+        return
+    shape = (q.shape[-2],)
+    if sinks.dtype != torch.float32 or sinks.shape != shape or not sinks.is_contiguous() or sinks.device != q.device:
+        given = f"{sinks.dtype} {tuple(sinks.shape)} on {sinks.device}"
+        raise ValueError(f"sinks must be float32 {shape} (nheads,), contiguous, on {q.device}, got {given}")
+
+
 def forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -215,7 +280,8 @@ def forward(
     choices: Choices = _DEFAULT_CHOICES,
     *,
     descales: Descales = NO_DESCALES,
-    packed: Packed | None = None,
+    packed: Packed | Paged | None = None,
+    sinks: torch.Tensor | None = None,
     stamps: torch.Tensor | None = None,
     needs_lse: bool = True,
 ) -> tuple[torch.Tensor, Any]:
@@ -235,8 +301,12 @@ def forward(
         Splits, packed heads, schedule switches.
     descales : Descales
         e4m3 only.
-    packed : Packed, optional
-        Starts and longest lengths of packed sequences.
+    packed : Packed or Paged, optional
+        Starts and longest lengths of packed sequences; of a cache, whose k and v are (pages, page_size, nheads_kv,
+        head_dim), where its keys are.
+    sinks : float32 (nheads,), optional
+        A score of every head, in nats, that is one more term of each row's sum and has no value; lse includes it. For
+        packed queries alone.
     stamps : int32 (ctas, consumer warpgroups + 1, steps, 8), zeros, optional
         Filled by an instrumented kernel, see :mod:`fa3_kernels.plan.stamps`; ``ctas`` at least that of the launch.
     needs_lse : bool
@@ -259,7 +329,7 @@ def forward(
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
     shapes = (q.shape, k.shape, v.shape)
     strides = (q.stride(), k.stride(), v.stride())
-    family = _family((q, k, v), shapes, strides, semantics, choices, descales, packed)
+    family = _family((q, k, v), shapes, strides, semantics, choices, descales, packed, sinks)
     of_q = q.data_ptr()
     of_k = k.data_ptr()
     of_v = v.data_ptr()
@@ -275,9 +345,9 @@ def forward(
     if addresses % 16 and k.numel():
         raise ValueError("addresses and outer strides must be multiples of 16 bytes (TMA)")
     if torch._C._cuda_getDevice() == family.index:
-        return _run(family, inputs, shapes, descales, packed, stamps, needs_lse)
+        return _run(family, inputs, shapes, descales, packed, sinks, stamps, needs_lse)
     with torch.cuda.device(family.device):
-        return _run(family, inputs, shapes, descales, packed, stamps, needs_lse)
+        return _run(family, inputs, shapes, descales, packed, sinks, stamps, needs_lse)
 
 
 def _run(
@@ -285,7 +355,8 @@ def _run(
     inputs: Operands,
     shapes: _Sizes,
     descales: Descales,
-    packed: Packed | None,
+    packed: Packed | Paged | None,
+    sinks: torch.Tensor | None,
     stamps: torch.Tensor | None,
     needs_lse: bool,
 ) -> tuple[torch.Tensor, Any]:
@@ -294,8 +365,13 @@ def _run(
     *batch, rows_q, nheads, _ = shapes[0]
     rows_k = shapes[1][-3]
     dim_v = shapes[2][-1]
+    lengths = (0, 0) if packed is None else packed[2:4]
+    if type(packed) is Paged:
+        entries = packed.page_table.shape[1]
+        lengths = (packed.max_seqlen_q, min(packed.max_seqlen_k, entries * rows_k))
+        rows_k = entries
     plan, on_gpu = family.plan(rows_k)
-    calls, values = plan.launch(rows_q, rows_k, (0, 0) if packed is None else packed[2:])
+    calls, values = plan.launch(rows_q, rows_k, lengths)
     out = torch.empty(*batch, rows_q, nheads, dim_v, dtype=family.out_dtype, device=device)
     values["out"] = of_out = out.data_ptr()
     lse = None
@@ -310,6 +386,8 @@ def _run(
             values[name] = x.data_ptr()
     if packed is not None:
         kept.append(_packed_workspace(plan, packed, values, device))
+    if sinks is not None:
+        values["sinks"] = sinks.data_ptr()
     if plan.config.num_splits > 1:
         kept.append(_partials(plan, values, device))
     elif not (plan.is_complete and rows_k):
@@ -323,7 +401,7 @@ def _run(
     return out, lse
 
 
-def _packed_workspace(plan: Plan, packed: Packed, values: dict[str, int], device: torch.device) -> torch.Tensor:
+def _packed_workspace(plan: Plan, packed: Packed | Paged, values: dict[str, int], device: torch.device) -> torch.Tensor:
     """One tensor for lse, unless the caller wants it, four int32 per sequence and the schedule, aligned to 16 bytes."""
     of_lse = 0 if "lse" in values else 2 * -(-values["num_rows"] // 4)  # in int64
     of_sequences = 2 * plan.problem.batch
@@ -334,7 +412,11 @@ def _packed_workspace(plan: Plan, packed: Packed, values: dict[str, int], device
     values["sequences"] = address + 8 * of_lse
     values["schedule"] = address + 8 * (of_lse + of_sequences)
     values["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()
-    values["cu_seqlens_k"] = packed.cu_seqlens_k.data_ptr()
+    values["cu_seqlens_k"] = packed[1].data_ptr()
+    if type(packed) is Paged:
+        values["page_table"] = packed.page_table.data_ptr()
+        values["first_keys"] = packed.first_keys.data_ptr()
+        values["table_row"] = packed.page_table.stride(0)
     return workspace
 
 

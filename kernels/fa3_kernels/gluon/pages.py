@@ -1,10 +1,12 @@
 """K and V in pages of a cache: where the rows of a key tile lie, and their loads, one box of TMA a page.
 
-``p.pages`` are page_table, int32 (batch, entries); its entries a sequence; the keys of a page; the rows from one page to
-the next; and how many pages a key tile lies in. A number that the compilers know would have them unroll the loop over
-pages: ptxas then spilled 260 bytes of the producer's 24 registers and moved those of the consumers. Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the
-ragged view (:mod:`fa3_kernels.plan.views`), so that what a page holds there, NaN included, never reaches shared memory:
-a weight of 0 times NaN is NaN.
+``p.pages`` are page_table, int32 (batch, entries); its entries a sequence; the keys of a page; the rows from one page
+to the next; and how many pages a key tile lies in. The last is a number that no compiler knows, for unrolled the loop
+over pages spilled 260 bytes of the producer's 24 registers, and ptxas gave the consumers others.
+
+Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the ragged view
+(:mod:`fa3_kernels.plan.views`), so that what a page holds there, NaN included, never reaches shared memory: a weight of
+0 times NaN is NaN.
 
 A page of fewer keys than a tile is a box of TMA of its own, of channels that fill one row of the swizzled layout: in
 that layout a tile is panels of so many channels, each of all rows, and pages lie below each other in a panel.
@@ -40,7 +42,12 @@ def allocate_slots(desc, COUNT: gl.constexpr, PAGES: gl.constexpr, PANELS: gl.co
 @gluon.jit
 def _page(p, tile, key):
     """The page that holds a key; 0 for keys that there are not, whose entries may be anything."""
-    entry = p.pages[0] + tile.batch * p.pages[1] + key // p.pages[2]
+    rows: gl.constexpr = p.k_desc.block_type.shape[-2]
+    if p.v.page_boxes > 1:  # a box is a page, and a division by a constant a shift
+        index = key // rows
+    else:
+        index = key // p.pages[2]
+    entry = p.pages[0] + tile.batch * p.pages[1] + index
     return gl.load(entry, mask=(key >= 0) & (key < tile.seqlen_k), other=0)
 
 
@@ -71,10 +78,12 @@ def load_slot(p, tile, row, first, desc, full, smem, slot, BOXES: gl.constexpr, 
         page = first[0]
         for i in range(p.pages[4] if pages > 1 else 1):
             key = row + i * rows
+            start = page * p.pages[3] + tile.k_start  # row of the cache that holds this key
             following = page
             if pages > 1:
                 following = _page(p, tile, key + rows)
-            start = page * p.pages[3] + key % p.pages[2] + tile.k_start  # row of the cache that holds this key
+            else:
+                start += key % p.pages[2]
             where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
             for panel in gl.static_range(panels):
                 box = boxes.index((slot * panels + panel) * pages + i)

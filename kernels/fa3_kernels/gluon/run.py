@@ -18,6 +18,7 @@ import triton
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from fa3_kernels.gluon import surplus_barriers
+from fa3_kernels.gluon.append import append
 from fa3_kernels.gluon.backward import backward
 from fa3_kernels.gluon.backward_ends import backward_finish, backward_start
 from fa3_kernels.gluon.combine import combine
@@ -34,6 +35,7 @@ KERNELS: dict[str, Any] = {
     "forward_fp8": forward_fp8,
     "forward_lockstep": forward_lockstep,
     "packed_order": packed_order,
+    "append": append,
     "combine": combine,
     "backward_start": backward_start,
     "backward": backward,
@@ -100,6 +102,7 @@ class BoundCall:
         self.views = [Descriptors(view, encoding, compiled.fill) for view, encoding in encodings]
         rest = [*(*call.grid, 1, 1)[:3], *call.arguments[len(views) :]]
         named = {i: x.name for i, x in enumerate(rest) if isinstance(x, Pointer | LaunchNumber)}
+        rest += [None] * (len(KERNELS[call.kernel].params) - len(call.arguments))  # what the call leaves at its default
         self.rest = [shared.get(named[i], x) if i in named else x for i, x in enumerate(rest)]
         self.named = [(i, name) for i, name in named.items() if name not in shared]
 

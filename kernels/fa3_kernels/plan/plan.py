@@ -156,7 +156,7 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
     arguments += (*numbers, *factors, variant)
     pages = request.pages
     if pages:
-        arguments += (Pointer("page_table", "int32"), LaunchNumber("rows_k"), *pages, variant.page_boxes)
+        arguments += (Pointer("page_table", "int32"), LaunchNumber("table_row"), *pages, variant.page_boxes)
     if request.has_sinks:
         arguments += (*(() if pages else (None,) * 5), Pointer("sinks", "float32"))
     return Call(kernel, arguments, (LaunchNumber("ctas"),), options)
@@ -307,6 +307,7 @@ class Plan:
             "width": width,
             "tiles_per_unit": order.tiles_per_unit,
             "entries": min(256, 1 << (width - 2).bit_length()) if width > 2 else 2,
+            "table_row": rows_k,  # entries of a row of a page table, where no others lie between
         }
         return self.kernels if rows_k else self.kernels[2:], numbers
 

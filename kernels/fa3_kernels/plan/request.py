@@ -159,7 +159,10 @@ def check_operands(
     if is_paged:
         axes += ", k and v (pages, page_size, nheads_kv, head_dim)"
     shapes = ", ".join(str(tuple(x.shape)) for x in operands)
-    require(all(len(x.shape) == rank for x, rank in zip(operands, ranks, strict=True)), f"q, k and v must be {axes}, got {shapes}")
+    require(
+        all(len(x.shape) == rank for x, rank in zip(operands, ranks, strict=True)),
+        f"q, k and v must be {axes}, got {shapes}",
+    )
     require(
         q.dtype in DTYPES and k.dtype == v.dtype == q.dtype,
         f"q, k and v must share float16, bfloat16 or float8_e4m3fn, got {q.dtype}, {k.dtype} and {v.dtype}",
@@ -186,25 +189,41 @@ def check_operands(
     )
 
 
-def _pages(k: TensorLayout, v: TensorLayout, keys: int, tile_n: int, blocks: tuple[int, int, int]) -> Pages:
-    """Check a cache and say how it lies."""
-    fits = keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
+def pages_of(k: TensorLayout, v: TensorLayout, keys: int) -> Pages:
+    """Say how a cache lies.
+
+    Parameters
+    ----------
+    k, v : (pages, page_size, nheads_kv, head_dim)
+    keys : int
+        Of a page: page_size, or :data:`ONE_PAGE`.
+
+    Raises
+    ------
+    ValueError
+        For a cache whose rows the kernels cannot address.
+    """
+    require(all(k.shape) and all(v.shape), f"a cache must hold a row, got {k.shape} and {v.shape}")
+    require(keys in (k.shape[1], ONE_PAGE), f"page_size must be that of k, {k.shape[1]}, got {keys}")
+    (rows, rest), of_v = (divmod(x.strides[0], max(1, x.strides[1])) for x in (k, v))
     require(
-        fits and keys > 0,
-        f"page_size must be a multiple of {PAGE_ROWS} that divides the {tile_n} keys of a tile, or a multiple of "
-        f"{tile_n}, got {keys}",
-    )
-    require(all(k.shape), f"a cache must hold a page, got {k.shape}")
-    steps = [(x.strides[0] // x.strides[1], x.strides[0] % x.strides[1]) if x.strides[1] > 0 else () for x in (k, v)]
-    rows = steps[0][0] if steps[0] else 0
-    require(
-        steps == [(rows, 0)] * 2 and rows >= min(keys, k.shape[1]),
+        rest == 0 and of_v == (rows, 0) and rows >= k.shape[1],
         f"pages of k and v must lie a whole number of rows apart, of both as many, got strides {k.strides} and "
         f"{v.strides}",
     )
     require(k.shape[0] * rows < MAX_CACHE_ROWS, f"a cache may have {MAX_CACHE_ROWS} rows, got {k.shape[0]} x {rows}")
-    require(not any(blocks), f"descales of a cache are per sequence and head, got descale_blocks {blocks}")
     return Pages(keys, rows)
+
+
+def _check_pages(keys: int, tile_n: int, blocks: tuple[int, int, int]) -> None:
+    """Raise ValueError for pages that TMA cannot put side by side into a tile of keys."""
+    fits = keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
+    require(
+        fits,
+        f"page_size must be a multiple of {PAGE_ROWS} that divides {tile_n}, the keys of a tile, or a multiple of "
+        f"{tile_n}, got {keys}",
+    )
+    require(not any(blocks), f"descales of a cache are per sequence and head, got descale_blocks {blocks}")
 
 
 def request_of(
@@ -262,7 +281,10 @@ def request_of(
         longest_lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
     layouts = _descale_layouts(problem, choices, descales, descale_blocks, longest_lengths, q.device)
     require(packed is not None or not (page_size or has_sinks), "pages and sinks are for packed queries")
-    pages = _pages(k, v, page_size, choices.config(problem, 1).tile_n, descale_blocks) if page_size else None
+    pages = None
+    if page_size:
+        pages = pages_of(k, v, page_size)
+        _check_pages(page_size, choices.config(problem, 1).tile_n, descale_blocks)
     if not choices.warp_specialize:
         check_lockstep(problem, choices.num_splits, choices.pack_gqa, choices.tile)
         require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")

@@ -30,10 +30,10 @@ class View(NamedTuple):
     group, pack : int
         With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
     is_packed : bool
-        Whether the tensor is (total, nheads, dim), or a cache (pages, page_size, nheads, dim). The ragged view ends every sequence for the hardware's bounds check,
-        wherever it lies in the tensor: two leading dimensions, whose strides add up to a multiple of 2^64 bytes, shift
-        the rows so that the sequence ends where the row dimension ends (at RAGGED_ROWS). The idea is Triton's
-        (triton/tools/ragged_tma.py).
+        Whether the tensor is (total, nheads, dim), or a cache (pages, page_size, nheads, dim). The ragged view ends
+        every sequence for the hardware's bounds check, wherever it lies in the tensor: two leading dimensions, whose
+        strides add up to a multiple of 2^64 bytes, shift the rows so that the sequence ends where the row dimension
+        ends (at RAGGED_ROWS). The idea is Triton's (triton/tools/ragged_tma.py).
     """
 
     name: str
