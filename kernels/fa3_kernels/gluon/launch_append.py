@@ -114,6 +114,9 @@ def append(
         "room": entries * min(cache.page_size, k_cache.shape[1]),
         "angles": 0 if cos is None else cos.shape[0],
     }
-    with torch.cuda.device(device):
+    if torch._C._cuda_getDevice() == device.index:
         on_gpu.run((call,), (), values, device)
+    else:
+        with torch.cuda.device(device):
+            on_gpu.run((call,), (), values, device)
     return rotated, used

@@ -57,7 +57,8 @@ for trial in range(4):
     out, used = torch.full_like(q, torch.nan), torch.zeros(3, dtype=torch.int32)
     positions = torch.tensor(held if trial != 3 else [40, 2, 45], dtype=torch.int32)
     wanted = [x.numpy().copy() for x in caches]
-    turned = rotated(q.numpy(), *(np.zeros((len(q), heads, rotary // 2), np.float16) for _ in "cs"), is_interleaved=True)
+    none = np.zeros((len(q), heads, rotary // 2), np.float16)
+    turned = rotated(q.numpy(), none, none, is_interleaved=True)
     angle = lambda at: [np.full(rotary // 2, np.nan, np.float16) if at >= angles else x[at].numpy() for x in (cos, sin)]
     for b in range(3):
         for i in range(q_lengths[b]):
@@ -75,7 +76,8 @@ for trial in range(4):
     named = {"q": q, "q_rotated": out, "k": k, "v": v, "k_cache": caches[0], "v_cache": caches[1], "rotary_cos": cos}
     named |= {"rotary_sin": sin, "starts_q": starts[0], "starts_k": starts[1], "rotary_seqlens": positions}
     named |= {"seqlens": torch.tensor(held, dtype=torch.int32), "page_table": table, "used": used}
-    sizes = {"rows_q": len(q), "rows_k": len(k), "rows": 12, "table_row": table.stride(0), "room": room, "angles": angles}
+    sizes = {"rows_q": len(q), "rows_k": len(k), "rows": 12, "table_row": table.stride(0)}
+    sizes |= {"room": room, "angles": angles}
     call = append_call(of).of(sizes)
     append[call.grid](*(named[x.name] if isinstance(x, Pointer) else x for x in call.arguments))
     for got, want in zip(caches, wanted, strict=True):

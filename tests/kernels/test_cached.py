@@ -1,0 +1,199 @@
+"""Attention over a cache with the GPU's part replaced: upstream's signature, what kernels get, what is refused."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
+pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa3_kernels.api import flash_attn_with_kvcache
+from fa3_kernels.gluon import launch
+from fa3_kernels.plan.plan import Pointer, plan_of
+from fa3_kernels.plan.request import ONE_PAGE, Choices, Semantics, request_of
+from fa3_kernels.plan.views import RAGGED_ROWS, View
+from tests.kernels.no_gpu import Encoded, no_gpu
+
+pytestmark = pytest.mark.optional
+
+# Upstream's parameters, in order (hopper/flash_attn_interface.py of FlashAttention-3).
+UPSTREAM = [
+    *("q", "k_cache", "v_cache", "k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx"),
+    *("cache_leftpad", "page_table", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens"),
+    *("q_descale", "k_descale", "v_descale", "softmax_scale", "causal", "window_size", "attention_chunk", "softcap"),
+    *("rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse"),
+]
+BATCH = 3
+
+
+@pytest.fixture
+def started():
+    with no_gpu() as found:
+        yield found
+
+
+def integers(*values: int):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def tensors(page: int = 16, *, pages: int = 40, seqlen_q: int = 1, dtype=torch.float16, heads=(8, 2), d=(64, 64)):
+    """Queries and a cache."""
+    q = torch.zeros(BATCH, seqlen_q, heads[0], d[0], dtype=dtype)
+    return q, *(torch.zeros(pages, page, heads[1], n, dtype=dtype) for n in d)
+
+
+def table(entries: int = 10):
+    return torch.arange(BATCH * entries, dtype=torch.int32).view(BATCH, entries)
+
+
+def test_the_signature_begins_with_upstreams():
+    parameters = inspect.signature(flash_attn_with_kvcache).parameters
+    assert [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == UPSTREAM
+    defaults = {n: parameters[n].default for n in UPSTREAM[3:]}
+    given = {"causal": False, "window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0, "rotary_interleaved": True}
+    given |= {"num_splits": 0, "sm_margin": 0, "return_softmax_lse": False}
+    assert {n: value for n, value in defaults.items() if value is not None} == given
+
+
+def named(call, started) -> dict:
+    """What a started kernel got, by the names of the call's pointers; other arguments are the call's own."""
+    rest = iter(started.arguments)
+    found = {}
+    for wanted in call.arguments:
+        got = next(rest)
+        if isinstance(wanted, View):
+            found[wanted.name] = got
+            assert [next(rest) for _ in (*got.shape, *got.strides)] == [*got.shape, *got.strides]
+        elif isinstance(wanted, Pointer):
+            found[wanted.name] = got
+        else:
+            assert got == wanted
+    assert not [x for x in rest if x is not None]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page", [16, 128, 256])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "num_splits": 3}, {"window_size": (20, 0)}])
+def test_kernels_are_given_the_calls_of_the_plan_and_the_addresses_of_their_tensors(started, dtype, page, options):
+    q, k, v = tensors(page, seqlen_q=2, dtype=dtype)
+    pages = table(20)[:, :10]
+    used, sinks = integers(5, 0, 160), torch.zeros(8)
+    out, lse = flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=used, page_table=pages, sinks=sinks, return_softmax_lse=True, **options
+    )
+    assert (out.shape, lse.shape, lse.dtype) == ((BATCH, 2, 8, 64), (BATCH, 8, 2), torch.float32)
+    rows = q.flatten(0, 1)
+    choices = Choices(options.pop("num_splits", 0), promotion_interval=128 if dtype == torch.float8_e4m3fn else None)
+    semantics = Semantics(options.pop("causal", False), options.pop("window_size", (-1, -1)))
+    most = (BATCH, 2, launch.longest(10 * page))
+    request = request_of(
+        tuple(map(launch.operand, (rows, k, v))), semantics, choices, packed=most, page_size=page, has_sinks=True
+    )
+    plan = plan_of(request, 132)
+    kernels, numbers = plan.launch(2 * BATCH, 10, (2, 10 * page))
+    calls = [call.of(numbers | {"table_row": 20}) for call in kernels]
+    assert [x.kernel for x in started] == [x.kernel for x in calls]
+    order, attention = (named(call, x) for call, x in zip(calls[:2], started, strict=False))
+    assert (order["cu_seqlens_k"], order["sequences"]) == (used.data_ptr(), attention["sequences"])
+    assert (attention["page_table"], attention["sinks"]) == (pages.data_ptr(), sinks.data_ptr())
+    for name, x in (("k", k), ("v", v)):
+        view = next(x for x in calls[1].arguments if isinstance(x, View) and x.name == name)
+        assert attention[name] == Encoded(x.data_ptr(), *view.of(x.shape, x.stride()))
+        assert view.block[-2] == min(page, plan.config.tile_n)
+
+
+CACHES = st.sampled_from(["rows in front", "heads in front", "keys beside values"])
+
+
+@given(CACHES, st.sampled_from([8, 16, 64]), st.integers(0, 39), st.integers(1, 64), st.data())
+def test_a_box_holds_the_rows_of_its_page_that_hold_keys_and_no_others(kind, page, number, keys, data):
+    """The coordinates are those of fa3_kernels.gluon.pages, of a page's first row."""
+    shape = {"rows in front": (40, page, 2, 64), "heads in front": (40, 2, page, 64)}.get(kind, (40, 2, page, 2, 64))
+    memory = torch.zeros(shape, dtype=torch.float16, device="meta")
+    cache = {"rows in front": memory, "heads in front": memory.transpose(1, 2)}.get(kind, memory[:, 1:2].squeeze(1))
+    x = launch.operand(cache)._replace(device="cuda:0")
+    q = launch.operand(torch.zeros(1, 2, 64, dtype=torch.float16))._replace(device="cuda:0")
+    request = request_of((q, x, x), Semantics(), Choices(), packed=(1, 1, 256), page_size=page)
+    extents, strides = View("k", "float16", page, 64, is_packed=True).of(x.shape, x.strides)
+    key = data.draw(st.integers(0, 3)) * page  # of the sequence, where the page begins
+    seqlen = key + keys
+    head, row = data.draw(st.integers(0, 1)), data.draw(st.integers(0, page - 1))
+    start = number * request.pages.rows
+    where = (RAGGED_ROWS, start + seqlen - key, head, RAGGED_ROWS - seqlen + key + row, 0)
+    assert all(0 <= c < extent for c, extent in zip(where, extents, strict=True)) == (row < keys)
+    address = sum(c * stride for c, stride in zip(where, strides, strict=True)) % (1 << 63)
+    assert address == number * x.strides[0] + row * x.strides[1] + head * x.strides[2]
+
+
+def test_a_cache_without_a_page_table_has_one_page_a_sequence(started):
+    q, k, v = tensors(500, pages=BATCH)
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
+    assert started[1].descriptors[1].address == k.data_ptr()
+    assert (ONE_PAGE, 500) in list(zip(started[1].arguments, started[1].arguments[1:]))
+    with pytest.raises(ValueError, match="page_size must be a multiple of 8 that divides 128"):
+        flash_attn_with_kvcache(q, k, v, page_table=table(1))
+
+
+def test_new_keys_are_written_before_attention_reads_how_many_there_are(started):
+    q, k, v = tensors(seqlen_q=2)
+    new = torch.zeros(BATCH, 2, 2, 64, dtype=torch.float16)
+    used = integers(1, 2, 3)
+    angles = torch.zeros(100, 16, dtype=torch.float16)
+    options = {"cache_seqlens": used, "page_table": table(), "rotary_cos": angles, "rotary_sin": angles}
+    flash_attn_with_kvcache(q, k, v, new, new, causal=True, **options)
+    assert [x.kernel for x in started] == ["append", "packed_order", "forward_fp16", "combine"][: len(started)]
+    written, read = started[0].arguments, started[1].arguments
+    assert written[10] == used.data_ptr() != written[13] == read[1]
+    assert started[2].descriptors[0].address == written[1] != q.data_ptr()
+
+
+REFUSALS = (
+    ({"qv": 1}, "qv .* is not supported"),
+    ({"attention_chunk": 7}, "attention_chunk is not supported and must be 0, got 7"),
+    ({"sm_margin": 2}, "sm_margin is not supported and must be 0, got 2"),
+    ({"scheduler_metadata": integers(1)}, "scheduler_metadata is not supported, pass None"),
+    ({"cache_leftpad": integers(0, 0, 0)}, "cache_leftpad is not supported with a page_table"),
+    ({"cu_seqlens_q": integers(0, 1, 2, 3)}, "cu_seqlens_q needs max_seqlen_q"),
+    ({"rotary_cos": torch.zeros(1, 8)}, "are for k and v, which are None"),
+    ({"k": torch.zeros(1)}, "k, v and cache_seqlens must be given together"),
+    ({"page_table": table().long()}, r"page_table must be int32 \(3, 10\), contiguous, on cpu, got torch.int64"),
+    ({"page_table": table()[:2]}, r"page_table must be int32 \(3, 10\)"),
+    ({"page_table": table()[:, ::2]}, r"page_table must be int32 \(3, 5\), contiguous"),
+    ({"page_table": table()[0]}, r"page_table must be int32 \(batch, entries\), got \(10,\)"),
+    ({"page_table": table(0)}, r"page_table must be int32 \(3, 1\)"),
+    ({"cache_seqlens": integers(1, 2)}, r"seqused_k must be int32 \(3,\)"),
+    ({"sinks": torch.zeros(2)}, r"sinks must be float32 \(8,\) \(nheads,\)"),
+    ({"softmax_scale": -1.0}, "softmax_scale must be > 0, got -1"),
+)
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSALS)
+def test_what_no_kernel_does_is_refused_in_one_line(started, options, message):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=message) as caught:
+        flash_attn_with_kvcache(q, k, v, **({"page_table": table()} | options))
+    assert "\n" not in str(caught.value)
+    assert not started
+
+
+@pytest.mark.parametrize("page", [1, 4, 24, 100, 192])
+def test_pages_that_no_tile_is_made_of_are_refused(started, page):
+    with pytest.raises(ValueError, match=f"page_size must be a multiple of 8 .*, got {page}"):
+        flash_attn_with_kvcache(*tensors(page), page_table=table())
+    assert not started
+
+
+def test_a_gradient_is_refused(started):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="has no gradient"):
+        flash_attn_with_kvcache(q.requires_grad_(), k, v, page_table=table())
+    with torch.no_grad():
+        flash_attn_with_kvcache(q, k, v, page_table=table())
+    assert started
