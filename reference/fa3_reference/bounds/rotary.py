@@ -58,9 +58,9 @@ def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel
     stored = [rounded(x, fmt).astype(fmt.dtype) for x in exact]
     with np.errstate(all="ignore"):
         own = forward_bound(plain, replace(operands, q=stored[0], k=stored[1]), model)
-        finite = [np.nan_to_num(x, posinf=0.0, neginf=0.0) for x in (*exact, v)]
-        moves = [np.nan_to_num(x, posinf=np.inf) for x in moved]
-        of_rounding = quantization_bound(plain, *finite, *moves, np.zeros_like(v), *sinks)
+        q, k, v = (np.nan_to_num(x, posinf=0.0, neginf=0.0) for x in (*exact, v))
+        dq, dk = (np.nan_to_num(x, posinf=np.inf) for x in moved)
+        of_rounding = quantization_bound(plain, q, k, v, dq, dk, np.zeros_like(v), sinks[0] if sinks else None)
     return ErrorBound(
         *(a * (1 + _NEIGHBOURS) + np.nan_to_num(b, nan=np.inf) for a, b in zip(own, of_rounding, strict=True))
     )
