@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.choose import H200_SMS, without_lengths
 from fa3_kernels.plan.plan import Call, Plan, Pointer, plan_of, shared_keys, sizes_of
-from fa3_kernels.plan.request import DTYPES, Choices, Semantics, TensorLayout, request_of
+from fa3_kernels.plan.request import DTYPES, ONE_PAGE, Choices, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import Block, View
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -43,10 +44,12 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
     shapes = dict(zip("qkv", _shapes(launch), strict=True)) | {"out": problem.out_shape}
     if launch.function == "backward":
         return _backward_calls(launch, shapes)
+    if launch.function == "append":
+        return _append_calls(launch, shapes)
     plan = plan_for(launch)
     rows_q, rows_k, longest = sizes_of(problem)
     if plan.request.pages:
-        rows_k = -(-problem.seqlen_k // plan.request.pages.keys)
+        rows_k = -(-problem.seqlen_k // min(plan.request.pages.keys, problem.seqlen_k))
     return _given(plan.calls(rows_q, rows_k, longest), plan.tables, shapes)
 
 
@@ -73,12 +76,27 @@ def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple
     return _given(plan.calls(rows_q), plan.tables, shapes | {"dq_sums": (rows, channels), "stats": (2 * rows,)})
 
 
-def _shapes(launch: Launch) -> tuple[tuple[int, ...], ...]:
-    """Shapes of q, k and v; with pages those of a cache that every sequence has pages of its own in."""
+def _append_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[Call, ...]:
     problem = launch.problem
-    size = launch.choices.get("page_size")
-    if size is None:
+    cache = problem.cache
+    assert cache is not None
+    new = sum(cache.new)
+    given = (shapes["q"], (new, *shapes["k"][2:]), (new, *shapes["v"][2:]), shapes["k"], shapes["v"])
+    layouts = (_contiguous(shape, _NAMES[problem.dtype]) for shape in given)
+    of = Append(
+        *layouts, cache.page_size or ONE_PAGE, problem.batch, cache.rotary_dim, cache.interleaved, problem.causal
+    )
+    room = problem.seqlen_k
+    rows = {"rows_q": given[0][0], "rows_k": new, "rows": max(given[0][0], new), "angles": room}
+    return (append_call(of).of(rows | {"room": room, "table_row": -(-room // (cache.page_size or room))}),)
+
+
+def _shapes(launch: Launch) -> tuple[tuple[int, ...], ...]:
+    """Shapes of q, k and v; of a cache so many pages, or rows, as the longest sequences need."""
+    problem = launch.problem
+    if problem.cache is None:
         return problem.q_shape, problem.k_shape, problem.v_shape
+    size = problem.cache.page_size or problem.seqlen_k
     cache = (problem.batch * -(-problem.seqlen_k // size), size, problem.nheads_kv)
     return problem.q_shape, (*cache, problem.head_dim), (*cache, problem.head_dim_v)
 
@@ -87,8 +105,6 @@ def plan_for(launch: Launch) -> Plan:
     """Plan a launch of contiguous operands."""
     problem = launch.problem
     choices = dict(launch.choices)
-    page_size = choices.pop("page_size", 0)
-    has_sinks = choices.pop("sinks", False)
     blocks = choices.pop("descale_blocks", None)
     lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
     descales: tuple[TensorLayout | None, ...] = (None, None, None)
@@ -103,8 +119,8 @@ def plan_for(launch: Launch) -> Plan:
         descales=descales,
         descale_blocks=blocks or (0, 0, 0),
         packed=(problem.batch, *lengths[:2]) if problem.is_varlen else None,
-        page_size=page_size,
-        has_sinks=has_sinks,
+        page_size=problem.cache.page_size or ONE_PAGE if problem.cache else 0,
+        has_sinks=problem.sinks,
     )
     plan = plan_of(request, H200_SMS)
     keys = problem.seqlen_k if problem.is_varlen else shared_keys(request, problem.seqlen_k, plan.config.tile_n)

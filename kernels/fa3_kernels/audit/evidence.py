@@ -14,7 +14,14 @@ from typing import Literal, get_args
 from fa3_kernels.audit.golden import read_rows
 
 Evidence = Literal[
-    "forward", "packed", "quantize", "timeline", "backward", "forward+packed", "forward+packed+quantize+backward"
+    "forward",
+    "packed",
+    "paged",
+    "quantize",
+    "timeline",
+    "backward",
+    "forward+packed",
+    "forward+packed+quantize+backward",
 ]
 # Keys of launches by the hash of them all, of measurements from before provenance held the keys themselves.
 MEASURED = Path(__file__).parent / "measured.json"
@@ -29,9 +36,9 @@ def launch_keys(of: str) -> dict[str, str]:
 
     Parameters
     ----------
-    of : {"forward", "packed", "quantize", "timeline", "backward"} or several of them, as ``Evidence`` lists
-        The forward of batched sequences, of packed ones; the quantiser; kernels that keep timelines; those of the
-        gradients.
+    of : {"forward", "packed", "paged", "quantize", "timeline", "backward"} or several of them, as ``Evidence`` lists
+        The forward of batched sequences, of packed ones, of caches and sinks; the quantiser; kernels that keep
+        timelines; those of the gradients.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
 from fa3_kernels.plan.quantizer import ROTATED_HEAD_DIMS
 from fa3_kernels.plan.traits import OURS
+from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Dtype
 
 
@@ -23,7 +24,7 @@ class Launch:
     name: str
     problem: AttentionProblem
     choices: Mapping[str, Any] = field(default_factory=dict)
-    function: Literal["forward", "quantize_qkv", "backward"] = "forward"
+    function: Literal["forward", "quantize_qkv", "backward", "append"] = "forward"
     stamps: int = 0
 
     @property
@@ -37,7 +38,7 @@ class Launch:
             return "backward"
         if self.stamps:
             return "timeline"
-        if "page_size" in self.choices or "sinks" in self.choices:
+        if self.problem.cache or self.problem.sinks:
             return "paged"
         return "packed" if self.problem.is_varlen else "forward"
 
@@ -92,6 +93,45 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
     return [Launch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
 
 
+# What serving adds to packed sequences: pages that are parts of a tile or whole ones, rows, sinks. Name: (page_size, as
+# _MASKS).
+_PAGED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "pages16_causal": (16, {"causal": True}, {}),
+    "pages256_sinks_splits": (256, {"sinks": True}, {"num_splits": 3}),
+}
+_PAGED_ALONE: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # where fp16 has head_dim 128
+    "pages8_window_softcap": (8, {"window": (100, 0), "softcap": 20.0}, {}),
+    "pages64_sinks": (64, {"sinks": True}, {"pack_gqa": False}),
+    "rows_splits": (0, {}, {"num_splits": 3}),
+}
+
+
+def _paged(dtype: Dtype, d: int, v: int) -> list[Launch]:
+    size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
+    kinds = _PAGED | (_PAGED_ALONE if (dtype, d) == ("fp16", 128) else {})
+    found = []
+    for name, (page_size, semantics, choices) in kinds.items():
+        lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
+        lengths |= {"head_dim": d, "head_dim_v": v, "dtype": dtype, "cache": Cache(page_size), **semantics}
+        found.append(Launch(f"{size}_{name}", AttentionProblem.varlen(**lengths), {"pack_gqa": True, **choices}))
+    return found
+
+
+def _appending() -> list[Launch]:
+    lengths: dict[str, Any] = {"seqlens_q": (2, 1), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
+    lengths |= {"head_dim": 128, "causal": True}
+    caches: tuple[tuple[str, Dtype, Cache], ...] = (
+        ("fp16_plain", "fp16", Cache(16, new=(2, 1))),
+        ("bf16_rotated", "bf16", Cache(16, new=(2, 1), rotary_dim=64)),
+        ("fp16_interleaved", "fp16", Cache(0, new=(2, 1), rotary_dim=128, interleaved=True)),
+        ("e4m3_plain", "e4m3", Cache(64, new=(2, 1))),
+    )
+    return [
+        Launch(f"append_{name}", AttentionProblem.varlen(**lengths, dtype=dtype, cache=cache), function="append")
+        for name, dtype, cache in caches
+    ]
+
+
 def _quantisers(d: int) -> list[Launch]:
     problem = AttentionProblem(2, 8, 2, 1000, 1000, d, dtype="bf16")
     choices: dict[str, dict[str, Any]] = {"plain": {}, "rotated": {"rotate": True}}
@@ -136,7 +176,9 @@ def shipped() -> tuple[Launch, ...]:
     forward = [x for dtype in dtypes for d, v in sizes for x in _of_head_dim(dtype, d, v)]
     quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
     gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
-    return (*forward, *quantisers, *gradients)
+    served = (*((dtype, *size) for dtype in ("fp16", "e4m3") for size in sizes), ("bf16", 128, 128))
+    paged = (x for kind in served for x in _paged(*kind))
+    return (*forward, *quantisers, *gradients, *paged, *_appending())
 
 
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a

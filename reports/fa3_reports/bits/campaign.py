@@ -16,7 +16,7 @@ import torch
 import triton
 
 from fa3_kernels.audit.evidence import changed_since, launch_keys
-from fa3_reports.bits import backward, forward, quantise, quantise_accuracy, quantise_speed
+from fa3_reports.bits import backward, forward, paged, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
 from fa3verify.campaign.pool import processes
@@ -41,6 +41,7 @@ class Part(NamedTuple):
 _QUANTISE = (quantise.evidence, "quantize_provenance.json")
 PARTS = {
     "forward": Part((forward.BITS, forward.CONTROLS), forward.evidence, "gluon_forward_bits_provenance.json"),
+    "paged": Part((paged.BITS, paged.CONTROLS), paged.evidence, "gluon_paged_bits_provenance.json"),
     "backward": Part((backward.BITS,), backward.evidence, "gluon_backward_bits_provenance.json"),
     "quantise": Part((quantise.BITS,), *_QUANTISE),
     "accuracy": Part((quantise_accuracy.ACCURACY,), *_QUANTISE),

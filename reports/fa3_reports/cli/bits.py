@@ -12,7 +12,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_li
 
 
 @click.command(epilog=EPILOG)
-@click.argument("parts", metavar="[forward|backward|quantise|accuracy|speed]...", nargs=-1)
+@click.argument("parts", metavar="[forward|paged|backward|quantise|accuracy|speed]...", nargs=-1)
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that share the GPU; 0 is one per core.")
@@ -27,11 +27,12 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_li
 def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | None, quiet: bool, **options: Any) -> None:
     """Compare our GPU kernels with their twins, bit for bit, over every case there is.
 
-    Forward, backward and quantiser by default; accuracy and speed are the quantiser's. Finished rows are kept in OUT:
+    Forward, backward and quantiser by default; paged is the forward over caches, accuracy and speed are the
+    quantiser's. Finished rows are kept in OUT:
     the same command goes on where it stopped. Exit code 5 while rows are missing.
     """
     with one_line_errors():
-        known = ("forward", "backward", "quantise", "accuracy", "speed")
+        known = ("forward", "paged", "backward", "quantise", "accuracy", "speed")
         if unknown := [name for name in parts if name not in known]:
             raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
         require_device("bits")

@@ -30,7 +30,7 @@ from fa3verify.files import read_csv
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"
 H200 = ROOT / "reports" / "h200"
-EVIDENCE = ("forward", "packed", "quantize", "timeline", "backward")
+EVIDENCE = ("forward", "packed", "paged", "quantize", "timeline", "backward")
 HOST = {
     "launch": "plan.plan",
     "schedule": "plan.tile_order",

@@ -1,0 +1,250 @@
+"""Attention over a cache against the twin of the keys in one piece, bit for bit, and against calls with a fault.
+
+The twin knows no pages: with the same tiles and splits the bits are those of packed sequences. Every case also runs a
+second time, and in pages of another size: no bit may depend on either.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fa3_kernels.api import flash_attn_with_kvcache
+from fa3_kernels.audit.evidence import evidence_facts
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.twin.append import rotated
+from fa3_kernels.twin.forward import forward as twin_forward
+from fa3_reference.cache import Cache, rotary_tables, serve
+from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
+from fa3_reports.bits.forward import Bits, differing
+from fa3_reports.bits.forward_cases import DTYPES, Case
+from fa3_reports.bits.paged_cases import cases, operands
+from fa3_reports.bits.table import CaseTable
+from fa3verify.tensors.convert import to_gpu, to_numpy
+
+FAULTS = ("none", "next_page", "stale_page", "one_key_less", "one_key_more", "sink_base_2", "sink_dropped")
+COLUMNS = (
+    "feature",
+    "dtype",
+    "head_dim",
+    "head_dim_v",
+    "causal",
+    "left",
+    "right",
+    "softcap",
+    "nheads",
+    "nheads_kv",
+    "seqlen_q",
+    "seqlen_k",
+    "page_size",
+    "behind",
+    "appended",
+    "rotary_dim",
+    "sinks",
+    "pack_gqa",
+    "num_splits",
+    "promotion_interval",
+    "scope",
+    "family",
+    "seed",
+    "values",
+    "values_differing",
+    "lse",
+    "lse_differing",
+    "variants_differing",
+)
+CONTROL_COLUMNS = ("dtype", "fault", "values", "values_differing", "lse", "lse_differing")
+
+
+def evidence() -> dict[str, Any]:
+    """What provenance says of the kernels."""
+    return evidence_facts("paged")
+
+
+def _cache_of(problem: AttentionProblem) -> Cache:
+    assert problem.cache is not None
+    return problem.cache
+
+
+def plain(problem: AttentionProblem) -> AttentionProblem:
+    """The packed problem of the same keys in one piece."""
+    return replace(problem, cache=None)
+
+
+def attended(problem: AttentionProblem, given: Operands) -> Operands:
+    """Operands as attention meets them: queries and new keys rotated, in the operands' format."""
+    cache = _cache_of(problem)
+    if not cache.rotary_dim:
+        return given
+    cos, sin = rotary_tables(problem)
+    q = given.q.copy()
+    k = given.k.copy()
+    is_stepping = problem.causal or problem.window != (-1, -1)
+    for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
+        steps = np.arange(seq.seqlen_q) * is_stepping
+        for rows, positions in (
+            (problem.rows_q(q, seq), start + steps),
+            (problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k)),
+        ):
+            angles = (_at(x, positions)[:, None] for x in (cos, sin))
+            rows[...] = rotated(rows, *angles, is_interleaved=cache.interleaved)
+    return replace(given, q=q, k=k)
+
+
+def _at(table: Array, positions: np.ndarray) -> Array:
+    """Rows of a table of angles; NaN for positions that it does not hold."""
+    found = table[np.minimum(positions, len(table) - 1)].copy()
+    found[positions >= len(table)] = np.nan
+    return found
+
+
+def twin_bits(case: Case, given: Operands) -> Bits:
+    """Bits of O and LSE that the twin computes."""
+    problem = plain(case.problem)
+    config = config_of(replace(problem, sinks=False), **case.choices)
+    want = twin_forward(problem, attended(case.problem, given), config)
+    return want.out.view(np.int16), want.lse.view(np.int32)
+
+
+def with_fault(call: Mapping[str, Array], fault: str) -> dict[str, Array]:
+    """The call that a kernel with a fault makes of a call; sequences 0 and 1 have a page, or more.
+
+    >>> with_fault({"cache_seqlens": np.array([3])}, "one_key_less")["cache_seqlens"].tolist()
+    [2]
+    """
+    found = {name: x.copy() for name, x in call.items()}
+    if fault == "next_page":  # the page table is read one entry too far
+        found["page_table"][:, :-1] = call["page_table"][:, 1:]
+    elif fault == "stale_page":  # an entry that has changed since is read as it was
+        found["page_table"][0, 0] = call["page_table"][1, 0]
+    elif fault.startswith("one_key"):
+        found["cache_seqlens"] += -1 if fault.endswith("less") else 1
+    elif fault == "sink_base_2":  # a sink in nats is taken for one in bits
+        found["sinks"] *= np.float32(np.log(2))
+    elif fault == "sink_dropped":
+        found["sinks"][:] = -np.inf
+    return found
+
+
+def device_bits(case: Case, given: Operands, fault: str = "none") -> Bits:
+    """Bits of O and LSE on the GPU; memory that the launch does not write is filled with NaN."""
+    torch.use_deterministic_algorithms(True)
+    problem = case.problem
+    choices = {name: x for name, x in case.choices.items() if name != "out_dtype"}
+    call = {name: to_gpu(x) for name, x in with_fault(serve(problem, given), fault).items()}
+    options: dict[str, Any] = {f"{name}_descale": getattr(given, f"{name}_descale") for name in "qkv"}
+    options = {name: to_gpu(x.values) for name, x in options.items() if x is not None}
+    for name in "kv":
+        if f"{name}_new" in call:
+            call[name] = call.pop(f"{name}_new")
+    if "cu_seqlens_q" in call:
+        options["max_seqlen_q"] = problem.seqlen_q
+    out, lse = flash_attn_with_kvcache(
+        call.pop("q"),
+        call.pop("k_cache"),
+        call.pop("v_cache"),
+        softmax_scale=problem.softmax_scale,
+        causal=problem.causal,
+        window_size=problem.window,
+        softcap=problem.softcap,
+        rotary_interleaved=_cache_of(problem).interleaved,
+        return_softmax_lse=True,
+        **call,
+        **options,
+        **choices,
+    )
+    lse = lse.transpose(0, 1) if lse.ndim == 3 else lse
+    values = to_numpy(out.reshape(problem.out_shape))
+    return values.view(np.int16), to_numpy(lse.reshape(problem.lse_shape).contiguous()).view(np.int32)
+
+
+def others(case: Case) -> list[Case]:
+    """The case again, and with other pages, or in rows, and something else behind the keys."""
+    cache = _cache_of(case.problem)
+    pages = 64 if cache.page_size != 64 else 16
+    elsewhere = replace(
+        cache,
+        page_size=pages if not (cache.leftpad or cache.indexed) else 0,
+        leftpad=(),
+        indexed=False,
+        behind="random" if cache.behind == "nan" else "nan",
+        seed=cache.seed + 1,
+    )
+    return [case, replace(case, problem=replace(case.problem, cache=elsewhere))]
+
+
+def key(case: Case) -> list[Any]:
+    """What the row of a case begins with: the case itself."""
+    p = case.problem
+    cache = _cache_of(p)
+    choices = case.choices
+    return [
+        case.feature,
+        p.dtype,
+        p.head_dim,
+        p.head_dim_v,
+        p.causal,
+        *p.window,
+        p.softcap,
+        p.nheads,
+        p.nheads_kv,
+        p.seqlen_q,
+        p.seqlen_k,
+        cache.page_size,
+        cache.behind,
+        sum(cache.new),
+        cache.rotary_dim,
+        p.sinks,
+        choices["pack_gqa"],
+        choices["num_splits"],
+        choices.get("promotion_interval", 0),
+        case.scopes[0],
+        case.family,
+        case.seed,
+    ]
+
+
+def rows(case: Case) -> list[list[Any]]:
+    """The row of a case; where bits differ is said on standard error."""
+    given = operands(case)
+    want = twin_bits(case, given)
+    got = device_bits(case, given)
+    values, lse = differing(got, want)
+    variants = sum(sum(differing(device_bits(other, given), got)) for other in others(case))
+    if values or lse or variants:
+        where = [np.argwhere(a != b)[:3].tolist() for a, b in zip(got, want)]
+        print("DIFFERS", case, values, lse, variants, where, file=sys.stderr, flush=True)
+    return [[*key(case), want[0].size, values, want[1].size, lse, variants]]
+
+
+def control_case(dtype: Dtype) -> Case:
+    """The call of the controls: every fault shows in it."""
+    problem = AttentionProblem.varlen(
+        (200, 300), (500, 900), nheads=4, nheads_kv=2, head_dim=128, dtype=dtype, sinks=True, cache=Cache(16)
+    )
+    choices = {"promotion_interval": 128, "out_dtype": "bf16"} if dtype == "e4m3" else {}
+    return Case("control", problem, choices={"num_splits": 1, "pack_gqa": True, **choices})
+
+
+def control_rows(control: tuple[Dtype, str]) -> list[list[Any]]:
+    """A call with a planted fault against the twin; without one nothing differs."""
+    dtype, fault = control
+    case = control_case(dtype)
+    given = operands(case)
+    got = device_bits(case, given, fault)
+    values, lse = differing(got, twin_bits(case, given))
+    return [[dtype, fault, got[0].size, values, got[1].size, lse]]
+
+
+def controls() -> tuple[tuple[Dtype, str], ...]:
+    """Every dtype with every fault."""
+    return tuple((dtype, fault) for dtype in DTYPES for fault in FAULTS[1:])
+
+
+BITS = CaseTable("gluon_paged_bits.csv", COLUMNS, cases, key, rows)
+CONTROLS = CaseTable("gluon_paged_controls.csv", CONTROL_COLUMNS, controls, list, control_rows, rule="differ")
