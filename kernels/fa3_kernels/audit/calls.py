@@ -81,13 +81,15 @@ def _append_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[C
     cache = problem.cache
     assert cache is not None
     new = sum(cache.new)
-    given = (shapes["q"], (new, *shapes["k"][2:]), (new, *shapes["v"][2:]), shapes["k"], shapes["v"])
-    layouts = (_contiguous(shape, _NAMES[problem.dtype]) for shape in given)
-    of = Append(
-        *layouts, cache.page_size or ONE_PAGE, problem.batch, cache.rotary_dim, cache.interleaved, problem.causal
-    )
+    dtype = _NAMES[problem.dtype]
+    k, v = (_contiguous((new, *shapes[name][2:]), dtype) for name in "kv")
+    caches = (_contiguous(shapes["k"], dtype), _contiguous(shapes["v"], dtype))
+    rotary = (cache.rotary_dim, cache.interleaved, problem.causal)
+    page_size = cache.page_size or ONE_PAGE
+    of = Append(_contiguous(shapes["q"], dtype), k, v, *caches, page_size, problem.batch, *rotary)
     room = problem.seqlen_k
-    rows = {"rows_q": given[0][0], "rows_k": new, "rows": max(given[0][0], new), "angles": room}
+    rows_q = shapes["q"][0]
+    rows = {"rows_q": rows_q, "rows_k": new, "rows": max(rows_q, new), "angles": room}
     return (append_call(of).of(rows | {"room": room, "table_row": -(-room // (cache.page_size or room))}),)
 
 

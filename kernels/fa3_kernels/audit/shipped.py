@@ -176,8 +176,8 @@ def shipped() -> tuple[Launch, ...]:
     forward = [x for dtype in dtypes for d, v in sizes for x in _of_head_dim(dtype, d, v)]
     quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
     gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
-    served = (*((dtype, *size) for dtype in ("fp16", "e4m3") for size in sizes), ("bf16", 128, 128))
-    paged = (x for kind in served for x in _paged(*kind))
+    served = [(dtype, size) for dtype in dtypes for size in sizes if dtype != "bf16" or size == (128, 128)]
+    paged = [x for dtype, (d, v) in served for x in _paged(dtype, d, v)]
     return (*forward, *quantisers, *gradients, *paged, *_appending())
 
 

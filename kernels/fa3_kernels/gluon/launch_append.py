@@ -88,8 +88,8 @@ def append(
     if positions is not None:
         _check_integers("rotary_seqlens", positions, batch, device)
     check_cache(q, cache)
-    tensors = (q, k, v, k_cache, v_cache)
-    of = Append(*map(operand, tensors), cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
+    layouts = (operand(q), operand(k), operand(v), operand(k_cache), operand(v_cache))
+    of = Append(*layouts, cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
     call, on_gpu = _bound(of, device)
     rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if rotary_dim else q
     used = torch.empty_like(cache.seqused_k)

@@ -68,7 +68,7 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     row_layout: gl.constexpr = row_max.type.layout
     of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
     boxes: gl.constexpr = p.v.v_boxes
-    inverse, lse = softmax.finalize(row_max, thread_sums, sinks_of(p, tile, row_layout))
+    inverse, lse = softmax.finalize(row_max, thread_sums, *sinks_of(p, tile, row_layout))
     o = scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
     if p.v.is_split:

@@ -87,7 +87,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     row_layout: gl.constexpr = row_max.type.layout
     out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
     v_descale = value_descale(x, tile, blocks.first)
-    inverse, lse = softmax.finalize(row_max, thread_sums, sinks_of(p, tile, row_layout))
+    inverse, lse = softmax.finalize(row_max, thread_sums, *sinks_of(p, tile, row_layout))
     o = _in_order(scaled(o, inverse * v_descale), out_width)
     layout: gl.constexpr = o[0].type.layout
     width: gl.constexpr = o[0].shape[1]

@@ -206,15 +206,15 @@ def scaled(o, factor):
 
 
 @gluon.jit
-def finalize(row_max, thread_sums, sinks=()):
+def finalize(row_max, thread_sums, sink=None):
     """Return 1 / row_sum and the base-2 lse; (0, -inf) for a row that saw no key.
 
     A sink, in nats, is one more term of the sum, taken last; a row that saw no key counts from a maximum of 0 then.
     """
     row_sum = gl.convert_layout(gl.sum(thread_sums, axis=1), row_max.type.layout, assert_trivial=True)
-    if len(sinks) > 0:
+    if sink is not None:
         row_max = gl.where(row_max == float("-inf"), 0.0, row_max)
-        row_sum = row_sum + ex2(gl.fma(sinks[0], LOG2_E, -row_max))
+        row_sum = row_sum + ex2(gl.fma(sink, LOG2_E, -row_max))
     empty = row_sum == 0
     inverse = gl.where(empty, 0.0, rcp(row_sum))
     lse_log2 = gl.where(empty, float("-inf"), row_max + lg2(row_sum))

@@ -89,12 +89,14 @@ def _of_size(dtype: Dtype, size: tuple[int, int], number: int, seeds: Iterator[i
         )
         is_power = heads // heads_kv in (1, 2, 4, 8)
         choices: dict[str, Any] = {"num_splits": SPLITS[i // 3 % len(SPLITS)], "pack_gqa": is_power and i % 3 != 0}
-        scopes = ("none", "none", "none")
+        scope = "none"
         if dtype == "e4m3":
             choices |= {"promotion_interval": (128, 128, 0)[i // 5 % 3], "out_dtype": "bf16"}
-            scopes = (("head",) * 3, ("none",) * 3, ("tensor",) * 3)[i % 3]
+            scope = ("head", "none", "tensor")[i % 3]
         family = families[i % len(families)]
-        yield Case(f"pages{page_size}" if page_size else "rows", problem, family, next(seeds), choices, scopes)
+        yield Case(
+            f"pages{page_size}" if page_size else "rows", problem, family, next(seeds), choices, (scope, scope, scope)
+        )
 
 
 @cache
