@@ -193,11 +193,13 @@ def _family(
         a, b, longest_q, longest_k, *_ = packed
         lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
         starts = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device)
-        sizes = (q_shape[1:], k_shape[1:], v_shape[1:], k_strides, v_strides, lengths, starts)
         if type(packed) is Paged:
             table, first = packed[4:6]
             entries = (table.shape[0], table.shape[1] > 0, table.stride(1), table.dtype, table.device)
-            sizes += (k_shape[0], v_shape[0], packed.page_size, entries, first.shape, first.dtype, first.device)
+            firsts = (first.shape, first.stride(), first.dtype, first.device)
+            sizes = (q_shape[1:], k_shape, v_shape, k_strides, v_strides, lengths, starts, packed[6], entries, firsts)
+        else:
+            sizes = (q_shape[1:], k_shape[1:], v_shape[1:], k_strides, v_strides, lengths, starts)
     elif len(k_shape) == len(v_shape) == 4:  # read one by one, for slices of shapes take five times as long
         batch_k, _, heads_k, dim_k = k_shape
         batch_v, _, heads_v, dim_v = v_shape
