@@ -39,7 +39,7 @@ def no_gpu() -> Iterator[list[Started]]:
     """CPU tensors are taken as those of an H200; what would have been started is appended to the list."""
     import torch
 
-    from fa3_kernels.gluon import launch, launch_backward, run
+    from fa3_kernels.gluon import launch, launch_append, launch_backward, run
     from fa3_kernels.plan.plan import Call
     from fa3_kernels.plan.views import Block, View
 
@@ -69,8 +69,8 @@ def no_gpu() -> Iterator[list[Started]]:
             (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0)),
         ):
             patch.setattr(module, member, value, raising=False)
-        for module in (launch, launch_backward):
+        for module in (launch, launch_append, launch_backward):
             module.forget()
         yield started
-        for module in (launch, launch_backward):
+        for module in (launch, launch_append, launch_backward):
             module.forget()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from fa3_kernels.gluon.launch import Paged, check_cache, operand
+from fa3_kernels.gluon.launch import MAX_REQUESTS, Paged, check_cache, operand
 from fa3_kernels.gluon.run import PlanOnGpu
 from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.request import TMA_BYTES
 
+_bound: dict[tuple, tuple[Call, PlanOnGpu]] = {}  # calls, and their kernels once they are compiled
 
-@lru_cache(maxsize=1024)
-def _bound(of: Append, device: torch.device) -> tuple[Call, PlanOnGpu]:
-    """Return the call, and its kernel once it is compiled."""
-    return append_call(of), PlanOnGpu({}, device)
+
+def forget() -> None:
+    """Drop all calls, but for those that a CUDA graph has captured."""
+    _bound.clear()
 
 
 def _check_integers(name: str, x: torch.Tensor, count: int, device: torch.device) -> None:
@@ -79,19 +78,31 @@ def append(
         For tensors that the kernel does not take.
     """
     cos, sin, positions = rotary
-    batch = cache.cu_seqlens_q.numel() - 1
     device = q.device
-    rotary_dim = _rotary_dim(q, cos, sin)
-    counted = (("cu_seqlens_q", cache.cu_seqlens_q, batch + 1), ("cu_seqlens_k_new", starts_k, batch + 1))
-    for name, x, count in (*counted, ("cache_seqlens", cache.seqused_k, batch)):
-        _check_integers(name, x, count, device)
-    if positions is not None:
-        _check_integers("rotary_seqlens", positions, batch, device)
-    check_cache(q, cache)
-    layouts = (operand(q), operand(k), operand(v), operand(k_cache), operand(v_cache))
-    of = Append(*layouts, cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
-    call, on_gpu = _bound(of, device)
-    rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if rotary_dim else q
+    tensors = (q, k, v, k_cache, v_cache)
+    counted = (cache.cu_seqlens_q, starts_k, cache.seqused_k, cache.page_table, cache.first_keys, *rotary)
+    key = (
+        *[(x.shape, x.stride(), x.dtype, x.device) for x in tensors],
+        *[x if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in counted],
+        cache.page_size,
+        is_interleaved,
+        steps_queries,
+    )
+    found = _bound.get(key)
+    if found is None:
+        batch = cache.cu_seqlens_q.numel() - 1
+        rotary_dim = _rotary_dim(q, cos, sin)
+        _check_integers("cu_seqlens_k_new", starts_k, batch + 1, device)
+        if positions is not None:
+            _check_integers("rotary_seqlens", positions, batch, device)
+        check_cache(q, cache)
+        layouts = (operand(q), operand(k), operand(v), operand(k_cache), operand(v_cache))
+        of = Append(*layouts, cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
+        if len(_bound) >= MAX_REQUESTS:
+            _bound.clear()
+        found = _bound[key] = append_call(of), PlanOnGpu({}, device)
+    call, on_gpu = found
+    rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if cos is not None else q
     used = torch.empty_like(cache.seqused_k)
     entries = cache.page_table.shape[1]
     named = {"q": q, "q_rotated": rotated, "k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
@@ -109,7 +120,7 @@ def append(
         "used": used.data_ptr(),
         "rows_q": q.shape[0],
         "rows_k": k.shape[0],
-        "rows": max(q.shape[0] if rotary_dim else 0, k.shape[0], batch),
+        "rows": max(0 if cos is None else q.shape[0], k.shape[0], used.numel()),
         "table_row": cache.page_table.stride(0),
         "room": entries * min(cache.page_size, k_cache.shape[1]),
         "angles": 0 if cos is None else cos.shape[0],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from fa3_kernels.plan.config import require
@@ -43,7 +42,6 @@ class Append(NamedTuple):
     steps_queries: bool
 
 
-@lru_cache(maxsize=1024)
 def append_call(of: Append) -> Call:
     """Return the call; ValueError for tensors that it does not take."""
     pages = pages_of(of.k_cache, of.v_cache, of.page_size)
