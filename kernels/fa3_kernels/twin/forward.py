@@ -190,7 +190,7 @@ def _run_kv_head(
     group = problem.group
     k = problem.rows_k(operands.k, seq)[:, kv_head]  # (seqlen_k, head_dim)
     v = problem.rows_k(operands.v, seq)[:, kv_head]
-    keys = _key_side(k, v, operands, seq, kv_head, kernel)
+    whole = _key_side(k, v, operands, seq, kv_head, kernel)
     heads = np.arange(group) + kv_head * group
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows = problem.rows_q(out, seq)
@@ -202,7 +202,9 @@ def _run_kv_head(
         q_rows = _padded(_folded(q[tile.positions, tile_heads], kernel), columns=_compiled(problem.head_dim, kernel))
         q_tile = operand(q_rows, config.dtype)
         q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
-        o, tile_lse = _run_tile(q_tile, keys, tile, mask, q_descale, kernel)
+        start = mask.first_key(tile.positions) if kernel.order.key_tiles == "from_window" else 0
+        keys = _key_side(k[start:], v[start:], operands, seq, kv_head, kernel) if start else whole
+        o, tile_lse = _run_tile(q_tile, keys, tile, mask.from_key(start), q_descale, kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
         unit = softmax.lse_unit(kernel.order)
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
@@ -243,7 +245,7 @@ def _key_side(
     k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Attention
 ) -> _KeySide:
     config = kernel.config
-    blocks = max(1, -(-seq.seqlen_k // config.tile_n))
+    blocks = max(1, -(-len(k) // config.tile_n))
     rows = blocks * config.tile_n
     k = _padded(k, rows=rows, columns=_compiled(k.shape[1], kernel))
     v = _padded(v, rows=rows)
@@ -384,7 +386,10 @@ def _accumulate(
             part = encoded[:, start:stop]
             if not kernel.promotion_interval:
                 o = arithmetic.accumulate(part_p, part, v, arithmetic.flushed(o * rescale[:, None]))
+                continue
+            chain = arithmetic.accumulate(part_p, part, v, None)
+            if start == 0 and kernel.order.contracts_promotion:
+                o = float32.fma(o, rescale[:, None], chain)
             else:
-                chain = arithmetic.accumulate(part_p, part, v, None)
-                o = float32.fma(o, rescale[:, None], chain) if start == 0 else o + chain
+                o = arithmetic.flushed((arithmetic.flushed(o * rescale[:, None]) if start == 0 else o) + chain)
         return o
