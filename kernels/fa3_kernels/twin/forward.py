@@ -61,6 +61,14 @@ class _KeySide:
     v_descale: np.ndarray
 
 
+class _Queries(NamedTuple):
+    """Rows of a tile: Q, and for each row its descale and the score of its sink, float32 (rows,)."""
+
+    q: Operand
+    descale: np.ndarray
+    sink: np.ndarray | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Attention:
     """One launch: what is the same for all of its tiles."""
@@ -200,11 +208,12 @@ def _run_kv_head(
     for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
         q_rows = _padded(_folded(q[tile.positions, tile_heads], kernel), columns=_compiled(problem.head_dim, kernel))
-        q_tile = operand(q_rows, config.dtype)
         q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
+        sink = None if operands.sinks is None else operands.sinks[tile_heads]
+        queries = _Queries(operand(q_rows, config.dtype), q_descale, sink)
         start = mask.first_key(tile.positions) if kernel.order.key_tiles == "from_window" else 0
         keys = _key_side(k[start:], v[start:], operands, seq, kv_head, kernel) if start else whole
-        o, tile_lse = _run_tile(q_tile, keys, tile, mask.from_key(start), q_descale, kernel)
+        o, tile_lse = _run_tile(queries, keys, tile, mask.from_key(start), kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
         unit = softmax.lse_unit(kernel.order)
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
@@ -277,35 +286,40 @@ def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.
 
 
 def _run_tile(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention
+    queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`."""
+    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`.
+
+    Of several parts the first one takes the sinks.
+    """
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
     if kernel.config.num_splits == 1:
-        return _run_blocks(q, keys, tile, mask, q_descale, kernel, blocks)
+        return _run_blocks(queries, keys, tile, mask, kernel, blocks)
     if kernel.order.splits_visible:
         parts = split_ranges(blocks, kernel.config.num_splits)
     else:
         every = split_ranges(range(keys.k_descale.size), kernel.config.num_splits)
         parts = [range(max(p.start, blocks.start), min(p.stop, blocks.stop)) for p in every]
-    o, lse = zip(*(_run_blocks(q, keys, tile, mask, q_descale, kernel, part) for part in parts), strict=True)
+    each = [queries, *[queries._replace(sink=None)] * (len(parts) - 1)]
+    found = (_run_blocks(x, keys, tile, mask, kernel, part) for x, part in zip(each, parts, strict=True))
+    o, lse = zip(*found, strict=True)
     return combine(np.stack(o), np.stack(lse), kernel.arithmetic, kernel.config.head_dim)
 
 
 def _run_blocks(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention, blocks: range
+    queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The main loop over key blocks and its epilogue."""
+    """The main loop over key blocks and its epilogue; where there is no block, sinks are not seen either."""
     arithmetic = kernel.arithmetic
     config = kernel.config
     state = softmax.RowState.start(tile.positions.size)
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
     pending: tuple[np.ndarray, np.ndarray, int] | None = None  # its P and rescale, when P V waits for the next S
-    unit = np.ones_like(q_descale)  # of the block visited last
+    unit = np.ones_like(queries.descale)  # of the block visited last
     for block in reversed(blocks) if kernel.order.keys == "right_to_left" else blocks:
-        c = _factor(q_descale, keys, block, kernel)
-        s, unit = _scores(q, keys, block, c, kernel)
+        c = _factor(queries.descale, keys, block, kernel)
+        s, unit = _scores(queries.q, keys, block, c, kernel)
         if pending is not None:
             o = _accumulate(o, keys, *pending, kernel)
             pending = None
@@ -320,6 +334,8 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
+    if queries.sink is not None and previous is not None:
+        softmax.take_sink(state, queries.sink, unit, kernel.p_offset_log2, arithmetic)
     empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
     inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
