@@ -84,6 +84,9 @@ class Order:
         first row leaves, so that a window of 128 keys meets one tile less.
     contracts_promotion : bool
         Whether a promoted O takes its factor and a block's first part by one fma, or is rounded between.
+    sinks_without_keys : bool
+        Whether a row whose tile visits no key block sees its sink, which its lse then is, or is empty; one that sees no
+        key in a tile that visits some sees it anyway.
 
     Raises
     ------
@@ -119,6 +122,7 @@ class Order:
     p_rounding: Literal["nearest", "toward_zero"] = "nearest"
     key_tiles: Literal["from_first_key", "from_window"] = "from_first_key"
     contracts_promotion: bool = True
+    sinks_without_keys: bool = True
 
     def __post_init__(self) -> None:
         if self.probabilities == "fp32" and self.accumulator != "fp32":

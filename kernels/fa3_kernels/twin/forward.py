@@ -153,7 +153,8 @@ def forward(
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
     out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
-    if not any(seq.seqlen_k for seq in problem.sequences()):
+    sees_sinks = operands.sinks is not None and kernel.order.sinks_without_keys
+    if not sees_sinks and not any(seq.seqlen_k for seq in problem.sequences()):
         lse[...] = kernel.order.lse_without_keys
         return Forward(out, lse)
     splits = config.traits.sequence_splits(problem, config)
@@ -309,7 +310,7 @@ def _run_tile(
 def _run_blocks(
     queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The main loop over key blocks and its epilogue; where there is no block, sinks are not seen either."""
+    """The main loop over key blocks and its epilogue."""
     arithmetic = kernel.arithmetic
     config = kernel.config
     state = softmax.RowState.start(tile.positions.size)
@@ -334,7 +335,7 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
-    if queries.sink is not None and previous is not None:
+    if queries.sink is not None and (previous is not None or kernel.order.sinks_without_keys):
         softmax.take_sink(state, queries.sink, unit, kernel.p_offset_log2, arithmetic)
     empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
     inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
