@@ -99,6 +99,11 @@ class Case:
             switches.append(f"window={p.window}")
         if p.softcap:
             switches.append(f"softcap={p.softcap:g}")
+        switches += [word for word in ("sinks", "qv") if getattr(p, word)]
+        if p.attention_chunk:
+            switches.append(f"attention_chunk={p.attention_chunk}")
+        if p.cache is not None:
+            switches.append(p.cache.describe())
         switches += [f"{name}={value}" for name, value in self.changes]
         if self.scheme is not None:
             switches.append(f"{self.scheme.granularity} scales")

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from fa3_kernels.plan.config import MAX_HEAD_DIM
 from fa3_kernels.plan.quantizer import Scale, Scope
+from fa3_reference.cache import Cache
 from fa3_reference.hadamard import can_rotate
-from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
+from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
@@ -28,6 +30,7 @@ from fa3verify.kernels.record import (
     needed_descales,
     needed_features,
 )
+from fa3verify.operations.operation import CACHES
 
 TILE = 128  # rows and keys of a tile in most kernels
 LONG = 1024
@@ -41,7 +44,8 @@ Classify = Callable[[Case, Any], str]
 class Dimension:
     """One dimension: its classes, the plainest first, and the class of a case in a configuration.
 
-    ``operation`` and ``dtype`` limit it to some kernels; without ``classes`` they are those of the kernel.
+    ``operation``, ``dtype`` and ``features``, of which it must claim one, limit it to some kernels; without ``classes``
+    they are those of the kernel.
     """
 
     name: str
@@ -49,10 +53,12 @@ class Dimension:
     of: Classify
     operation: str | None = None
     dtype: str | None = None
+    features: frozenset[str] = frozenset()
 
     def concerns(self, candidate: Candidate) -> bool:
         """Tell whether kernels like this one have the dimension."""
-        return self.operation in (None, candidate.operation) and self.dtype in (None, candidate.dtype)
+        is_claimed = not self.features or bool(self.features & candidate.features)
+        return is_claimed and self.operation in (None, candidate.operation) and self.dtype in (None, candidate.dtype)
 
 
 def head_dims(candidate: Candidate) -> tuple[int, ...]:
@@ -123,6 +129,8 @@ _SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
     "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
 }
+_PAGE_SIZES = (16, 64, 1, 48, 256)
+_BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 TURNS = 2  # sizes of a class at the most
 
 
@@ -160,10 +168,19 @@ def _scale(case: Case, config: Any) -> str:
 
 
 def _layout(case: Case, config: Any) -> str:
-    if not case.problem.is_varlen:
+    is_even = case.problem.cache is not None and len(set(case.problem.seqlens_q or ())) == 1
+    if is_even or not case.problem.is_varlen:
         return "batched"
     others = list(case.problem.sequences())[1:]
     return "packed, some empty" if any(not s.seqlen_q or not s.seqlen_k for s in others) else "packed"
+
+
+def _stored(case: Case, config: Any) -> str:
+    cache = case.problem.cache
+    if cache is None:
+        return "none"
+    named = {"leftpad": cache.leftpad, "indexed": cache.indexed, "rotated": cache.rotary_dim, "appended": cache.new}
+    return next((name for name, is_on in named.items() if is_on), "pages" if cache.page_size else "rows")
 
 
 def _promotion(case: Case, config: Any) -> str:
@@ -192,7 +209,7 @@ _SCALINGS = {name: "exact" if name == "amax" else name.replace("_", " ") for nam
 _WHOLE = tuple(name for name, sharing in SHARING.items() if not sharing.rows)  # of whole sequences
 _SCOPES = tuple(name for name in SHARING if name in get_args(Scope))
 _ON = {False: "off", True: "on"}
-_FP8 = {"operation": "forward", "dtype": "e4m3"}
+_FP8: Json = {"operation": "forward", "dtype": "e4m3"}
 _ROWS = {128: "of one size", (64, 32, 128): "of several"}
 _KINDS = tuple(dict.fromkeys(d.kind for d in DISTRIBUTIONS.values()))
 DIMENSIONS: tuple[Dimension, ...] = (
@@ -216,6 +233,31 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("softcap", ("off", "above 1", "at most 1"), _softcap),
     Dimension("scale", ("default", "tiny", "other", "above 1"), _scale),
     Dimension("layout", ("batched", "packed", "packed, some empty"), _layout),
+    Dimension(
+        "sinks",
+        ("off", "on"),
+        lambda case, config: _ON[case.problem.sinks],
+        features=frozenset({"sinks"}),
+    ),
+    Dimension(
+        "chunk",
+        ("off", "on"),
+        lambda case, config: _ON[case.problem.attention_chunk > 0],
+        features=frozenset({"attention_chunk"}),
+    ),
+    Dimension("qv", ("off", "on"), lambda case, config: _ON[case.problem.qv], features=frozenset({"qv"})),
+    Dimension(
+        "cache",
+        ("none", "rows", "pages", "appended", "rotated", "leftpad", "indexed"),
+        _stored,
+        features=CACHES,
+    ),
+    Dimension(
+        "behind",
+        ("random", "nan"),
+        lambda case, config: case.problem.cache.behind if case.problem.cache else "random",
+        features=CACHES,
+    ),
     Dimension(
         "splits",
         ("one", "several"),
@@ -323,7 +365,9 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     # Packing a single head is a configuration of the twin, and no launch has it.
     plain_group = "2 to 4" if chosen.get("packing") == "on" and candidate.launchable is not None else "1"
     layout = chosen.get("layout", "batched")
-    plain = {"batch": "2" if "empty" in layout else "1", "group": plain_group, "kv_heads": "1"}
+    stored = chosen.get("cache", "none")
+    is_ragged = "empty" in layout or (layout == "packed" and stored != "none")
+    plain = {"batch": "2" if is_ragged else "1", "group": plain_group, "kv_heads": "1"}
     batch, group, nheads_kv = (
         (sizes := of[chosen.get(name, plain[name])])[turn % len(sizes)] for name, of in _SIZES.items()
     )
@@ -343,14 +387,45 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     }
     if chosen.get("value_dim") != "other":
         del fields["head_dim_v"]
+    if chosen.get("qv") == "on":
+        fields |= {"qv": True, "head_dim_v": head_dim - _BESIDE_V}
+    if chosen.get("sinks") == "on":
+        fields["sinks"] = True
+    if chosen.get("chunk") == "on":
+        fields["attention_chunk"] = max(1, m // 3)
     if "window" in (mask := chosen.get("mask", "")):
         fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
-    if layout == "batched":
+    if layout == "batched" and stored == "none":
         return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
     rest = [tuple(fitting(length, candidate) for length in others[i % 2]) for i in range(batch - 1)]
     lengths_q, lengths_k = zip((n, m), *rest)
+    if layout == "batched":
+        lengths_q = (n,) * batch
+    if stored != "none":
+        fields["cache"] = _cache(candidate, chosen, lengths_q, lengths_k, turn)
     return AttentionProblem.varlen(lengths_q, lengths_k, **fields)
+
+
+def _cache(
+    candidate: Candidate, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int
+) -> Cache:
+    """Where keys lie: what can be done in pages and in rows is, in turn, and pages have each size that is taken."""
+    stored = chosen["cache"]
+    is_paged = stored == "pages" or (
+        stored in ("appended", "rotated")
+        and "paged" in candidate.features
+        and ("seqused_k" not in candidate.features or turn % 2 == 0)
+    )
+    sizes = candidate.page_sizes or _PAGE_SIZES
+    given: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
+    if stored in ("appended", "rotated"):
+        given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
+    if stored == "rotated":
+        given |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
+    if stored == "leftpad":
+        given["leftpad"] = tuple(7 * (i + turn) % 20 for i in range(len(lengths_k)))
+    return Cache(indexed=stored == "indexed", seed=turn, **given)
 
 
 def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:

@@ -5,13 +5,14 @@ in and out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from fa3_kernels.plan.config import Config, OutDtype, default_config
+from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_kernels.twin.backward import Gradients
+from fa3_reference.cache import Cache, in_cache, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import GradientConfig
@@ -21,6 +22,7 @@ Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
 GradientsOf = Literal["", "autograd", "given", "own"]
 ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
+_OF_CACHES = frozenset({"paged", "seqused_k"})
 
 
 def is_plain(x: np.ndarray) -> bool:
@@ -38,8 +40,12 @@ class ArrayFunction:
         ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
         ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
         ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
-        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features. For gradients that
-        are not "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``.
+        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features; of those features
+        also ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv``. One that claims ``paged`` or ``seqused_k``
+        is a function of caches, ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``: whatever it is asked, it gets
+        what :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``, in FlashAttention-3's layout and by
+        its names, but ``k_new`` and ``v_new``, which it may write into the cache. For gradients that are not
+        "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``.
     layout : {"bhsd", "bshd"}
         Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
         (heads, tokens).
@@ -54,6 +60,9 @@ class ArrayFunction:
     gradients : {"", "autograd", "given", "own"}
         Whether torch's autograd takes the gradients of ``function(q, k, v, ...)``; whether they are of the out and lse
         that are given, or of a forward of its own. Empty for a forward.
+    page_size : int
+        Keys of a page where a function that claims ``paged``, and not ``seqused_k``, is asked a problem without a
+        cache.
     """
 
     function: Callable[..., object]
@@ -63,6 +72,7 @@ class ArrayFunction:
     features: frozenset[str]
     out_dtype: OutDtype | Literal[""]
     gradients: GradientsOf = ""
+    page_size: int = 16
 
     def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
         """Return a configuration that says the formats; of a function nothing else is known.
@@ -79,7 +89,9 @@ class ArrayFunction:
         """
         if self.gradients:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
-        return default_config(problem, out_dtype=self.out_dtype) if self.out_dtype else default_config(problem)
+        sizes = {name: min(getattr(problem, name), MAX_HEAD_DIM) for name in ("head_dim", "head_dim_v")}
+        plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None)
+        return default_config(plain, out_dtype=self.out_dtype) if self.out_dtype else default_config(plain)
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig) -> Result | Gradients:
         """Call the function on a problem's operands, in its own library and layout.
@@ -98,15 +110,32 @@ class ArrayFunction:
         Result or Gradients
             Numpy arrays in the layout of the problem, with the dtypes that the function returned.
         """
-        inputs = tuple(self._operand(x, problem) for x in (operands.q, operands.k, operands.v))
-        options = self._options(problem, operands)
+        asked = problem
+        if self.features & _OF_CACHES:
+            pages = 0 if "seqused_k" in self.features else self.page_size
+            problem, operands = in_cache(problem, operands, Cache(pages))
+        given = serve(problem, operands)
+        names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
+        inputs = tuple(self._operand(given.pop(name), problem) for name in names)
+        options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
             found = self._gradients(inputs, operands, problem, options)
             return Gradients(*(self._layout(self._array(x), problem) for x in found))
         returned = self.function(*inputs, **options)
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
-        return Result(self._layout(self._array(out), problem), None if lse is None else self._array(lse))
+        return self._result(problem, asked, self._array(out), None if lse is None else self._array(lse))
+
+    def _result(self, problem: AttentionProblem, asked: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
+        """Return what a function returned in the layout of the problem that was asked, not of the one it was given."""
+        if problem.cache is None:
+            return Result(self._layout(out, problem), lse)
+        batched = (problem.batch, problem.seqlen_q, problem.nheads, problem.head_dim_v)
+        if out.shape == batched:
+            out = out.reshape(asked.out_shape)
+        if lse is not None and asked.is_varlen and lse.shape == (batched[0], batched[2], batched[1]):
+            lse = lse.swapaxes(0, 1).reshape(asked.lse_shape)
+        return Result(out, lse)
 
     def _gradients(
         self,
@@ -157,8 +186,13 @@ class ArrayFunction:
 
     def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, object]:
         options: dict[str, object] = {"softmax_scale": problem.softmax_scale}
-        options |= {name: getattr(problem, name) for name in ("causal", "window", "softcap") if name in self.features}
-        if problem.is_varlen:
+        named = ("causal", "window", "softcap", "attention_chunk")
+        options |= {name: getattr(problem, name) for name in named if name in self.features}
+        if problem.cache is not None:
+            is_packed = len(set(problem.seqlens_q or ())) > 1
+            options |= {"max_seqlen_q": problem.seqlen_q} if is_packed else {}
+            options |= {"rotary_interleaved": problem.cache.interleaved} if problem.cache.rotary_dim else {}
+        elif problem.is_varlen:
             starts = {name: self._foreign(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}
             options |= {**starts, "max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
         for name in ("q_descale", "k_descale", "v_descale"):

@@ -40,6 +40,7 @@ class CandidateFacts(TypedDict, total=False):
     accumulator: Accumulator | None
     policy: Policy
     head_dims: tuple[int, ...] | None
+    page_sizes: tuple[int, ...] | None
     seqlen_multiple: int
     min_seqlen: int
     changeable: frozenset[str]
@@ -102,8 +103,9 @@ def array_candidate(
         that it is given or of a forward of its own.
     **facts : CandidateFacts
         What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
-        ``order``, ``accumulator``, ``policy``, ``head_dims``, ``seqlen_multiple``, ``min_seqlen`` and ``bitwise``, of
-        which nothing is claimed by default. Without an order the sums are those of ``accumulator``, or of the device.
+        ``order``, ``accumulator``, ``policy``, ``head_dims``, ``page_sizes``, ``seqlen_multiple``, ``min_seqlen`` and
+        ``bitwise``, of which nothing is claimed by default. Without an order the sums are those of ``accumulator``, or
+        of the device.
 
     Returns
     -------
@@ -126,7 +128,8 @@ def array_candidate(
     features = frozenset(facts.get("features", ("causal", "gqa")))
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library)
-    side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients)
+    pages = (facts.get("page_sizes") or (16,))[0]
+    side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages)
     title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
     if gradients:
         facts.setdefault("min_seqlen", 1)
@@ -147,7 +150,8 @@ def _check_facts(
     if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
-    taken = sorted(ARRAY_FEATURES & operations.find("backward" if gradients else operations.FORWARD).features)
+    operation = operations.find("backward" if gradients else operations.FORWARD)
+    taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
     asked = (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),

@@ -135,7 +135,9 @@ def _check(reference: str, candidate: Candidate) -> None:
     for name, choices in known.items():
         if (value := getattr(candidate, name)) not in choices:
             raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")
-    known_features = frozenset[str]().union(*(operation.features for operation in operations.OPERATIONS.values()))
+    known_features = frozenset[str]().union(
+        *(operation.features | operation.serving for operation in operations.OPERATIONS.values())
+    )
     if unknown := set(candidate.features) - known_features:
         names = f"{', '.join(sorted(known_features))}, got {', '.join(map(repr, unknown))}"
         raise ValueError(f"kernel {reference!r}: features must be among {names}")

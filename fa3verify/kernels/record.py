@@ -113,6 +113,8 @@ class Candidate:
     identity : callable, optional
         ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
         kernel runs.
+    page_sizes : tuple of int, optional
+        Keys of a page that it takes; without it any, if it claims ``paged``.
 
     Raises
     ------
@@ -142,6 +144,7 @@ class Candidate:
     fixes_config: bool = False
     launchable: Callable[..., object] | None = None
     identity: Callable[[], Mapping[str, str | None]] | None = None
+    page_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.accumulator is None:
@@ -216,6 +219,9 @@ class Candidate:
         """
         if self.head_dims is not None and problem.head_dim not in self.head_dims:
             return f"head_dim must be one of {', '.join(map(str, self.head_dims))}, got {problem.head_dim}"
+        pages = problem.cache.page_size if problem.cache else 0
+        if pages and self.page_sizes is not None and pages not in self.page_sizes:
+            return f"page_size must be one of {', '.join(map(str, self.page_sizes))}, got {pages}"
         if problem.head_dim in REFUSED.get(self.name, ()):
             return f"it refuses head_dim {problem.head_dim}"
         if self.seqlen_multiple > 1 or self.min_seqlen > 0:
@@ -314,10 +320,22 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "causal": problem.causal,
         "window": problem.window != (-1, -1),
         "softcap": problem.softcap > 0,
-        "varlen": problem.is_varlen,
+        "varlen": problem.is_varlen and (problem.cache is None or len(set(problem.seqlens_q or ())) > 1),
         "gqa": problem.group > 1,
-        "head_dim_v": problem.head_dim_v != problem.head_dim,
+        "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
+        "sinks": problem.sinks,
+        "attention_chunk": problem.attention_chunk > 0,
+        "qv": problem.qv,
     }
+    if (cache := problem.cache) is not None:
+        needs |= {
+            "seqused_k": not cache.page_size,
+            "paged": cache.page_size > 0,
+            "append": any(cache.new),
+            "rotary": cache.rotary_dim > 0,
+            "leftpad": any(cache.leftpad),
+            "batch_idx": cache.indexed,
+        }
     return frozenset(name for name, needed in needs.items() if needed)
 
 

@@ -21,7 +21,8 @@ from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3_reference.scales import SHARING
-from fa3verify.operations.operation import FEATURES, TWIN, Arrays, Chosen, Operation, Output, Outputs
+from fa3verify.inputs.serving import draw_served
+from fa3verify.operations.operation import FEATURES, SERVING, TWIN, Arrays, Chosen, Operation, Output, Outputs
 from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Forward(Operation):
     )
     config = Config
     features = FEATURES
+    serving = SERVING
     faults = Fault
     has_orders = True
 
@@ -117,11 +119,17 @@ class Forward(Operation):
         forward = import_module(f"{package}.forward").forward
         return Result(*forward(problem, operands, config))
 
+    def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
+        return draw_served(problem, recipe)
+
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
-        q, k, v = arrays
-        return prepare(problem, q, k, v, scheme)
+        q, k, v, *sinks = arrays
+        prepared = prepare(problem, q, k, v, scheme)
+        if not sinks:
+            return prepared
+        return prepared._replace(operands=replace(prepared.operands, sinks=sinks[0].astype(np.float32)))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
@@ -133,16 +141,17 @@ class Forward(Operation):
         return KernelModel.hypotheses(config.dtype, config.out_dtype, accumulator)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:
-        from fa3_reference.bounds.forward import forward_bound
+        from fa3_reference.bounds.rotary import call_bound
 
-        return forward_bound(problem, operands, assumed)._asdict()
+        return call_bound(problem, operands, assumed)._asdict()
 
     def enclosure(
         self, problem: AttentionProblem, operands: Operands, assumed: KernelModel
     ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
         from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
 
-        return forward_enclosure(problem, operands, assumed)._asdict() if can_enclose(assumed) else {}
+        is_known = can_enclose(assumed) and not problem.sinks and not problem.is_rotated
+        return forward_enclosure(problem, operands, assumed)._asdict() if is_known else {}
 
     def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
         return profile.shapes
@@ -185,7 +194,7 @@ class Forward(Operation):
         """
         problem = judgement.case.problem
         scheme = judgement.case.scheme
-        if scheme is None or judgement.unrounded is None:
+        if scheme is None or judgement.unrounded is None or problem.sinks:
             return None
         q, k, v = judgement.inputs
         exact = (*condition(problem, q, k, scheme)[:2], v)  # as quantised: centred and rotated

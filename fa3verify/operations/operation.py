@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
 TWIN = "fa3_kernels.twin"
+# What calls that serve need of a kernel; a forward's truth and error bound know all of them, and no twin does.
+CACHES = frozenset({"seqused_k", "paged", "append", "rotary", "leftpad", "batch_idx"})
+SERVING = frozenset({"sinks", "attention_chunk", "qv"}) | CACHES
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
@@ -94,7 +97,8 @@ class Operation(ABC):
     """One operation; a subclass states everything that is its own.
 
     ``config`` is the dataclass of a kernel's configuration, whose fields a case may change; ``features`` are those of
-    :data:`FEATURES` that the twin takes; ``faults`` are the mistakes that can be planted in it.
+    :data:`FEATURES` that the twin takes, ``serving`` those of :data:`SERVING` that kernels may have beside them;
+    ``faults`` are the mistakes that can be planted in the twin.
     ``has_orders`` says that its error bound is for an order of operations, and ``judges_choices`` that truth and bound
     depend on what the kernel returned, so that they follow its run.
     """
@@ -103,6 +107,7 @@ class Operation(ABC):
     outputs: ClassVar[tuple[Output, ...]]
     config: ClassVar[type]
     features: ClassVar[frozenset[str]]
+    serving: ClassVar[frozenset[str]] = frozenset()
     faults: ClassVar[type[AnyFault]]
     has_orders: ClassVar[bool] = False
     judges_choices: ClassVar[bool] = False

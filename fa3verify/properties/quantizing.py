@@ -28,7 +28,7 @@ MOST = 2.0**8
 def _exact(setup: Setup, trial: Trial) -> Found:
     setup = setup.configured(scale="power_of_two", rotate=False, subtract_k_mean=False)
     problem = setup.problem
-    want = quantize_qkv(problem, *setup.operands.dequantized(problem), setup.config.scheme()).operands
+    want = quantize_qkv(problem, *setup.operands.dequantized(problem), scheme=setup.config.scheme()).operands
     expected = {name: getattr(want, name) for name in NAMES}
     expected |= {f"{name}_descale": getattr(want, f"{name}_descale").values for name in NAMES}
     yield same_bits("scaled by powers of two, against correct rounding", setup.run(), expected)

@@ -3,6 +3,9 @@
     S = softmax_scale * Q K^T,  S <- softcap * tanh(S / softcap),  P = softmax(S + mask),  O = P V
     lse = log sum_j exp(S_j + mask_j)
 
+With sinks each row's softmax has one more score, that of its head's sink, and no value for it: lse holds it, and the
+error statement counts it as a key with V = 0, whose score is exact.
+
 Work proceeds in tiles of query rows that see all their keys at once: no online rescaling, no approximation.
 
 Error statement. Let u = 2^-53 and, for one query row with n visible keys,
@@ -25,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_reference.cache import rotated
 from fa3_reference.problem import AttentionProblem, Floats, Sequence
 
 TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
@@ -123,43 +127,58 @@ def cap_and_mask(problem: AttentionProblem, x: np.ndarray, visible: np.ndarray |
     return x
 
 
-def _softmax(s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return unnormalised probabilities (in place), their row sums and the lse of each row."""
-    row_max = s.max(axis=1)
+def _softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return unnormalised probabilities (in place), their row sums, sink included, and the lse of each row."""
+    row_max = np.maximum(s.max(axis=1), sink)
     shift = np.where(np.isneginf(row_max), 0.0, row_max)
     s -= shift[:, None]
     p = np.exp(s, out=s)
-    row_sum = p.sum(axis=1)
+    row_sum = p.sum(axis=1) + np.exp(sink - shift)
     return p, row_sum, shift + np.log(row_sum)
 
 
 def _tile_attention(
-    problem: AttentionProblem, visible: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    problem: AttentionProblem, visible: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, sink: float
 ) -> Attention:
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
-    p, row_sum, lse = _softmax(s)
+    p, row_sum, lse = _softmax(s, sink)
     return Attention((p @ v) / row_sum[:, None], lse)
+
+
+def sinks_of(problem: AttentionProblem, sinks: Floats | None) -> NDArray[np.float64]:
+    """Return the score of every head's sink, float64 (nheads,): -inf, which is a key of weight 0, where there are none.
+
+    Raises
+    ------
+    ValueError
+        If the problem has sinks and none are given, or the other way round, or for another shape.
+    """
+    if problem.sinks != (sinks is not None):
+        raise ValueError(f"sinks must be given where the problem has them, got {problem.sinks} and {sinks}")
+    (found,) = as_float64(sinks=(np.full(problem.nheads, -np.inf) if sinks is None else sinks, (problem.nheads,)))
+    return found
 
 
 def _rows(
     problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
 ) -> Attention:
-    q, k, v = operands
+    q, k, v, sinks = operands
     q_head = problem.rows_q(q, seq)[:, head]
     k_head = problem.rows_k(k, seq)[:, head // problem.group]
     v_head = problem.rows_k(v, seq)[:, head // problem.group]
     out = np.zeros((rows.size, problem.head_dim_v))
-    lse = np.full(rows.size, -np.inf)
+    lse = np.full(rows.size, sinks[head])
     poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, rows, poisoned):
-            part = _tile_attention(problem, tile.visible, q_head[tile.rows], k_head[tile.keys], v_head[tile.keys])
+            keys = k_head[tile.keys], v_head[tile.keys]
+            part = _tile_attention(problem, tile.visible, q_head[tile.rows], *keys, sinks[head])
             where = np.searchsorted(rows, tile.rows)
             out[where], lse[where] = part
     return Attention(out, lse)
 
 
-def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Attention:
+def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks: Floats | None = None) -> Attention:
     """Compute attention in float64.
 
     Parameters
@@ -168,17 +187,20 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Att
         What is computed; its ``dtype`` does not matter here.
     q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
         Values the kernel under test should see: any float dtype, converted exactly.
+    sinks : float array (nheads,), optional
+        Score of every head's sink, in nats, where the problem has them; -inf is none.
 
     Returns
     -------
     Attention
         ``out`` (``problem.out_shape``) and natural-log ``lse`` (``problem.lse_shape``), float64, with the
-        error stated at the top of this module. Rows that see no key have out = 0 and lse = -inf.
+        error stated at the top of this module. Rows that see no key have out = 0 and lse = -inf, or that of their
+        sink.
 
     Raises
     ------
     ValueError
-        If an operand has the wrong shape.
+        If an operand has the wrong shape, or sinks are missing or not wanted.
 
     Notes
     -----
@@ -196,7 +218,8 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Att
     >>> float(out.max()), round(float(lse[0, 0, 0]), 6)  # sqrt(8) + log(4)
     (1.0, 4.214721)
     """
-    operands = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
+    q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
+    operands = (*rotated(problem, q, k), v, sinks_of(problem, sinks))
     out = np.zeros(problem.out_shape)
     lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():
@@ -208,8 +231,16 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats) -> Att
     return Attention(out, lse)
 
 
-def probabilities(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, *, seq: Sequence, head: int) -> np.ndarray:
-    """Return the dense softmax matrix of one sequence and query head, float64 (seqlen_q, seqlen_k).
+def probabilities(
+    problem: AttentionProblem,
+    q: np.ndarray,
+    k: np.ndarray,
+    sinks: np.ndarray | None = None,
+    *,
+    seq: Sequence,
+    head: int,
+) -> np.ndarray:
+    """Return the dense softmax matrix of one sequence and query head, float64 (seqlen_q, seqlen_k), without its sink.
 
     Invisible keys and empty rows hold 0; special values as in :func:`attention`. Relative error of an entry
     <= 2 u ((head_dim + 8) spread + range + n + 8), in the notation of the module.
@@ -219,13 +250,14 @@ def probabilities(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, *, se
     ValueError
         If an operand has the wrong shape.
     """
-    q, k = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape))
+    q, k = rotated(problem, *as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape)))
+    sink = sinks_of(problem, sinks)[head]
     q_head = problem.rows_q(q, seq)[:, head]
     k_head = problem.rows_k(k, seq)[:, head // problem.group]
     dense = np.zeros((seq.seqlen_q, seq.seqlen_k))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q)):
             s = scaled_scores(problem, q_head[tile.rows], k_head[tile.keys])
-            p, row_sum, _ = _softmax(cap_and_mask(problem, s, tile.visible))
+            p, row_sum, _ = _softmax(cap_and_mask(problem, s, tile.visible), sink)
             dense[tile.rows, tile.keys] = p / row_sum[:, None]
     return dense

@@ -4,6 +4,8 @@
     dX = dS * sech^2(X / softcap),  dQ = softmax_scale * dX K,  dK = softmax_scale * dX^T Q
 
 where X is the scaled score before the softcap, and dlse the gradient of lse, which grows by P with each score.
+A sink changes none of these but lse and O. It is a key with V = 0, so that its dP is 0 and, summed over the rows of its
+head, dsink = -sum P_sink D with P_sink = exp(sink - lse).
 Gradients of a kv head sum over the query heads that share it.
 """
 
@@ -13,7 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import Attention, QueryTile, as_float64, cap_and_mask, row_tiles, scaled_scores
+from fa3_reference.attention import (
+    Attention,
+    QueryTile,
+    as_float64,
+    cap_and_mask,
+    row_tiles,
+    scaled_scores,
+    sinks_of,
+)
 from fa3_reference.problem import AttentionProblem
 
 
@@ -107,6 +117,51 @@ def attention_bwd(
                 for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
                     _add_tile(problem, part, tile)
     return AttentionGradients(dq, dk, dv)
+
+
+def sinks_gradient(
+    problem: AttentionProblem,
+    sinks: np.ndarray,
+    dout: np.ndarray,
+    forward: Attention,
+    dlse: np.ndarray | None = None,
+) -> np.ndarray:
+    """Compute the gradient of sum(out * dout) + sum(lse * dlse) with respect to the score of every head's sink.
+
+    Parameters
+    ----------
+    sinks : float array (nheads,)
+        Scores in nats; -inf is none, whose gradient is 0.
+    dout, forward, dlse : as of :func:`attention_bwd`
+        ``forward.lse`` holds the sinks. A row that sees no key sees its sink all the same.
+
+    Returns
+    -------
+    float64 array (nheads,)
+        With u = 2^-53, n rows and D of absolute values, off by about u (|sink| + |lse| + head_dim_v + n + 8) sum P_sink
+        D at most, to first order.
+
+    Raises
+    ------
+    ValueError
+        If an array has the wrong shape, or the problem has no sinks.
+    """
+    sinks = sinks_of(problem, sinks)
+    arrays = as_float64(
+        out=(forward.out, problem.out_shape),
+        dout=(dout, problem.out_shape),
+        lse=(forward.lse, problem.lse_shape),
+        dlse=(np.zeros(problem.lse_shape) if dlse is None else dlse, problem.lse_shape),
+    )
+    found = np.zeros(problem.nheads)
+    is_sink = np.logical_not(np.isneginf(sinks))
+    for seq in problem.sequences():
+        out, dout = (problem.rows_q(x, seq)[:, is_sink] for x in arrays[:2])  # (seqlen_q, sinks, head_dim_v)
+        lse, dlse = (problem.rows_lse(x, seq)[is_sink] for x in arrays[2:])  # (sinks, seqlen_q)
+        with np.errstate(invalid="ignore", over="ignore"):
+            p = np.exp(sinks[is_sink, None] - lse)
+            found[is_sink] -= np.sum(p * (np.sum(out * dout, axis=2).T - dlse), axis=1)
+    return found
 
 
 def _add_tile(problem: AttentionProblem, head: _Head, tile: QueryTile) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_reference.cache import Cache
 from fa3_reference.filled import Filled
 
 Array = NDArray[Any]  # of the dtype that a problem's format has
@@ -23,7 +24,9 @@ Floats = NDArray[np.generic]  # of any floating dtype, ml_dtypes' among them
 Element = TypeVar("Element", bound=np.generic)
 Dtype = Literal["fp16", "bf16", "e4m3"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
+MAX_HEAD_DIM_V = 512
+SERVING = ("sinks", "attention_chunk", "qv", "cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,10 @@ class AttentionProblem:
     Parameters
     ----------
     batch, nheads, nheads_kv, seqlen_q, seqlen_k, head_dim : int
-        Sizes. ``nheads`` is a multiple of ``nheads_kv``; ``head_dim`` at most 256.
+        Sizes. ``nheads`` is a multiple of ``nheads_kv``; ``head_dim`` at most 576.
         ``seqlen_k`` may be 0 (every row is then empty); ``seqlen_q`` may not.
     head_dim_v : int
-        Channels of V and of the output; 0 stands for ``head_dim``.
+        Channels of V and of the output, at most 512; 0 stands for ``head_dim``.
     dtype : {"fp16", "bf16", "e4m3"}
         Format of the operands a kernel sees.
     causal : bool
@@ -81,6 +84,17 @@ class AttentionProblem:
     seqlens_q, seqlens_k : tuple of int, optional
         Lengths of packed sequences (varlen). ``batch``, ``seqlen_q`` and ``seqlen_k`` must then be their
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
+    sinks : bool
+        Whether every query head has a sink: a score more in the sum of its softmax, after scale and softcap, that every
+        row sees and that has no value. It is a key with that score and V = 0, and lse holds it.
+    attention_chunk : int
+        c > 0 hides keys whose position lies in another run of c keys than the query's on the bottom-right aligned
+        diagonal, as FlashAttention-3 does; 0 switches it off.
+    qv : bool
+        Whether the last ``head_dim_v`` channels of K are V, as in absorbed MLA: a kernel is given those of Q apart, as
+        qv, and adds qv V^T to its scores.
+    cache : Cache, optional
+        Where packed keys and values lie when a kernel is called: in pages, in rows, behind others.
 
     Raises
     ------
@@ -108,6 +122,10 @@ class AttentionProblem:
     softmax_scale: Filled[float | None, float] = None  # type: ignore[assignment]
     seqlens_q: tuple[int, ...] | None = None
     seqlens_k: tuple[int, ...] | None = None
+    sinks: bool = False
+    attention_chunk: int = 0
+    qv: bool = False
+    cache: Cache | None = None
 
     def __post_init__(self) -> None:
         for name in ("window", "seqlens_q", "seqlens_k"):
@@ -124,10 +142,8 @@ class AttentionProblem:
             value = getattr(self, name)
             ok = is_integer(value, 0 if self.seqlens_q is not None else least)
             _check(ok, f"{name} must be an integer >= {least}, got {value!r}")
-        for name in ("head_dim", "head_dim_v"):
-            _check(
-                getattr(self, name) <= MAX_HEAD_DIM, f"{name} must be at most {MAX_HEAD_DIM}, got {getattr(self, name)}"
-            )
+        for name, most in (("head_dim", MAX_HEAD_DIM), ("head_dim_v", MAX_HEAD_DIM_V)):
+            _check(getattr(self, name) <= most, f"{name} must be at most {most}, got {getattr(self, name)}")
         _check(
             self.nheads % self.nheads_kv == 0,
             f"nheads must be a multiple of nheads_kv, got {self.nheads} and {self.nheads_kv}",
@@ -145,6 +161,43 @@ class AttentionProblem:
             f"softmax_scale must be finite and > 0, got {self.softmax_scale!r}",
         )
         self._check_varlen()
+        self._check_serving()
+
+    def _check_serving(self) -> None:
+        for name in ("sinks", "qv"):
+            _check(isinstance(getattr(self, name), bool), f"{name} must be a bool, got {getattr(self, name)!r}")
+        chunk = self.attention_chunk
+        _check(is_integer(chunk, 0), f"attention_chunk must be an integer >= 0, got {chunk!r}")
+        starts_early = any(seq.seqlen_q > seq.seqlen_k for seq in self.sequences())
+        _check(
+            not chunk or self.causal or not starts_early,
+            "attention_chunk without a causal mask needs no more queries than keys: a query in front of the first key "
+            "is in no chunk",
+        )
+        _check(
+            not self.qv or (self.head_dim > self.head_dim_v and self.dtype != "e4m3"),
+            "qv needs 16 bits and a head_dim of more than head_dim_v, which it holds, "
+            f"got {self.dtype}, {self.head_dim} and {self.head_dim_v}",
+        )
+        _check(self.cache is None or isinstance(self.cache, Cache), f"cache must be a Cache, got {self.cache!r}")
+        if self.cache is not None:
+            self.cache.check_fits(self)
+
+    def check_plain(self, who: str) -> None:
+        """Check that a problem has none of the fields that serving needs, for one who does not know them.
+
+        Parameters
+        ----------
+        who : str
+            Who that is, in words.
+
+        Raises
+        ------
+        ValueError
+            If the problem has one.
+        """
+        given = [name for name in SERVING if getattr(self, name)]
+        _check(not given, f"{who} does not know {', '.join(given)}")
 
     def _check_varlen(self) -> None:
         if self.seqlens_q is None and self.seqlens_k is None:
@@ -177,6 +230,7 @@ class AttentionProblem:
         window: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         softmax_scale: float | None = None,
+        **serving: Any,
     ) -> AttentionProblem:
         """Build a packed problem from its lengths.
 
@@ -196,6 +250,8 @@ class AttentionProblem:
             0 switches it off.
         softmax_scale : float, optional
             None stands for 1 / sqrt(head_dim).
+        **serving : bool, int or Cache
+            The fields that serving needs: sinks, attention_chunk, qv, cache.
 
         Returns
         -------
@@ -229,7 +285,16 @@ class AttentionProblem:
             softmax_scale=softmax_scale,
             seqlens_q=queries,
             seqlens_k=keys,
+            **serving,
         )
+
+    def _said(self) -> list[tuple[str, Any]]:
+        """Fields with their values; of those that serving needs only the ones that are set."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return [(name, value) for name, value in values if value or name not in SERVING]
+
+    def __repr__(self) -> str:
+        return f"AttentionProblem({', '.join(f'{name}={value!r}' for name, value in self._said())})"
 
     def to_json(self) -> dict[str, object]:
         """Return the problem as JSON values; :meth:`from_json` reads it back exactly.
@@ -237,10 +302,10 @@ class AttentionProblem:
         Returns
         -------
         dict of str to object
-            Every field by its name.
+            Every field by its name; of those that serving needs only the ones that are set.
         """
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        values: dict[str, object] = {name: list(v) if isinstance(v, tuple) else v for name, v in self._said()}
+        return values if self.cache is None else values | {"cache": asdict(self.cache)}
 
     @classmethod
     def from_json(cls, values: object) -> AttentionProblem:
@@ -270,6 +335,8 @@ class AttentionProblem:
         tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         tuples["softmax_scale"] = tuples.get("softmax_scale") or None
         try:
+            if isinstance(cache := tuples.get("cache"), dict):
+                tuples["cache"] = Cache(**cache)
             return cls(**tuples)
         except TypeError as error:
             raise ValueError(f"problem is incomplete or has a value of the wrong type: {error}") from None
@@ -278,6 +345,11 @@ class AttentionProblem:
     def is_varlen(self) -> bool:
         """Tell whether sequences of their own lengths are packed."""
         return self.seqlens_q is not None
+
+    @property
+    def is_rotated(self) -> bool:
+        """Tell whether the call rotates Q and the keys that it appends."""
+        return self.cache is not None and self.cache.rotary_dim > 0
 
     @property
     def group(self) -> int:
@@ -421,6 +493,10 @@ class AttentionProblem:
             right = 0 if right < 0 else min(right, 0)
         first = np.zeros_like(diagonal) if left < 0 else np.clip(diagonal - left, 0, seqlen_k)
         stop = np.full_like(diagonal, seqlen_k) if right < 0 else np.clip(diagonal + right + 1, 0, seqlen_k)
+        if self.attention_chunk:
+            chunk = diagonal // self.attention_chunk * self.attention_chunk
+            first = np.maximum(first, chunk)
+            stop = np.minimum(stop, chunk + self.attention_chunk)
         return first, stop
 
 
@@ -507,6 +583,8 @@ class Operands:
         Of one of the numpy dtypes float16, bfloat16, float8_e4m3fn (the latter two of ml_dtypes).
     q_descale, k_descale, v_descale : Descale, optional
         What e4m3 operands are multiplied with to be dequantised; None is 1.
+    sinks : float32 (nheads,), optional
+        Score of every head's sink, in nats; the problem says whether there are any.
     """
 
     q: Array
@@ -515,6 +593,7 @@ class Operands:
     q_descale: Descale | None = None
     k_descale: Descale | None = None
     v_descale: Descale | None = None
+    sinks: NDArray[np.float32] | None = field(default=None, kw_only=True)
 
     def check(self, problem: AttentionProblem) -> None:
         """Check that shapes, dtypes and descales fit a problem.
@@ -549,10 +628,8 @@ class Operands:
             shape = (problem.batch, heads, blocks)
             _check(descale.values.shape == shape, f"{name}_descale must have shape {shape}, got {descale.values.shape}")
 
-    def dequantized(
-        self, problem: AttentionProblem
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return the values of q, k and v, descales applied.
+    def dequantized(self, problem: AttentionProblem) -> tuple[NDArray[np.float64], ...]:
+        """Return the values of q, k and v, descales applied, and those of sinks where there are any.
 
         Parameters
         ----------
@@ -561,13 +638,14 @@ class Operands:
 
         Returns
         -------
-        q, k, v : float64 arrays of the problem's shapes
+        q, k, v, sinks : float64 arrays of the problem's shapes
             Exact: 24 + 4 significand bits fit. NaN and infinities pass.
         """
         return (
             _dequantize(self.q, self.q_descale, problem, "q"),
             _dequantize(self.k, self.k_descale, problem, "k"),
             _dequantize(self.v, self.v_descale, problem, "k"),
+            *([] if self.sinks is None else [self.sinks.astype(np.float64)]),
         )
 
 

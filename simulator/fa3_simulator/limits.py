@@ -13,12 +13,14 @@ MOST_TILES = 1 << 18  # of 64 rows: handing out as many takes some seconds, and 
 
 def check_forward(problem: AttentionProblem, num_splits: int = 1) -> None:
     """Raise ValueError for a forward launch that our kernels could not count, or of too many tiles."""
+    problem.check_plain("the simulator")
     check_sizes(problem, num_splits)
     _check_tiles(problem.batch * problem.nheads * -(-problem.seqlen_q // WARPGROUP_ROWS) * num_splits, "row")
 
 
 def check_backward(problem: AttentionProblem) -> None:
     """Raise ValueError for a backward launch that our kernels could not count, or of too many tiles."""
+    problem.check_plain("the simulator")
     check_sizes(problem)
     _check_tiles(problem.batch * problem.nheads * -(-problem.seqlen_k // WARPGROUP_ROWS), "key")
 

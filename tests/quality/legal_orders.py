@@ -58,6 +58,9 @@ class Order:
 
 
 _16_BITS = ("fp16", "bf16")
+# How a kernel takes a sink: as one more key, which may be of any tile; as the first maximum; in the finished row sum,
+# in the scale of the largest key; or with the finished O and lse, as a part that was split off.
+SINKS = ("key", "first", "end", "after")
 ORDERS = {
     "plain": Order(),
     "sums from the last to the first": Order("reverse", "reverse", keys="reverse", tile=1),
@@ -135,7 +138,8 @@ def attend(order: Order, problem: AttentionProblem, x: Operands, rng: np.random.
         factor = F(F(F(problem.softmax_scale) * F(scales[0])) * F(scales[1]))
         arrays = (a[0, :, h].astype(F) for a, h in ((x.q, head), (x.k, kv), (x.v, kv)))
         with np.errstate(all="ignore"):
-            o, lse = _Head(order, problem, factor, rng)(*arrays, hidden)
+            sink = None if x.sinks is None else x.sinks[head]
+            o, lse = _Head(order, problem, factor, rng)(*arrays, hidden, sink)
             result.out[0, :, head] = (o * F(scales[2])).astype(fmt.dtype)
         result.lse[0, head] = lse
     return result
@@ -156,15 +160,24 @@ class _Head:
         self.order, self.problem, self.factor, self.rng = order, problem, factor, rng
         self.dtype = problem.dtype
         self.in_log2 = order.scale in ("log2", "fused", "in_turn")
+        self.way, self.sink = "", F(-np.inf)
         self.lift = 1 + rng.choice([-1, 1]) * order.exp_ulp * 2.0**-23 * 0.99
 
     def __call__(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray, sink: np.float32 | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         x, unit = self.scores(q, k)
         x = np.where(hidden, F(-np.inf), x)
-        step = self.order.tile or max(len(k), 1)
-        blocks = [np.arange(a, min(a + step, len(k))) for a in range(0, len(k), step)]
+        if sink is not None:
+            self.way = str(self.rng.choice(SINKS))
+            if self.way == "end" and self.order.splits > 1:  # it may overflow next to the largest key of one part
+                self.way = "after"
+            self.sink = F(sink * F(LOG2_E)) if self.in_log2 else sink
+            if self.way == "key":
+                x = np.concatenate([x, np.full((len(x), 1), self.sink / unit, F)], axis=1)
+                v = np.concatenate([v, np.zeros((1, v.shape[1]), F)])
+        step = self.order.tile or max(len(v), 1)
+        blocks = [np.arange(a, min(a + step, len(v))) for a in range(0, len(v), step)]
         if self.order.keys == "reverse":
             blocks = blocks[::-1]
         if self.order.keys == "shuffled":
@@ -174,8 +187,16 @@ class _Head:
             for i in range(self.order.splits)
         ]
         run = self.normalised if self.order.normalised else self.running
-        results = [run(x, v, part, unit) for part in parts if part]
+        results = []
+        for part in (part for part in parts if part):
+            results.append(run(x, v, part, unit))
+            self.way = "" if self.way in ("first", "end") else self.way  # the first part has it
         o, lse = results[0] if len(results) == 1 else self.combined(*map(np.stack, zip(*results, strict=True)))
+        if self.way == "after":
+            top = np.maximum(lse, self.sink)
+            base = np.where(np.isneginf(top), F(0), top)
+            together = base + self.log(self.exp(lse - base) + self.exp(self.sink - base))
+            o, lse = o * self.exp(np.where(np.isneginf(lse), lse, lse - together))[:, None], together
         return o, lse * F(1 / LOG2_E) if self.in_log2 else lse
 
     def scores(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.float32]:
@@ -239,10 +260,11 @@ class _Head:
     ) -> tuple[np.ndarray, np.ndarray]:
         keys = np.concatenate(part)
         x = x[:, keys] * unit
-        top = x.max(1)
+        top = np.maximum(x.max(1), self.sink) if self.way == "first" else x.max(1)
         base = np.where(np.isneginf(top), F(0), top)
         p = self.exp(x - base[:, None])
-        row_sum = self.total(p, np.zeros(len(x), F))
+        of_sink = self.exp(self.sink - base) if self.way in ("first", "end") else np.zeros(len(x), F)
+        row_sum = self.total(p, of_sink)
         p = np.where(row_sum[:, None] > 0, p / row_sum[:, None], F(0))
         return added(self.order.sums, self.stored(p), v[keys], self.dtype), base + self.log(row_sum)
 
@@ -251,6 +273,8 @@ class _Head:
     ) -> tuple[np.ndarray, np.ndarray]:
         order, rows = self.order, len(x)
         top, row_sum, o = np.full(rows, -np.inf, F), np.zeros(rows, F), np.zeros((rows, v.shape[1]), F)
+        if self.way == "first" and np.isfinite(self.sink):
+            top, row_sum = np.full(rows, self.sink / unit, F), np.ones(rows, F)
         slack = F(8 / LOG2_E if not self.in_log2 else 8)
         for keys in part:
             y = x[:, keys]
@@ -267,6 +291,8 @@ class _Head:
             row_sum = self.total(kept / F(order.p_scale) if order.of_rounded else p, row_sum * alpha)
             o = added(order.sums, kept, v[keys], self.dtype, o * alpha[:, None])
             top = new
+        if self.way == "end":
+            row_sum = row_sum + self.exp(self.sink - np.where(np.isneginf(top), F(0), top) * unit)
         inverse = np.where(row_sum > 0, F(1) / (row_sum * F(order.p_scale)), F(0))
         base = np.where(np.isneginf(top), F(0), top)
         return o * inverse[:, None], base * unit + self.log(row_sum)

@@ -126,7 +126,17 @@ def cases(dtype: Dtype, count: int = len(SETTINGS) * len(KINDS)) -> Iterator[Cas
         yield Case(f"{kind}, {setting}", problem, operands_of(problem, *drawn(problem, kind, rng), 1.0))
 
 
-def _largest(error: np.ndarray, bound: np.ndarray) -> float:
+def with_sinks(problem: AttentionProblem, x: Operands, rng: np.random.Generator) -> tuple[AttentionProblem, Operands]:
+    """Give every head a sink: none, one as large as all keys of a row, one that leaves them much, little or nothing."""
+    with np.errstate(all="ignore"):
+        lse = attention(problem, *x.dequantized(problem)).lse
+    lse = np.nan_to_num(lse, nan=0.0, posinf=0.0, neginf=0.0)
+    offsets = rng.choice([0.0, 0.0, 1.0, -3.0, 12.0, -12.0, 40.0, -40.0, 75.0, 100.0, -1e3, -np.inf], problem.nheads)
+    chosen = lse[0, :, rng.integers(problem.seqlen_q)] + offsets + rng.standard_normal(problem.nheads)
+    return replace(problem, sinks=True), replace(x, sinks=chosen.astype(np.float32))
+
+
+def largest(error: np.ndarray, bound: np.ndarray) -> float:
     """Largest error / bound; nothing is promised where the bound is infinite, and NaN is beyond every bound."""
     counts = np.isfinite(bound) & (error != 0)
     if not counts.any():
@@ -148,11 +158,11 @@ def judged(case: Case, results: dict[str, Result]) -> dict[str, Ratio]:
         for hypothesis, model in KernelModel.hypotheses(problem.dtype, "fp32", accumulator).items():
             bound = forward_bound(problem, x, model)
             for name in (name for name in results if orders[name].accumulator == accumulator):
-                found[name].worst[hypothesis] = max(map(_largest, _errors(results[name], truth), bound))
+                found[name].worst[hypothesis] = max(map(largest, errors(results[name], truth), bound))
     return found
 
 
-def _errors(got: Result, truth: Attention) -> tuple[np.ndarray, np.ndarray]:
+def errors(got: Result, truth: Attention) -> tuple[np.ndarray, np.ndarray]:
     """Errors of O and of LSE, whose rows without a key are -inf in both."""
     same = np.isneginf(truth.lse) & np.isneginf(got.lse)
     with np.errstate(invalid="ignore"):
@@ -170,10 +180,12 @@ class Survey(NamedTuple):
         return min(self.worst, key=lambda name: self.worst[name])
 
 
-def table(dtype: Dtype, count: int) -> dict[str, Survey]:
+def table(dtype: Dtype, count: int, sinks: bool = False) -> dict[str, Survey]:
     """Run every order on the inputs; a hypothesis is about all of them together."""
     found: dict[str, Survey] = {name: Survey({}, {}) for name in orders_of(dtype)}
     for number, case in enumerate(cases(dtype, count)):
+        if sinks:
+            case = Case(case.name, *with_sinks(case.problem, case.operands, np.random.default_rng([31, number])))
         results = {
             name: attend(order, case.problem, case.operands, np.random.default_rng([number, i]), "fp32")
             for i, (name, order) in enumerate(orders_of(dtype).items())
@@ -195,10 +207,13 @@ class Individual:
     descale: float
     seed: int
     ratio: float = 0.0
+    sinks: bool = False
 
 
 def measured(one: Individual) -> Individual:
     case = Case("", one.problem, operands_of(one.problem, *one.arrays, one.descale))
+    if one.sinks:
+        case = Case("", *with_sinks(case.problem, case.operands, np.random.default_rng([one.seed, 1])))
     got = attend(
         orders_of(one.problem.dtype)[one.order], case.problem, case.operands, np.random.default_rng(one.seed), "fp32"
     )
@@ -242,7 +257,7 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
     return replace(one, arrays=tuple(arrays), problem=problem, descale=descale, seed=seed)
 
 
-def searched(dtype: Dtype, problems: int, seed: int = 0) -> list[Individual]:
+def searched(dtype: Dtype, problems: int, seed: int = 0, sinks: bool = False) -> list[Individual]:
     """Breed problems, most for the orders that come nearest; return the worst of each order, the worst first."""
     rng, names = np.random.default_rng([seed, DTYPES.index(dtype)]), list(orders_of(dtype))
     best: dict[str, Individual] = {}
@@ -250,7 +265,7 @@ def searched(dtype: Dtype, problems: int, seed: int = 0) -> list[Individual]:
         ahead = sorted(names, key=lambda name: -best[name].ratio if name in best else -np.inf)
         name = ahead[int(len(names) * rng.random() ** 3)]
         is_new = name not in best or rng.random() < max(0.1, 1 - 4 * i / problems)
-        one = measured(born(dtype, rng, name) if is_new else bred(best[name], rng))
+        one = measured(replace(born(dtype, rng, name) if is_new else bred(best[name], rng), sinks=sinks))
         if name not in best or one.ratio >= best[name].ratio:
             best[name] = one
     return sorted(best.values(), key=lambda one: -one.ratio)

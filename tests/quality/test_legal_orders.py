@@ -30,6 +30,19 @@ def test_every_legal_order_keeps_one_hypothesis_on_all_inputs_and_every_hypothes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_every_legal_order_with_sinks_keeps_one_hypothesis_on_all_inputs(dtype: Dtype):
+    for name, survey in table(dtype, INPUTS, sinks=True).items():
+        best = survey.best
+        assert survey.worst[best] <= 1, f"{dtype}, {name}: {survey.worst[best]:.3g} of {best} at {survey.where[best]}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_problem_with_sinks_that_is_bred_takes_a_legal_order_beyond_its_best_hypothesis(dtype: Dtype):
+    worst = searched(dtype, PROBLEMS, sinks=True)[0]
+    assert worst.ratio <= 1, f"{dtype}, {worst.order}: {worst.ratio:.3g} at {worst.problem}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_no_problem_that_is_bred_takes_a_legal_order_beyond_its_best_hypothesis(dtype: Dtype):
     worst = searched(dtype, PROBLEMS)[0]
     assert worst.ratio <= 1, f"{dtype}, {worst.order}: {worst.ratio:.3g} at {worst.problem}"

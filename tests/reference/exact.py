@@ -34,7 +34,13 @@ def load_flint() -> ModuleType:
 
 
 def exact_attention(
-    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, bits: int = 160
+    problem: AttentionProblem,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sinks: np.ndarray | None = None,
+    *,
+    bits: int = 160,
 ) -> ExactAttention:
     """Enclose attention in balls and return midpoints rounded to float64 with proven radii.
 
@@ -42,6 +48,8 @@ def exact_attention(
     ----------
     q, k, v : finite float arrays of the problem's shapes
         Converted exactly, as is ``softmax_scale``.
+    sinks : finite float array (nheads,), optional
+        Scores of sinks.
     bits : int
         Working precision of the ball arithmetic, at least 64.
 
@@ -76,14 +84,17 @@ def exact_attention(
             for head in range(problem.nheads):
                 q_head = problem.rows_q(q, seq)[:, head]
                 k_head, v_head = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
-                out, totals = _exact_head(problem, q_head, k_head, v_head)
+                sink = None if sinks is None else float(sinks[head])
+                out, totals = _exact_head(problem, q_head, k_head, v_head, sink)
                 store(problem.rows_q(result.out, seq)[:, head], problem.rows_q(result.out_radius, seq)[:, head], out)
                 lse = [total.log() if total > 0 else None for total in totals]
                 store(problem.rows_lse(result.lse, seq)[head], problem.rows_lse(result.lse_radius, seq)[head], lse)
     return result
 
 
-def _exact_head(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[list[Any], list[Any]]:
+def _exact_head(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, sink: float | None = None
+) -> tuple[list[Any], list[Any]]:
     """Return the balls of one head's output in row-major order (None for empty rows) and of its row sums."""
     flint = load_flint()
     scale, cap, zero = flint.arb(problem.softmax_scale), flint.arb(problem.softcap), flint.arb(0)
@@ -96,7 +107,7 @@ def _exact_head(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.n
             x = products[i * k.shape[0] + j] * scale
             row[j] = (cap * (x / cap).tanh() if problem.softcap > 0 else x).exp()
         weights += row
-        totals.append(sum(row, start=zero))
+        totals.append(sum(row, start=zero if sink is None else flint.arb(sink).exp()))
     sums = (flint.arb_mat(q.shape[0], k.shape[0], weights) * matrix(v)).entries()
     rows = np.repeat(np.arange(q.shape[0]), v.shape[1]).tolist()
     return [x / totals[i] if totals[i] > 0 else None for x, i in zip(sums, rows, strict=True)], totals

@@ -1,6 +1,7 @@
 """The float64 forward against the definition written out row by row, and its laws."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ def _inputs(problem: AttentionProblem, seed: int, sd: float = 1.0) -> tuple[np.n
     return q, k, v
 
 
-def _by_definition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Attention:
+def _by_definition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, *sinks) -> Attention:
     """One row at a time, straight from the equation and the visibility rule of the documentation."""
     out, lse = np.zeros(problem.out_shape), np.full(problem.lse_shape, -np.inf)
+    scores = sinks[0] if sinks else np.full(problem.nheads, -np.inf)
     for seq in problem.sequences():
         for head in range(problem.nheads):
             keys = problem.rows_k(k, seq)[:, head // problem.group]
@@ -36,13 +38,20 @@ def _by_definition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: n
                     if (not problem.causal or j <= diagonal)
                     and (left < 0 or j >= diagonal - left)
                     and (right < 0 or j <= diagonal + right)
+                    and (not problem.attention_chunk or diagonal - diagonal % problem.attention_chunk <= j)
+                    and (
+                        not problem.attention_chunk
+                        or j // problem.attention_chunk * problem.attention_chunk <= diagonal
+                    )
                 ]
                 if not seen:
+                    problem.rows_lse(lse, seq)[head, i] = scores[head]
                     continue
                 s = problem.softmax_scale * (keys[seen] @ problem.rows_q(q, seq)[i, head])
                 s = problem.softcap * np.tanh(s / problem.softcap) if problem.softcap else s
+                s = np.append(s, scores[head])  # a sink is a key with that score and V = 0
                 weight = np.exp(s - s.max())
-                problem.rows_q(out, seq)[i, head] = weight @ values[seen] / weight.sum()
+                problem.rows_q(out, seq)[i, head] = weight[:-1] @ values[seen] / weight.sum()
                 problem.rows_lse(lse, seq)[head, i] = s.max() + np.log(weight.sum())
     return Attention(out, lse)
 
@@ -70,6 +79,37 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
         "seqlen_k": draw(st.integers(0, 11)),
     }
     return AttentionProblem(**sizes, **rest)
+
+
+@given(problem=problems(), seed=st.integers(0, 2**32), size=st.sampled_from([1.0, 30.0]), chunk=st.integers(0, 4))
+def test_attention_with_sinks_and_chunks_equals_its_definition(problem, seed, size, chunk):
+    fits = problem.causal or all(seq.seqlen_q <= seq.seqlen_k for seq in problem.sequences())
+    problem = replace(problem, sinks=True, attention_chunk=chunk if fits else 0)
+    q, k, v = _inputs(problem, seed)
+    sinks = size * np.random.default_rng(seed).standard_normal(problem.nheads)
+    sinks[0] = -np.inf
+    got, want = attention(problem, q, k, v, sinks), _by_definition(problem, q, k, v, sinks)
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(got.lse, want.lse, rtol=64 * U, atol=1e-12)
+
+
+@given(problem=problems(), seed=st.integers(0, 2**32))
+def test_a_sink_of_minus_infinity_is_none(problem, seed):
+    q, k, v = _inputs(problem, seed)
+    want = attention(problem, q, k, v)
+    got = attention(replace(problem, sinks=True), q, k, v, np.full(problem.nheads, -np.inf))
+    np.testing.assert_array_equal(got.out, want.out)
+    np.testing.assert_array_equal(got.lse, want.lse)
+
+
+def test_sinks_are_given_where_the_problem_has_them_and_only_there():
+    problem = AttentionProblem(1, 2, 1, 3, 4, 8)
+    q, k, v = _inputs(problem, 0)
+    for asked, given_sinks in ((problem, np.zeros(2)), (replace(problem, sinks=True), None)):
+        with pytest.raises(ValueError, match="sinks must be given where the problem has them"):
+            attention(asked, q, k, v, given_sinks)
+    with pytest.raises(ValueError, match=r"sinks must have shape \(2,\), got \(1,\)"):
+        attention(replace(problem, sinks=True), q, k, v, np.zeros(1))
 
 
 def _visible_pairs(problem: AttentionProblem):
@@ -176,7 +216,7 @@ def test_tiles_do_not_show_in_the_result():
     full = attention(problem, q, k, v)
     (seq,) = problem.sequences()
     for row in (0, 511, 512, 1023, 1024, 1099):
-        alone = _rows(problem, (q, k, v), seq, 0, np.array([row]))
+        alone = _rows(problem, (q, k, v, np.array([-np.inf])), seq, 0, np.array([row]))
         np.testing.assert_allclose(alone.out[0], full.out[0, row, 0], rtol=0, atol=1e-14)
 
 

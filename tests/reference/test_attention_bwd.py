@@ -1,12 +1,14 @@
 """Gradients against the complex-step derivative of the forward, and their laws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_reference.attention import attention
-from fa3_reference.attention_bwd import AttentionGradients, attention_bwd
+from fa3_reference.attention_bwd import AttentionGradients, attention_bwd, sinks_gradient
 from fa3_reference.problem import AttentionProblem
 
 STEP = 1e-60  # complex step: no cancellation, so no trade-off
@@ -23,8 +25,8 @@ def _gradients(problem: AttentionProblem, q, k, v, dout) -> AttentionGradients:
     return attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v))
 
 
-def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None) -> complex:
-    """sum(out * dout) + sum(lse * dlse), dense and analytic in q, k and v."""
+def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None, sinks=None) -> complex:
+    """sum(out * dout) + sum(lse * dlse), dense and analytic in q, k, v and sinks."""
     loss = 0j
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
@@ -36,7 +38,7 @@ def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None) -> comple
             s = problem.softmax_scale * (q_h @ k_h.T)
             s = problem.softcap * np.tanh(s / problem.softcap) if problem.softcap else s
             p = np.where(visible, np.exp(s), 0)
-            row_sum = p.sum(axis=1)
+            row_sum = p.sum(axis=1) + (0 if sinks is None else np.exp(sinks[head]))
             p = p / np.where(row_sum == 0, 1, row_sum)[:, None]
             loss += np.sum((p @ v_h) * dout_h)
             if dlse is not None:
@@ -81,6 +83,38 @@ def test_gradients_equal_the_complex_step_derivative(problem, seed):
         got = float(np.sum(gradient * directions[name]))
         size = 1 + float(np.sum(np.abs(gradient * directions[name])))
         assert abs(got - want) <= 1e-13 * size, f"d{name}: got {got!r}, want {want!r} for {problem}"
+
+
+@given(problem=problems(), seed=st.integers(0, 2**32), has_dlse=st.booleans())
+def test_gradients_with_sinks_equal_the_complex_step_derivative(problem, seed, has_dlse):
+    problem = replace(problem, sinks=True)
+    rng = np.random.default_rng(seed)
+    q, k, v, dout = _inputs(problem, seed)
+    sinks = 3 * rng.standard_normal(problem.nheads)
+    dlse = rng.standard_normal(problem.lse_shape) if has_dlse else None
+    forward = attention(problem, q, k, v, sinks)
+    gradients = dict(zip(("q", "k", "v"), attention_bwd(problem, q, k, v, dout, forward, dlse), strict=True))
+    gradients["sinks"] = sinks_gradient(problem, sinks, dout, forward, dlse)
+    directions = dict(zip(("q", "k", "v"), _inputs(problem, seed + 1), strict=False))
+    directions["sinks"] = rng.standard_normal(problem.nheads)
+    for name, gradient in gradients.items():
+        moved = {"q": q, "k": k, "v": v, "sinks": sinks}
+        moved[name] = moved[name] + 1j * STEP * directions[name]
+        want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
+        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
+        assert abs(float(np.sum(gradient * directions[name])) - want) <= 1e-12 * size, f"d{name} for {problem}"
+
+
+def test_a_sink_of_minus_infinity_has_no_gradient():
+    problem = AttentionProblem(1, 2, 1, 5, 3, 4, causal=True, sinks=True)
+    q, k, v, dout = _inputs(problem, 0)
+    sinks = np.array([-np.inf, 0.5])
+    forward = attention(problem, q, k, v, sinks)
+    got = sinks_gradient(problem, sinks, dout, forward, np.ones(problem.lse_shape))
+    assert got[0] == 0
+    assert got[1] != 0
+    with pytest.raises(ValueError, match="sinks must be given where"):
+        sinks_gradient(replace(problem, sinks=False), sinks, dout, forward)
 
 
 @given(problem=problems(), seed=st.integers(0, 2**32), has_dout=st.booleans())

@@ -21,12 +21,17 @@ PROBLEMS = {
     "gqa": AttentionProblem(1, 4, 2, 9, 17, 8, head_dim_v=5),
     "softcap": AttentionProblem(1, 1, 1, 12, 20, 16, softcap=5.0, causal=True),
     "scale": AttentionProblem(1, 1, 1, 12, 20, 16, softmax_scale=1.7),
+    "sinks": AttentionProblem(1, 3, 1, 12, 20, 16, softcap=5.0, causal=True, sinks=True),
+    "sinks_without_keys": AttentionProblem(1, 2, 1, 9, 5, 8, causal=True, sinks=True),
+    "chunk": AttentionProblem(1, 1, 1, 17, 29, 8, attention_chunk=6),
+    "absorbed": AttentionProblem(1, 2, 1, 3, 9, 576, head_dim_v=512, causal=True, qv=True, softmax_scale=1 / 24),
     "varlen": AttentionProblem.varlen((5, 0, 9), (7, 3, 0), nheads=2, nheads_kv=1, head_dim=8),
 }
+SINKS = {"normal": 0.7, "large_logits": 50.0, "cancelling_values": -3.0, "outliers": -1e4, "tiny": 0.0}
 INPUTS = ("normal", "large_logits", "cancelling_values", "outliers", "tiny")
 
 
-def _inputs(problem: AttentionProblem, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _inputs(problem: AttentionProblem, kind: str) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal(s) for s in (problem.q_shape, problem.k_shape, problem.v_shape))
     if kind == "large_logits":
@@ -37,23 +42,26 @@ def _inputs(problem: AttentionProblem, kind: str) -> tuple[np.ndarray, np.ndarra
         q[..., 0], k[..., 0] = 100.0, 100.0 + rng.standard_normal(k.shape[:-1])
     elif kind == "tiny":
         q, v = 1e-160 * q, 1e-300 * v
-    return q, k, v
+    if problem.qv:
+        k[..., -problem.head_dim_v :] = v
+    return (q, k, v, SINKS[kind] + np.arange(problem.nheads)) if problem.sinks else (q, k, v)
 
 
-def stated_bound(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray):
+def stated_bound(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, *sinks: np.ndarray):
     """The error statement of fa3_reference.attention, from ingredients computed independently of it."""
-    lse = attention(problem, q, k, v).lse
-    out_bound, lse_bound = np.zeros(problem.out_shape), np.zeros(problem.lse_shape)
+    lse = attention(problem, q, k, v, *sinks).lse
+    out_bound, lse_bound = np.zeros(problem.out_shape), U * np.abs(np.where(np.isneginf(lse), 0.0, lse))
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
         for head in range(problem.nheads):
             keys, values = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
-            p = probabilities(problem, q, k, seq=seq, head=head)
+            p = probabilities(problem, q, k, *sinks, seq=seq, head=head)
             for row in np.flatnonzero(stop > first):
                 span = slice(first[row], stop[row])
                 products = problem.softmax_scale * keys[span] * problem.rows_q(q, seq)[row, head]
                 s = products.sum(axis=1)
                 s = problem.softcap * np.tanh(s / problem.softcap) if problem.softcap else s
+                s = np.append(s, [x[head] for x in sinks])
                 units = (problem.head_dim + 8) * np.abs(products).sum(axis=1).max() + np.ptp(s) + s.size + 8
                 problem.rows_q(out_bound, seq)[row, head] = 2 * U * units * (p[row, span] @ np.abs(values[span]))
                 problem.rows_lse(lse_bound, seq)[head, row] = U * (units + abs(problem.rows_lse(lse, seq)[head, row]))
@@ -75,9 +83,9 @@ def _needs_flint():
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_float64_attention_is_within_its_stated_error(name, kind):
     problem = PROBLEMS[name]
-    q, k, v = _inputs(problem, kind)
-    truth, got = exact_attention(problem, q, k, v), attention(problem, q, k, v)
-    out_bound, lse_bound = stated_bound(problem, q, k, v)
+    inputs = _inputs(problem, kind)
+    truth, got = exact_attention(problem, *inputs), attention(problem, *inputs)
+    out_bound, lse_bound = stated_bound(problem, *inputs)
     out_error = _finite_difference(got.out, truth.out) + truth.out_radius
     lse_error = _finite_difference(got.lse, truth.lse) + truth.lse_radius
     assert np.all(out_error <= out_bound + 2.0**-1074), (
@@ -97,8 +105,8 @@ def test_stated_error_is_within_reach():
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_radius_is_about_half_an_ulp_and_encloses_a_more_precise_result(name):
     problem = PROBLEMS[name]
-    q, k, v = _inputs(problem, "normal")
-    coarse, fine = exact_attention(problem, q, k, v, bits=96), exact_attention(problem, q, k, v, bits=320)
+    inputs = _inputs(problem, "normal")
+    coarse, fine = exact_attention(problem, *inputs, bits=96), exact_attention(problem, *inputs, bits=320)
     assert np.all(_finite_difference(coarse.out, fine.out) <= coarse.out_radius + fine.out_radius)
     assert np.all(fine.out_radius <= 1.001 * U * np.abs(fine.out))
     assert np.all(fine.lse_radius <= 1.001 * U * np.abs(np.where(np.isneginf(fine.lse), 0.0, fine.lse)))

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa3_kernels.plan.backward import backward_config
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3_simulator.limits import check_backward, check_forward
 
 SMALL = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 3, "seqlen_k": 5, "head_dim": 64}
 
@@ -19,7 +24,12 @@ SMALL = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 3, "seqlen_k": 5, 
     ("change", "word"),
     [
         ({"nheads": 3}, "nheads must be a multiple of nheads_kv, got 3 and 2"),
-        ({"head_dim": 257}, "head_dim must be at most 256"),
+        ({"head_dim": 577}, "head_dim must be at most 576"),
+        ({"head_dim_v": 513}, "head_dim_v must be at most 512"),
+        ({"sinks": 1}, "sinks must be a bool, got 1"),
+        ({"attention_chunk": -1}, "attention_chunk must be an integer >= 0, got -1"),
+        ({"attention_chunk": 2, "seqlen_q": 5, "seqlen_k": 4}, "no more queries than keys"),
+        ({"qv": True}, "qv needs 16 bits and a head_dim of more than head_dim_v"),
         ({"head_dim": 0}, "head_dim must be a positive integer"),
         ({"batch": -1}, "batch"),
         ({"batch": True}, "batch"),
@@ -48,9 +58,12 @@ def test_illegal_lengths_are_refused(seqlens_q, seqlens_k):
         AttentionProblem.varlen(seqlens_q, seqlens_k, nheads=1, nheads_kv=1, head_dim=64)
 
 
-@given(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.integers(-1, 4), st.integers(-1, 4))
-def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, causal, left, right):
-    problem = AttentionProblem(1, 1, 1, seqlen_q, seqlen_k, 64, causal=causal, window=(left, right))
+@given(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.integers(-1, 4), st.integers(-1, 4), st.integers(0, 4))
+def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, causal, left, right, chunk):
+    chunk = chunk if causal or seqlen_q <= seqlen_k else 0
+    problem = AttentionProblem(
+        1, 1, 1, seqlen_q, seqlen_k, 64, causal=causal, window=(left, right), attention_chunk=chunk
+    )
     first, stop = problem.visible_keys(np.arange(seqlen_q), seqlen_q, seqlen_k)
     for i in range(seqlen_q):
         diagonal = i + seqlen_k - seqlen_q
@@ -60,14 +73,33 @@ def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, causal, le
             if (not causal or j <= diagonal)
             and (left < 0 or j >= diagonal - left)
             and (right < 0 or j <= diagonal + right)
+            and (not chunk or j // chunk == diagonal // chunk)
         ]
         assert seen == list(range(first[i], stop[i]))
+
+
+@pytest.mark.parametrize("change", [{"sinks": True}, {"attention_chunk": 2}, {"head_dim_v": 32, "qv": True}])
+def test_what_does_not_know_a_field_of_serving_refuses_it(change):
+    problem = AttentionProblem(**(SMALL | change))
+    (name,) = change.keys() - {"head_dim_v"}
+    for asked in (
+        default_config,
+        config_of,
+        lambda problem: traits_of(OURS).check_reproduced(problem),
+        lambda problem: backward_config(problem, family="flash3.dew"),
+        check_forward,
+        check_backward,
+    ):
+        asked(AttentionProblem(**SMALL))
+        with pytest.raises(ValueError, match=f"does not know {name}$"):
+            asked(problem)
 
 
 def test_a_problem_survives_json():
     for problem in (
         AttentionProblem(**SMALL, causal=True, window=(3, -1), softcap=2.5),
         AttentionProblem.varlen((3, 0), (4, 7), nheads=2, nheads_kv=1, head_dim=80, dtype="e4m3"),
+        AttentionProblem(1, 2, 1, 3, 4, 576, head_dim_v=512, sinks=True, attention_chunk=2, qv=True),
     ):
         assert AttentionProblem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
 

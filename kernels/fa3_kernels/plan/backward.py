@@ -95,6 +95,7 @@ def backward_config(problem: AttentionProblem, *, family: str) -> BackwardConfig
     >>> backward_config(AttentionProblem(1, 1, 1, 64, 64, 128, causal=True), family="flash3.dew").tile_m
     64
     """
+    problem.check_plain(f"the backward of {family}")
     tiles = backward_of(family).tiles
     head_dim = next((d for d in sorted(tiles) if d >= max(problem.head_dim, problem.head_dim_v)), None)
     if head_dim is None:
@@ -105,5 +106,6 @@ def backward_config(problem: AttentionProblem, *, family: str) -> BackwardConfig
 
 def check_reproduced(problem: AttentionProblem, config: BackwardConfig) -> None:
     """Raise ValueError for a problem whose gradients' bits the twin does not know."""
+    problem.check_plain(f"the twin of the backward of {config.family}")
     if rule := config.backward.refuses(problem):
         raise ValueError(f"the twin of the backward of {config.family} cannot run this: {rule}")

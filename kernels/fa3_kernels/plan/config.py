@@ -14,12 +14,13 @@ from typing import Literal, get_args
 from fa3_kernels.plan.family import Size, Traits
 from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
 from fa3_reference.filled import Filled
-from fa3_reference.problem import MAX_HEAD_DIM, AttentionProblem, Dtype
+from fa3_reference.problem import AttentionProblem, Dtype
 
 OutDtype = Literal["fp16", "bf16"]
 Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a configuration
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
+MAX_HEAD_DIM = 256
 HELD_REGISTERS = 192  # of the 240 of a consumer thread of two warpgroups, what O, S, P and Q may hold
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
 # The switches of a schedule, of which a configuration has one choice each: its name, empty where it is off, and the
@@ -366,6 +367,7 @@ def default_config(
     (128, 128, 128)
     """
     traits = traits_of(family)
+    problem.check_plain(family)
     is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:

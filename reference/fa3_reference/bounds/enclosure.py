@@ -86,7 +86,7 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     Raises
     ------
     ValueError
-        If :func:`can_enclose` is false for the model.
+        If :func:`can_enclose` is false for the model, or for a problem with sinks.
 
     Examples
     --------
@@ -133,6 +133,8 @@ def _run(
 ) -> Enclosure:
     if not can_enclose(model):
         raise ValueError(f"only a stated order of operations can be enclosed, got {model}")
+    if problem.sinks:
+        raise ValueError("an enclosure does not know sinks")
     out = Interval(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
     lse = Interval(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
     with np.errstate(all="ignore"):

@@ -59,7 +59,7 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> SplitR
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
-    lse_error = np.where(state.outside.all(1), np.inf, np.where(empty, 0.0, lse_error))
+    lse_error = np.where(state.outside.all(1) | state.lse_lost, np.inf, np.where(empty, 0.0, lse_error))
     return SplitResult(o, error, noise, lse, lse_error)
 
 

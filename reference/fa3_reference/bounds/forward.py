@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, RCP_REL, U_FP32
+from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, LG2_REL, RCP_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
 from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel, Terms
@@ -44,6 +44,10 @@ _LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
 _SCALE_OF_P = 2.0**-12  # what e4m3 P is multiplied with is so near to a number of that format: 448 is also 2^8.807
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 _WORST = Terms()
+_SINK_ROUNDINGS = 8
+_SINK_APART = 6  # a sum, an inverse and two products more, where a finished O is multiplied by what the sink leaves it
+_OFFSET = 9.0  # |log2| at most of what P is multiplied with
+_SINK_REACH = 112.0  # binary orders of a sink above the largest key: 2^127 less an offset of e4m3, and room
 
 
 class ErrorBound(NamedTuple):
@@ -80,9 +84,12 @@ def forward_bound(
     Returns
     -------
     ErrorBound
-        float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf). inf where nothing is
-        promised: rows whose visible Q or K hold NaN or Inf; channels in which a visited key's V does; what may
-        overflow the output, the accumulator, a score or a product of scales (the domain, in reference/README.md).
+        float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf, or an lse that is near the
+        sink). A sink may be a key of any tile, the first maximum, or what is added to the finished row sum; of a stated
+        order it is the last of these, in the first part of split keys. inf where nothing is promised: the lse of a
+        sink 2^112 times as heavy as the largest key; rows whose visible Q or K hold NaN or Inf; channels in which a
+        visited key's V does; what may overflow the output, the accumulator, a score or a product of scales (the domain,
+        in reference/README.md).
 
     Raises
     ------
@@ -112,8 +119,14 @@ def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np
     parts = []
     for blocks in key_parts(visited, model):
         state = State(rows.size, head.v.shape[1])
+        sink = None if head.sink is None or parts else head.sink[rows]  # the first part has it
+        is_key = not model.is_blocked and bool(blocks)
         for keys in blocks:
-            _add_block(state, head, rows, keys, model, terms)
+            _add_block(state, head, rows, keys, model, terms, sink if is_key else None)
+        if sink is not None:
+            _take_sink(state, sink)
+            if not is_key:
+                _add_sink(state, sink, model, terms)
         parts.append(finish(state, head, model, terms))
     part = parts[0] if len(parts) == 1 else combine(parts, model, terms)
     error = part.error  # of a binary32 number, which an output in binary32 is
@@ -126,7 +139,7 @@ def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np
     lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)
     empty = head.empty(rows)
     error = np.where(empty[:, None], 0.0, error)
-    lse_error = np.where(empty, 0.0, lse_error)
+    lse_error = np.where(empty if head.sink is None else empty & np.isneginf(head.sink[rows]), 0.0, lse_error)
     lost = ~np.isfinite(head.v[visited]).all(axis=0)  # 0 * NaN is NaN, also for a row that sees no key
     return np.where(lost, np.inf, error), lse_error
 
@@ -150,21 +163,83 @@ class _Weights(NamedTuple):
     grid: np.ndarray
     p_grid: np.ndarray
 
+    def without_last(self) -> _Weights:
+        """Return the weights of all keys but the last."""
+        of_keys = ("p", "visible", "either", "down", "rounding")
+        return self._replace(**{name: getattr(self, name)[:, :-1] for name in of_keys})
 
-def _add_block(state: State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> None:
-    """Advance the exact sums and every carried bound by one key block."""
+
+def _take_sink(state: State, sink: np.ndarray) -> None:
+    """Let O be a mean of the sink's V as well, which is 0. Where the exponential of a sink that the maximum does not
+    hold may overflow, O may be lost, which is next to 0, and no lse is promised; nor where it may vanish in a row
+    without a key.
+    """
+    has_sink = np.logical_not(np.isneginf(sink))
+    state.v_min = np.where(has_sink[:, None], np.minimum(state.v_min, 0.0), state.v_min)
+    state.v_max = np.where(has_sink[:, None], np.maximum(state.v_max, 0.0), state.v_max)
+    state.keys += 1
+    reach = np.where(np.isneginf(state.keys_max), np.abs(sink), sink - state.keys_max)  # without a key, from 0
+    is_far = has_sink & (reach > _SINK_REACH)
+    state.lse_lost |= is_far
+    state.o_error = state.o_error + np.where(is_far[:, None], state.oa + state.boa, 0.0)
+
+
+def _sink_error(sink: np.ndarray, keys: np.ndarray, terms: Terms) -> np.ndarray:
+    """Bound the error of a sink's exponent in log2 units, of which the largest key may be taken as it was rounded or
+    once more: log2(e), its product with the sink, the difference, two roundings of the maximum, and what the
+    logarithm of a sum adds that is large next to it.
+    """
+    reach = np.abs(np.where(np.isneginf(sink), 0.0, sink)) + np.abs(np.where(np.isneginf(keys), 0.0, keys))
+    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (reach + _OFFSET)
+
+
+def _add_sink(state: State, sink: np.ndarray, model: KernelModel, terms: Terms) -> None:
+    """Add a sink to the row sum of all keys, in the scale of their maximum, or of its own where there are none."""
+    of_keys = (state.max, state.max_low, state.max_high)
+    state.max, state.max_low, state.max_high = (np.where(np.isneginf(x), sink, x) for x in of_keys)
+    p = np.exp2(sink - np.where(np.isneginf(state.max), 0.0, state.max))
+    r = LN2 * (_sink_error(sink, state.max, terms) + 2 * state.tau) + terms.exp * log_error(model.exp_error)
+    state.l = state.l + p
+    state.l_up = state.l_up + p * np.expm1(r) * OUTWARD
+    state.l_down = state.l_down - p * np.expm1(-r) * OUTWARD
+    lost = np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)
+    state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD
+    state.weights = state.weights + (p > 0)
+    state.l_grid = np.where(p > 0, 0.0, state.l_grid)
+    state.worst = np.maximum(state.worst, r)
+    state.noise = np.maximum(state.noise, FLOAT64 * np.abs(np.where(p > 0, sink, 0.0)))
+
+
+def _add_block(
+    state: State,
+    head: Head,
+    rows: np.ndarray,
+    keys: slice,
+    model: KernelModel,
+    terms: Terms,
+    sink: np.ndarray | None = None,
+) -> None:
+    """Advance the exact sums and every carried bound by one key block, of an unknown order with the sink as a key."""
     x, dx, noise = head.scores(rows, keys, model, terms)
+    state.keys_max = np.maximum(state.keys_max, x.max(1))
+    if sink is not None:
+        x = np.concatenate([x, sink[:, None]], axis=1)
+        dx = np.concatenate([dx, _sink_error(sink, x[:, :-1].max(1), terms)[:, None]], axis=1)
+        noise = np.maximum(noise, FLOAT64 * np.abs(np.where(np.isneginf(sink), 0.0, sink)))
     state.noise = np.maximum(state.noise, 2 * noise)
     state.outside |= np.isnan(x).any(axis=1, keepdims=True)
     v_factor = float(head.v_factor[keys].min())
     ratio = 1.0 if state.v_factor is None else state.v_factor / v_factor
     state.v_factor = v_factor
     moved = _move_maximum(state, x, dx, np.log2(ratio), model, terms)
-    w = _weights(state, x, dx, model, terms)
+    w = _weights(state, x, dx, model, terms, x.shape[1] - (sink is not None))
     rescaled = moved * U_FP32 + (2 * U_FP32 if ratio != 1.0 else 0.0)
     state.outside |= not FP32_MIN_NORMAL <= ratio <= 1 / FP32_MIN_NORMAL
-    _accumulate(state, head, keys, w, rescaled[:, None], model, terms)
+    of_keys = w if sink is None else w.without_last()
+    _accumulate(state, head, keys, of_keys, rescaled[:, None], model, terms)
     _add_to_row_sum(state, w, model, terms)
+    if sink is not None:  # which O and lse may meet after they are finished
+        state.l_error = state.l_error + terms.reciprocal * gamma(_SINK_APART) * state.l
 
 
 def _move_maximum(
@@ -205,8 +280,10 @@ def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> n
     return off + U_FP32 * (np.abs(base) + offset + off)
 
 
-def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms) -> _Weights:
-    """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds."""
+def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms, keys: int) -> _Weights:
+    """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds; behind the keys
+    may stand a sink.
+    """
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
     tau = state.tau
@@ -236,6 +313,9 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     low = np.where(flushed, 0.0, p * np.exp(-r))
     high = p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
+    if model.order.weights == "normalised" and keys < x.shape[1]:  # a finished O may take the sink: P is without it
+        apart, _ = _p_rounding(low[:, :keys], high[:, :keys], tau, cap, model)
+        rounding[:, :keys] = np.fmax(rounding[:, :keys], apart)
     if not model.is_blocked and model.order.weights == "running":
         rounding = np.fmin(rounding, high * _apart(x, dx, model))
     rounding = terms.p_rounding * rounding

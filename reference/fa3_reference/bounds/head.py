@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.model import KernelModel, Terms
 from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, score_error, softcap_error
@@ -35,16 +36,20 @@ class Head:
     v_factor: np.ndarray
     roundings_of_c: int
     v_scaled: bool
+    sink: np.ndarray | None = None  # exact log2 score of each row's sink, -inf where it has none
 
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
         """Return the values of query heads of one group."""
         kv_head = heads[0] // problem.group
+        if problem.is_rotated:
+            raise ValueError("the arithmetic of a call is bounded on rotated operands: fa3_reference.bounds.rotary")
 
         def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
             return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
 
         q = problem.rows_q(operands.q, seq)
+        sinks = np.repeat(sinks_of(problem, operands.sinks)[list(heads)], seq.seqlen_q)
         return cls(
             problem,
             seq,
@@ -58,6 +63,7 @@ class Head:
             factor(operands.v_descale, kv_head, seq.seqlen_k),
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
+            sinks * LOG2_E if problem.sinks else None,
         )
 
     def empty(self, rows: np.ndarray) -> np.ndarray:

@@ -20,7 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import QueryTile, as_float64, attention, cap_and_mask, row_tiles, scaled_scores
+from fa3_reference.attention import (
+    QueryTile,
+    as_float64,
+    attention,
+    cap_and_mask,
+    row_tiles,
+    scaled_scores,
+    sinks_of,
+)
 from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.quantize import QuantScheme, condition
@@ -128,6 +136,7 @@ def quantization_bound(
     dq: np.ndarray,
     dk: np.ndarray,
     dv: np.ndarray,
+    sinks: np.ndarray | None = None,
 ) -> ErrorBound:
     """Bound how far attention moves when q, k and v each move by at most dq, dk and dv, elementwise.
 
@@ -137,6 +146,8 @@ def quantization_bound(
         With a rotation or K-mean, the conditioned ones, in whose coordinates the operands were rounded.
     dq, dk, dv : float arrays of the same shapes
         Bounds of the absolute perturbations, >= 0.
+    sinks : float array (nheads,), optional
+        Scores of sinks, which do not move.
 
     Returns
     -------
@@ -156,9 +167,9 @@ def quantization_bound(
 
         O' - O = sum_j P_j (w_j - 1) (v_j - O) / Z + sum_j P_j w_j dv_j / Z,    lse' - lse = log Z,
 
-    as sum_j P_j (v_j - O) = 0. Hence |O' - O| <= sum_j P_j ((e^delta_j - 1) |v_j - O| + e^delta_j |dv_j|) /
-    Z_low with Z_low = sum_j P_j e^-delta_j. O' is also a mean of the v'_j, so max_j (|v_j - O| + |dv_j|) is
-    never exceeded either.
+    as sum_j P_j (v_j - O) = 0, where a sink is a j whose v is 0 and whose w is 1. Hence
+    |O' - O| <= sum_j P_j ((e^delta_j - 1) |v_j - O| + e^delta_j |dv_j|) / Z_low with Z_low = sum_j P_j e^-delta_j. O'
+    is also a mean of the v'_j, so max_j (|v_j - O| + |dv_j|) is never exceeded either.
     """
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape}
     named = {"q": q, "k": k, "v": v, "dq": dq, "dk": dk, "dv": dv}
@@ -166,18 +177,21 @@ def quantization_bound(
     for name, x in (("dq", dq), ("dk", dk), ("dv", dv)):
         if not np.all(x >= 0):
             raise ValueError(f"{name} must be >= 0 everywhere, got {np.min(x)}")
-    forward = attention(problem, q, k, v)
+    forward = attention(problem, q, k, v, sinks)
+    scores = sinks_of(problem, sinks)
     result = ErrorBound(np.zeros(problem.out_shape), np.zeros(problem.lse_shape))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         for part in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
             lse = problem.rows_lse(forward.lse, part.seq)[part.head, part.tile.rows]
-            out_bound, lse_bound = _tile_bound(problem, part, lse)
+            out_bound, lse_bound = _tile_bound(problem, part, lse, scores[part.head])
             problem.rows_q(result.out, part.seq)[part.tile.rows, part.head] = out_bound
             problem.rows_lse(result.lse, part.seq)[part.head, part.tile.rows] = lse_bound
     return result
 
 
-def _tile_bound(problem: AttentionProblem, part: _TileOperands, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _tile_bound(
+    problem: AttentionProblem, part: _TileOperands, lse: np.ndarray, sink: float
+) -> tuple[np.ndarray, np.ndarray]:
     (q, dq, out), (k, dk, v, dv) = part.query, part.key
     visible = part.tile.visible
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
@@ -185,19 +199,22 @@ def _tile_bound(problem: AttentionProblem, part: _TileOperands, lse: np.ndarray)
     hidden = np.isneginf(s)
     sizes = problem.softmax_scale * (np.abs(q) @ np.abs(k).T)
     delta = problem.softmax_scale * ((np.abs(q) + dq) @ dk.T + dq @ np.abs(k).T)
-    slack = _rounding_slack(problem, np.where(hidden, 0.0, sizes), log_p)
+    of_sink = (sink - lse)[:, None] if problem.sinks else log_p[:, :0]
+    slack = _rounding_slack(problem, np.where(hidden, 0.0, sizes), np.concatenate([log_p, of_sink], axis=1))
+    of_sink = np.exp(of_sink).sum(axis=1)
+    of_none = np.zeros_like(out) if np.isneginf(sink) else np.abs(out)  # how far O is from the V of a sink
     delta = np.where(hidden, 0.0, delta * (1 + 2**-40) + 2 * slack[:, None])
     p = np.exp(log_p)
     raised = np.exp(log_p + delta)  # P e^delta; inf where it overflows: the second bound then holds
     growth = np.where(delta < 1, p * np.expm1(delta), raised)
-    z_low = np.sum(np.exp(log_p - delta), axis=1)
-    z_high = np.sum(raised, axis=1)
+    z_low = np.sum(np.exp(log_p - delta), axis=1) + of_sink
+    z_high = np.sum(raised, axis=1) + of_sink
     out_bound = np.empty_like(out)
     for i in range(out.shape[0]):
         seen = ~hidden[i]
         gap = np.abs(v[seen] - out[i])  # (keys, head_dim_v)
         first_order = (growth[i, seen] @ gap + raised[i, seen] @ dv[seen]) / z_low[i]
-        bound = np.fmin(first_order, np.max(gap + dv[seen], axis=0))
+        bound = np.fmin(first_order, np.maximum(np.max(gap + dv[seen], axis=0), of_none[i]))
         out_bound[i] = bound * (1 + 2**-40) + 4 * slack[i] * (p[i, seen] @ np.abs(v[seen]))
     lse_bound = np.fmin(np.maximum(np.log(z_high), -np.log(z_low)), delta.max(axis=1))
     return out_bound, lse_bound * (1 + 2**-40) + 4 * slack + 2**-50 * np.abs(lse)

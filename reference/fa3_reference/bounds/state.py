@@ -38,6 +38,8 @@ class State:
         self.v_min, self.v_max = np.full((rows, channels), np.inf), np.full((rows, channels), -np.inf)
         self.v_factor: float | None = None  # of the block before
         self.noise = np.full(rows, 2.0**-46)  # relative error of float64 weights
+        self.keys_max = np.full(rows, -np.inf)  # exact, of keys alone, which a sink may be far above
+        self.lse_lost = np.zeros(rows, bool)  # whether nothing is promised of lse
         self.outside = np.zeros((rows, channels), bool)  # of the domain: nothing is promised
         self.unknown = np.zeros(rows, bool)  # whether some weight is next to unknown
         self.worst = np.zeros(rows)  # |ln of any weight's error| at most

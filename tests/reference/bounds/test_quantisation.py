@@ -18,6 +18,9 @@ PROBLEMS = {
 }
 
 
+SINKS = AttentionProblem(1, 2, 1, 12, 17, 8, causal=True, dtype="e4m3", sinks=True)
+
+
 def _inputs(problem: AttentionProblem, seed: int, sd: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
@@ -31,7 +34,7 @@ def _changes(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 @given(
-    name=st.sampled_from(sorted(PROBLEMS)),
+    name=st.sampled_from([*sorted(PROBLEMS), "sinks"]),
     seed=st.integers(0, 2**32),
     log2_size=st.integers(-60, 3),
     sd=st.sampled_from([0.1, 1.0, 10.0]),
@@ -39,19 +42,20 @@ def _changes(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     v_offset=st.sampled_from([0.0, 1e8]),
 )
 def test_bound_holds_for_every_perturbation_inside_its_box(name, seed, log2_size, sd, corner, v_offset):
-    problem = PROBLEMS[name]
+    problem = PROBLEMS.get(name, SINKS)
     q, k, v = _inputs(problem, seed, sd)
     arrays = (q, k, v + v_offset)
     rng = np.random.default_rng(seed + 1)
     boxes = [2.0**log2_size * np.abs(x) for x in arrays]
     moves = [rng.uniform(-1, 1, x.shape) for x in arrays]
     moved = [x + (np.sign(m) if corner else m) * box for x, m, box in zip(arrays, moves, boxes, strict=True)]
-    before, after = attention(problem, *arrays), attention(problem, *moved)
+    sinks = [rng.standard_normal(problem.nheads) * 4] if problem.sinks else []
+    before, after = attention(problem, *arrays, *sinks), attention(problem, *moved, *sinks)
     boxes = [
         np.abs(a - b) if not corner else box * (1 + 2**-50) + 2**-52 * np.abs(a)
         for a, b, box in zip(arrays, moved, boxes)
     ]
-    bound = quantization_bound(problem, *arrays, *boxes)
+    bound = quantization_bound(problem, *arrays, *boxes, *sinks)
     assert np.all(_changes(before.out, after.out) <= bound.out)
     assert np.all(_changes(before.lse, after.lse) <= bound.lse)
 

@@ -1,0 +1,376 @@
+"""This module says how keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
+
+A problem with a cache is about the keys that its sequences attend to, packed, and only its call tells it from one
+without: :func:`serve` moves packed operands to where a kernel finds them, by FlashAttention-3's names
+(``flash_attn_with_kvcache``), and :func:`gathered` moves them back. Only rotary embedding changes a value.
+
+    rotated x_c = x_c cos - x_c' sin,   rotated x_c' = x_c sin + x_c' cos
+
+for the channels c, c' of a pair: 2 i and 2 i + 1 interleaved, else i and i + rotary_dim / 2. Keys are rotated that are
+appended, by their position; queries by theirs, which under no mask is that of the first key that is appended
+(upstream hopper/rotary.h, and seqlens_rotary of its mainloop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands
+
+_ROTARY_BASE = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Says where the keys and values of packed sequences lie when a kernel is called.
+
+    Parameters
+    ----------
+    page_size : int
+        Keys of a page; 0 is no pages but a row of the cache for every sequence.
+    spare : int
+        Pages, or rows and keys of every row, that belong to no sequence.
+    new : tuple of int
+        How many of each sequence's last keys the call itself appends; () is none.
+    rotary_dim : int
+        Leading channels of Q and of appended keys that the call rotates, a multiple of 16; 0 is none.
+    interleaved : bool
+        Whether neighbouring channels are rotated, or those half of ``rotary_dim`` apart.
+    leftpad : tuple of int
+        Keys in front of each sequence's own in its row; () is none.
+    indexed : bool
+        Whether sequences lie in rows in another order, which ``cache_batch_idx`` tells.
+    behind : {"random", "nan"}
+        What lies where no key of a sequence does.
+    seed : int
+        Of the order of pages and rows and of what lies behind.
+
+    Raises
+    ------
+    ValueError
+        Whenever a value breaks its rule; the message states both.
+    """
+
+    page_size: int = 0
+    spare: int = 1
+    new: tuple[int, ...] = ()
+    rotary_dim: int = 0
+    interleaved: bool = False
+    leftpad: tuple[int, ...] = ()
+    indexed: bool = False
+    behind: Literal["random", "nan"] = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("new", "leftpad"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("page_size", "spare", "rotary_dim", "seed"):
+            value = getattr(self, name)
+            _check(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
+        for name in ("interleaved", "indexed"):
+            value = getattr(self, name)
+            _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
+        _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
+        is_row = not self.page_size or not (self.leftpad or self.indexed)
+        _check(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
+        dim = self.rotary_dim
+        _check(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
+        _check(
+            not dim or (bool(self.new) and not self.leftpad),
+            "cache: rotary_dim needs keys that are appended, and no leftpad",
+        )
+
+    def check_fits(self, problem: AttentionProblem) -> None:
+        """Check that a cache fits a problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            Whose keys lie in it.
+
+        Raises
+        ------
+        ValueError
+            If it does not; the message states the rule.
+        """
+        keys = problem.seqlens_k
+        if keys is None:
+            raise ValueError("a cache needs seqlens_q and seqlens_k: the lengths that its sequences attend to")
+        for name in ("new", "leftpad"):
+            value = getattr(self, name)
+            is_whole = not value or (len(value) == problem.batch and all(map(_is_count, value)))
+            _check(is_whole, f"cache: {name} must hold batch = {problem.batch} integers >= 0, got {value!r}")
+        fits = all(n <= m for n, m in zip(self.new, keys, strict=False))
+        _check(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
+        dim = problem.head_dim - (problem.head_dim_v if problem.qv else 0)
+        is_rotated = self.rotary_dim <= dim and (not self.rotary_dim or problem.dtype != "e4m3")
+        _check(is_rotated, f"cache: rotary_dim must be at most {dim}, of 16 bits, got {self.rotary_dim}")
+
+    def describe(self) -> str:
+        """Return the fields that are set, in one readable line."""
+        said = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"cache({', '.join(said)})"
+
+    def before(self, problem: AttentionProblem) -> tuple[int, ...]:
+        """Return how many keys of each sequence the cache holds before the call."""
+        keys = problem.seqlens_k or ()
+        return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
+
+
+def _check(ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(rule)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def rotary_tables(problem: AttentionProblem) -> tuple[Array, Array]:
+    """Return cos and sin of every position and pair of channels, (positions, rotary_dim / 2) in the operands' format.
+
+    What a kernel is given is exact: the truth rotates by the rounded numbers.
+    """
+    from fa3_reference.formats import FORMATS
+
+    dim = problem.cache.rotary_dim if problem.cache else 0
+    angles = np.arange(max(1, problem.seqlen_k))[:, None] * _ROTARY_BASE ** (-np.arange(0, dim, 2) / max(1, dim))
+    dtype = FORMATS[problem.dtype].dtype
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def rotated(
+    problem: AttentionProblem, q: Floats, k: Floats, *, of_sizes: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return Q and K as attention meets them, in float64: rotated where the problem's cache says so.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What is computed.
+    q, k : float arrays of the problem's shapes
+        As they are given to a kernel.
+    of_sizes : bool
+        Add absolute values of the products instead, which rounding is relative to.
+
+    Returns
+    -------
+    q, k : float64 arrays
+        Of 16-bit operands each is off by less than 2^-52 of the larger product.
+    """
+    q, k = (np.asarray(x).astype(np.float64) for x in (q, k))
+    cache = problem.cache
+    if cache is None or not problem.is_rotated:
+        return q, k
+    tables = tuple(x.astype(np.float64) for x in rotary_tables(problem))
+    sign = 1.0 if of_sizes else -1.0
+    tables = tuple(np.abs(x) for x in tables) if of_sizes else tables
+    is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
+    for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
+        steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, int)
+        last = len(tables[0]) - 1
+        _rotate(problem.rows_q(q, seq), np.clip(start + steps, 0, last), tables, cache, sign)
+        _rotate(problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k), tables, cache, sign)
+    return q, k
+
+
+def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...], cache: Cache, sign: float) -> None:
+    """Rotate (rows, heads, dim) in place by each row's position."""
+    half = cache.rotary_dim // 2
+    first = np.arange(half) * 2 if cache.interleaved else np.arange(half)
+    second = first + (1 if cache.interleaved else half)
+    cos, sin = (table[positions][:, None] for table in tables)
+    a = x[..., first]
+    b = x[..., second]
+    x[..., first] = a * cos + sign * b * sin
+    x[..., second] = a * sin + b * cos
+
+
+def in_cache(problem: AttentionProblem, operands: Operands, cache: Cache) -> tuple[AttentionProblem, Operands]:
+    """Return a problem, packed, whose keys lie in a cache, and its operands; one that has its own cache stays as it
+    is.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Batched or packed.
+    operands : Operands
+        Of the problem.
+    cache : Cache
+        Where its keys are to lie.
+
+    Returns
+    -------
+    problem : AttentionProblem
+        Of the same values.
+    operands : Operands
+        The same numbers, in packed shapes.
+    """
+    if problem.cache is not None:
+        return problem, operands
+    lengths = (problem.seqlens_q, problem.seqlens_k)
+    if not problem.is_varlen:
+        lengths = ((problem.seqlen_q,) * problem.batch, (problem.seqlen_k,) * problem.batch)
+    packed = {name: x.reshape(-1, *x.shape[-2:]) for name in "qkv" for x in [getattr(operands, name)]}
+    problem = replace(problem, seqlens_q=lengths[0], seqlens_k=lengths[1], cache=cache)
+    return problem, replace(operands, **packed)
+
+
+def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
+    """Return the arrays that a kernel is called with, by FlashAttention-3's names.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Its ``cache`` says where keys lie; without one q, k and v stay as they are.
+    operands : Operands
+        Packed, in the kernel's format.
+
+    Returns
+    -------
+    dict of str to array
+        ``q`` is (batch, seqlen_q, nheads, head_dim) where all sequences have as many queries, else packed, with
+        ``cu_seqlens_q``; ``qv`` are its last channels of a problem that has it. ``k_cache`` and ``v_cache`` are
+        (num_pages, page_size, nheads_kv, head_dim) with ``page_table``, int32 (batch, pages), or (rows, keys,
+        nheads_kv, head_dim). ``cache_seqlens``, int32 (batch,), are the lengths before the call, leftpad included.
+        ``k_new`` and ``v_new`` are appended behind them; of several lengths they are packed, with ``cu_seqlens_k_new``.
+        ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` where the cache has them. Without a
+        cache ``k`` and ``v``. ``sinks`` where the problem has them.
+
+    Notes
+    -----
+    Pages of equal bytes to which nothing is appended are one page, so that sequences with a common prefix share it.
+    Entries of the page table behind a sequence name a page that is none of its own, where there is one.
+    """
+    q, k, v = operands.q, operands.k, operands.v
+    call: dict[str, Array] = {"q": q}
+    if problem.qv:
+        own = problem.head_dim - problem.head_dim_v
+        call["q"], call["qv"] = (np.ascontiguousarray(x) for x in (q[..., :own], q[..., own:]))
+        k = np.ascontiguousarray(k[..., :own])
+    if operands.sinks is not None:
+        call["sinks"] = operands.sinks
+    cache = problem.cache
+    if cache is None:
+        return call | {"k": k, "v": v}
+    if len(set(problem.seqlens_q or ())) == 1:
+        for name in call.keys() & {"q", "qv"}:
+            call[name] = call[name].reshape(problem.batch, problem.seqlen_q, *call[name].shape[1:])
+    else:
+        call["cu_seqlens_q"] = problem.cu_seqlens_q
+    before = cache.before(problem)
+    call["cache_seqlens"] = np.array(before, np.int32) + np.array(cache.leftpad or (0,) * problem.batch, np.int32)
+    if cache.new:
+        call |= _appended(problem, cache, {"k_new": k, "v_new": v})
+    if cache.rotary_dim:
+        call["rotary_cos"], call["rotary_sin"] = rotary_tables(problem)
+    if cache.leftpad:
+        call["cache_leftpad"] = np.array(cache.leftpad, np.int32)
+    return call | (_in_pages if cache.page_size else _in_rows)(problem, cache, {"k_cache": k, "v_cache": v})
+
+
+def _appended(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    parts = list(zip(problem.sequences(), cache.before(problem), strict=True))
+    call = {name: np.concatenate([problem.rows_k(x, seq)[n:] for seq, n in parts]) for name, x in arrays.items()}
+    if len(set(cache.new)) == 1:
+        return {name: x.reshape(problem.batch, cache.new[0], *x.shape[1:]) for name, x in call.items()}
+    return call | {"cu_seqlens_k_new": np.array([0, *accumulate(cache.new)], np.int32)}
+
+
+def _behind(cache: Cache, shape: tuple[int, ...], like: Array, rng: np.random.Generator) -> Array:
+    """Return what nobody may see."""
+    if cache.behind == "nan":
+        return np.full(shape, np.nan).astype(like.dtype)
+    return (4 * rng.standard_normal(shape)).astype(like.dtype)
+
+
+def _in_rows(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    rng = np.random.default_rng(cache.seed)
+    pads = cache.leftpad or (0,) * problem.batch
+    keys = max((pad + n for pad, n in zip(pads, problem.seqlens_k or (), strict=True)), default=0) + cache.spare
+    count = problem.batch + (cache.spare if cache.indexed else 0)
+    where = rng.permutation(count)[: problem.batch] if cache.indexed else np.arange(problem.batch)
+    call = {name: _behind(cache, (count, keys, *x.shape[1:]), x, rng) for name, x in arrays.items()}
+    for seq, pad, n in zip(problem.sequences(), pads, cache.before(problem), strict=True):
+        for name, x in arrays.items():
+            call[name][where[seq.index], pad : pad + n] = problem.rows_k(x, seq)[:n]
+    return call | ({"cache_batch_idx": where.astype(np.int32)} if cache.indexed else {})
+
+
+def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    rng = np.random.default_rng(cache.seed)
+    size = cache.page_size
+    pages: list[dict[str, Array]] = []
+    known: dict[tuple[bytes, ...], int] = {}
+    tables: list[list[int]] = []
+    for seq, n in zip(problem.sequences(), cache.before(problem), strict=True):
+        tables.append([])
+        for start in range(0, seq.seqlen_k, size):
+            held = {name: problem.rows_k(x, seq)[start : min(start + size, n)] for name, x in arrays.items()}
+            content = tuple(x.tobytes() for x in held.values())
+            is_full = start + size <= n
+            tables[-1].append(known.get(content, len(pages)) if is_full else len(pages))
+            if tables[-1][-1] == len(pages):
+                pages.append(held)
+                known |= {content: len(pages) - 1} if is_full else {}
+    count = len(pages) + cache.spare
+    place = rng.permutation(count)
+    call = {name: _behind(cache, (count, size, *x.shape[1:]), x, rng) for name, x in arrays.items()}
+    for page, held in zip(place, pages, strict=False):
+        for name, x in held.items():
+            call[name][page, : len(x)] = x
+    table = np.full((problem.batch, max(map(len, tables)) + cache.spare), place[-1] if count else 0, np.int32)
+    for row, used in zip(table, tables, strict=True):
+        row[: len(used)] = place[used]
+    return call | {"page_table": table}
+
+
+def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Return packed K and V of a call: what :func:`serve` moved, or what an engine's own cache and tables hold.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With the cache that the call is of.
+    call : mapping of str to array
+        By the names of :func:`serve`.
+
+    Returns
+    -------
+    k, v : arrays of the problem's shapes
+        Exact: keys are moved, and none is rotated.
+
+    Raises
+    ------
+    ValueError
+        If the problem has no cache, or a table leads out of it.
+    """
+    cache = problem.cache
+    if cache is None:
+        raise ValueError("a problem without a cache has nothing to gather")
+    found = []
+    pads = np.asarray(call.get("cache_leftpad", np.zeros(problem.batch, np.int32)))
+    news = np.array([0, *accumulate(cache.new or (0,) * problem.batch)])
+    for stored, appended in (("k_cache", "k_new"), ("v_cache", "v_new")):
+        x = np.asarray(call[stored])
+        rows = call["page_table"] if cache.page_size else call.get("cache_batch_idx", np.arange(problem.batch))
+        new = np.asarray(call[appended]).reshape(-1, *x.shape[2:]) if cache.new else x[:0].reshape(0, *x.shape[2:])
+        parts = []
+        for b, n in enumerate(cache.before(problem)):
+            used = -(-n // cache.page_size) if cache.page_size else min(n, 1)
+            where = np.atleast_1d(rows[b])[:used]
+            is_inside = bool(np.all((where >= 0) & (where < len(x))))
+            _check(is_inside, f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
+            own = x[where].reshape(-1, *x.shape[2:])[pads[b] : pads[b] + n]
+            _check(len(own) == n, f"sequence {b} must have {n} keys in its cache, got {len(own)}")
+            parts += [own, new[news[b] : news[b + 1]]]
+        found.append(np.concatenate(parts))
+    k, v = found
+    return (np.concatenate([k, v], axis=-1) if problem.qv else k), v

@@ -1,0 +1,91 @@
+"""Small right kernels of calls that serve, in numpy, and one mistake of each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+F = np.float32
+
+
+def attend(q, k, v, scale, *, causal=False, chunk=0, sinks=None, qv=None) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of one sequence, (seqlen, heads, head_dim), in binary32 with P rounded to the operands' format."""
+    group = q.shape[1] // k.shape[1]
+    out = np.zeros((len(q), q.shape[1], v.shape[2]), F)
+    lse = np.zeros((q.shape[1], len(q)), F)
+    diagonal = np.arange(len(q))[:, None] + len(k) - len(q)
+    keys = np.arange(len(k))
+    hidden = causal & (keys > diagonal)
+    if chunk:
+        hidden = hidden | (keys // chunk != diagonal // chunk)
+    for head in range(q.shape[1]):
+        s = q[:, head].astype(F) @ k[:, head // group].astype(F).T
+        if qv is not None:
+            s = s + qv[:, head].astype(F) @ v[:, head // group].astype(F).T
+        s = np.where(hidden, F(-np.inf), s * F(scale))
+        sink = F(-np.inf) if sinks is None else sinks[head]
+        top = np.maximum(s.max(1, initial=-np.inf), sink)
+        base = np.where(np.isneginf(top), F(0), top)
+        p = np.exp(s - base[:, None])
+        total = p.sum(1) + np.exp(sink - base)
+        sums = p.astype(q.dtype).astype(F) @ v[:, head // group].astype(F)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            out[:, head] = np.where(total[:, None] == 0, 0, sums / total[:, None])
+            lse[head] = base + np.log(total)
+    return out.astype(q.dtype), lse
+
+
+def plain(q, k, v, *, softmax_scale, causal=False, attention_chunk=0, sinks=None, qv=None):
+    """Batched calls, layout bshd."""
+    found = [
+        attend(
+            *x[:3], softmax_scale, causal=causal, chunk=attention_chunk, sinks=sinks, qv=None if qv is None else x[3]
+        )
+        for x in zip(q, k, v, q if qv is None else qv, strict=True)
+    ]
+    return tuple(map(np.stack, zip(*found, strict=True)))
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Rotate (tokens, heads, head_dim) by (tokens, rotary_dim / 2), and round."""
+    half = cos.shape[1]
+    a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    y = x.astype(F)
+    first, second, c, s = y[..., a].copy(), y[..., b].copy(), cos.astype(F)[:, None], sin.astype(F)[:, None]
+    y[..., a], y[..., b] = first * c - second * s, first * s + second * c
+    return y.astype(x.dtype)
+
+
+def cached(q, k_cache, v_cache, *, softmax_scale, cache_seqlens, causal=False, mistake="", **given: Any):
+    """Calls of caches, as flash_attn_with_kvcache has them."""
+    is_packed = "cu_seqlens_q" in given
+    outs, sums = [], []
+    for b, length in enumerate(cache_seqlens):
+        own = slice(*given["cu_seqlens_q"][b : b + 2]) if is_packed else b
+        rows = given["page_table"][b] if "page_table" in given else [given.get("cache_batch_idx", range(99))[b]]
+        k, v = (x[rows].reshape(-1, *x.shape[2:]) for x in (k_cache, v_cache))
+        if mistake == "stale page" and "page_table" in given and length > k_cache.shape[1]:
+            k = np.concatenate([k[: k_cache.shape[1]], k])[: len(k)]
+        pad = given["cache_leftpad"][b] if "cache_leftpad" in given and mistake != "leftpad" else 0
+        length = length + (mistake == "one key more") * (len(k) > length)
+        k, v, asked = k[pad:length], v[pad:length], q[own]
+        if "k_new" in given:
+            span = slice(*given["cu_seqlens_k_new"][b : b + 2]) if "cu_seqlens_k_new" in given else b
+            new = given["k_new"][span]
+            if "rotary_cos" in given:
+                cos, sin, order = given["rotary_cos"], given["rotary_sin"], given["rotary_interleaved"]
+                order = order != (mistake == "rotary")
+                at = np.minimum(length - pad + np.arange(len(new)), len(cos) - 1)
+                new = rotate(new, cos[at], sin[at], order)
+                steps = np.arange(len(asked)) if causal else np.zeros(len(asked), int)
+                at = np.clip(length - pad + steps, 0, len(cos) - 1)
+                asked = rotate(asked, cos[at], sin[at], order)
+            if mistake != "append":
+                k, v = np.concatenate([k, new]), np.concatenate([v, given["v_new"][span]])
+        out, lse = attend(asked, k, v, softmax_scale, causal=causal, sinks=given.get("sinks"))
+        outs.append(out)
+        sums.append(lse)
+    if is_packed:
+        return np.concatenate(outs), np.concatenate(sums, axis=1)
+    return np.stack(outs), np.stack(sums)

@@ -1,0 +1,117 @@
+"""Functions of calls that serve: right ones keep the bound in every case of their space, mistakes do not."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from fa3_reference.cache import Cache
+from fa3_reference.problem import AttentionProblem
+from fa3verify.cases import space
+from fa3verify.judging.judgement import judge
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.record import Candidate
+from tests.harness.kernels import serving_kernels as kernels
+
+IN_ROWS = ("causal", "gqa", "varlen", "seqused_k", "append", "leftpad", "batch_idx", "rotary")
+IN_PAGES = ("causal", "gqa", "varlen", "paged", "append", "sinks", "rotary")
+DROPPED = {"sinks": None, "attention_chunk": 0}
+
+
+def _candidate(function, dtype="bf16", layout="bshd", **facts) -> Candidate:
+    return array_candidate(function, dtypes=(dtype,), layout=layout, **({"head_dims": (64,)} | facts))[0]
+
+
+def _worst(candidate: Candidate, **chosen: str) -> float:
+    """Largest error / bound over small cases of every class of the dimensions of serving."""
+    names = ("cache", "behind", "layout", "sinks", "chunk", "mask", "keys")
+    own = {name: classes for name, classes in space.claimed(candidate).items() if name in names}
+    points = [{name: c} | chosen for name, classes in own.items() for c in classes if c != "long"]
+    if "cache" in own:
+        points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": "causal"} | chosen for c in own["cache"]]
+    found = []
+    for seed, point in enumerate(points):
+        try:
+            case = space.case_of(candidate, {"batch": "3 or more", "group": "2 to 4"} | point, seed)
+        except ValueError:
+            continue  # no such case
+        found.append(judge(candidate, case, unrounded=False))
+    assert len(found) >= 6
+    return max(x.measures["ratio_max"] for x in found)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_right_functions_of_caches_keep_the_bound(dtype):
+    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_ROWS)) <= 1
+    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_PAGES, page_sizes=(16, 1, 48))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mistake", "features"),
+    [
+        ("one key more", IN_ROWS),
+        ("one key more", IN_PAGES),
+        ("stale page", IN_PAGES),
+        ("leftpad", IN_ROWS),
+        ("append", IN_PAGES),
+        ("rotary", IN_ROWS),
+    ],
+)
+def test_a_mistake_with_a_cache_breaks_the_bound(mistake, features):
+    wrong = functools.partial(kernels.cached, mistake=mistake)
+    assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1
+
+
+def test_sinks_and_chunks_are_judged_and_a_kernel_that_drops_them_fails():
+    features = ("causal", "gqa", "sinks", "attention_chunk")
+    assert 0.1 < _worst(_candidate(kernels.plain, features=features)) <= 1
+
+    for name in ("sinks", "attention_chunk"):
+        wrong = functools.partial(_without, name)
+        assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1, name
+
+
+def _without(name, *arrays, **given):
+    return kernels.plain(*arrays, **given | {name: DROPPED[name]})
+
+
+def test_absorbed_heads_are_given_qv_and_keys_that_hold_values():
+    candidate = _candidate(kernels.plain, features=("causal", "gqa", "qv"), head_dims=(576,))
+    for mask in ("none", "causal"):
+        case = space.case_of(candidate, {"qv": "on", "mask": mask, "group": "5 or more"})
+        assert (case.problem.head_dim, case.problem.head_dim_v) == (576, 512)
+        assert judge(candidate, case, unrounded=False).measures["ratio_max"] <= 1
+
+
+def test_every_case_of_a_function_of_caches_goes_through_its_cache():
+    seen = []
+
+    def watching(q, k_cache, v_cache, **given):
+        seen.append((q.shape, k_cache.shape[1:], given["page_table"].shape))
+        return kernels.cached(q, k_cache, v_cache, **given)
+
+    candidate = _candidate(watching, features=("causal", "gqa", "paged"), page_sizes=(48,))
+    judge(candidate, space.case_of(candidate, {"batch": "2", "queries": "part of a tile"}))
+    assert seen == [((2, 5, 1, 64), (48, 1, 64), (2, 2))]
+
+
+def test_a_feature_or_a_page_size_that_is_not_claimed_is_not_asked():
+    candidate = _candidate(kernels.cached, features=("causal", "paged"), page_sizes=(16,))
+    assert space.claimed(candidate)["cache"] == ("none", "pages")
+    problem = AttentionProblem.varlen((1,), (40,), nheads=1, nheads_kv=1, head_dim=64, dtype="bf16", cache=Cache(32))
+    assert candidate.refusal(problem) == "page_size must be one of 16, got 32"
+    plain = _candidate(kernels.plain, features=("causal",))
+    assert plain.refusal(problem) == "it does not claim paged"
+    assert not space.claimed(plain).keys() & {"cache", "behind", "sinks", "chunk", "qv"}
+
+
+def test_a_case_with_a_cache_survives_json_and_says_what_it_is():
+    candidate = _candidate(kernels.cached, features=IN_PAGES)
+    case = space.case_of(candidate, {"cache": "appended", "behind": "nan", "sinks": "on", "batch": "2"}, 2)
+    assert type(case).from_json(case.to_json()) == case
+    assert "sinks cache(page_size=1, new=(5, 5), behind=nan, seed=2)" in case.describe()
+    first, second = (case.operands().sinks for _ in range(2))
+    assert first is not None
+    np.testing.assert_array_equal(first, second)
