@@ -333,8 +333,8 @@ def default_config(
 ) -> Config:
     """Return what a family ships for a problem, with some fields changed.
 
-    Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of
-    the output at 8k keys when V has mean 1.
+    Where ours promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
+    output at 8k keys when V has mean 1.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ def default_config(
         head_dim,
         tile_m,
         tile_n,
-        promotion_interval=min(128, tile_n) if is_fp8 and traits.promotes else 0,
+        promotion_interval=min(traits.promoted_keys, tile_n) if is_fp8 and traits.promotes else 0,
         num_splits=num_splits,
         pack_gqa=traits.packs(problem, tile_m, num_splits),
         pingpong=shipped.pingpong,

@@ -133,6 +133,8 @@ class Traits:
         Whether a tile must have a power of two of keys; otherwise any multiple that wgmma takes.
     promotes : bool
         Whether e4m3 sums P V in parts, which are added to an accumulator in fp32.
+    promoted_keys : int
+        Keys of such a part, or those of a smaller tile, unless a caller chooses.
     transposes_v : bool
         Whether the producer transposes V of e4m3, which wgmma reads along the keys alone.
     tile_order : {"longest first", "a CTA each"}
@@ -187,6 +189,7 @@ class Traits:
     pads_head_dim: bool = False
     builds_powers_of_two: bool = False
     promotes: bool = False
+    promoted_keys: int = 128
     transposes_v: bool = True
     tile_order: Literal["longest first", "a CTA each"] = "longest first"
     pads_group: bool = False

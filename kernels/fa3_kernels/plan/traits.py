@@ -12,11 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
-from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
+from fa3_kernels.plan.heuristics import (
+    flash2_splits,
+    flash3_mask,
+    flash3_packs,
+    flash3_sequence_splits,
+    flash3_splits,
+)
 from fa3_kernels.plan.learned import SUFFIX, traits_of_file
 from fa3_kernels.plan.order import OUR_BACKWARD_ORDER, BackwardOrder, Order
+from fa3_kernels.plan.serving import sglang_tile, vllm_tile
 from fa3_reference.problem import AttentionProblem
 
 
@@ -46,22 +54,9 @@ def _broken(*rules: tuple[bool, str]) -> str:
     return "; ".join(rule for is_broken, rule in rules if is_broken)
 
 
-def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
-    """Tell whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is
-    dense.
-
-    A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
-    """
-    left, right = problem.window
-    left = -1 if left >= problem.seqlen_k - 1 else left
-    right = -1 if right >= problem.seqlen_q - 1 else right
-    is_causal = (problem.causal and not (problem.seqlen_q == 1 and left == right == -1)) or right == 0
-    return is_causal, left >= 0 or (right >= 0 and not is_causal)
-
-
 def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
     """Upstream hopper/tile_size.h for 16 bits."""
-    is_causal, is_local = _flash3_mask(problem)
+    is_causal, is_local = flash3_mask(problem)
     if problem.head_dim <= 64 < problem.head_dim_v:
         return _FLASH3_WIDE_V
     if problem.dtype != "e4m3" and 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128 and not is_local:
@@ -77,7 +72,7 @@ def _flash3_refuses(problem: AttentionProblem) -> str:
     is_fp8 = problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
     return _broken(
-        (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
+        (is_fp8 and flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
 
@@ -210,6 +205,57 @@ _FLASH3_TRAITS = Traits(
 )
 
 
+def _serving_refuses(problem: AttentionProblem) -> str:
+    """Return what no output of a serving build was compared of."""
+    sizes = (problem.head_dim, problem.head_dim_v)
+    is_plain = problem.window == (-1, -1) and problem.softcap == 0
+    return _broken(
+        (sizes != (128, 128), "outputs of head_dim 128 alone were compared"),
+        (not is_plain, "no output with windows or softcap was compared"),
+    )
+
+
+def _vllm_refuses(problem: AttentionProblem) -> str:
+    """e4m3 as well: of 78 recorded calls, 3 tell a step that the twin does not have."""
+    step = "O is rescaled, rounded, and then added to a promoted sum, which the twin rounds once"
+    return _serving_refuses(problem) or _broken((problem.dtype == "e4m3", step))
+
+
+def _serving(title: str, version: str, sizes: Sizes, **changes: Any) -> Traits:
+    """Return FlashAttention-3 as somebody else builds it, to serve: tiles of 64 rows, and no fp16 that was recorded."""
+    rows = {key: replace(size, rows=(64, 128, 192)) for key, size in sizes.items()}
+    return replace(
+        _FLASH3_TRAITS,
+        title=f"FlashAttention-3 of {title}",
+        version=version,
+        sizes=rows,
+        dtypes=("bf16", "e4m3"),
+        features=frozenset({"causal", "varlen", "gqa"}),
+        **{"refuses": _serving_refuses, **changes},
+    )
+
+
+def _vllm(is_paged: bool) -> Traits:
+    return _serving(
+        "vLLM",
+        "vllm 0.33.0" + ", over pages" * is_paged,
+        _FLASH3,
+        tile=lambda problem, size: vllm_tile(problem, is_paged),
+        promotes=True,
+        promoted_keys=256,
+        refuses=_vllm_refuses,
+    )
+
+
+def _sglang(is_paged: bool) -> Traits:
+    return _serving(
+        "SGLang",
+        "sglang-kernel 0.4.5" + ", over pages" * is_paged,
+        {key: size for key, size in _FLASH3.items() if key[1] == 128},
+        tile=lambda problem, size: sglang_tile(problem, is_paged),
+    )
+
+
 def _flash3_backward_refuses(problem: AttentionProblem) -> str:
     """Return what no recorded gradient decides."""
     return _broken(
@@ -337,6 +383,10 @@ FAMILIES: Mapping[str, Traits] = {
         backward=_FLASH3_BACKWARD,
         packs=lambda problem, tile_m, num_splits: False,
     ),
+    "vllm": _vllm(False),
+    "vllm.paged": _vllm(True),
+    "sglang": _sglang(False),
+    "sglang.paged": _sglang(True),
     "flash4": replace(
         _FLASH3_TRAITS,
         title="FlashAttention-4",
