@@ -34,10 +34,12 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.order import Order
 from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
 from fa3_kernels.twin import convert, float32, mufu, softmax
+from fa3_kernels.twin.append import rotated
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.combine import combine
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
 from fa3_kernels.twin.wgmma_exact import tensor_format
+from fa3_reference.cache import query_positions, rotary_tables
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 LOG2_E = 1.4426950408889634
@@ -148,6 +150,7 @@ def forward(
     config = config or default_config(problem)
     operands.check(problem)
     _check_supported(problem, operands, config)
+    operands = _rotated(problem, operands)
     arithmetic = Arithmetic(problem.dtype, ideal, order or config.traits.order)
     kernel = _Attention(config, arithmetic, problem.softmax_scale, problem.softcap)
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
@@ -163,6 +166,23 @@ def forward(
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
             _run_kv_head(problem, operands, one, seq, kv_head, out, lse)
     return Forward(out, lse)
+
+
+def _rotated(problem: AttentionProblem, operands: Operands) -> Operands:
+    """Return Q and appended keys as the call rotates them, by position, before it attends to the cache."""
+    cache = problem.cache
+    if cache is None or not cache.rotary_dim:
+        return operands
+    q, k = operands.q.copy(), operands.k.copy()
+    cos, sin = rotary_tables(problem)
+    for seq, before in zip(problem.sequences(), cache.before(problem), strict=True):
+        for rows, positions in (
+            (problem.rows_q(q, seq), query_positions(problem, seq, before)),
+            (problem.rows_k(k, seq)[before:], np.arange(before, seq.seqlen_k)),
+        ):
+            tables = (table[positions][:, None] for table in (cos, sin))
+            rows[...] = rotated(rows, *tables, is_interleaved=cache.interleaved)
+    return replace(operands, q=q, k=k)
 
 
 def _check_supported(problem: AttentionProblem, operands: Operands, config: Config) -> None:
