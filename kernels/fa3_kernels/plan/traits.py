@@ -199,7 +199,6 @@ _FLASH3_TRAITS = Traits(
         compiles_masked_apart=True,
         keeps_subnormals=False,
         combine="flash3",
-        sinks_without_keys=False,
     ),
     splits=flash3_splits,
     sequence_splits=flash3_sequence_splits,
@@ -235,7 +234,9 @@ def _serving(title: str, version: str, sizes: Sizes, **changes: Any) -> Traits:
         version=version,
         sizes=rows,
         dtypes=("bf16", "e4m3"),
-        order=replace(_FLASH3_TRAITS.order, key_tiles="from_window", contracts_promotion=False),
+        order=replace(
+            _FLASH3_TRAITS.order, key_tiles="from_window", contracts_promotion=False, sinks_without_keys=False
+        ),
         features=frozenset({"causal", "window", "varlen", "gqa"}),
         refuses=_serving_refuses,
         **changes,
@@ -374,6 +375,7 @@ FAMILIES: Mapping[str, Traits] = {
                 "block_descale",
             }
         ),
+        serving=frozenset({"sinks", "paged", "seqused_k", "append", "rotary", "leftpad", "batch_idx"}),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
         backward=Backward(
             tiles={
