@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands
+    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands, Sequence
 
 _ROTARY_BASE = 10000.0
 
@@ -192,13 +192,32 @@ def rotated(
     tables = tuple(x.astype(np.float64) for x in rotary_tables(problem))
     sign = 1.0 if of_sizes else -1.0
     tables = tuple(np.abs(x) for x in tables) if of_sizes else tables
-    is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
     for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
-        steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, int)
-        last = len(tables[0]) - 1
-        _rotate(problem.rows_q(q, seq), np.clip(start + steps, 0, last), tables, cache, sign)
+        _rotate(problem.rows_q(q, seq), query_positions(problem, seq, start), tables, cache, sign)
         _rotate(problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k), tables, cache, sign)
     return q, k
+
+
+def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> NDArray[np.int64]:
+    """Return the positions by which a call rotates the queries of one sequence.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With a cache; under no mask all queries have the position of the first.
+    seq : Sequence
+        One of its sequences.
+    before : int
+        Keys of it that the cache holds before the call.
+
+    Returns
+    -------
+    int64 array (seqlen_q,)
+        Indices of :func:`rotary_tables`, whose last row serves queries behind the last key.
+    """
+    is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
+    steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, np.int64)
+    return np.clip(before + steps, 0, max(0, problem.seqlen_k - 1))
 
 
 def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...], cache: Cache, sign: float) -> None:

@@ -145,8 +145,9 @@ class Config:
         channels = 16 if self.is_fp8 else 8
         keys = K_STEP[self.dtype]
         named = self.num_consumer_warpgroups
-        is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
-        require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
+        most = MAX_HEAD_DIM if self.traits.is_built_here else self.traits.head_dims(self.is_fp8)[-1]
+        is_size = 0 < head_dim <= most and head_dim % channels == 0
+        require(is_size, f"head_dim must be a multiple of {channels} in [1, {most}], got {head_dim}")
         is_size = 0 < self.head_dim_v <= head_dim and self.head_dim_v % channels == 0
         rule = f"head_dim_v must be a multiple of {channels} in [1, {head_dim}], got {self.head_dim_v}"
         require(is_size, rule)
@@ -367,7 +368,7 @@ def default_config(
     (128, 128, 128)
     """
     traits = traits_of(family)
-    problem.check_plain(family)
+    problem.check_plain(family, traits.serving)
     is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:

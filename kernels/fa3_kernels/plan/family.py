@@ -164,6 +164,8 @@ class Traits:
         Whether the twin computes its bits, as recorded outputs show.
     features : frozenset of str
         What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
+    serving : frozenset of str
+        What of :attr:`fa3_reference.problem.AttentionProblem.serving` it has and the twin reproduces.
     choices : frozenset of str
         Fields of a configuration that a caller of the family chooses.
     refuses : callable
@@ -203,6 +205,7 @@ class Traits:
     is_built_here: bool = False
     is_reproduced: bool = False
     features: frozenset[str] = frozenset()
+    serving: frozenset[str] = frozenset()
     choices: frozenset[str] = frozenset()
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     backward: Backward | None = None
@@ -243,7 +246,7 @@ class Traits:
 
     def check_reproduced(self, problem: AttentionProblem) -> None:
         """Raise ValueError for a problem whose bits the twin does not know."""
-        problem.check_plain(f"the twin of {self.title}")
+        problem.check_plain(f"the twin of {self.title}", self.serving)
         rule = self.refuses(problem) if self.is_reproduced else "no bits of this family are known"
         if rule:
             raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")
