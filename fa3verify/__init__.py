@@ -19,6 +19,7 @@ __all__ = [
     "AttentionProblem",
     "BackwardModel",
     "BackwardSchedule",
+    "Cache",
     "Candidate",
     "CandidateError",
     "Case",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from fa3_reference.attention import attention as truth
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
     from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.cache import Cache
     from fa3_reference.problem import AttentionProblem, Descale, Operands
     from fa3_reference.quantize import Quantized, QuantScheme, prepare
     from fa3_simulator.backward_schedule import BackwardSchedule
@@ -96,6 +98,7 @@ else:
             "AttentionProblem": "fa3_reference.problem",
             "BackwardModel": "fa3_reference.bounds.model",
             "BackwardSchedule": "fa3_simulator.backward_schedule",
+            "Cache": "fa3_reference.cache",
             "Candidate": "fa3verify.kernels.record",
             "CandidateError": "fa3verify.kernels.calls",
             "Case": "fa3verify.cases.case",

@@ -129,7 +129,7 @@ _SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
     "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
 }
-_PAGE_SIZES = (16, 64, 1, 48, 256)
+PAGE_SIZES = (16, 64, 1, 48, 256)
 _BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 TURNS = 2  # sizes of a class at the most
 
@@ -417,7 +417,7 @@ def _cache(
         and "paged" in candidate.features
         and ("seqused_k" not in candidate.features or turn % 2 == 0)
     )
-    sizes = candidate.page_sizes or _PAGE_SIZES
+    sizes = candidate.page_sizes or PAGE_SIZES
     given: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
     if stored in ("appended", "rotated"):
         given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))

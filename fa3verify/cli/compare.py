@@ -51,7 +51,8 @@ Axes = dict[str, list[int | str]]  # what changes, and its values; none are its 
 def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Compare the bits of KERNEL and OTHER, or of KERNEL in calls that differ in what a serving stack may change.
 
-    KERNEL[FIELD=VALUE,...] is a kernel in another configuration. Without a kernel: the table of what may change for our
+    KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; invariance
+    says it of all batches where the plan of a kernel is known. Without a kernel: the table of what may change for our
     kernels and for the released FlashAttention-3. Exit code 1 if a named kernel differs, 5 if nothing ran.
     """
     with one_line_errors():

@@ -12,6 +12,7 @@ from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG
 from fa3verify.cli.hazards import hazards
 from fa3verify.cli.info import info
+from fa3verify.cli.invariance import invariance
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.learn import learn
 from fa3verify.cli.merge import merge
@@ -25,7 +26,7 @@ from fa3verify.cli.verify import verify
 
 JOURNEYS = {
     "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),
-    "Look for the worst": (hunt, compare, adversary),
+    "Look for the worst": (hunt, compare, invariance, adversary),
     "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
     "On a GPU": (bench,),
     "Other": (info,),

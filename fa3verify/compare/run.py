@@ -127,7 +127,7 @@ def compare_over(
         raise ValueError(f"{candidate.name} cannot be compared over {axis.name}: it does not claim {lacking}")
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
-        setup = _set_up(candidate, axis.problem_for(candidate, value, sizes or {}), recipe)
+        setup = call_of(candidate, axis.problem_for(candidate, value, sizes or {}), recipe)
         yield from axis.pairs(candidate, setup, value)
 
     return _compare(axis.words, (candidate, candidate), tuple(values) or axis.values, recipes, pairs)
@@ -158,7 +158,7 @@ def compare_kernels(
     by_value = dict(problems)
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
-        plain, other = (_set_up(each, by_value[value], recipe) for each in (a, b))
+        plain, other = (call_of(each, by_value[value], recipe) for each in (a, b))
         yield Pair(plain, other, lambda result: result, lambda result: result)
 
     return _compare(f"{a.name} and {b.name}", (a, b), tuple(by_value), recipes, pairs)
@@ -169,7 +169,8 @@ def _check_forward(candidate: Candidate) -> None:
         raise ValueError(f"only forward kernels are compared, {candidate.name} computes {candidate.operation}")
 
 
-def _set_up(candidate: Candidate, problem: AttentionProblem, recipe: Recipe) -> Setup:
+def call_of(candidate: Candidate, problem: AttentionProblem, recipe: Recipe) -> Setup:
+    """Return a call on the inputs of a recipe; Untaken or Refused where the kernel does not take the problem."""
     if missing := needed_features(problem) - candidate.features:
         raise Untaken(f"{candidate.name} does not claim {', '.join(sorted(missing))}")
     scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None

@@ -323,20 +323,8 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "varlen": problem.is_varlen and (problem.cache is None or len(set(problem.seqlens_q or ())) > 1),
         "gqa": problem.group > 1,
         "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
-        "sinks": problem.sinks,
-        "attention_chunk": problem.attention_chunk > 0,
-        "qv": problem.qv,
     }
-    if (cache := problem.cache) is not None:
-        needs |= {
-            "seqused_k": not cache.page_size,
-            "paged": cache.page_size > 0,
-            "append": any(cache.new),
-            "rotary": cache.rotary_dim > 0,
-            "leftpad": any(cache.leftpad),
-            "batch_idx": cache.indexed,
-        }
-    return frozenset(name for name, needed in needs.items() if needed)
+    return problem.serving | frozenset(name for name, needed in needs.items() if needed)
 
 
 def needed_descales(case: Case) -> frozenset[str]:

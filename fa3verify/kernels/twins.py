@@ -115,13 +115,21 @@ _WHATEVER_THE_SPLITS = frozenset(
 
 
 # What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
-# against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, and FlashAttention-2 takes a
-# part of the keys whose row sum is NaN for an empty one, so that lse is finite where out is NaN.
+# against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, builds that serve were
+# recorded at head_dim 128, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an empty one, so that
+# lse is finite where out is NaN.
 DECLARED: dict[str, CandidateFacts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
+    **{name: {"head_dims": (128,)} for name in ("vllm", "vllm.paged", "sglang", "sglang.paged")},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
+
+
+def _unknown(family: str, dtype: Dtype) -> str | None:
+    """Return why no bits of a family are known in a format; None where some are."""
+    head_dim = (DECLARED.get(family, {}).get("head_dims") or (128,))[0]
+    return FAMILIES[family].refuses(AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)) or None
 
 
 # Built in, but verified only when named.
@@ -140,7 +148,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
                 family=family,
                 description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
             ),
-            **DECLARED.get(family, {}),
+            **(DECLARED.get(family, {}) | {"unavailable": _unknown(family, dtype)}),
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS

@@ -16,6 +16,7 @@ from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
 from fa3verify.properties.rotation import ROTATION_LAWS
+from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.properties.truncation import TRUNCATION_LAWS
 from fa3verify.properties.values import VALUE_LAWS
@@ -29,6 +30,7 @@ LAWS: tuple[Law, ...] = (
     *EXACT_LAWS,
     *POLICY_LAWS,
     *LAYOUT_LAWS,
+    *SERVING_LAWS,
     *CALL_LAWS,
     *BIAS_LAWS,
     *ROTATION_LAWS,

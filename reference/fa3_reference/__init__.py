@@ -13,6 +13,7 @@ __all__ = [
     "Attention",
     "AttentionProblem",
     "BackwardModel",
+    "Cache",
     "Descale",
     "ErrorBound",
     "KernelModel",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fa3_reference.attention import attention as truth
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
     from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.cache import Cache
     from fa3_reference.problem import AttentionProblem, Descale, Operands
     from fa3_reference.quantize import Quantized, QuantScheme, prepare
 else:
@@ -41,6 +43,7 @@ else:
             "Attention": "fa3_reference.attention",
             "AttentionProblem": "fa3_reference.problem",
             "BackwardModel": "fa3_reference.bounds.model",
+            "Cache": "fa3_reference.cache",
             "Descale": "fa3_reference.problem",
             "ErrorBound": "fa3_reference.bounds.forward",
             "KernelModel": "fa3_reference.bounds.model",

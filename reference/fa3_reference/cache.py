@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands
+    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands, Sequence
 
 _ROTARY_BASE = 10000.0
 
@@ -51,6 +51,8 @@ class Cache:
         What lies where no key of a sequence does.
     seed : int
         Of the order of pages and rows and of what lies behind.
+    shared : bool
+        Whether pages of equal bytes, to which nothing is appended, are one page.
 
     Raises
     ------
@@ -67,6 +69,7 @@ class Cache:
     indexed: bool = False
     behind: Literal["random", "nan"] = "random"
     seed: int = 0
+    shared: bool = True
 
     def __post_init__(self) -> None:
         for name in ("new", "leftpad"):
@@ -74,7 +77,7 @@ class Cache:
         for name in ("page_size", "spare", "rotary_dim", "seed"):
             value = getattr(self, name)
             _check(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
-        for name in ("interleaved", "indexed"):
+        for name in ("interleaved", "indexed", "shared"):
             value = getattr(self, name)
             _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
         _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
@@ -114,12 +117,29 @@ class Cache:
         _check(is_rotated, f"cache: rotary_dim must be at most {dim}, of 16 bits, got {self.rotary_dim}")
 
     def describe(self) -> str:
-        """Return the fields that are set, in one readable line."""
+        """Return the fields that are set.
+
+        Returns
+        -------
+        str
+            One readable line.
+        """
         said = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
         return f"cache({', '.join(said)})"
 
     def before(self, problem: AttentionProblem) -> tuple[int, ...]:
-        """Return how many keys of each sequence the cache holds before the call."""
+        """Return how many keys of each sequence the cache holds before the call.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            Whose keys lie in it.
+
+        Returns
+        -------
+        tuple of int
+            One number for each sequence.
+        """
         keys = problem.seqlens_k or ()
         return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
 
@@ -172,13 +192,32 @@ def rotated(
     tables = tuple(x.astype(np.float64) for x in rotary_tables(problem))
     sign = 1.0 if of_sizes else -1.0
     tables = tuple(np.abs(x) for x in tables) if of_sizes else tables
-    is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
     for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
-        steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, int)
-        last = len(tables[0]) - 1
-        _rotate(problem.rows_q(q, seq), np.clip(start + steps, 0, last), tables, cache, sign)
+        _rotate(problem.rows_q(q, seq), query_positions(problem, seq, start), tables, cache, sign)
         _rotate(problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k), tables, cache, sign)
     return q, k
+
+
+def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> NDArray[np.int64]:
+    """Return the positions by which a call rotates the queries of one sequence.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With a cache; under no mask all queries have the position of the first.
+    seq : Sequence
+        One of its sequences.
+    before : int
+        Keys of it that the cache holds before the call.
+
+    Returns
+    -------
+    int64 array (seqlen_q,)
+        Indices of :func:`rotary_tables`, whose last row serves queries behind the last key.
+    """
+    is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
+    steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, np.int64)
+    return np.clip(before + steps, 0, max(0, problem.seqlen_k - 1))
 
 
 def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...], cache: Cache, sign: float) -> None:
@@ -246,7 +285,6 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
 
     Notes
     -----
-    Pages of equal bytes to which nothing is appended are one page, so that sequences with a common prefix share it.
     Entries of the page table behind a sequence name a page that is none of its own, where there is one.
     """
     q, k, v = operands.q, operands.k, operands.v
@@ -315,7 +353,7 @@ def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Arra
         for start in range(0, seq.seqlen_k, size):
             held = {name: problem.rows_k(x, seq)[start : min(start + size, n)] for name, x in arrays.items()}
             content = tuple(x.tobytes() for x in held.values())
-            is_full = start + size <= n
+            is_full = cache.shared and start + size <= n
             tables[-1].append(known.get(content, len(pages)) if is_full else len(pages))
             if tables[-1][-1] == len(pages):
                 pages.append(held)

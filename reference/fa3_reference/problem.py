@@ -26,7 +26,7 @@ Dtype = Literal["fp16", "bf16", "e4m3"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
 MAX_HEAD_DIM_V = 512
-SERVING = ("sinks", "attention_chunk", "qv", "cache")
+SERVING = ("sinks", "attention_chunk", "qv", "cache")  # fields that are left out where they are not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +183,40 @@ class AttentionProblem:
         if self.cache is not None:
             self.cache.check_fits(self)
 
-    def check_plain(self, who: str) -> None:
-        """Check that a problem has none of the fields that serving needs, for one who does not know them.
+    @property
+    def serving(self) -> frozenset[str]:
+        """What a kernel must have to serve this problem: ``sinks``, ``attention_chunk``, ``qv``, and of caches
+        ``seqused_k``, ``paged``, ``append``, ``rotary``, ``leftpad`` and ``batch_idx``.
+        """
+        needs = {"sinks": self.sinks, "attention_chunk": self.attention_chunk > 0, "qv": self.qv}
+        if (cache := self.cache) is not None:
+            needs |= {
+                "seqused_k": not cache.page_size,
+                "paged": cache.page_size > 0,
+                "append": any(cache.new),
+                "rotary": cache.rotary_dim > 0,
+                "leftpad": any(cache.leftpad),
+                "batch_idx": cache.indexed,
+            }
+        return frozenset(name for name, needed in needs.items() if needed)
+
+    def check_plain(self, who: str, knows: frozenset[str] = frozenset()) -> None:
+        """Check that a problem needs nothing to serve it that somebody does not know.
 
         Parameters
         ----------
         who : str
             Who that is, in words.
+        knows : frozenset of str
+            What of :attr:`serving` is known to whom.
 
         Raises
         ------
         ValueError
             If the problem has one.
         """
-        given = [name for name in SERVING if getattr(self, name)]
-        _check(not given, f"{who} does not know {', '.join(given)}")
+        unknown = sorted(self.serving - knows)
+        _check(not unknown, f"{who} does not know {', '.join(unknown)}")
 
     def _check_varlen(self) -> None:
         if self.seqlens_q is None and self.seqlens_k is None:

@@ -204,5 +204,6 @@ def test_a_batched_problem_has_no_cache_and_a_table_stays_inside():
 
 def test_what_does_not_know_caches_refuses_them():
     problem = AttentionProblem.varlen((1,), (40,), **SIZES, cache=Cache(16))
-    with pytest.raises(ValueError, match=r"does not know cache$"):
-        default_config(problem)
+    default_config(problem)
+    with pytest.raises(ValueError, match=r"flash3 does not know paged$"):
+        default_config(problem, family="flash3")

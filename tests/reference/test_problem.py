@@ -83,9 +83,8 @@ def test_what_does_not_know_a_field_of_serving_refuses_it(change):
     problem = AttentionProblem(**(SMALL | change))
     (name,) = change.keys() - {"head_dim_v"}
     for asked in (
-        default_config,
-        config_of,
-        lambda problem: traits_of(OURS).check_reproduced(problem),
+        lambda problem: default_config(problem, family="flash2"),
+        lambda problem: traits_of("flash2").check_reproduced(problem),
         lambda problem: backward_config(problem, family="flash3.dew"),
         check_forward,
         check_backward,
@@ -93,6 +92,14 @@ def test_what_does_not_know_a_field_of_serving_refuses_it(change):
         asked(AttentionProblem(**SMALL))
         with pytest.raises(ValueError, match=f"does not know {name}$"):
             asked(problem)
+
+
+@pytest.mark.parametrize("change", [{"attention_chunk": 2}, {"head_dim_v": 32, "qv": True}])
+def test_our_kernels_refuse_what_of_serving_they_do_not_know(change):
+    for asked in (default_config, config_of, traits_of(OURS).check_reproduced):
+        asked(AttentionProblem(**SMALL, sinks=True))
+        with pytest.raises(ValueError, match="does not know"):
+            asked(AttentionProblem(**(SMALL | change)))
 
 
 def test_a_problem_survives_json():

@@ -145,8 +145,9 @@ class Config:
         channels = 16 if self.is_fp8 else 8
         keys = K_STEP[self.dtype]
         named = self.num_consumer_warpgroups
-        is_size = 0 < head_dim <= MAX_HEAD_DIM and head_dim % channels == 0
-        require(is_size, f"head_dim must be a multiple of {channels} in [1, {MAX_HEAD_DIM}], got {head_dim}")
+        most = MAX_HEAD_DIM if self.traits.is_built_here else self.traits.head_dims(self.is_fp8)[-1]
+        is_size = 0 < head_dim <= most and head_dim % channels == 0
+        require(is_size, f"head_dim must be a multiple of {channels} in [1, {most}], got {head_dim}")
         is_size = 0 < self.head_dim_v <= head_dim and self.head_dim_v % channels == 0
         rule = f"head_dim_v must be a multiple of {channels} in [1, {head_dim}], got {self.head_dim_v}"
         require(is_size, rule)
@@ -333,8 +334,8 @@ def default_config(
 ) -> Config:
     """Return what a family ships for a problem, with some fields changed.
 
-    Where a family promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of
-    the output at 8k keys when V has mean 1.
+    Where ours promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
+    output at 8k keys when V has mean 1.
 
     Parameters
     ----------
@@ -367,7 +368,7 @@ def default_config(
     (128, 128, 128)
     """
     traits = traits_of(family)
-    problem.check_plain(family)
+    problem.check_plain(family, traits.serving)
     is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:
@@ -385,7 +386,7 @@ def default_config(
         head_dim,
         tile_m,
         tile_n,
-        promotion_interval=min(128, tile_n) if is_fp8 and traits.promotes else 0,
+        promotion_interval=min(traits.promoted_keys, tile_n) if is_fp8 and traits.promotes else 0,
         num_splits=num_splits,
         pack_gqa=traits.packs(problem, tile_m, num_splits),
         pingpong=shipped.pingpong,

@@ -133,6 +133,8 @@ class Traits:
         Whether a tile must have a power of two of keys; otherwise any multiple that wgmma takes.
     promotes : bool
         Whether e4m3 sums P V in parts, which are added to an accumulator in fp32.
+    promoted_keys : int
+        Keys of such a part, or those of a smaller tile, unless a caller chooses.
     transposes_v : bool
         Whether the producer transposes V of e4m3, which wgmma reads along the keys alone.
     tile_order : {"longest first", "a CTA each"}
@@ -162,6 +164,8 @@ class Traits:
         Whether the twin computes its bits, as recorded outputs show.
     features : frozenset of str
         What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
+    serving : frozenset of str
+        What of :attr:`fa3_reference.problem.AttentionProblem.serving` it has and the twin reproduces.
     choices : frozenset of str
         Fields of a configuration that a caller of the family chooses.
     refuses : callable
@@ -187,6 +191,7 @@ class Traits:
     pads_head_dim: bool = False
     builds_powers_of_two: bool = False
     promotes: bool = False
+    promoted_keys: int = 128
     transposes_v: bool = True
     tile_order: Literal["longest first", "a CTA each"] = "longest first"
     pads_group: bool = False
@@ -200,6 +205,7 @@ class Traits:
     is_built_here: bool = False
     is_reproduced: bool = False
     features: frozenset[str] = frozenset()
+    serving: frozenset[str] = frozenset()
     choices: frozenset[str] = frozenset()
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     backward: Backward | None = None
@@ -240,7 +246,7 @@ class Traits:
 
     def check_reproduced(self, problem: AttentionProblem) -> None:
         """Raise ValueError for a problem whose bits the twin does not know."""
-        problem.check_plain(f"the twin of {self.title}")
+        problem.check_plain(f"the twin of {self.title}", self.serving)
         rule = self.refuses(problem) if self.is_reproduced else "no bits of this family are known"
         if rule:
             raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")

@@ -42,6 +42,19 @@ def _first_good(tiles: int, sms: int, most: int, is_eligible: Callable[[int], bo
     return next((splits for splits, found in efficiency.items() if found >= _GOOD * best), 1)
 
 
+def flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
+    """Tell whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is
+    dense.
+
+    A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
+    """
+    left, right = problem.window
+    left = -1 if left >= problem.seqlen_k - 1 else left
+    right = -1 if right >= problem.seqlen_q - 1 else right
+    is_causal = (problem.causal and not (problem.seqlen_q == 1 and left == right == -1)) or right == 0
+    return is_causal, left >= 0 or (right >= 0 and not is_causal)
+
+
 def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
     """Return what FlashAttention-3 takes for num_splits = 0; of packed sequences the most that one alone would take.
 

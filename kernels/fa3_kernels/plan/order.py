@@ -79,6 +79,14 @@ class Order:
         A format that P is rounded to before the operands'; "fp32" leaves it unrounded, which the tensor core cannot.
     p_rounding : {"nearest", "toward_zero"}
         How P is rounded; toward zero makes every output too small.
+    key_tiles : {"from_first_key", "from_window"}
+        Whether the key tiles of a row tile are counted from the first key, or from the first one that the window of its
+        first row leaves, so that a window of 128 keys meets one tile less.
+    contracts_promotion : bool
+        Whether a promoted O takes its factor and a block's first part by one fma, or is rounded between.
+    sinks_without_keys : bool
+        Whether a row whose tile visits no key block sees its sink, which its lse then is, or is empty; one that sees no
+        key in a tile that visits some sees it anyway.
 
     Raises
     ------
@@ -112,6 +120,9 @@ class Order:
     accumulator: Literal["wgmma", "fp32"] = "wgmma"
     probabilities: Literal["", "fp16", "bf16", "fp32"] = ""
     p_rounding: Literal["nearest", "toward_zero"] = "nearest"
+    key_tiles: Literal["from_first_key", "from_window"] = "from_first_key"
+    contracts_promotion: bool = True
+    sinks_without_keys: bool = True
 
     def __post_init__(self) -> None:
         if self.probabilities == "fp32" and self.accumulator != "fp32":
@@ -152,6 +163,8 @@ class Order:
             lse="together" if self.lse.startswith("log2") else "apart",
             combine="lse" if self.combine == "flash2" else "sum",
             row_sum_of=self.row_sum_of,
+            key_tiles=self.key_tiles,
+            promotion="fused" if self.contracts_promotion else "rounded",
         )
 
 

@@ -7,7 +7,7 @@ padded to a power of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -84,12 +84,17 @@ class Mask:
         stop = self.seqlen_k
         if self.right >= 0:
             stop = min(stop, int(positions.max()) + self.offset + self.right + 1)
-        start = 0
-        if self.left >= 0:
-            start = max(0, int(positions.min()) + self.offset - self.left)
-        n_min = start // tile_n
+        n_min = self.first_key(positions) // tile_n
         n_max = -(-max(stop, 0) // tile_n)
         return range(n_min, max(n_min, n_max))
+
+    def first_key(self, positions: np.ndarray) -> int:
+        """First key that some row of the tile can see, or that would be it."""
+        return max(0, int(positions.min()) + self.offset - self.left) if self.left >= 0 else 0
+
+    def from_key(self, start: int) -> Mask:
+        """The mask of the keys from ``start`` on, which are then counted from 0."""
+        return replace(self, seqlen_k=max(0, self.seqlen_k - start), offset=self.offset - start)
 
     def hidden(self, positions: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
         """Elements of a tile to mask, bool (rows, columns); None when every one is visible."""

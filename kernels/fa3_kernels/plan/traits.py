@@ -12,11 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
-from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
+from fa3_kernels.plan.heuristics import (
+    flash2_splits,
+    flash3_mask,
+    flash3_packs,
+    flash3_sequence_splits,
+    flash3_splits,
+)
 from fa3_kernels.plan.learned import SUFFIX, traits_of_file
 from fa3_kernels.plan.order import OUR_BACKWARD_ORDER, BackwardOrder, Order
+from fa3_kernels.plan.serving import sglang_tile, vllm_tile
 from fa3_reference.problem import AttentionProblem
 
 
@@ -46,22 +54,9 @@ def _broken(*rules: tuple[bool, str]) -> str:
     return "; ".join(rule for is_broken, rule in rules if is_broken)
 
 
-def _flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
-    """Tell whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is
-    dense.
-
-    A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
-    """
-    left, right = problem.window
-    left = -1 if left >= problem.seqlen_k - 1 else left
-    right = -1 if right >= problem.seqlen_q - 1 else right
-    is_causal = (problem.causal and not (problem.seqlen_q == 1 and left == right == -1)) or right == 0
-    return is_causal, left >= 0 or (right >= 0 and not is_causal)
-
-
 def _flash3_tile(problem: AttentionProblem, size: Size) -> Shipped:
     """Upstream hopper/tile_size.h for 16 bits."""
-    is_causal, is_local = _flash3_mask(problem)
+    is_causal, is_local = flash3_mask(problem)
     if problem.head_dim <= 64 < problem.head_dim_v:
         return _FLASH3_WIDE_V
     if problem.dtype != "e4m3" and 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128 and not is_local:
@@ -76,8 +71,9 @@ def _flash3_refuses(problem: AttentionProblem) -> str:
     v = problem.head_dim_v
     is_fp8 = problem.dtype == "e4m3"
     is_pair = d == v or (128 < d <= 192 and 96 < v <= 128) or (d <= 64 < v and not is_fp8)
+    is_pair = (d, v) == (576, 512) if problem.qv else is_pair and max(d, v) <= 256
     return _broken(
-        (is_fp8 and _flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
+        (is_fp8 and flash3_mask(problem)[1], "no build with windows for e4m3 was recorded"),
         (not is_pair, f"no kernel has head_dim {d} with head_dim_v {v} for {problem.dtype}"),
     )
 
@@ -92,6 +88,7 @@ _WIDE = Shipped(192, 128)
 _WIDE_SHARED = Shipped(192, 128, pv_from_registers=False)
 _SQUARE = Shipped(128, 128)
 _NARROW = Shipped(128, 64)
+_SHORT = Shipped(64, 64, pingpong=False, pv_from_registers=False)
 _NARROW_FREE = Shipped(128, 64, pingpong=False)
 _ALWAYS = (True, True)
 _NEVER = (False, False)
@@ -166,6 +163,9 @@ _FLASH3: Sizes = {
         (True, 256, (100, 77), Shipped(128, 128), Shipped(128, 64), 0.12),
     )
 }
+# Q and K of 64 channels, and V of 512 that is the rest of K (qv).
+_ABSORBED = Size(_SHORT, _SHORT, rows=(64,))
+_FLASH3_SERVING: Sizes = {**_FLASH3, (False, 576): _ABSORBED}
 _DEW_SIZES = tuple((False, d) for d in (64, 128, 192, 256))
 _FLASH3_WIDE_V = Shipped(128, 96)  # 16 bits, head_dim 64 with a larger head_dim_v
 _FLASH3_NARROW_V = Shipped(128, 128, pingpong=False)  # 16 bits, head_dim 192 with head_dim_v of at most 128
@@ -183,7 +183,7 @@ _REGISTERS = {
 _FLASH3_TRAITS = Traits(
     "FlashAttention-3",
     "fa3-fwd 0.0.3; fp16 and windows as dew-flash-attn-cu13 0.3.6",
-    _FLASH3,
+    _FLASH3_SERVING,
     tile=_flash3_tile,
     registers=_REGISTERS,
     pads_head_dim=True,
@@ -205,9 +205,72 @@ _FLASH3_TRAITS = Traits(
     packs=flash3_packs,
     is_reproduced=True,
     features=frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}),
+    serving=frozenset({"qv", "seqused_k", "append", "rotary", "leftpad", "batch_idx"}),
     choices=frozenset({"num_splits", "pack_gqa"}),
     refuses=_flash3_refuses,
 )
+
+
+def _serving_refuses(problem: AttentionProblem) -> str:
+    """Return what no output of a serving build was compared of."""
+    sizes = (576, 512) if problem.qv else (128, 128)
+    is_fp8 = problem.dtype == "e4m3"
+    is_other = problem.window != (-1, -1) or problem.sinks
+    return _broken(
+        ((problem.head_dim, problem.head_dim_v) != sizes, "head_dim 128, and 64 with V of 512, alone were compared"),
+        (problem.softcap > 0, "no output with softcap was compared"),
+        (is_fp8 and is_other, "no output of e4m3 with windows or sinks was compared"),
+    )
+
+
+def _serving(title: str, version: str, sizes: Sizes, **changes: Any) -> Traits:
+    """Return FlashAttention-3 as somebody else builds it, to serve: tiles of 64 rows, key tiles that begin where a
+    window does, and no fp16 that was recorded.
+    """
+    rows = {key: size if size is _ABSORBED else replace(size, rows=(64, 128, 192)) for key, size in sizes.items()}
+    return replace(
+        _FLASH3_TRAITS,
+        title=f"FlashAttention-3 of {title}",
+        version=version,
+        sizes=rows,
+        dtypes=("bf16", "e4m3"),
+        order=replace(
+            _FLASH3_TRAITS.order, key_tiles="from_window", contracts_promotion=False, sinks_without_keys=False
+        ),
+        features=frozenset({"causal", "window", "varlen", "gqa"}),
+        refuses=_serving_refuses,
+        **changes,
+    )
+
+
+def _is_paged(problem: AttentionProblem) -> bool:
+    return problem.cache is not None and problem.cache.page_size > 0
+
+
+def _vllm(is_paged: bool) -> Traits:
+    return _serving(
+        "vLLM",
+        "vllm 0.33.0" + ", over pages" * is_paged,
+        _FLASH3_SERVING,
+        tile=lambda problem, size: (
+            size.shipped if size is _ABSORBED else vllm_tile(problem, is_paged or _is_paged(problem))
+        ),
+        promotes=True,
+        promoted_keys=256,
+        serving=frozenset({"sinks", "qv", "paged", "seqused_k", "leftpad", "batch_idx"}),
+    )
+
+
+def _sglang(is_paged: bool) -> Traits:
+    return _serving(
+        "SGLang",
+        "sglang-kernel 0.4.5" + ", over pages" * is_paged,
+        {key: size for key, size in _FLASH3_SERVING.items() if key[1] in (128, 576)},
+        tile=lambda problem, size: (
+            size.shipped if size is _ABSORBED else sglang_tile(problem, is_paged or _is_paged(problem))
+        ),
+        serving=_FLASH3_TRAITS.serving | {"sinks", "paged"},
+    )
 
 
 def _flash3_backward_refuses(problem: AttentionProblem) -> str:
@@ -312,6 +375,7 @@ FAMILIES: Mapping[str, Traits] = {
                 "block_descale",
             }
         ),
+        serving=frozenset({"sinks", "paged", "seqused_k", "append", "rotary", "leftpad", "batch_idx"}),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
         backward=Backward(
             tiles={
@@ -337,6 +401,10 @@ FAMILIES: Mapping[str, Traits] = {
         backward=_FLASH3_BACKWARD,
         packs=lambda problem, tile_m, num_splits: False,
     ),
+    "vllm": _vllm(False),
+    "vllm.paged": _vllm(True),
+    "sglang": _sglang(False),
+    "sglang.paged": _sglang(True),
     "flash4": replace(
         _FLASH3_TRAITS,
         title="FlashAttention-4",

@@ -15,9 +15,8 @@ import numpy as np
 
 from fa3_kernels.twin import float32, libdevice, mufu
 from fa3_kernels.twin.arithmetic import Arithmetic
-from fa3_kernels.twin.softmax import LN2, NEG_INF
+from fa3_kernels.twin.softmax import LN2, LOG2_E, NEG_INF
 
-LOG2_E = np.float32(1.4426950408889634)
 _THREADS_OF_FLASH2 = 128
 
 

@@ -34,10 +34,12 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.order import Order
 from fa3_kernels.plan.tiles import Mask, RowTile, mask_of, row_tiles, split_ranges
 from fa3_kernels.twin import convert, float32, mufu, softmax
+from fa3_kernels.twin.append import rotated
 from fa3_kernels.twin.arithmetic import Arithmetic, Source
 from fa3_kernels.twin.combine import combine
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b
 from fa3_kernels.twin.wgmma_exact import tensor_format
+from fa3_reference.cache import query_positions, rotary_tables
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
 LOG2_E = 1.4426950408889634
@@ -59,6 +61,14 @@ class _KeySide:
     v: OperandB
     k_descale: np.ndarray  # float32 (blocks,)
     v_descale: np.ndarray
+
+
+class _Queries(NamedTuple):
+    """Rows of a tile: Q, and for each row its descale and the score of its sink, float32 (rows,)."""
+
+    q: Operand
+    descale: np.ndarray
+    sink: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +150,14 @@ def forward(
     config = config or default_config(problem)
     operands.check(problem)
     _check_supported(problem, operands, config)
+    operands = _rotated(problem, operands)
     arithmetic = Arithmetic(problem.dtype, ideal, order or config.traits.order)
     kernel = _Attention(config, arithmetic, problem.softmax_scale, problem.softcap)
     out_format = np.float32 if "output" in ideal else tensor_format(config.out_dtype).dtype
     out = np.zeros(problem.out_shape, dtype=out_format)
     lse = np.full(problem.lse_shape, -np.inf, np.float32)
-    if not any(seq.seqlen_k for seq in problem.sequences()):
+    sees_sinks = operands.sinks is not None and kernel.order.sinks_without_keys
+    if not sees_sinks and not any(seq.seqlen_k for seq in problem.sequences()):
         lse[...] = kernel.order.lse_without_keys
         return Forward(out, lse)
     splits = config.traits.sequence_splits(problem, config)
@@ -154,6 +166,23 @@ def forward(
         for kv_head in range(problem.nheads_kv if seq.seqlen_q else 0):
             _run_kv_head(problem, operands, one, seq, kv_head, out, lse)
     return Forward(out, lse)
+
+
+def _rotated(problem: AttentionProblem, operands: Operands) -> Operands:
+    """Return Q and appended keys as the call rotates them, by position, before it attends to the cache."""
+    cache = problem.cache
+    if cache is None or not cache.rotary_dim:
+        return operands
+    q, k = operands.q.copy(), operands.k.copy()
+    cos, sin = rotary_tables(problem)
+    for seq, before in zip(problem.sequences(), cache.before(problem), strict=True):
+        for rows, positions in (
+            (problem.rows_q(q, seq), query_positions(problem, seq, before)),
+            (problem.rows_k(k, seq)[before:], np.arange(before, seq.seqlen_k)),
+        ):
+            tables = (table[positions][:, None] for table in (cos, sin))
+            rows[...] = rotated(rows, *tables, is_interleaved=cache.interleaved)
+    return replace(operands, q=q, k=k)
 
 
 def _check_supported(problem: AttentionProblem, operands: Operands, config: Config) -> None:
@@ -190,7 +219,7 @@ def _run_kv_head(
     group = problem.group
     k = problem.rows_k(operands.k, seq)[:, kv_head]  # (seqlen_k, head_dim)
     v = problem.rows_k(operands.v, seq)[:, kv_head]
-    keys = _key_side(k, v, operands, seq, kv_head, kernel)
+    whole = _key_side(k, v, operands, seq, kv_head, kernel)
     heads = np.arange(group) + kv_head * group
     q = problem.rows_q(operands.q, seq)  # (seqlen_q, nheads, head_dim)
     out_rows = problem.rows_q(out, seq)
@@ -200,9 +229,12 @@ def _run_kv_head(
     for tile in row_tiles(seq.seqlen_q, group, **packing):
         tile_heads = heads[tile.heads]
         q_rows = _padded(_folded(q[tile.positions, tile_heads], kernel), columns=_compiled(problem.head_dim, kernel))
-        q_tile = operand(q_rows, config.dtype)
         q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
-        o, tile_lse = _run_tile(q_tile, keys, tile, mask, q_descale, kernel)
+        sink = None if operands.sinks is None else operands.sinks[tile_heads]
+        queries = _Queries(operand(q_rows, config.dtype), q_descale, sink)
+        start = mask.first_key(tile.positions) if kernel.order.key_tiles == "from_window" else 0
+        keys = _key_side(k[start:], v[start:], operands, seq, kv_head, kernel) if start else whole
+        o, tile_lse = _run_tile(queries, keys, tile, mask.from_key(start), kernel)
         out_rows[tile.positions, tile_heads] = kernel.arithmetic.encode_output(o, config.out_dtype)
         unit = softmax.lse_unit(kernel.order)
         lse_rows[tile_heads, tile.positions] = tile_lse * unit
@@ -243,7 +275,7 @@ def _key_side(
     k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Attention
 ) -> _KeySide:
     config = kernel.config
-    blocks = max(1, -(-seq.seqlen_k // config.tile_n))
+    blocks = max(1, -(-len(k) // config.tile_n))
     rows = blocks * config.tile_n
     k = _padded(k, rows=rows, columns=_compiled(k.shape[1], kernel))
     v = _padded(v, rows=rows)
@@ -275,23 +307,28 @@ def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.
 
 
 def _run_tile(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention
+    queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`."""
+    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`.
+
+    Of several parts the first one takes the sinks.
+    """
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
     if kernel.config.num_splits == 1:
-        return _run_blocks(q, keys, tile, mask, q_descale, kernel, blocks)
+        return _run_blocks(queries, keys, tile, mask, kernel, blocks)
     if kernel.order.splits_visible:
         parts = split_ranges(blocks, kernel.config.num_splits)
     else:
         every = split_ranges(range(keys.k_descale.size), kernel.config.num_splits)
         parts = [range(max(p.start, blocks.start), min(p.stop, blocks.stop)) for p in every]
-    o, lse = zip(*(_run_blocks(q, keys, tile, mask, q_descale, kernel, part) for part in parts), strict=True)
+    each = [queries, *[queries._replace(sink=None)] * (len(parts) - 1)]
+    found = (_run_blocks(x, keys, tile, mask, kernel, part) for x, part in zip(each, parts, strict=True))
+    o, lse = zip(*found, strict=True)
     return combine(np.stack(o), np.stack(lse), kernel.arithmetic, kernel.config.head_dim)
 
 
 def _run_blocks(
-    q: Operand, keys: _KeySide, tile: RowTile, mask: Mask, q_descale: np.ndarray, kernel: _Attention, blocks: range
+    queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
     """The main loop over key blocks and its epilogue."""
     arithmetic = kernel.arithmetic
@@ -300,10 +337,10 @@ def _run_blocks(
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
     pending: tuple[np.ndarray, np.ndarray, int] | None = None  # its P and rescale, when P V waits for the next S
-    unit = np.ones_like(q_descale)  # of the block visited last
+    unit = np.ones_like(queries.descale)  # of the block visited last
     for block in reversed(blocks) if kernel.order.keys == "right_to_left" else blocks:
-        c = _factor(q_descale, keys, block, kernel)
-        s, unit = _scores(q, keys, block, c, kernel)
+        c = _factor(queries.descale, keys, block, kernel)
+        s, unit = _scores(queries.q, keys, block, c, kernel)
         if pending is not None:
             o = _accumulate(o, keys, *pending, kernel)
             pending = None
@@ -318,6 +355,8 @@ def _run_blocks(
         previous = block
     if pending is not None:
         o = _accumulate(o, keys, *pending, kernel)
+    if queries.sink is not None and (previous is not None or kernel.order.sinks_without_keys):
+        softmax.take_sink(state, queries.sink, unit, kernel.p_offset_log2, arithmetic)
     empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
     inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
@@ -384,7 +423,10 @@ def _accumulate(
             part = encoded[:, start:stop]
             if not kernel.promotion_interval:
                 o = arithmetic.accumulate(part_p, part, v, arithmetic.flushed(o * rescale[:, None]))
+                continue
+            chain = arithmetic.accumulate(part_p, part, v, None)
+            if start == 0 and kernel.order.contracts_promotion:
+                o = float32.fma(o, rescale[:, None], chain)
             else:
-                chain = arithmetic.accumulate(part_p, part, v, None)
-                o = float32.fma(o, rescale[:, None], chain) if start == 0 else o + chain
+                o = arithmetic.flushed((arithmetic.flushed(o * rescale[:, None]) if start == 0 else o) + chain)
         return o

@@ -29,6 +29,7 @@ from fa3_kernels.twin.arithmetic import Arithmetic
 
 NEG_INF = np.float32(-np.inf)
 LN2 = np.float32(0.6931471805599453)
+LOG2_E = np.float32(1.4426950408889634)
 
 
 def capped(s: np.ndarray, factor: np.ndarray | np.float32, ex2: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -134,6 +135,28 @@ def _add(sums: np.ndarray, alpha: np.ndarray, p: np.ndarray, arithmetic: Arithme
     if order.row_sum == "block_row":
         block = np.repeat(float32.quad_sum(block)[:, None], 4, axis=1)
     return grown(block)
+
+
+def take_sink(state: RowState, sink: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic) -> None:
+    """Add the weight of each row's sink, ex2(log2(e) * sink - M), to its row sum, once the keys are summed.
+
+    Parameters
+    ----------
+    sink : float32 (rows,)
+        Scores in nats, which neither scale nor softcap changes.
+    c : float32 (rows,)
+        As of the block visited last. The maximum of a row that saw no key becomes 0.
+    """
+    order = arithmetic.order
+    with np.errstate(invalid="ignore", over="ignore"):
+        state.row_max = np.where(state.row_max == NEG_INF, np.float32(0), state.row_max)
+        base = state.row_max
+        if order.maxima == "unscaled":
+            base = float32.fma(base, c, np.full_like(c, -p_offset_log2))
+        exponent = float32.fma(np.full_like(sink, LOG2_E), sink, -base)
+        row_sum = float32.quad_sum(state.thread_sums, far_first=order.quad == "far_first")
+        row_sum = arithmetic.flushed(row_sum + arithmetic.ex2(arithmetic.flushed(exponent)))
+    state.thread_sums = np.stack([row_sum, *np.zeros((3, row_sum.size), np.float32)], axis=1)
 
 
 def finalize(

@@ -344,6 +344,8 @@ def _accumulate(o: Interval, p: Interval, rescale: Interval, v: np.ndarray, mode
     if not interval:
         return Interval(*multiply_between(p.low, p.high, v, model.core, *(_f32(end) for end in moved)))
     one = np.ones(1)
+    if model.order.promotion == "rounded":
+        moved = moved.each(_f32)
     for start in range(0, len(v), interval):
         ks = slice(start, start + interval)
         part = multiply_between(p.low[:, ks], p.high[:, ks], v[ks], model.core)

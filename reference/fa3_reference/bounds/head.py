@@ -253,11 +253,11 @@ def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, sli
     for t in np.unique(tile):
         ends = np.array([t * model.tile_m // group, min((t + 1) * model.tile_m - 1, seq.seqlen_q * group - 1) // group])
         first, stop = problem.visible_keys(ends, seq.seqlen_q, seq.seqlen_k)
-        start = int(first[0]) // model.tile_n * model.tile_n
-        yield (
-            rows[tile == t],
-            slice(start, max(start, min(-(-int(stop[1]) // model.tile_n) * model.tile_n, seq.seqlen_k))),
-        )
+        start = int(first[0])
+        if model.order.key_tiles == "from_first_key":
+            start = start // model.tile_n * model.tile_n
+        visited = max(0, -(-(int(stop[1]) - start) // model.tile_n)) * model.tile_n
+        yield rows[tile == t], slice(start, max(start, min(start + visited, seq.seqlen_k)))
 
 
 def key_parts(visited: slice, model: KernelModel) -> list[list[slice]]:

@@ -48,6 +48,12 @@ class SoftmaxOrder:
     row_sum_of : {"weights", "rounded"}
         Whether the row sum adds the weights, or what they are once rounded to P's format. Rounded ones give an exact
         mean of V rows, and an lse that is off by their rounding.
+    key_tiles : {"from_first_key", "from_window"}
+        Whether the key tiles of a row tile are counted from the first key of its sequence, or from the first key that
+        the window of its first row leaves.
+    promotion : {"fused", "rounded"}
+        Whether a promoted O takes its factor and a block's first part in one fused operation, or is rounded between.
+        The a-priori bound charges both roundings either way.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"
@@ -60,6 +66,8 @@ class SoftmaxOrder:
     lse: Literal["together", "apart"] = "together"
     combine: Literal["sum", "lse"] = "sum"
     row_sum_of: Literal["weights", "rounded"] = "weights"
+    key_tiles: Literal["from_first_key", "from_window"] = "from_first_key"
+    promotion: Literal["fused", "rounded"] = "fused"
 
     def __post_init__(self) -> None:
         if self.row_sum_of == "rounded" and self.weights != "running":

@@ -267,3 +267,30 @@ def test_a_split_with_nan_makes_the_combined_row_the_devices_nan():
         o, merged = combine(np.ones((3, 1, 2), F32), lse[order], Arithmetic("fp16"))
         assert merged.view(np.uint32).tolist() == [0x7FFFFFFF]
         assert np.isnan(o).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_rows_with_sinks_lie_within_the_bound_and_without_keys_have_the_lse_of_their_sink(dtype, num_splits):
+    """A sink that takes nearly all, one that takes little, and one that is none; the second sequence has no keys."""
+    problem = AttentionProblem.varlen((70, 3), (300, 0), nheads=3, nheads_kv=1, head_dim=64, dtype=dtype, sinks=True)
+    given_operands = replace(operands(problem), sinks=np.array([9.0, 1.5, -np.inf], F32))
+    config = default_config(problem, num_splits=num_splits)
+    out, lse = forward(problem, given_operands, config)
+    truth = attention(problem, *given_operands.dequantized(problem))
+    bound = forward_bound(problem, given_operands, config.traits.kernel_model(config))
+    assert np.all(np.abs(out.astype(np.float64) - truth.out) <= bound.out)
+    seen = np.isfinite(truth.lse)
+    assert np.all(np.abs(lse[seen] - truth.lse[seen]) <= bound.lse[seen])
+    assert np.array_equal(lse[~seen], truth.lse[~seen])
+    assert np.array_equal(~seen, [[False] * 73, [False] * 73, [False] * 70 + [True] * 3])
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+def test_a_sink_that_is_none_changes_no_bit(dtype):
+    problem = AttentionProblem(1, 2, 1, 40, 200, 64, dtype=dtype, causal=True)
+    plain = forward(problem, operands(problem))
+    none = replace(operands(problem), sinks=np.full(2, -np.inf, F32))
+    found = forward(replace(problem, sinks=True), none)
+    assert np.array_equal(plain.out.view(np.uint16), found.out.view(np.uint16))
+    assert np.array_equal(plain.lse, found.lse)

@@ -1,0 +1,213 @@
+"""Laws about calls that serve: where keys lie is nobody's business, an appended key is a key, and so is a sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.cache import Cache, in_cache
+from fa3_reference.formats import FORMATS
+from fa3verify.cases.case import Case
+from fa3verify.cases.space import PAGE_SIZES
+from fa3verify.kernels.record import Candidate
+from fa3verify.properties.compare import Found, agree, called, same_bits, slack, within
+from fa3verify.properties.law import Drawn, Setup, Trial, Untaken
+from fa3verify.properties.trials import Wanted, drawn, law, needs
+
+_SCORES = (0, 3, -3, 20, -40)  # of a sink, in nats
+_MOST_PAGE = 1024
+
+
+def _stored(setup: Setup, cache: Cache) -> Setup:
+    """Return the call with its keys in a cache."""
+    problem, operands = in_cache(setup.problem, setup.operands, cache)
+    return setup._replace(problem=problem, operands=operands)
+
+
+def _same(setup: Setup, other: Setup, what: str) -> Found:
+    """Compare two calls whose arithmetic is the same: bit for bit, or as two runs of one call may differ."""
+    got = other.run()
+    expected = setup.run()
+    allowed = slack(setup)
+    yield within(what, got, expected, allowed) if allowed else same_bits(what, got, expected)
+
+
+def _sizes(candidate: Candidate) -> tuple[int, ...]:
+    """Keys of a page that a kernel takes; 0 of one that takes rows alone."""
+    return (candidate.page_sizes or PAGE_SIZES) if "paged" in candidate.features else (0,)
+
+
+def _pages(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+    sizes = st.sampled_from(_sizes(candidate))
+    return {"page_size": draw(sizes), "other_size": draw(sizes), "seed": draw(st.integers(1, 99))}
+
+
+def _page(trial: Trial, name: str = "page_size") -> int:
+    return trial.integer(name, 0, _MOST_PAGE)
+
+
+def _behind(setup: Setup, trial: Trial) -> Found:
+    plain = _stored(setup, Cache(_page(trial)))
+    poisoned = _stored(setup, Cache(_page(trial), behind="nan"))
+    yield from _same(plain, poisoned, "NaN behind every sequence and in spare pages against other garbage there")
+
+
+def _anywhere(setup: Setup, trial: Trial) -> Found:
+    seed = trial.integer("seed", 1, 99)
+    yield from _same(_stored(setup, Cache(_page(trial))), _stored(setup, Cache(_page(trial), seed=seed)), "moved pages")
+
+
+def _shared(setup: Setup, trial: Trial) -> Found:
+    problem, operands = in_cache(setup.problem, setup.operands, Cache(_page(trial)))
+    arrays = {"k": operands.k.copy(), "v": operands.v.copy()}
+    first, *others = problem.sequences()
+    for seq in others:  # all begin as the first one does
+        n = min(first.seqlen_k, seq.seqlen_k)
+        for x in arrays.values():
+            problem.rows_k(x, seq)[:n] = problem.rows_k(x, first)[:n]
+    alike = setup._replace(problem=problem, operands=replace(operands, **arrays))
+    apart = alike._replace(problem=replace(problem, cache=Cache(_page(trial), shared=False)))
+    yield from _same(apart, alike, "pages that sequences share against a copy for each")
+
+
+def _any_size(setup: Setup, trial: Trial) -> Found:
+    calls = [called(_stored(setup, Cache(_page(trial, name)))) for name in ("page_size", "other_size")]
+    yield agree(trial, "pages of another size", got=calls[1], expected=calls[0])
+
+
+def _rows(setup: Setup, trial: Trial) -> Found:
+    calls = [called(_stored(setup, Cache(size))) for size in (0, _page(trial))]
+    yield agree(trial, "keys in pages against keys in rows", got=calls[1], expected=calls[0])
+
+
+def _appended(setup: Setup, trial: Trial) -> Found:
+    stored = _stored(setup, Cache(_page(trial)))
+    new = tuple(min(seq.seqlen_q, seq.seqlen_k) for seq in stored.problem.sequences())
+    appending = _stored(setup, Cache(_page(trial), new=new))
+    yield agree(trial, f"the last {new} keys appended", got=called(appending), expected=called(stored))
+
+
+def _no_sink(setup: Setup, trial: Trial) -> Found:
+    none = np.full(setup.problem.nheads, -np.inf, np.float32)
+    sunk = setup._replace(problem=replace(setup.problem, sinks=True)).fed(sinks=none)
+    yield agree(trial, "sinks of -inf against none", got=called(sunk), expected=called(setup))
+
+
+def _sink_as_key(setup: Setup, trial: Trial) -> Found:
+    problem = setup.problem
+    score = trial.integer("score", -100, 100)
+    dtype = FORMATS[problem.dtype].dtype
+    along = np.array(score / problem.softmax_scale).astype(dtype)
+    q = setup.operands.q.copy()
+    k = setup.operands.k.copy()
+    q[..., 0] = 1
+    k[..., 0] = 0
+    key = np.zeros((problem.batch, 1, *k.shape[2:]), dtype)
+    key[..., 0] = along
+    value = np.zeros((problem.batch, 1, *setup.operands.v.shape[2:]), dtype)
+    sinks = np.full(problem.nheads, float(along) * problem.softmax_scale, np.float32)
+    sunk = setup._replace(problem=replace(problem, sinks=True)).fed(q=q, k=k, sinks=sinks)
+    longer = setup._replace(problem=replace(problem, seqlen_k=problem.seqlen_k + 1))
+    keyed = longer.fed(q=q, k=np.concatenate([k, key], axis=1), v=np.concatenate([setup.operands.v, value], axis=1))
+    what = f"sinks of {sinks[0]} against a key with that score and V = 0"
+    yield agree(trial, what, got=called(sunk), expected=called(keyed))
+
+
+def _one_chunk(setup: Setup, trial: Trial) -> Found:
+    if any(seq.seqlen_q > seq.seqlen_k for seq in setup.problem.sequences()):
+        raise Untaken("a query in front of the first key is in no chunk")
+    chunked = setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k)))
+    yield agree(trial, "one chunk of all keys against none", got=called(chunked), expected=called(setup))
+
+
+def _is_of_caches(candidate: Candidate) -> bool:
+    return bool({"paged", "seqused_k"} & candidate.features)
+
+
+_SMALL = Wanted(longest_q=16)
+_DENSE = Wanted(masks="none", layout="batched", softcap=False)
+SERVING_LAWS = (
+    law(
+        "what_lies_behind_never_matters",
+        "NaN behind every sequence's keys, in spare pages and in rows of none changes no bit",
+        "exact",
+        _behind,
+        wanted=_SMALL,
+        parameters=_pages,
+        applies=_is_of_caches,
+    ),
+    law(
+        "pages_lie_anywhere",
+        "pages in another order, with other garbage behind, change no bit",
+        "exact",
+        _anywhere,
+        wanted=_SMALL,
+        parameters=_pages,
+        applies=needs("paged"),
+    ),
+    law(
+        "shared_pages_equal_copies",
+        "sequences that share pages of a common prefix give the bits of those that have a copy each",
+        "exact",
+        _shared,
+        wanted=Wanted(longest_q=16, several=True, descales="uniform"),
+        parameters=_pages,
+        applies=needs("paged"),
+    ),
+    law(
+        "pages_of_any_size",
+        "pages of two sizes agree, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _any_size,
+        wanted=_SMALL,
+        parameters=_pages,
+        applies=needs("paged"),
+    ),
+    law(
+        "pages_equal_rows",
+        "keys in pages agree with keys in rows, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _rows,
+        wanted=_SMALL,
+        parameters=_pages,
+        applies=needs("paged", "seqused_k"),
+    ),
+    law(
+        "appended_keys_equal_stored_ones",
+        "a call that appends its keys agrees with one whose cache holds them, bit for bit where claimed, else within "
+        "the sum of both bounds",
+        "agreement",
+        _appended,
+        wanted=_SMALL,
+        parameters=_pages,
+        applies=needs("append"),
+    ),
+    law(
+        "a_sink_of_minus_infinity_is_none",
+        "sinks of -inf agree with none, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _no_sink,
+        wanted=Wanted(),
+        applies=needs("sinks"),
+    ),
+    law(
+        "a_sink_is_a_key_without_value",
+        "a sink agrees with a key that has its score and V = 0, within the sum of both bounds; dense, 16 bits",
+        "agreement",
+        _sink_as_key,
+        wanted=_DENSE,
+        parameters=drawn(score=st.sampled_from(_SCORES)),
+        applies=needs("sinks", dtypes=("fp16", "bf16")),
+    ),
+    law(
+        "one_chunk_is_none",
+        "a chunk that holds all keys agrees with none, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _one_chunk,
+        wanted=Wanted(),
+        applies=needs("attention_chunk"),
+    ),
+)

@@ -1,0 +1,75 @@
+"""A-priori bound of the rounding error of the gradient of sinks: dsink = -sum P_sink (D - dlse) over a head's rows.
+
+P_sink = exp(sink - lse) by one exponential in binary32, D = rowsum(dO O) as of the other gradients (step B3, in
+reference/README.md), products and sums in binary32 in any order, of rows and sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa3_reference.attention import sinks_of
+from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
+from fa3_reference.problem import AttentionProblem, BackwardOperands
+
+_ROUNDINGS = 4  # of an exponent: log2(e) twice, and its two products
+
+
+def sinks_gradient_bound(
+    problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
+) -> NDArray[np.float64]:
+    """Bound the rounding error of the gradient of every sink, of a kernel that is given out and lse.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With sinks.
+    operands : BackwardOperands
+        What the kernel saw; its lse holds the sinks.
+    model : BackwardModel
+        Of the order only that D is of dO and O counts, the additions in it, and the error of the exponential.
+
+    Returns
+    -------
+    float64 array (nheads,)
+        Against :func:`fa3_reference.attention_bwd.sinks_gradient` of the same out and lse, in binary32. inf where a
+        number may overflow or is not finite; 0 for a sink of -inf.
+
+    Raises
+    ------
+    ValueError
+        If the problem has no sinks, or the model has a forward of its own, or a D of P and dP.
+    """
+    if model.forward != "given" or model.dots != "out":
+        raise ValueError("the gradient of sinks is bounded for D of the dO and O that are given")
+    sinks = sinks_of(problem, operands.sinks)[:, None]
+    is_sink = np.logical_not(np.isneginf(sinks))
+    error = np.zeros(problem.nheads)
+    size = np.zeros(problem.nheads)
+    rows = 0
+    with np.errstate(all="ignore"):
+        for seq in problem.sequences():
+            out, dout = (problem.rows_q(x, seq).astype(np.float64) for x in (operands.out, operands.dout))
+            lse = problem.rows_lse(operands.lse, seq).astype(np.float64)  # (nheads, seqlen_q)
+            dlse = np.zeros_like(lse) if operands.dlse is None else problem.rows_lse(operands.dlse, seq)
+            dots = np.sum(out * dout, axis=2).T
+            sizes = np.sum(np.abs(out * dout), axis=2).T
+            depth = model.dots_depth or out.shape[2]
+            flushed = FP32_MIN_NORMAL * (np.sum(np.abs(out) + np.abs(dout), axis=2).T + 2 * out.shape[2])
+            off = (gamma(depth) + 2.0**-44) * sizes + flushed
+            off = off + U_FP32 * (np.abs(dots) + off + np.abs(dlse)) * (operands.dlse is not None)
+            x = (sinks - lse) * LOG2_E
+            reach = (np.abs(sinks) + np.abs(lse)) * LOG2_E
+            shift = LN2 * (gamma(_ROUNDINGS) * reach + U_FP32 * np.abs(x)) + log_error(model.exp_error)
+            p = np.where(is_sink, np.exp2(x), 0.0)
+            p_error = np.where(is_sink, p * np.expm1(shift) + FP32_MIN_NORMAL, 0.0)
+            t = np.abs(dots - dlse)
+            error += np.sum((p + p_error) * off + p_error * t, axis=1)
+            size += np.sum((p + p_error) * (t + off), axis=1)
+            rows += seq.seqlen_q
+        error = error + gamma(rows + 2) * (size + error) + rows * 2 * FP32_MIN_NORMAL * is_sink[:, 0]
+        error = error * OUTWARD
+    return np.where(np.isfinite(error) & (size + error < FP32_MAX), error, np.inf)

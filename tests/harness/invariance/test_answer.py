@@ -1,0 +1,168 @@
+"""Answers: what is confirmed by bits, told, and given as JSON; and exit codes of the verb."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fa3_kernels.plan.choose import config_of
+from fa3verify.cli.main import main
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.invariance import BatchLimits, invariance
+from fa3verify.invariance.confirm import confirm
+from fa3verify.invariance.plans import Batch, planner
+from fa3verify.operations.forward import Result
+
+SIZES: dict[str, Any] = {"nheads": 8, "nheads_kv": 2, "head_dim": 64, "causal": True}
+LIMITS = BatchLimits(8, 64, 1500)
+FEW = (Recipe("cancelling_v"),)
+OPTIONS = ["--nheads", "8", "--nheads-kv", "2", "--head-dim", "64", "--max-seqlen-q", "64", "--max-seqlen-k", "1500"]
+
+
+@pytest.mark.parametrize("kernel", ["twin.fp16[num_splits=0]", "twin.flash3.bf16[num_splits=0]", "twin.flash2.bf16"])
+def test_every_class_is_confirmed_by_bits(kernel):
+    found = invariance(kernel, seqlen_k=700, limits=LIMITS, changes=("neighbours",), **SIZES)
+    (answer,) = found.answers
+    assert found.is_invariant is False
+    assert answer.ran > 0
+    assert not answer.against
+    first, *others = answer.classes
+    assert all(each.first is None for each in first.confirmed)
+    for each in (each for each in others if each.batch):  # statistics of others are of no batch within the limits
+        against, *within = each.confirmed
+        assert against.first is not None, each
+        assert all(result.first is None for result in within), each
+
+
+def test_a_remedy_leaves_one_class_where_it_is_taken():
+    found = invariance(
+        "twin.flash3.fp16[num_splits=0]", seqlen_k=700, limits=LIMITS, changes=("neighbours",), runs=False, **SIZES
+    )
+    assert found.answers[0].remedies == ("num_splits=1 and a max_seqlen_q of at least 2 given in every call",)
+    call: Any = {"seqlen_k": 700, "limits": LIMITS, "changes": ("neighbours",), "runs": False}
+    ours = invariance("twin.fp16[num_splits=0]", **call, **SIZES)
+    assert [answer.remedies for answer in ours.answers] == [("num_splits=1",)]
+    assert invariance("twin.fp16[num_splits=1]", **call, **SIZES).is_invariant
+
+
+def test_a_kernel_that_looks_at_its_neighbours_is_caught_by_the_batches_that_run():
+    asked = planner("twin.bf16", SIZES)
+
+    def run(problem, operands, config):
+        out, lse = asked.candidate.run(problem, operands, config)
+        return Result(out, lse + problem.batch - 1)
+
+    fickle = replace(asked, candidate=replace(asked.candidate, run=run))
+    alone, batch = Batch(((1, 300),)), Batch(((1, 300), (2, 40)))
+    assert asked.bits(alone) == asked.bits(batch)
+    assert confirm(asked, alone, batch, FEW, is_whole=True).first is None
+    assert confirm(fickle, alone, batch, FEW, is_whole=True).first is not None
+
+
+def test_a_kernel_on_a_gpu_runs_the_batch_as_it_is():
+    asked = planner("twin.bf16", SIZES)
+    seen = []
+
+    def run(problem, operands, config):
+        seen.append(problem.seqlens_k)
+        return asked.candidate.run(problem, operands, config)
+
+    there = replace(asked, candidate=replace(asked.candidate, run=run, device="cuda"))
+    result = confirm(there, Batch(((1, 300),)), Batch(((1, 300), (2, 40))), FEW)
+    assert (result.first, result.is_whole, seen) == (None, True, [(300,), (300, 40)])
+
+
+def test_a_kernel_that_cannot_run_here_is_planned_as_it_would_be_launched_and_run_by_its_twin():
+    for choices in ("", "[num_splits=0]"):
+        there, twin = planner(f"flash3.bf16{choices}", SIZES), planner(f"twin.flash3.bf16{choices}", SIZES)
+        assert there.candidate.name == twin.name
+        assert there.config(5, (1, 900)) == twin.config(5, (1, 900))
+    ours = planner("gluon.fp16[num_splits=3]", SIZES)
+    assert ours.candidate.name == "twin.fp16[num_splits=3]"
+    assert ours.config(5, (1, 900)) == config_of(ours.problem(((1, 900),) * 5), num_splits=3)
+    assert ours.config(5, (1, 900)).pack_gqa
+
+
+@pytest.mark.parametrize("behind", [0, 9])
+def test_a_row_in_a_chunk_has_the_bits_of_its_decode(behind):
+    asked = planner("twin.bf16", SIZES, is_one=True)
+    result = confirm(asked, Batch(((1, 200),)), Batch(((40 + behind, 200 + behind),), behind), FEW)
+    assert (result.first, result.outputs) == (None, 4 * 64 + 4)
+    flash3 = planner("twin.flash3.bf16", SIZES, is_one=True)
+    assert confirm(flash3, Batch(((1, 200),)), Batch(((40 + behind, 200 + behind),), behind), FEW).first is not None
+
+
+def test_fp8_decodes_of_a_serving_stack_differ_from_97_keys_on():
+    """Issue 184 of vLLM's FlashAttention: by the plan; the length is searched for, not given."""
+    sizes = SIZES | {"head_dim": 128}
+    found = invariance(
+        "vllm.paged.e4m3", seqlen_k=500, limits=LIMITS, runs=False, changes=("neighbours", "chunk"), **sizes
+    )
+    assert [answer.from_keys for answer in found.answers] == [97, 97]
+    assert invariance("vllm.paged.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
+
+
+def test_decode_and_prefill_of_16_bits_differ_from_129_keys_on():
+    found = invariance(
+        "flash3.bf16", seqlen_k=500, limits=LIMITS, runs=False, changes=("chunk",), **SIZES | {"head_dim": 128}
+    )
+    assert (found.answers[0].from_keys, found.answers[0].smallest) == (129, Batch(((2, 500),)))
+
+
+def test_bits_that_no_twin_has_are_told_to_be_so():
+    found = invariance("vllm.e4m3", seqlen_k=300, limits=LIMITS, changes=("neighbours",), **SIZES | {"head_dim": 128})
+    results = [result for each in found.answers[0].classes for result in each.confirmed]
+    assert results
+    assert all(result.outputs == 0 and "rescaled, rounded" in result.refused for result in results)
+    assert found.is_invariant is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["twin.bf16", "--seqlen-k", "300"], 0, "twin.bf16: invariant; 1 query over 300 keys"),
+        (
+            ["twin.flash3.bf16", "--seqlen-k", "300", "--plan-only"],
+            1,
+            "the smallest call that leaves A: 1 neighbour of 2",
+        ),
+        (["twin.fp16[num_splits=4]", "--vary", "chunk", "--seqlen-k", "150", "--plan-only"], 5, "not decided"),
+        (["nosuch"], 2, "unknown kernel 'nosuch'"),
+        (["torch.flash.fp16"], 2, "nobody knows how torch.flash.fp16 is launched"),
+        (["twin.quantize"], 2, "only forward kernels are asked"),
+        (["twin.cudnn.bf16", "--vary", "neighbours"], 2, "takes no packed sequences"),
+        (["twin.bf16[num_splits=0]", "--nheads", "7", "--plan-only"], 2, "nheads must be a multiple of nheads_kv"),
+    ],
+)
+def test_exit_codes_are_those_of_the_answer(arguments, code, words):
+    kernel, *rest = arguments
+    result = CliRunner().invoke(main, ["invariance", kernel, *OPTIONS, *rest])
+    assert result.exit_code == code, result.output
+    assert words in result.output
+
+
+def test_the_answer_is_written_as_json(tmp_path):
+    target = tmp_path / "found.json"
+    command = [
+        "invariance",
+        "twin.flash3.bf16",
+        *OPTIONS,
+        "--seqlen-k",
+        "300",
+        "--plan-only",
+        "--json",
+        str(target),
+        "--quiet",
+    ]
+    result = CliRunner().invoke(main, command)
+    assert len(result.output.splitlines()) == 1
+    found = json.loads(target.read_text())
+    assert (found["schema"], found["is_invariant"], found["own"]) == ("fa3verify.invariance/1", False, [1, 300])
+    neighbours, batch = found["answers"]
+    assert neighbours["smallest"]["lengths"] == [[1, 300], [2, 2]]
+    assert neighbours["classes"][0]["ranges"] == {"max_seqlen_q": [[1, 1]]}
+    assert batch["is_invariant"]

@@ -1,0 +1,97 @@
+"""Laws of calls that serve: right functions keep every one, and each is broken by a mistake that it is about."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.record import Candidate
+from fa3verify.properties.runner import run_law
+from fa3verify.properties.serving import SERVING_LAWS
+from tests.harness.kernels import serving_kernels as kernels
+
+BOTH = ("causal", "gqa", "varlen", "seqused_k", "paged", "append", "sinks")
+PLAIN = ("causal", "gqa", "sinks", "attention_chunk")
+LAWS = {law.name: law for law in SERVING_LAWS}
+OF_PLAIN = {"a_sink_is_a_key_without_value", "one_chunk_is_none"}
+EXAMPLES = 12
+
+
+def _candidate(function, features, **facts) -> Candidate:
+    given = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": (64,), "bitwise": tuple(LAWS)} | facts
+    bitwise = [name for name in given["bitwise"] if LAWS[name].kind == "agreement"]
+    return array_candidate(function, features=features, **given | {"bitwise": bitwise})[0]
+
+
+def _status(name: str, candidate: Candidate) -> str:
+    return run_law(LAWS[name], candidate, max_examples=EXAMPLES, seed=0, shrink_seconds=0).status
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_right_functions_keep_the_laws_of_serving(name):
+    exact = () if name == "a_sink_is_a_key_without_value" else (name,)  # its key is in P V, in another place
+    function, features = (kernels.plain, PLAIN) if name in OF_PLAIN else (kernels.cached, BOTH)
+    assert _status(name, _candidate(function, features, bitwise=exact)) == "pass"
+
+
+def _leaking(q, k_cache, v_cache, **given):
+    """Adds 0 times the key behind, as a masked tile does whose V was not cleared."""
+    out, lse = kernels.cached(q, k_cache, v_cache, **given)
+    return out + 0 * k_cache.astype(np.float32).sum().astype(out.dtype), lse
+
+
+def _by_place(q, k_cache, v_cache, **given):
+    """Rounds by where a page lies."""
+    out, lse = kernels.cached(q, k_cache, v_cache, **given)
+    return out, lse + np.float32(1e-6) * int(np.ravel(given["page_table"])[0]) if "page_table" in given else lse
+
+
+def _writing(q, k_cache, v_cache, **given):
+    """Takes a page that is named twice for an empty one."""
+    if "page_table" in given:
+        pages, counts = np.unique(given["page_table"], return_counts=True)
+        v_cache = v_cache.copy()
+        v_cache[pages[counts > 1]] = 0
+    return kernels.cached(q, k_cache, v_cache, **given)
+
+
+def _short(*arrays, attention_chunk=0, **given):
+    """Takes chunks to hold one key less."""
+    return kernels.plain(*arrays, attention_chunk=attention_chunk - (attention_chunk > 1), **given)
+
+
+def _with_value(*arrays, sinks=None, **given):
+    """Takes a sink in base 2."""
+    return kernels.plain(*arrays, sinks=None if sinks is None else sinks * np.float32(np.log(2)), **given)
+
+
+def _sunk(q, k_cache, v_cache, sinks=None, **given):
+    """Takes -inf for a sink of 0."""
+    return kernels.cached(q, k_cache, v_cache, sinks=None if sinks is None else np.nan_to_num(sinks, neginf=0), **given)
+
+
+MISTAKES = {
+    "what_lies_behind_never_matters": (_leaking, BOTH),
+    "pages_lie_anywhere": (_by_place, BOTH),
+    "shared_pages_equal_copies": (_writing, BOTH),
+    "pages_of_any_size": (functools.partial(kernels.cached, mistake="stale page"), BOTH),
+    "pages_equal_rows": (functools.partial(kernels.cached, mistake="stale page"), BOTH),
+    "appended_keys_equal_stored_ones": (functools.partial(kernels.cached, mistake="append"), BOTH),
+    "a_sink_of_minus_infinity_is_none": (_sunk, BOTH),
+    "a_sink_is_a_key_without_value": (_with_value, PLAIN),
+    "one_chunk_is_none": (_short, PLAIN),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_mistake_of_serving_breaks_its_law_without_bits(name):
+    function, features = MISTAKES[name]
+    assert _status(name, _candidate(function, features, name="wrong", bitwise=())) == "fail"
+
+
+def test_laws_of_serving_are_not_asked_of_kernels_that_do_not_serve():
+    plain = _candidate(kernels.plain, ("causal", "gqa"))
+    assert not [law.name for law in SERVING_LAWS if law.applies(plain)]
