@@ -141,8 +141,8 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
         Refused unless None.
     rotary_cos, rotary_sin : dtype of q (seqlen_ro, rotary_dim / 2), optional
         Rotate k at its positions and q at those from ``cache_seqlens`` on, or all of q at ``cache_seqlens`` where
-        neither a causal mask nor a window hides keys. For 16 bits, and where k is given. A position that they do not
-        hold makes NaN.
+        neither a causal mask nor a window hides keys. For 16 bits, and where k is given. Their last row serves all
+        positions behind it.
     cache_seqlens : int32 (batch,), or int, optional
         Keys in the cache, those in front of ``cache_leftpad`` counted; by default as many as fit.
     cache_batch_idx : int32 (batch,), optional

@@ -31,7 +31,6 @@ def _move(
     destination_head,
     cos,
     sin,
-    has_angles,
     heads,
     head_dim,
     ROTARY: tl.constexpr,
@@ -52,8 +51,8 @@ def _move(
         partner = tl.where(is_first, column + HALF, column - HALF)
     is_rotated = column < ROTARY
     if ROTARY:
-        c = tl.load(cos + angle, mask=is_rotated & has_angles, other=float("nan")).to(tl.float32)[None, :]
-        s = tl.load(sin + angle, mask=is_rotated & has_angles, other=float("nan")).to(tl.float32)[None, :]
+        c = tl.load(cos + angle, mask=is_rotated, other=0.0).to(tl.float32)[None, :]
+        s = tl.load(sin + angle, mask=is_rotated, other=0.0).to(tl.float32)[None, :]
     for first in range(0, heads, HEADS):
         head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
         inside = (head < heads) & (column < head_dim)[None, :]
@@ -123,6 +122,7 @@ def append(
     q_rotated : like q, contiguous
         Written where ROTARY, with positions of their own where STEPS_QUERIES.
     rotary_cos, rotary_sin : (angles, ROTARY / 2)
+        Their last row serves positions behind it.
     starts_q, starts_k : int32 (batch + 1,)
         Of the rows of q and of k.
     seqlens : int32 (batch,)
@@ -146,8 +146,7 @@ def append(
                 position = tl.load(rotary_seqlens + sequence)
                 if STEPS_QUERIES:
                     position += row - start
-                has_angles = (position >= 0) & (position < angles)
-                of_row = position.to(tl.int64) * HALF
+                of_row = tl.maximum(tl.minimum(position, angles - 1), 0).to(tl.int64) * HALF
                 source = q + row.to(tl.int64) * q_row
                 destination = q_rotated + row.to(tl.int64) * nheads * head_dim
                 _move(
@@ -157,7 +156,6 @@ def append(
                     head_dim,
                     rotary_cos + of_row,
                     rotary_sin + of_row,
-                    has_angles,
                     nheads,
                     head_dim,
                     ROTARY,
@@ -173,8 +171,7 @@ def append(
                 page = tl.load(page_table + sequence.to(tl.int64) * table_row + key // page_keys)
                 of_cache = page.to(tl.int64) * page_rows + key % page_keys
                 position = tl.load(rotary_seqlens + sequence) + row - start
-                has_angles = (position >= 0) & (position < angles)
-                of_row = position.to(tl.int64) * HALF
+                of_row = tl.maximum(tl.minimum(position, angles - 1), 0).to(tl.int64) * HALF
                 _move(
                     k + row.to(tl.int64) * k_row,
                     k_cache + of_cache * k_cache_row,
@@ -182,7 +179,6 @@ def append(
                     k_cache_head,
                     rotary_cos + of_row,
                     rotary_sin + of_row,
-                    has_angles,
                     nheads_kv,
                     head_dim,
                     ROTARY,
@@ -197,7 +193,6 @@ def append(
                     v_cache_head,
                     rotary_cos,
                     rotary_sin,
-                    has_angles,
                     nheads_kv,
                     head_dim_v,
                     0,

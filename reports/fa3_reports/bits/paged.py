@@ -17,9 +17,8 @@ import torch
 from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.plan.choose import config_of
-from fa3_kernels.twin.append import rotated
 from fa3_kernels.twin.forward import forward as twin_forward
-from fa3_reference.cache import Cache, rotary_tables, serve
+from fa3_reference.cache import Cache, serve
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reports.bits.forward import Bits, differing
 from fa3_reports.bits.forward_cases import DTYPES, Case
@@ -71,43 +70,9 @@ def _cache_of(problem: AttentionProblem) -> Cache:
     return problem.cache
 
 
-def plain(problem: AttentionProblem) -> AttentionProblem:
-    """The packed problem of the same keys in one piece."""
-    return replace(problem, cache=None)
-
-
-def attended(problem: AttentionProblem, given: Operands) -> Operands:
-    """Operands as attention meets them: queries and new keys rotated, in the operands' format."""
-    cache = _cache_of(problem)
-    if not cache.rotary_dim:
-        return given
-    cos, sin = rotary_tables(problem)
-    q = given.q.copy()
-    k = given.k.copy()
-    is_stepping = problem.causal or problem.window != (-1, -1)
-    for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
-        steps = np.arange(seq.seqlen_q) * is_stepping
-        for rows, positions in (
-            (problem.rows_q(q, seq), start + steps),
-            (problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k)),
-        ):
-            angles = (_at(x, positions)[:, None] for x in (cos, sin))
-            rows[...] = rotated(rows, *angles, is_interleaved=cache.interleaved)
-    return replace(given, q=q, k=k)
-
-
-def _at(table: Array, positions: np.ndarray) -> Array:
-    """Rows of a table of angles; NaN for positions that it does not hold."""
-    found = table[np.minimum(positions, len(table) - 1)].copy()
-    found[positions >= len(table)] = np.nan
-    return found
-
-
 def twin_bits(case: Case, given: Operands) -> Bits:
-    """Bits of O and LSE that the twin computes."""
-    problem = plain(case.problem)
-    config = config_of(replace(problem, sinks=False), **case.choices)
-    want = twin_forward(problem, attended(case.problem, given), config)
+    """Bits of O and LSE that the twin computes, of the keys in one piece."""
+    want = twin_forward(case.problem, given, config_of(case.problem, **case.choices))
     return want.out.view(np.int16), want.lse.view(np.int32)
 
 

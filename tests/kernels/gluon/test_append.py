@@ -59,7 +59,7 @@ for trial in range(4):
     wanted = [x.numpy().copy() for x in caches]
     none = np.zeros((len(q), heads, rotary // 2), np.float16)
     turned = rotated(q.numpy(), none, none, is_interleaved=True)
-    angle = lambda at: [np.full(rotary // 2, np.nan, np.float16) if at >= angles else x[at].numpy() for x in (cos, sin)]
+    angle = lambda at: [x[min(at, angles - 1)].numpy() for x in (cos, sin)]
     for b in range(3):
         for i in range(q_lengths[b]):
             row = int(starts[0][b]) + i
