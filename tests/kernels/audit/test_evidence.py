@@ -36,6 +36,7 @@ HOST = {
     "schedule": "plan.tile_order",
     "quantize": "gluon.quantize",
     "key_tiles": "plan.key_tiles",
+    "variant": "plan.variant",
 }
 needs_triton = pytest.mark.skipif(unsupported() is not None, reason=f"cannot record launches: {unsupported()}")
 
@@ -184,6 +185,11 @@ CHANGES: dict[str, tuple[Change, str, set[str]]] = {
         {"forward"},
     ),
     "the order of key tiles": (_reversed_key_tiles, "probe_backward_d64_gqa", {"backward"}),
+    "how pages are copied": (
+        lambda patch, m: patch.setattr(m["variant"], "SWIZZLED_BYTES", 64),
+        "fp16_d128_pages16_causal",
+        {"paged"},
+    ),
     "what is recorded": (
         lambda patch, m: patch.setattr(m["launch"], "LOG2_E", 1.442696),
         "fp16_d64_stamps",
@@ -224,6 +230,8 @@ def test_what_the_gpu_gets_makes_its_own_evidence_stale(name, modules, monkeypat
         ("fp16_d128_lockstep/forward_lockstep", "forward"),
         ("e4m3_d128_stamps/forward_fp8", "timeline"),
         ("quantize_d64_plain/quantize", "quantize"),
+        ("fp16_d128_pages16_causal/packed_order", "paged"),
+        ("append_bf16_rotated/append", "paged"),
     ],
 )
 def test_evidence_is_of_the_accepted_ptx(kernel, of, monkeypatch):
@@ -272,7 +280,7 @@ def test_every_audited_launch_is_bound_by_its_ptx_and_every_other_by_what_it_is_
 
 
 def test_a_word_that_nothing_is_evidence_of_is_refused():
-    with pytest.raises(ValueError, match=r"must be of forward, packed, quantize, .* launches, got 'combine'"):
+    with pytest.raises(ValueError, match=r"must be of forward, packed, paged, quantize, .* launches, got 'combine'"):
         evidence_sha256("combine")  # type: ignore[arg-type]
 
 
