@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.gluon import launch
-from fa3_kernels.plan.plan import Pointer, plan_of
-from fa3_kernels.plan.request import ONE_PAGE, Choices, Semantics, request_of
+from fa3_kernels.gluon.run import KERNELS
+from fa3_kernels.plan.append import Append, append_call
+from fa3_kernels.plan.plan import LaunchNumber, Pointer, plan_of
+from fa3_kernels.plan.request import ONE_PAGE, Choices, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import RAGGED_ROWS, View
 from tests.kernels.no_gpu import Encoded, no_gpu
 
@@ -107,6 +109,30 @@ def test_kernels_are_given_the_calls_of_the_plan_and_the_addresses_of_their_tens
         view = next(x for x in calls[1].arguments if isinstance(x, View) and x.name == name)
         assert attention[name] == Encoded(x.data_ptr(), *view.of(x.shape, x.stride()))
         assert view.block[-2] == min(page, plan.config.tile_n)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+def test_what_serving_adds_stands_at_the_parameters_of_its_name(dtype):
+    q, k = (
+        TensorLayout(x, y, dtype, "cuda:0")
+        for x, y in (((6, 8, 64), (512, 64, 1)), ((40, 16, 2, 64), (4096, 128, 64, 1)))
+    )
+    request = request_of((q, k, k), Semantics(), Choices(), packed=(3, 2, 160), page_size=16, has_sinks=True)
+    order, attention = plan_of(request, 132).kernels
+    given = [dict(zip(KERNELS[call.kernel].arg_names, call.arguments, strict=False)) for call in (order, attention)]
+    assert (given[0]["first_keys"].name, given[0]["KEEPS_EMPTY"]) == ("first_keys", True)
+    assert [given[1][name].name for name in ("page_table", "table_entries", "sinks")] == [
+        "page_table",
+        "table_row",
+        "sinks",
+    ]
+    assert [given[1][name] for name in ("page_keys", "page_rows", "tile_pages")] == [16, 32, 8]
+    new = q._replace(shape=(6, 2, 64))
+    called = append_call(Append(q, new, new, k, k, 16, 3, 32 if dtype == "float16" else 0, True, True))
+    parameters = dict(zip(KERNELS["append"].arg_names, called.arguments, strict=True))
+    assert all(name == x.name for name, x in parameters.items() if isinstance(x, Pointer | LaunchNumber))
+    sizes = {"page_keys": 16, "page_rows": 32, "q_row": 512, "k_cache_row": 128, "v_cache_head": 64, "nheads": 8}
+    assert {name: parameters[name] for name in sizes} == sizes
 
 
 CACHES = st.sampled_from(["rows in front", "heads in front", "keys beside values"])
