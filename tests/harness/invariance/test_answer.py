@@ -85,6 +85,7 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
     alone, batch = CALLS[change]
     result = confirm(there, alone, batch, FEW)
     assert result.is_whole
+    assert result.outputs > 0
     assert (result.first is None) is (asked.bits(alone) == asked.bits(batch))
     plain = [(len(x.lengths), x.lengths[0][0]) if change == "batch" else tuple(zip(*x.lengths)) for x in (alone, batch)]
     assert seen == plain
