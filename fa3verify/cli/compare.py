@@ -59,6 +59,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         from fa3verify.cli import console, console_search
         from fa3verify.compare import table
         from fa3verify.compare.problems import SIZES
+        from fa3verify.kernels.twins import is_twin
 
         out = options["out"]
         json_target = options["json_target"]
@@ -82,6 +83,8 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         if json_target != "-":
             labels = [task.arguments.get("kernel", "") for task in tasks]
             console_search.print_comparisons(labels, found, quiet=quiet)
+            if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in found):
+                click.echo(f"of all batches: fa3verify invariance '{kernel}'")
         ran = [each for each in found if each is not None]
         if any(each.is_equal is None for each in ran) or not ran:
             raise Exit(NOTHING)

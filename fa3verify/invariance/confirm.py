@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fa3_reference.problem import AttentionProblem
-from fa3verify.compare.axes import axis_of
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.compare.bits import First, first_difference, size_of
 from fa3verify.compare.run import RECIPES, call_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.invariance.plans import Batch, Planner
 from fa3verify.kernels.calls import Refused
 from fa3verify.operations import Outputs
-from fa3verify.properties.law import Untaken
+from fa3verify.properties.law import Setup, Untaken
 
 MOST_WORK = 1 << 22  # elements of K, and a 64th of the products, of a batch that a twin runs as a whole
 
@@ -62,12 +63,11 @@ def confirm(
     is_whole : bool
         Whether all of the batch runs, beside its first sequence alone; on a GPU it always does.
     """
-    is_batch = len(batch.lengths) > 1 and alone == Batch(batch.lengths[:1])
-    is_whole = is_batch and (is_whole or planner.candidate.device != "cpu")
+    is_whole = is_whole or planner.candidate.device != "cpu"
     outputs = 0
     try:
         for recipe in recipes:
-            a, b = _whole(planner, batch, recipe) if is_whole else _rows(planner, alone, batch, recipe)
+            a, b = (_called if is_whole else _computed)(planner, (alone, batch), recipe)
             outputs = outputs + size_of(a, b)
             if first := first_difference(a, b):
                 return Confirmed(outputs, is_whole, first)
@@ -82,40 +82,76 @@ def is_little(planner: Planner, batch: Batch) -> bool:
     return work * planner.sizes["head_dim"] <= MOST_WORK
 
 
-def _whole(planner: Planner, batch: Batch, recipe: Recipe) -> tuple[Outputs, Outputs]:
-    setup = call_of(planner.candidate, planner.problem(batch.lengths), recipe)
-    axis = axis_of("neighbours" if planner.is_packed else "batch")
-    pair = next(axis.pairs(planner.candidate, setup, 0))
-    return pair.of_plain(pair.plain.run()), pair.of_changed(pair.changed.run())
+def _own(calls: tuple[Batch, ...]) -> tuple[int, int, int]:
+    """Return the most queries up to the row that calls share, the most behind it, and its keys."""
+    (_, keys), behind = calls[0].lengths[0], calls[0].behind
+    return max(x.lengths[0][0] - x.behind for x in calls), max(x.behind for x in calls), keys - behind
 
 
-def _rows(planner: Planner, alone: Batch, batch: Batch, recipe: Recipe) -> tuple[Outputs, Outputs]:
-    """Run one kv head of the first sequence in the configuration of either call, and return the rows of both."""
+def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Outputs]:
+    """Make two calls whose first sequences are cut from one, and return the rows of both."""
+    before, behind, keys = _own(calls)
+    own = (before + behind, keys + behind)
+    rest = (*calls[0].lengths[1:], *calls[1].lengths[1:])
+    setup = call_of(
+        planner.candidate, planner.problem((own, *(rest if planner.is_packed else [own] * len(rest)))), recipe
+    )
+    results = []
+    start = 1
+    for call in calls:
+        stop = before + call.behind
+        picked = [0, *range(start, start + len(call.lengths) - 1)]
+        rows = ((stop - call.lengths[0][0], stop), (0, call.lengths[0][1]))
+        problem = planner.problem(call.lengths)
+        config = planner.candidate.config_for(problem)
+        one = setup._replace(problem=problem, operands=_picked(setup, picked, rows), config=config)
+        results.append(_cut(one.run(), planner, call))
+        start = start + len(call.lengths) - 1
+    return results
+
+
+def _picked(setup: Setup, picked: list[int], rows: tuple[tuple[int, int], tuple[int, int]]) -> Operands:
+    """Return some sequences of a call, the first one cut."""
+    given = setup.operands
+    sequences = [each for each in setup.problem.sequences() if each.index in picked]
+    cut = {}
+    for name, (start, stop) in zip("qkv", (rows[0], rows[1], rows[1]), strict=True):
+        x = getattr(given, name)
+        if setup.problem.is_varlen:
+            ends = [(s.q_start, s.seqlen_q) if name == "q" else (s.k_start, s.seqlen_k) for s in sequences[1:]]
+            x = np.concatenate([x[start:stop], *(x[a : a + n] for a, n in ends)])
+        else:
+            x = x[picked, start:stop]
+        descale = getattr(given, f"{name}_descale")
+        cut |= {name: x, f"{name}_descale": descale and replace(descale, values=descale.values[picked])}
+    return replace(given, **cut)
+
+
+def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Outputs]:
+    """Compute one kv head of the first sequence as either plan has it, and return the rows of both."""
     sizes = dict(planner.sizes)
     sizes |= {"nheads": sizes["nheads"] // sizes["nheads_kv"], "nheads_kv": 1}
-    calls = (alone, batch)
-    behind = max(call.behind for call in calls)
-    before = max(call.lengths[0][0] - call.behind for call in calls)
-    keys = alone.lengths[0][1] - alone.behind
+    before, behind, keys = _own(calls)
     problem = AttentionProblem(1, seqlen_q=before + behind, seqlen_k=keys + behind, **sizes)
     setup = call_of(planner.candidate, problem, recipe)
-    given = setup.operands
     results = []
     for call in calls:
         queries, seqlen_k = call.lengths[0]
-        config = planner.config(len(call.lengths), planner.longest(call.lengths))
         stop = before + call.behind
-        operands = replace(given, q=given.q[:, stop - queries : stop], k=given.k[:, :seqlen_k], v=given.v[:, :seqlen_k])
+        config = planner.config(len(call.lengths), planner.longest(call.lengths))
         one = setup._replace(
             problem=replace(problem, seqlen_q=queries, seqlen_k=seqlen_k),
-            operands=operands,
+            operands=_picked(setup, [0], ((stop - queries, stop), (0, seqlen_k))),
             config=replace(config, num_splits=planner.splits(config, call.lengths)),
         )
-        row = queries - call.behind
-        results.append(_cut(one.run(), slice(row - 1 if planner.is_one else 0, row)))
-    return results[0], results[1]
+        results.append(_cut(one.run(), planner, call))
+    return results
 
 
-def _cut(outputs: Outputs, rows: slice) -> Outputs:
-    """Return the outputs of some queries."""
-    return {name: x[:, rows] if name == "out" else x[..., rows] for name, x in outputs.items()}
+def _cut(outputs: Outputs, planner: Planner, call: Batch) -> Outputs:
+    """Return the outputs of the rows that are asked about."""
+    stop = call.lengths[0][0] - call.behind
+    rows = slice(stop - 1 if planner.is_one else 0, stop)
+    out = outputs["out"] if outputs["out"].ndim == 3 else outputs["out"][0]
+    lse = outputs["lse"] if outputs["lse"].ndim == 2 else outputs["lse"][0]
+    return {"out": out[rows], "lse": lse[:, rows]}

@@ -72,8 +72,8 @@ def launch_key(problem: AttentionProblem, config: Config | None) -> str:
     TypeError
         For a value that has no JSON, and might change without changing the key.
     """
-    fields = dataclasses.fields(problem)
-    asked = sorted((x.name, getattr(problem, x.name)) for x in fields if getattr(problem, x.name) != x.default)
+    defaults = {x.name: x.default for x in dataclasses.fields(problem)}
+    asked = sorted((name, value) for name, value in dataclasses.asdict(problem).items() if value != defaults[name])
     if config is None:
         return short_hash(json.dumps([asked, traits_of("cudnn").compiled_head_dim(problem.head_dim)]))
     traits = config.traits

@@ -249,7 +249,8 @@ def test_every_function_that_a_launch_enters_is_in_the_key_or_of_the_plan():
     for file, function in functions:
         outer = function.partition(".<")[0]
         is_of_plan = Path(file).parent.name == "plan" and not file.endswith("tiles.py")
-        is_made = outer.endswith(("__init__", "__post_init__", "__new__")) or outer.startswith("<")
+        refuses = outer in {"AttentionProblem.check_plain", "AttentionProblem.serving"}  # and decides no bit
+        is_made = refuses or outer.endswith(("__init__", "__post_init__", "__new__")) or outer.startswith("<")
         assert is_of_plan or is_made or (file, outer) in known, f"{file}: {function}"
 
 

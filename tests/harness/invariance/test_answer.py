@@ -63,17 +63,32 @@ def test_a_kernel_that_looks_at_its_neighbours_is_caught_by_the_batches_that_run
     assert confirm(fickle, alone, batch, FEW, is_whole=True).first is not None
 
 
-def test_a_kernel_on_a_gpu_runs_the_batch_as_it_is():
-    asked = planner("twin.bf16", SIZES)
+CALLS = {  # pairs of calls that share a row
+    "neighbours": (Batch(((1, 300), (3, 200))), Batch(((1, 300), (2, 40), (20, 33)))),
+    "batch": (Batch(((2, 300),) * 2), Batch(((2, 300),) * 3)),
+    "chunk": (Batch(((1, 300),)), Batch(((40, 307),), 7)),
+}
+
+
+@pytest.mark.parametrize("kernel", ["twin.bf16", "twin.e4m3", "twin.flash3.bf16", "twin.flash3.bf16[num_splits=3]"])
+@pytest.mark.parametrize("change", CALLS)
+def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, change):
+    asked = planner(kernel, SIZES | {"head_dim": 128}, is_packed=change != "batch", is_one=change == "chunk")
     seen = []
 
     def run(problem, operands, config):
-        seen.append(problem.seqlens_k)
+        seen.append((problem.seqlens_q, problem.seqlens_k) if problem.seqlens_q else (problem.batch, problem.seqlen_q))
+        assert config == asked.candidate.config_for(problem)
         return asked.candidate.run(problem, operands, config)
 
     there = replace(asked, candidate=replace(asked.candidate, run=run, device="cuda"))
-    result = confirm(there, Batch(((1, 300),)), Batch(((1, 300), (2, 40))), FEW)
-    assert (result.first, result.is_whole, seen) == (None, True, [(300,), (300, 40)])
+    alone, batch = CALLS[change]
+    result = confirm(there, alone, batch, FEW)
+    assert result.is_whole
+    assert result.outputs > 0
+    assert (result.first is None) is (asked.bits(alone) == asked.bits(batch))
+    plain = [(len(x.lengths), x.lengths[0][0]) if change == "batch" else tuple(zip(*x.lengths)) for x in (alone, batch)]
+    assert seen == plain
 
 
 def test_a_kernel_that_cannot_run_here_is_planned_as_it_would_be_launched_and_run_by_its_twin():
@@ -114,10 +129,10 @@ def test_decode_and_prefill_of_16_bits_differ_from_129_keys_on():
 
 
 def test_bits_that_no_twin_has_are_told_to_be_so():
-    found = invariance("vllm.e4m3", seqlen_k=300, limits=LIMITS, changes=("neighbours",), **SIZES | {"head_dim": 128})
+    found = invariance("vllm.bf16", seqlen_k=300, limits=LIMITS, changes=("chunk",), **SIZES | {"head_dim": 64})
     results = [result for each in found.answers[0].classes for result in each.confirmed]
     assert results
-    assert all(result.outputs == 0 and "rescaled, rounded" in result.refused for result in results)
+    assert all(result.outputs == 0 and "alone were compared" in result.refused for result in results)
     assert found.is_invariant is False
 
 

@@ -115,6 +115,18 @@ def test_a_plan_that_follows_something_else_is_refuted():
     assert found.against
 
 
+def test_a_batch_is_planned_with_all_its_lengths():
+    """Tiles by the queries of the last sequence, which no statistic tells."""
+    plain = planner("twin.flash3.bf16", GQA)
+
+    def by_last(problem):
+        return replace(default_config(problem, family="flash3"), tile_n=128 if problem.seqlens_q[-1] == 1 else 96)
+
+    asked = replace(plain, configure=by_last, known={})
+    a, b = (Batch(((1, 700), *rest)) for rest in (((5, 9), (1, 9)), ((1, 9), (5, 9))))
+    assert asked.bits(a) != asked.bits(b)
+
+
 def test_parts_that_grow_with_the_call_are_refuted():
     plain = planner("twin.flash3.bf16[num_splits=4]", GQA)
 
