@@ -47,7 +47,7 @@ def named() -> dict[str, AnyConfig]:
     >>> "fp16_d128_dense" in named()
     True
     """
-    found = {x.name: _of_launch(x) for x in shipped() if x.function != "quantize_qkv"}
+    found = {x.name: _of_launch(x) for x in shipped() if x.function in ("forward", "backward")}
     dtypes: tuple[Dtype, ...] = ("fp16", "e4m3")
     for dtype, d, causal in product(dtypes, KERNEL_HEAD_DIMS, (False, True)):
         choice = FAMILIES[PEER].shipped(AttentionProblem(1, 1, 1, 1024, 1024, d, dtype=dtype, causal=causal))

@@ -138,7 +138,7 @@ def start(launch: Launch) -> None:
     import numpy as np
     import torch
 
-    from fa3_reports.bits import forward_cases
+    from fa3_reports.bits import forward_cases, paged, paged_cases
     from fa3_reports.bits.forward_cases import NUMPY, Case
     from fa3verify.known import launches
     from fa3verify.known.device import run_forward, run_quantiser
@@ -157,6 +157,9 @@ def start(launch: Launch) -> None:
         name = "gluon.deterministic" if choices.get("is_deterministic") else "gluon"
         given = BackwardOperands(drawn.q, drawn.k, drawn.v, dout=dout, out=out, lse=lse)
         launches.run(name, problem, given, {})
+    elif problem.cache is not None:
+        case = Case(launch.name, problem, choices={"num_splits": 1, "pack_gqa": False} | choices)
+        paged.device_bits(case, paged_cases.operands(case))
     else:
         run_forward(problem, drawn, choices)
     torch.cuda.synchronize()
