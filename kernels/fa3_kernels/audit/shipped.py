@@ -176,8 +176,8 @@ def shipped() -> tuple[Launch, ...]:
     forward = [x for dtype in dtypes for d, v in sizes for x in _of_head_dim(dtype, d, v)]
     quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
     gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
-    served = [(dtype, size) for dtype in dtypes for size in sizes if dtype != "bf16" or size == (128, 128)]
-    paged = [x for dtype, (d, v) in served for x in _paged(dtype, d, v)]
+    served: list[tuple[Dtype, int, int]] = [(dtype, *size) for dtype in dtypes for size in sizes]
+    paged = [x for kind in served if kind[0] != "bf16" or kind[1:] == (128, 128) for x in _paged(*kind)]
     return (*forward, *quantisers, *gradients, *paged, *_appending())
 
 
