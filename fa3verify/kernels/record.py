@@ -335,6 +335,8 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
             "rotary": cache.rotary_dim > 0,
             "leftpad": any(cache.leftpad),
             "batch_idx": cache.indexed,
+            "fp8_cache": cache.fp8 in ("tensor", "head"),
+            "fp8_rows": cache.fp8 == "row",
         }
     return frozenset(name for name, needed in needs.items() if needed)
 

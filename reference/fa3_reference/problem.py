@@ -161,7 +161,8 @@ class AttentionProblem:
             f"softmax_scale must be finite and > 0, got {self.softmax_scale!r}",
         )
         self._check_varlen()
-        self._check_serving()
+        if any(getattr(self, name) for name in SERVING):
+            self._check_serving()
 
     def _check_serving(self) -> None:
         for name in ("sinks", "qv"):
@@ -345,6 +346,11 @@ class AttentionProblem:
     def is_varlen(self) -> bool:
         """Tell whether sequences of their own lengths are packed."""
         return self.seqlens_q is not None
+
+    @property
+    def changes_operands(self) -> bool:
+        """Tell whether the call attends to other numbers than it is given: rotated, or dequantised to 16 bits."""
+        return self.is_rotated or (self.cache is not None and self.cache.fp8 != "")
 
     @property
     def is_rotated(self) -> bool:
