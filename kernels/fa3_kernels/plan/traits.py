@@ -252,6 +252,7 @@ def _sglang(is_paged: bool) -> Traits:
         "SGLang",
         "sglang-kernel 0.4.5" + ", over pages" * is_paged,
         {key: size for key, size in _FLASH3.items() if key[1] == 128},
+        pads_head_dim=False,
         tile=lambda problem, size: sglang_tile(problem, is_paged),
     )
 
