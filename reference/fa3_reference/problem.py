@@ -252,7 +252,10 @@ class AttentionProblem:
         window: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         softmax_scale: float | None = None,
-        **serving: Any,
+        sinks: bool = False,
+        attention_chunk: int = 0,
+        qv: bool = False,
+        cache: Cache | None = None,
     ) -> AttentionProblem:
         """Build a packed problem from its lengths.
 
@@ -272,8 +275,14 @@ class AttentionProblem:
             0 switches it off.
         softmax_scale : float, optional
             None stands for 1 / sqrt(head_dim).
-        **serving : bool, int or Cache
-            The fields that serving needs: sinks, attention_chunk, qv, cache.
+        sinks : bool
+            Whether every query head has a sink.
+        attention_chunk : int
+            0 switches it off.
+        qv : bool
+            Whether the last channels of K are V.
+        cache : Cache, optional
+            Where keys lie when a kernel is called.
 
         Returns
         -------
@@ -307,7 +316,10 @@ class AttentionProblem:
             softmax_scale=softmax_scale,
             seqlens_q=queries,
             seqlens_k=keys,
-            **serving,
+            sinks=sinks,
+            attention_chunk=attention_chunk,
+            qv=qv,
+            cache=cache,
         )
 
     def _said(self) -> list[tuple[str, Any]]:
