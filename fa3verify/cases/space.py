@@ -179,6 +179,8 @@ def _stored(case: Case, config: Any) -> str:
     cache = case.problem.cache
     if cache is None:
         return "none"
+    if cache.fp8:
+        return "fp8 by key" if cache.fp8 == "row" else "fp8"
     named = {"leftpad": cache.leftpad, "indexed": cache.indexed, "rotated": cache.rotary_dim, "appended": cache.new}
     return next((name for name, is_on in named.items() if is_on), "pages" if cache.page_size else "rows")
 
@@ -248,7 +250,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("qv", ("off", "on"), lambda case, config: _ON[case.problem.qv], features=frozenset({"qv"})),
     Dimension(
         "cache",
-        ("none", "rows", "pages", "appended", "rotated", "leftpad", "indexed"),
+        ("none", "rows", "pages", "appended", "rotated", "leftpad", "indexed", "fp8", "fp8 by key"),
         _stored,
         features=CACHES,
     ),
@@ -413,7 +415,7 @@ def _cache(
     """Where keys lie: what can be done in pages and in rows is, in turn, and pages have each size that is taken."""
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
-        stored in ("appended", "rotated")
+        stored in ("appended", "rotated", "fp8", "fp8 by key")
         and "paged" in candidate.features
         and ("seqused_k" not in candidate.features or turn % 2 == 0)
     )
@@ -423,6 +425,8 @@ def _cache(
         given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
     if stored == "rotated":
         given |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
+    if "fp8" in stored:
+        given["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]
     if stored == "leftpad":
         given["leftpad"] = tuple(7 * (i + turn) % 20 for i in range(len(lengths_k)))
     return Cache(indexed=stored == "indexed", seed=turn, **given)

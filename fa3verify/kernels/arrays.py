@@ -12,7 +12,7 @@ import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_kernels.twin.backward import Gradients
-from fa3_reference.cache import Cache, in_cache, serve
+from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import GradientConfig
@@ -115,6 +115,7 @@ class ArrayFunction:
             pages = 0 if "seqused_k" in self.features else self.page_size
             problem, operands = in_cache(problem, operands, Cache(pages))
         given = serve(problem, operands)
+        stored = {name: np.array(x) for name, x in given.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         inputs = tuple(self._operand(given.pop(name), problem) for name in names)
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
@@ -124,6 +125,7 @@ class ArrayFunction:
             return Gradients(*(self._layout(self._array(x), problem) for x in found))
         returned = self.function(*inputs, **options)
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
+        check_written(problem, operands, stored, (self._array(inputs[1]), self._array(inputs[2])))
         return self._result(problem, asked, self._array(out), None if lse is None else self._array(lse))
 
     def _result(self, problem: AttentionProblem, asked: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
@@ -197,7 +199,7 @@ class ArrayFunction:
             options |= {**starts, "max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
         for name in ("q_descale", "k_descale", "v_descale"):
             descale: Descale | None = getattr(operands, name)
-            if descale is not None:
+            if descale is not None and descale.block_rows != 1:  # those of single keys lie in the cache
                 each = name == "q_descale" and "query_head_descale" in self.features
                 options[name] = self._foreign(descale.by_kv_head(problem.nheads if each else problem.nheads_kv))
         return options

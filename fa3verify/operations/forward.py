@@ -120,13 +120,17 @@ class Forward(Operation):
         return Result(*forward(problem, operands, config))
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        return draw_served(problem, recipe)
+        return draw_served(problem, recipe) if problem.sinks or problem.qv else recipe.draw(problem)
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         q, k, v, *sinks = arrays
         prepared = prepare(problem, q, k, v, scheme)
+        if problem.cache is not None and problem.cache.fp8:
+            plain = replace(problem, dtype="e4m3", cache=None)
+            stored = prepare(plain, q, k, v, QuantScheme(problem.cache.fp8)).operands
+            prepared = prepared._replace(operands=replace(stored, q=prepared.operands.q, q_descale=None))
         if not sinks:
             return prepared
         return prepared._replace(operands=replace(prepared.operands, sinks=sinks[0].astype(np.float32)))
@@ -141,16 +145,20 @@ class Forward(Operation):
         return KernelModel.hypotheses(config.dtype, config.out_dtype, accumulator)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:
-        from fa3_reference.bounds.rotary import call_bound
+        from fa3_reference.bounds.calls import call_bound
+        from fa3_reference.bounds.forward import forward_bound
 
-        return call_bound(problem, operands, assumed)._asdict()
+        bound = forward_bound if problem.cache is None else call_bound
+        return bound(problem, operands, assumed)._asdict()
 
     def enclosure(
         self, problem: AttentionProblem, operands: Operands, assumed: KernelModel
     ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
         from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
 
-        is_known = can_enclose(assumed) and not problem.sinks and not problem.is_rotated
+        is_known = (
+            can_enclose(assumed) and not problem.sinks and (problem.cache is None or not problem.changes_operands)
+        )
         return forward_enclosure(problem, operands, assumed)._asdict() if is_known else {}
 
     def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:

@@ -123,10 +123,6 @@ def _one_chunk(setup: Setup, trial: Trial) -> Found:
     yield agree(trial, "one chunk of all keys against none", got=called(chunked), expected=called(setup))
 
 
-def _is_of_caches(candidate: Candidate) -> bool:
-    return bool({"paged", "seqused_k"} & candidate.features)
-
-
 _SMALL = Wanted(longest_q=16)
 _DENSE = Wanted(masks="none", layout="batched", softcap=False)
 SERVING_LAWS = (
@@ -137,7 +133,7 @@ SERVING_LAWS = (
         _behind,
         wanted=_SMALL,
         parameters=_pages,
-        applies=_is_of_caches,
+        applies=lambda candidate: bool({"paged", "seqused_k"} & candidate.features),
     ),
     law(
         "pages_lie_anywhere",

@@ -155,8 +155,9 @@ def sinks_of(problem: AttentionProblem, sinks: Floats | None) -> NDArray[np.floa
     """
     if problem.sinks != (sinks is not None):
         raise ValueError(f"sinks must be given where the problem has them, got {problem.sinks} and {sinks}")
-    (found,) = as_float64(sinks=(np.full(problem.nheads, -np.inf) if sinks is None else sinks, (problem.nheads,)))
-    return found
+    if sinks is None:
+        return np.full(problem.nheads, -np.inf)
+    return as_float64(sinks=(sinks, (problem.nheads,)))[0]
 
 
 def _rows(
@@ -219,7 +220,10 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks:
     (1.0, 4.214721)
     """
     q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
-    operands = (*rotated(problem, q, k), v, sinks_of(problem, sinks))
+    if problem.cache is not None:
+        q, k = rotated(problem, q, k)
+    is_plain = not problem.sinks and sinks is None
+    operands = (q, k, v, np.full(problem.nheads, -np.inf) if is_plain else sinks_of(problem, sinks))
     out = np.zeros(problem.out_shape)
     lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fa3_reference.problem import Array, AttentionProblem, Floats, Operands, Sequence
+    from fa3_reference.problem import Array, AttentionProblem, Descale, Floats, Operands, Sequence
 
 _ROTARY_BASE = 10000.0
+_FP8 = ("", "tensor", "head", "row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ class Cache:
         Of the order of pages and rows and of what lies behind.
     shared : bool
         Whether pages of equal bytes, to which nothing is appended, are one page.
+    fp8 : {"", "tensor", "head", "row"}
+        What shares a descale where K and V lie in e4m3 beside a Q of 16 bits: all keys, those of a sequence and kv
+        head, or one. Such a call dequantises K and V to 16 bits before it attends; one that quantises Q instead attends
+        to a problem whose dtype is e4m3. Empty where they lie in Q's own format.
 
     Raises
     ------
@@ -70,6 +75,7 @@ class Cache:
     behind: Literal["random", "nan"] = "random"
     seed: int = 0
     shared: bool = True
+    fp8: Literal["", "tensor", "head", "row"] = ""
 
     def __post_init__(self) -> None:
         for name in ("new", "leftpad"):
@@ -81,6 +87,8 @@ class Cache:
             value = getattr(self, name)
             _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
         _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
+        _check(self.fp8 in _FP8, f"cache: fp8 must be one of {_FP8}, got {self.fp8!r}")
+        _check(not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not")
         is_row = not self.page_size or not (self.leftpad or self.indexed)
         _check(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
         dim = self.rotary_dim
@@ -114,6 +122,7 @@ class Cache:
         _check(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
         dim = problem.head_dim - (problem.head_dim_v if problem.qv else 0)
         is_rotated = self.rotary_dim <= dim and (not self.rotary_dim or problem.dtype != "e4m3")
+        _check(not self.fp8 or (problem.dtype != "e4m3" and not problem.qv), "cache: fp8 is of 16-bit Q, without qv")
         _check(is_rotated, f"cache: rotary_dim must be at most {dim}, of 16 bits, got {self.rotary_dim}")
 
     def describe(self) -> str:
@@ -232,6 +241,49 @@ def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...]
     x[..., second] = a * sin + b * cos
 
 
+def check_written(
+    problem: AttentionProblem, operands: Operands, before: Mapping[str, Any], after: tuple[Any, Any]
+) -> None:
+    """Check what a call left in its cache: the keys that it appends, and nothing else.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        With the cache that the call is of.
+    operands : Operands
+        What :func:`serve` was given.
+    before : mapping of str to array
+        What it returned.
+    after : (array, array)
+        K and V of the cache after the call.
+
+    Raises
+    ------
+    RuntimeError
+        If an appended key or value is missing, rotated keys up to two roundings, or another place has changed.
+    """
+    cache = problem.cache
+    if cache is None:
+        return
+    stored = dict(zip(("k_cache", "v_cache"), after, strict=True))
+    for name, x in stored.items():
+        changed = (x.view(np.uint8) != before[name].view(np.uint8)).any(axis=(2, 3))
+        if int(changed.sum()) > sum(cache.new):
+            places = f"{int(changed.sum())} keys of {name}, of which {sum(cache.new)} are appended"
+            raise RuntimeError(f"it changed {places}")
+    if not cache.new:
+        return
+    lengths = before["cache_seqlens"] + np.array(cache.new, np.int32)
+    whole = replace(problem, cache=replace(cache, new=(), rotary_dim=0))
+    k, v = gathered(whole, {**before, **stored, "cache_seqlens": lengths})
+    _, want = rotated(problem, operands.q, operands.k)
+    _, sizes = rotated(problem, np.abs(operands.q), np.abs(operands.k), of_sizes=True)
+    allowed = sizes * 2.0**-7 if cache.rotary_dim else np.zeros(())
+    is_written = np.array_equal(v, operands.v) and bool(np.all(np.abs(k.astype(np.float64) - want) <= allowed))
+    if not is_written and np.isfinite(want).all():
+        raise RuntimeError("it did not write the keys that it appends into its cache")
+
+
 def in_cache(problem: AttentionProblem, operands: Operands, cache: Cache) -> tuple[AttentionProblem, Operands]:
     """Return a problem, packed, whose keys lie in a cache, and its operands; one that has its own cache stays as it
     is.
@@ -280,8 +332,9 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
         (num_pages, page_size, nheads_kv, head_dim) with ``page_table``, int32 (batch, pages), or (rows, keys,
         nheads_kv, head_dim). ``cache_seqlens``, int32 (batch,), are the lengths before the call, leftpad included.
         ``k_new`` and ``v_new`` are appended behind them; of several lengths they are packed, with ``cu_seqlens_k_new``.
-        ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` where the cache has them. Without a
-        cache ``k`` and ``v``. ``sinks`` where the problem has them.
+        ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` where the cache has them, and where
+        each key has a descale of its own ``k_descale`` and ``v_descale``, which lie as keys do. Without a cache ``k``
+        and ``v``. ``sinks`` where the problem has them.
 
     Notes
     -----
@@ -311,7 +364,17 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
         call["rotary_cos"], call["rotary_sin"] = rotary_tables(problem)
     if cache.leftpad:
         call["cache_leftpad"] = np.array(cache.leftpad, np.int32)
-    return call | (_in_pages if cache.page_size else _in_rows)(problem, cache, {"k_cache": k, "v_cache": v})
+    arrays = {"k_cache": k, "v_cache": v}
+    if cache.fp8 == "row":
+        arrays |= {f"{name}_descale": _by_row(problem, getattr(operands, f"{name}_descale")) for name in "kv"}
+    return call | (_in_pages if cache.page_size else _in_rows)(problem, cache, arrays)
+
+
+def _by_row(problem: AttentionProblem, descale: Descale) -> Array:
+    """Return the descale of every key and kv head, float32 (total_k, nheads_kv)."""
+    heads = range(problem.nheads_kv)
+    parts = [[descale.rows(s.index, h, s.seqlen_k) for h in heads] for s in problem.sequences()]
+    return np.concatenate([np.stack(part, axis=1) for part in parts])
 
 
 def _appended(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:

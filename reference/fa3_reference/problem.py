@@ -161,7 +161,8 @@ class AttentionProblem:
             f"softmax_scale must be finite and > 0, got {self.softmax_scale!r}",
         )
         self._check_varlen()
-        self._check_serving()
+        if any(getattr(self, name) for name in SERVING):
+            self._check_serving()
 
     def _check_serving(self) -> None:
         for name in ("sinks", "qv"):
@@ -186,7 +187,7 @@ class AttentionProblem:
     @property
     def serving(self) -> frozenset[str]:
         """What a kernel must have to serve this problem: ``sinks``, ``attention_chunk``, ``qv``, and of caches
-        ``seqused_k``, ``paged``, ``append``, ``rotary``, ``leftpad`` and ``batch_idx``.
+        ``seqused_k``, ``paged``, ``append``, ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``.
         """
         needs = {"sinks": self.sinks, "attention_chunk": self.attention_chunk > 0, "qv": self.qv}
         if (cache := self.cache) is not None:
@@ -197,6 +198,8 @@ class AttentionProblem:
                 "rotary": cache.rotary_dim > 0,
                 "leftpad": any(cache.leftpad),
                 "batch_idx": cache.indexed,
+                "fp8_cache": cache.fp8 in ("tensor", "head"),
+                "fp8_rows": cache.fp8 == "row",
             }
         return frozenset(name for name, needed in needs.items() if needed)
 
@@ -249,7 +252,10 @@ class AttentionProblem:
         window: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         softmax_scale: float | None = None,
-        **serving: Any,
+        sinks: bool = False,
+        attention_chunk: int = 0,
+        qv: bool = False,
+        cache: Cache | None = None,
     ) -> AttentionProblem:
         """Build a packed problem from its lengths.
 
@@ -269,8 +275,14 @@ class AttentionProblem:
             0 switches it off.
         softmax_scale : float, optional
             None stands for 1 / sqrt(head_dim).
-        **serving : bool, int or Cache
-            The fields that serving needs: sinks, attention_chunk, qv, cache.
+        sinks : bool
+            Whether every query head has a sink.
+        attention_chunk : int
+            0 switches it off.
+        qv : bool
+            Whether the last channels of K are V.
+        cache : Cache, optional
+            Where keys lie when a kernel is called.
 
         Returns
         -------
@@ -304,7 +316,10 @@ class AttentionProblem:
             softmax_scale=softmax_scale,
             seqlens_q=queries,
             seqlens_k=keys,
-            **serving,
+            sinks=sinks,
+            attention_chunk=attention_chunk,
+            qv=qv,
+            cache=cache,
         )
 
     def _said(self) -> list[tuple[str, Any]]:
@@ -364,6 +379,11 @@ class AttentionProblem:
     def is_varlen(self) -> bool:
         """Tell whether sequences of their own lengths are packed."""
         return self.seqlens_q is not None
+
+    @property
+    def changes_operands(self) -> bool:
+        """Tell whether the call attends to other numbers than it is given: rotated, or dequantised to 16 bits."""
+        return self.is_rotated or (self.cache is not None and self.cache.fp8 != "")
 
     @property
     def is_rotated(self) -> bool:

@@ -182,6 +182,8 @@ def test_a_problem_with_a_cache_survives_json():
         ({"rotary_dim": 48, "new": (1, 1)}, "rotary_dim must be at most 32"),
         ({"new": (1,)}, "new must hold batch = 2 integers"),
         ({"new": (9, 1)}, "new must be at most seqlens_k"),
+        ({"fp8": "block"}, "fp8 must be one of"),
+        ({"fp8": "head", "new": (1, 1)}, "those of fp8 are not"),
         ({"indexed": 1}, "indexed must be a bool, got 1"),
     ],
 )

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fa3_reference.attention import attention
+from fa3_reference.bounds.calls import call_bound
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.bounds.rotary import call_bound
 from fa3_reference.cache import Cache, gathered
 from fa3_reference.problem import AttentionProblem, Operands
 

@@ -269,6 +269,7 @@ def _sglang(is_paged: bool) -> Traits:
         tile=lambda problem, size: (
             size.shipped if size is _ABSORBED else sglang_tile(problem, is_paged or _is_paged(problem))
         ),
+        pads_head_dim=False,
         serving=_FLASH3_TRAITS.serving | {"sinks", "paged"},
     )
 

@@ -232,7 +232,7 @@ def _add_block(
     ratio = 1.0 if state.v_factor is None else state.v_factor / v_factor
     state.v_factor = v_factor
     moved = _move_maximum(state, x, dx, np.log2(ratio), model, terms)
-    w = _weights(state, x, dx, model, terms, x.shape[1] - (sink is not None))
+    w = _weights(state, x, dx, model, terms, sink is not None)
     rescaled = moved * U_FP32 + (2 * U_FP32 if ratio != 1.0 else 0.0)
     state.outside |= not FP32_MIN_NORMAL <= ratio <= 1 / FP32_MIN_NORMAL
     of_keys = w if sink is None else w.without_last()
@@ -280,7 +280,9 @@ def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> n
     return off + U_FP32 * (np.abs(base) + offset + off)
 
 
-def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms, keys: int) -> _Weights:
+def _weights(
+    state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms, has_sink: bool = False
+) -> _Weights:
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds; behind the keys
     may stand a sink.
     """
@@ -313,9 +315,9 @@ def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, te
     low = np.where(flushed, 0.0, p * np.exp(-r))
     high = p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
-    if model.order.weights == "normalised" and keys < x.shape[1]:  # a finished O may take the sink: P is without it
-        apart, _ = _p_rounding(low[:, :keys], high[:, :keys], tau, cap, model)
-        rounding[:, :keys] = np.fmax(rounding[:, :keys], apart)
+    if model.order.weights == "normalised" and has_sink:  # a finished O may take the sink: P is without it
+        apart, _ = _p_rounding(low[:, :-1], high[:, :-1], tau, cap, model)
+        rounding[:, :-1] = np.fmax(rounding[:, :-1], apart)
     if not model.is_blocked and model.order.weights == "running":
         rounding = np.fmin(rounding, high * _apart(x, dx, model))
     rounding = terms.p_rounding * rounding

@@ -42,14 +42,14 @@ class Head:
     def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
         """Return the values of query heads of one group."""
         kv_head = heads[0] // problem.group
-        if problem.is_rotated:
-            raise ValueError("the arithmetic of a call is bounded on rotated operands: fa3_reference.bounds.rotary")
+        if problem.cache is not None and problem.changes_operands:
+            raise ValueError("a call that attends to other numbers than it is given has the bound of call_bound")
 
         def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
             return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
 
         q = problem.rows_q(operands.q, seq)
-        sinks = np.repeat(sinks_of(problem, operands.sinks)[list(heads)], seq.seqlen_q)
+        sinks = sinks_of(problem, operands.sinks) * LOG2_E if problem.sinks else None
         return cls(
             problem,
             seq,
@@ -63,7 +63,7 @@ class Head:
             factor(operands.v_descale, kv_head, seq.seqlen_k),
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
-            sinks * LOG2_E if problem.sinks else None,
+            None if sinks is None else np.repeat(sinks[list(heads)], seq.seqlen_q),
         )
 
     def empty(self, rows: np.ndarray) -> np.ndarray:

@@ -65,6 +65,14 @@ def cached(q, k_cache, v_cache, *, softmax_scale, cache_seqlens, causal=False, m
         own = slice(*given["cu_seqlens_q"][b : b + 2]) if is_packed else b
         rows = given["page_table"][b] if "page_table" in given else [given.get("cache_batch_idx", range(99))[b]]
         k, v = (x[rows].reshape(-1, *x.shape[2:]) for x in (k_cache, v_cache))
+        if "k_descale" in given and mistake != "descale":
+            factors = (given["k_descale"], given["v_descale"])
+            if factors[0].ndim == 3:  # of each key
+                factors = tuple(x[rows].reshape(-1, x.shape[-1]) for x in factors)
+            else:
+                factors = tuple(x[b] for x in factors)
+            k, v = (x.astype(F) * f[..., None] for x, f in zip((k, v), factors, strict=True))
+        k, v = k.astype(q.dtype), v.astype(q.dtype)
         if mistake == "stale page" and "page_table" in given and length > k_cache.shape[1]:
             k = np.concatenate([k[: k_cache.shape[1]], k])[: len(k)]
         pad = given["cache_leftpad"][b] if "cache_leftpad" in given and mistake != "leftpad" else 0
@@ -81,6 +89,11 @@ def cached(q, k_cache, v_cache, *, softmax_scale, cache_seqlens, causal=False, m
                 steps = np.arange(len(asked)) if causal else np.zeros(len(asked), int)
                 at = np.clip(length - pad + steps, 0, len(cos) - 1)
                 asked = rotate(asked, cos[at], sin[at], order)
+            if mistake != "unwritten":
+                for j in range(len(new)):
+                    place = divmod(length + j, k_cache.shape[1])
+                    row = rows[place[0]] if "page_table" in given else rows[0]
+                    k_cache[row, place[1]], v_cache[row, place[1]] = new[j], given["v_new"][span][j]
             if mistake != "append":
                 k, v = np.concatenate([k, new]), np.concatenate([v, given["v_new"][span]])
         out, lse = attend(asked, k, v, softmax_scale, causal=causal, sinks=given.get("sinks"))

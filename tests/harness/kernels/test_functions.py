@@ -86,7 +86,10 @@ def test_an_fp8_function_gets_a_descale_for_each_query_head_where_it_claims_so_a
 def test_a_misspelt_fact_is_refused_with_the_list():
     for facts, match in (
         ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),
-        ({"features": ("causl",)}, "feature must be among append, attention_chunk, batch_idx, causal, gqa"),
+        (
+            {"features": ("causl",)},
+            "feature must be among append, attention_chunk, batch_idx, causal, fp8_cache, fp8_rows, gqa",
+        ),
         ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.judging.judgement import judge
+from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.record import Candidate
 from tests.harness.kernels import serving_kernels as kernels
 
 IN_ROWS = ("causal", "gqa", "varlen", "seqused_k", "append", "leftpad", "batch_idx", "rotary")
 IN_PAGES = ("causal", "gqa", "varlen", "paged", "append", "sinks", "rotary")
+FP8 = ("causal", "gqa", "varlen", "paged", "seqused_k", "fp8_cache", "fp8_rows")
 DROPPED = {"sinks": None, "attention_chunk": 0}
 
 
@@ -25,27 +28,31 @@ def _candidate(function, dtype="bf16", layout="bshd", **facts) -> Candidate:
 
 
 def _worst(candidate: Candidate, **chosen: str) -> float:
-    """Largest error / bound over small cases of every class of the dimensions of serving."""
-    names = ("cache", "behind", "layout", "sinks", "chunk", "mask", "keys")
-    own = {name: classes for name, classes in space.claimed(candidate).items() if name in names}
-    points = [{name: c} | chosen for name, classes in own.items() for c in classes if c != "long"]
-    if "cache" in own:
-        points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": "causal"} | chosen for c in own["cache"]]
+    """Largest error / bound over small cases of the classes of serving, with every mask and layout."""
+    own = {d.name: d.classes for d in space.DIMENSIONS if d.features and d.concerns(candidate)}
+    points = [{name: c} | chosen for name, classes in own.items() for c in classes]
+    for c in own.get("cache", ()):
+        points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": mask} for mask in ("causal", "none")]
+    points += [{"sinks": "on", "keys": "none"}, {"sinks": "on", "mask": "causal"}, {"chunk": "on", "mask": "causal"}]
     found = []
     for seed, point in enumerate(points):
         try:
             case = space.case_of(candidate, {"batch": "3 or more", "group": "2 to 4"} | point, seed)
         except ValueError:
             continue  # no such case
-        found.append(judge(candidate, case, unrounded=False))
+        try:
+            found.append(judge(candidate, case, unrounded=False).measures["ratio_max"])
+        except CandidateError:  # its cache is not as it should be
+            found.append(math.inf)
     assert len(found) >= 6
-    return max(x.measures["ratio_max"] for x in found)
+    return max(found)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_right_functions_of_caches_keep_the_bound(dtype):
     assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_ROWS)) <= 1
     assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_PAGES, page_sizes=(16, 1, 48))) <= 1
+    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=FP8)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -57,11 +64,33 @@ def test_right_functions_of_caches_keep_the_bound(dtype):
         ("leftpad", IN_ROWS),
         ("append", IN_PAGES),
         ("rotary", IN_ROWS),
+        ("descale", FP8),
     ],
 )
 def test_a_mistake_with_a_cache_breaks_the_bound(mistake, features):
     wrong = functools.partial(kernels.cached, mistake=mistake)
     assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1
+
+
+@pytest.mark.parametrize("features", [IN_ROWS, IN_PAGES])
+@pytest.mark.parametrize("stored", ["appended", "rotated"])
+def test_a_kernel_that_leaves_its_cache_as_it_was_or_writes_elsewhere_fails(features, stored):
+    for mistake, words in (("unwritten", "did not write the keys"), ("overwritten", "keys of v_cache, of which")):
+        wrong = (
+            functools.partial(_writing, mistake)
+            if mistake == "overwritten"
+            else functools.partial(kernels.cached, mistake=mistake)
+        )
+        candidate = _candidate(wrong, name="wrong", features=features)
+        case = space.case_of(candidate, {"cache": stored, "batch": "2", "keys": "several tiles"})
+        with pytest.raises(CandidateError, match=words):
+            judge(candidate, case, unrounded=False)
+
+
+def _writing(mistake, q, k_cache, v_cache, **given):
+    found = kernels.cached(q, k_cache, v_cache, **given)
+    v_cache[:] = 0
+    return found
 
 
 def test_sinks_and_chunks_are_judged_and_a_kernel_that_drops_them_fails():

@@ -63,3 +63,10 @@ def test_a_padded_head_dim_never_takes_one_warpgroup():
 def test_promoted_sums_of_vllm_take_a_whole_tile():
     configs = [default_config(AttentionProblem(1, 32, 8, n, 99, 128, dtype="e4m3"), family="vllm") for n in (1, 99)]
     assert [config.promotion_interval for config in configs] == [96, 192]
+
+
+@pytest.mark.parametrize("head_dim", [64, 112, 256])
+def test_no_tile_of_sglang_is_made_up_where_none_was_recorded(head_dim):
+    problem = AttentionProblem(1, 32, 8, 1, 300, head_dim, dtype="bf16")
+    with pytest.raises(ValueError, match=f"sglang has no known tile for bf16 at head_dim {head_dim}"):
+        default_config(problem, family="sglang")

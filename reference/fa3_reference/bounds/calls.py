@@ -1,0 +1,76 @@
+"""The error bound of a call that attends to other numbers than it is given: Q and appended keys that it rotates in
+binary32 and rounds, or K and V of e4m3 that it dequantises to 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fa3_reference.attention import attention
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.quantisation import quantization_bound
+from fa3_reference.bounds.steps import OUTWARD, gamma, rounded, rounded_error
+from fa3_reference.cache import rotated
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Operands
+
+# A kernel may round a number near the middle of two to the other one than the bound of its arithmetic is taken at, or
+# none at all. One unit of 16 bits in operands moves that bound by far less than this share of it, once roundings of P
+# and O count as of any number.
+_NEIGHBOURS = 2.0**-4
+
+
+def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+    """Bound the error of a call as it is made: :func:`forward_bound`, and what rounding its operands adds to it.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What is computed.
+    operands : Operands
+        What the kernel was given.
+    model : KernelModel
+        Formats, tiling and order of operations of the kernel.
+
+    Returns
+    -------
+    ErrorBound
+        Against the truth that rotates and dequantises and does not round. Such a number is off by two products and
+        their sum in binary32, and one rounding to the operands' format, or is not rounded at all; O then moves as
+        :func:`~fa3_reference.bounds.quantisation.quantization_bound` says.
+
+    Raises
+    ------
+    ValueError
+        As :func:`forward_bound` does.
+    """
+    if not problem.changes_operands:
+        return forward_bound(problem, operands, model)
+    plain = replace(problem, cache=None)
+    fmt = FORMATS[problem.dtype]
+    given = operands.dequantized(problem)
+    q, k, v, *sinks = given
+    exact = (*rotated(problem, q, k), v)
+    sizes = (*rotated(problem, np.abs(q), np.abs(k), of_sizes=True), np.abs(v))
+    is_fp8 = not problem.is_rotated
+    moved = []
+    for before, x, size, is_converted in zip(given, exact, sizes, (False, is_fp8, is_fp8), strict=False):
+        error = rounded_error(x, gamma(3) * size * OUTWARD, fmt)
+        is_kept = (x == before) & (size == np.abs(before)) & np.logical_not(is_converted)
+        moved.append(np.where(is_kept, 0.0, error))
+    with np.errstate(all="ignore"):
+        q, k, v = (rounded(x, fmt).astype(fmt.dtype) for x in exact)
+        own = forward_bound(plain, Operands(q, k, v, sinks=operands.sinks), replace(model, out_dtype="fp32"))
+        q, k, v = (np.nan_to_num(x, posinf=0.0, neginf=0.0) for x in exact)
+        dq, dk, dv = (np.nan_to_num(x, posinf=np.inf) for x in moved)
+        of_rounding = quantization_bound(plain, q, k, v, dq, dk, dv, *sinks)
+        exact_out = attention(plain, *exact, *sinks).out
+        mean = attention(plain, q, k, np.abs(v), *sinks).out
+        is_moved = any(x.any() for x in moved)
+        out = own.out * (1 + _NEIGHBOURS) + of_rounding.out + is_moved * model.p_format.unit_roundoff * mean
+        if model.out_dtype != "fp32":
+            out = np.where(out > 0, rounded_error(exact_out, out, FORMATS[model.out_dtype]), 0.0)
+        lse = own.lse * (1 + _NEIGHBOURS) + of_rounding.lse
+    return ErrorBound(*(np.nan_to_num(x, nan=np.inf, posinf=np.inf) for x in (out, lse)))
