@@ -116,12 +116,12 @@ _WHATEVER_THE_SPLITS = frozenset(
 
 # What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
 # against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, builds that serve were
-# recorded at head_dim 128, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an empty one, so that
-# lse is finite where out is NaN.
+# recorded at head_dim 128 and with keys, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an
+# empty one, so that lse is finite where out is NaN.
 DECLARED: dict[str, CandidateFacts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
-    **{name: {"head_dims": (128,)} for name in ("vllm", "vllm.paged", "sglang", "sglang.paged")},
+    **{name: {"head_dims": (128,), "min_seqlen": 1} for name in ("vllm", "vllm.paged", "sglang", "sglang.paged")},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 

@@ -111,6 +111,16 @@ def test_equal_pages_are_one_page_and_lie_anywhere():
     assert sorted({*table[0, :3], *table[1, :3], *table[2, :3]}) != list(range(7)), "pages are shuffled"
 
 
+def test_a_page_that_is_appended_to_is_shared_by_none():
+    problem = AttentionProblem.varlen((1, 1), (20, 20), **SIZES, cache=Cache(16, new=(2, 2)))
+    operands = _operands(problem)
+    for x in (operands.k, operands.v):
+        x[20:] = x[:20]
+    table = serve(problem, operands)["page_table"]
+    assert table[0, 0] == table[1, 0]
+    assert table[0, 1] != table[1, 1]
+
+
 def test_what_lies_behind_is_nan_where_that_is_asked():
     problem = AttentionProblem.varlen((1, 1), (5, 16), **SIZES, cache=Cache(16, behind="nan", new=(2, 0)))
     call = serve(problem, _operands(problem))

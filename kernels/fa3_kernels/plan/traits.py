@@ -219,6 +219,7 @@ def _serving_refuses(problem: AttentionProblem) -> str:
     return _broken(
         ((problem.head_dim, problem.head_dim_v) != sizes, "head_dim 128, and 64 with V of 512, alone were compared"),
         (problem.softcap > 0, "no output with softcap was compared"),
+        (not any(seq.seqlen_k for seq in problem.sequences()), "no output without a key was compared"),
         (is_fp8 and is_other, "no output of e4m3 with windows or sinks was compared"),
     )
 
