@@ -168,7 +168,7 @@ def _scale(case: Case, config: Any) -> str:
 
 
 def _layout(case: Case, config: Any) -> str:
-    is_even = case.problem.cache is not None and len(set(case.problem.seqlens_q or ())) == 1
+    is_even = case.problem.cache is not None and case.problem.has_equal_queries
     if is_even or not case.problem.is_varlen:
         return "batched"
     others = list(case.problem.sequences())[1:]

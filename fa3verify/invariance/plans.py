@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.invariance.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
@@ -137,6 +137,9 @@ def planner(name: str, sizes: Mapping[str, Any], *, is_packed: bool = True, is_o
         _, bracket, choices = name.partition("[")
         twin = registry.find(asked.twin if "[" in asked.twin else asked.twin + bracket + choices)
     changes = dict(getattr(twin.run, "__self__").changes)  # noqa: B009 (a twin's)
+    order = traits_of(str(changes.get("family", OURS))).order
+    if order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
+        raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
     configure = asked.configure
     if changes.get("family", OURS) != OURS:  # whose plan is known where its bits are not
         configure = partial(default_config, **changes)

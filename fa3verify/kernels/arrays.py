@@ -191,8 +191,7 @@ class ArrayFunction:
         named = ("causal", "window", "softcap", "attention_chunk")
         options |= {name: getattr(problem, name) for name in named if name in self.features}
         if problem.cache is not None:
-            is_packed = len(set(problem.seqlens_q or ())) > 1
-            options |= {"max_seqlen_q": problem.seqlen_q} if is_packed else {}
+            options |= {} if problem.has_equal_queries else {"max_seqlen_q": problem.seqlen_q}
             options |= {"rotary_interleaved": problem.cache.interleaved} if problem.cache.rotary_dim else {}
         elif problem.is_varlen:
             starts = {name: self._foreign(getattr(problem, name)) for name in ("cu_seqlens_q", "cu_seqlens_k")}

@@ -320,7 +320,7 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "causal": problem.causal,
         "window": problem.window != (-1, -1),
         "softcap": problem.softcap > 0,
-        "varlen": problem.is_varlen and (problem.cache is None or len(set(problem.seqlens_q or ())) > 1),
+        "varlen": problem.is_varlen and (problem.cache is None or not problem.has_equal_queries),
         "gqa": problem.group > 1,
         "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
     }

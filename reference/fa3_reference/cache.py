@@ -351,7 +351,7 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
     cache = problem.cache
     if cache is None:
         return call | {"k": k, "v": v}
-    if len(set(problem.seqlens_q or ())) == 1:
+    if problem.has_equal_queries:
         for name in call.keys() & {"q", "qv"}:
             call[name] = call[name].reshape(problem.batch, problem.seqlen_q, *call[name].shape[1:])
     else:

@@ -386,6 +386,11 @@ class AttentionProblem:
         return self.is_rotated or (self.cache is not None and self.cache.fp8 != "")
 
     @property
+    def has_equal_queries(self) -> bool:
+        """Tell whether all sequences have as many queries, so that a call over a cache has them batched."""
+        return len(set(self.seqlens_q or ())) <= 1
+
+    @property
     def is_rotated(self) -> bool:
         """Tell whether the call rotates Q and the keys that it appends."""
         return self.cache is not None and self.cache.rotary_dim > 0

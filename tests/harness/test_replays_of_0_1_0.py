@@ -41,6 +41,10 @@ SINCE = frozenset(
         "Config.integer_max",
         "Config.head_dim_v",
         "Config.family",
+        "AttentionProblem.sinks",
+        "AttentionProblem.attention_chunk",
+        "AttentionProblem.qv",
+        "AttentionProblem.cache",
     }
 )
 # One law at least of each module of laws.

@@ -24,4 +24,6 @@ def test_a_verdict_reaches_the_twin_through_twelve_functions_and_never_turns_bac
     assert len(stack) == 12
     assert len(set(stack)) == len(stack)
     # One runner yields outcomes to whoever listens. Truth and bound come before the kernel runs, figures after it.
-    assert entered <= 299  # 298 alone; one more where other tests of the process have filled a memory
+    assert (
+        entered <= 301
+    )  # 300 alone, where a problem may serve; one more where other tests of the process have filled a memory

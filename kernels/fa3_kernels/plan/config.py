@@ -145,7 +145,7 @@ class Config:
         channels = 16 if self.is_fp8 else 8
         keys = K_STEP[self.dtype]
         named = self.num_consumer_warpgroups
-        most = MAX_HEAD_DIM if self.traits.is_built_here else self.traits.head_dims(self.is_fp8)[-1]
+        most = self.traits.head_dims(self.is_fp8)[-1]
         is_size = 0 < head_dim <= most and head_dim % channels == 0
         require(is_size, f"head_dim must be a multiple of {channels} in [1, {most}], got {head_dim}")
         is_size = 0 < self.head_dim_v <= head_dim and self.head_dim_v % channels == 0

@@ -165,7 +165,8 @@ class Traits:
     features : frozenset of str
         What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
     serving : frozenset of str
-        What of :attr:`fa3_reference.problem.AttentionProblem.serving` it has and the twin reproduces.
+        What of :attr:`fa3_reference.problem.AttentionProblem.serving` the twin reproduces; of ours, nothing of it can
+        be launched yet.
     choices : frozenset of str
         Fields of a configuration that a caller of the family chooses.
     refuses : callable

@@ -10,7 +10,7 @@ sources say and what ptxas made of the binaries that they ship.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -224,16 +224,30 @@ def _serving_refuses(problem: AttentionProblem) -> str:
     )
 
 
-def _serving(title: str, version: str, sizes: Sizes, **changes: Any) -> Traits:
+def _serving(
+    title: str,
+    version: str,
+    sizes: Sizes,
+    tile: Callable[[AttentionProblem, bool], Shipped],
+    *,
+    is_paged: bool,
+    **changes: Any,
+) -> Traits:
     """Return FlashAttention-3 as somebody else builds it, to serve: tiles of 64 rows, key tiles that begin where a
-    window does, and no fp16 that was recorded.
+    window does, and no fp16 that was recorded. Keys lie in pages in every call, or where a problem says so.
     """
+
+    def shipped(problem: AttentionProblem, size: Size) -> Shipped:
+        pages = problem.cache is not None and problem.cache.page_size > 0
+        return size.shipped if size is _ABSORBED else tile(problem, is_paged or pages)
+
     rows = {key: size if size is _ABSORBED else replace(size, rows=(64, 128, 192)) for key, size in sizes.items()}
     return replace(
         _FLASH3_TRAITS,
         title=f"FlashAttention-3 of {title}",
-        version=version,
+        version=version + ", over pages" * is_paged,
         sizes=rows,
+        tile=shipped,
         dtypes=("bf16", "e4m3"),
         order=replace(
             _FLASH3_TRAITS.order, key_tiles="from_window", contracts_promotion=False, sinks_without_keys=False
@@ -244,18 +258,13 @@ def _serving(title: str, version: str, sizes: Sizes, **changes: Any) -> Traits:
     )
 
 
-def _is_paged(problem: AttentionProblem) -> bool:
-    return problem.cache is not None and problem.cache.page_size > 0
-
-
 def _vllm(is_paged: bool) -> Traits:
     return _serving(
         "vLLM",
-        "vllm 0.33.0" + ", over pages" * is_paged,
+        "vllm 0.33.0",
         _FLASH3_SERVING,
-        tile=lambda problem, size: (
-            size.shipped if size is _ABSORBED else vllm_tile(problem, is_paged or _is_paged(problem))
-        ),
+        vllm_tile,
+        is_paged=is_paged,
         promotes=True,
         promoted_keys=256,
         serving=frozenset({"sinks", "qv", "paged", "seqused_k", "leftpad", "batch_idx"}),
@@ -265,11 +274,10 @@ def _vllm(is_paged: bool) -> Traits:
 def _sglang(is_paged: bool) -> Traits:
     return _serving(
         "SGLang",
-        "sglang-kernel 0.4.5" + ", over pages" * is_paged,
+        "sglang-kernel 0.4.5",
         {key: size for key, size in _FLASH3_SERVING.items() if key[1] in (128, 576)},
-        tile=lambda problem, size: (
-            size.shipped if size is _ABSORBED else sglang_tile(problem, is_paged or _is_paged(problem))
-        ),
+        sglang_tile,
+        is_paged=is_paged,
         pads_head_dim=False,
         serving=_FLASH3_TRAITS.serving | {"sinks", "paged"},
     )

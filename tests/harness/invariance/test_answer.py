@@ -181,3 +181,9 @@ def test_the_answer_is_written_as_json(tmp_path):
     assert neighbours["smallest"]["lengths"] == [[1, 300], [2, 2]]
     assert neighbours["classes"][0]["ranges"] == {"max_seqlen_q": [[1, 1]]}
     assert batch["is_invariant"]
+
+
+def test_windows_of_builds_whose_key_tiles_begin_at_them_are_refused():
+    """Where a tile begins follows from the row tile, which the value of a row's bits does not hold."""
+    with pytest.raises(ValueError, match=r"key tiles of vllm.bf16 begin where the window of a row tile does"):
+        invariance("vllm.bf16", seqlen_k=300, limits=LIMITS, **SIZES | {"head_dim": 128, "window": (127, 0)})
