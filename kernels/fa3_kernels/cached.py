@@ -185,7 +185,9 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     return_softmax_lse : bool
         Whether lse is returned as well.
     sinks : float32 (nheads,), optional
-        Not upstream's. A score of every head, in nats, that takes part in the softmax of its rows and has no value.
+        Not upstream's. A score of every head, in nats, that takes part in the softmax of its rows and has no value. One
+        that is 77 nats or more above a row's largest score may overflow, as in the builds of FlashAttention-3 that take
+        sinks.
     max_seqlen_k : int, optional
         Not upstream's. At least the longest sequence of keys, new ones counted, for which num_splits is chosen; by
         default as many as fit. Not checked, for that would take a wait: keys beyond are not seen.
