@@ -23,11 +23,13 @@ class Encoded(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A kernel that would have been started: its name, grid, and what Triton's launcher gets for its arguments."""
+    """A kernel that would have been started: its name, grid, what Triton's launcher gets for its arguments, and whether
+    it starts before the one in front of it has ended."""
 
     kernel: str
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
+    is_dependent: bool
 
     @property
     def descriptors(self) -> list[Encoded]:
@@ -47,7 +49,7 @@ def no_gpu() -> Iterator[list[Started]]:
     operand = launch.operand
 
     def start(*given: Any) -> None:
-        started.append(Started(given[4], given[:3], given[LAUNCHER_ARGUMENTS:]))
+        started.append(Started(given[4], given[:3], given[LAUNCHER_ARGUMENTS:], given[6]))
 
     def encode(address: int, shape: tuple[int, ...], strides: tuple[int, ...], padding: int) -> Encoded:
         time.sleep(0)  # another thread's turn, as in Triton's launcher

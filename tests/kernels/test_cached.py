@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_kernels.api import flash_attn_with_kvcache
+from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
 from fa3_kernels.gluon import launch
+from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.run import KERNELS
 from fa3_kernels.plan.append import Append, append_call
-from fa3_kernels.plan.plan import LaunchNumber, Pointer, plan_of
+from fa3_kernels.plan.plan import Call, LaunchNumber, Pointer, plan_of
 from fa3_kernels.plan.request import ONE_PAGE, Choices, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import RAGGED_ROWS, View
 from tests.kernels.no_gpu import Encoded, no_gpu
@@ -165,6 +166,51 @@ def test_a_cache_without_a_page_table_has_one_page_a_sequence(started):
     assert (ONE_PAGE, 500) in list(zip(started[1].arguments, started[1].arguments[1:]))
     with pytest.raises(ValueError, match="page_size must be a multiple of 8 that divides 128"):
         flash_attn_with_kvcache(q, k, v, page_table=table(1))
+
+
+def plan_over_pages(seqlen_q: int, **choices):
+    """The plan of a call over a cache with groups of four heads."""
+    q, x = (launch.operand(y)._replace(device="cuda:0") for y in (torch.zeros(9, 8, 64).half(), tensors()[1]))
+    return plan_of(request_of((q, x, x), Semantics(), Choices(**choices), packed=(3, seqlen_q, 256), page_size=16), 132)
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "choices", "rows"),
+    [
+        (1, {}, 64),
+        (16, {"pack_gqa": True}, 64),
+        (17, {"pack_gqa": True}, 128),
+        (64, {"pack_gqa": False}, 64),
+        (65, {"pack_gqa": False}, 128),
+        (1, {"tile": (128, 128)}, 128),
+    ],
+)
+def test_a_tile_has_one_warpgroup_where_the_queries_of_a_sequence_have_no_more_rows(seqlen_q, choices, rows):
+    config = plan_over_pages(seqlen_q, **choices).config
+    assert (config.tile_m, config.pingpong) == (rows, rows > 64)
+
+
+def test_over_a_cache_alone_a_kernel_starts_before_the_one_in_front_has_ended(started):
+    q, k, v = tensors()
+    flash_attn_with_kvcache(q, k, v, page_table=table(), num_splits=2)
+    flash_attn_varlen_func(q[:, 0], k[0], v[0], integers(0, 1, 2, 3), integers(0, 4, 8, 9), 1, 5, num_splits=2)
+    found = [(x.kernel, x.is_dependent) for x in started]
+    names = ("packed_order", "forward_fp16", "combine")
+    assert found == [*zip(names, (False, True, True)), *zip(names, (False,) * 3)]
+
+
+@pytest.mark.parametrize(
+    ("ptx", "is_early"),
+    [
+        ("ld.global.b32; griddepcontrol.wait;", True),
+        ("cp.async.bulk.tensor; griddepcontrol.wait;", True),
+        ("ld.global.b32;", True),
+        ("griddepcontrol.wait; ld.global.b32;", False),
+    ],
+)
+def test_a_kernel_that_starts_early_and_reads_before_it_waits_is_not_launched(ptx, is_early):
+    with pytest.raises(RuntimeError, match="combine must wait for the grid in front before it reads"):
+        check_wait(Call("combine", (), (), {"launch_pdl": is_early}), ptx)
 
 
 def test_new_keys_are_written_before_attention_reads_how_many_there_are(started):

@@ -22,6 +22,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
 from fa3_kernels.gluon import quantize, run, surplus_barriers
+from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
 from fa3_kernels.plan.plan import Pointer
 
@@ -67,7 +68,9 @@ def compile_call(call: Call) -> Compiled:
 def build_call(call: Call) -> Any:
     """Compile the kernel of a call for Hopper: what Triton keeps of it."""
     kernels = run.KERNELS | quantize.KERNELS
-    return _build(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), call.options)
+    built = _build(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), call.options)
+    check_wait(call, built.asm["ptx"])
+    return built
 
 
 def _as_compiled(argument: Any) -> Any:

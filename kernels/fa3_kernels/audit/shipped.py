@@ -98,6 +98,8 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
 _PAGED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pages16_causal": (16, {"causal": True}, {}),
     "pages256_sinks_splits": (256, {"sinks": True}, {"num_splits": 3}),
+    "pages16_step": (16, {"causal": True, "seqlens_q": (2, 1)}, {}),
+    "pages64_step_splits": (64, {"seqlens_q": (1, 1)}, {"num_splits": 3}),
 }
 _PAGED_ALONE: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # where fp16 has head_dim 128
     "pages8_window_softcap": (8, {"window": (100, 0), "softcap": 20.0}, {}),

@@ -6,6 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa3_kernels.gluon import softmax
+from fa3_kernels.gluon.dependent import await_grid
 
 
 @gluon.jit(do_not_specialize=["num_rows", "seqlen_q", "nheads", "num_splits", "head_dim"])
@@ -21,8 +22,9 @@ def combine(
     head_dim,
     ROWS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    WAITS: gl.constexpr = False,
 ):
-    """Merge ROWS output rows.
+    """Merge ROWS output rows; WAITS says that the grid starts before the one in front of it has ended.
 
     Parameters
     ----------
@@ -36,6 +38,8 @@ def combine(
     seqlen_q : int
         Positions per sequence; with varlen all of them count as one sequence.
     """
+    if WAITS:
+        await_grid()
     columns_in_warp: gl.constexpr = HEAD_DIM // 4 if HEAD_DIM < 128 else 32
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // columns_in_warp, columns_in_warp], [4, 1], [1, 0])
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))

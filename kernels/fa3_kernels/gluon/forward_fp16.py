@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.boxes import awaited, groups, no_sums, parts
+from fa3_kernels.gluon.dependent import await_grid
 from fa3_kernels.gluon.geometry import (
     WARPGROUP_ROWS,
     key_blocks,
@@ -382,7 +383,11 @@ def forward_fp16(
         serving(VARIANT, page_table, table_entries, page_keys, page_rows, tile_pages, sinks),
         VARIANT,
     )
-    if VARIANT.consumers == 2:
+    if VARIANT.page_boxes:
+        await_grid()
+    if VARIANT.consumers == 1:
+        gl.warp_specialize([(_consume, (p, 0)), (produce, (p,))], [1], [VARIANT.producer_regs])
+    elif VARIANT.consumers == 2:
         gl.warp_specialize(
             [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,))],
             [4, 1],

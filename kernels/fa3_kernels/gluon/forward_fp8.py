@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fa3_kernels.gluon import rotated_fp8, softmax
 from fa3_kernels.gluon.boxes import awaited, no_sums, parts
+from fa3_kernels.gluon.dependent import await_grid
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
     Scaling,
@@ -427,7 +428,11 @@ def forward_fp8(
         serving(VARIANT, page_table, table_entries, page_keys, page_rows, tile_pages, sinks),
         VARIANT,
     )
-    if VARIANT.consumers == 2:
+    if VARIANT.page_boxes:
+        await_grid()
+    if VARIANT.consumers == 1:
+        gl.warp_specialize([(_consume, (p, x, 0)), (produce_fp8, (p, x))], [4], [VARIANT.producer_regs])
+    elif VARIANT.consumers == 2:
         gl.warp_specialize(
             [(_consume, (p, x, 0)), (_consume, (p, x, 1)), (produce_fp8, (p, x))],
             [4, 4],

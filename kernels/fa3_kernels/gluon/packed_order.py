@@ -112,6 +112,7 @@ def packed_order(
     HEAD_DIM: tl.constexpr,
     first_keys=None,
     KEEPS_EMPTY: tl.constexpr = False,
+    LETS_NEXT: tl.constexpr = False,
 ):
     """Make one row of the schedule; the grid is the CTAs of the forward kernel.
 
@@ -140,7 +141,13 @@ def packed_order(
         Of a cache: where the keys of each sequence begin.
     KEEPS_EMPTY : bool
         Whether tiles that see no key are kept.
+    LETS_NEXT : bool
+        Whether the grid behind may start at once, which then waits for this one's results.
     """
+    if LETS_NEXT:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
     lane = tl.arange(0, CHUNK)

@@ -66,29 +66,47 @@ def first_page(p, tile, row):
 
 
 @gluon.jit
-def load_slot(p, tile, row, first, desc, full, smem, slot, BOXES: gl.constexpr, PANELS: gl.constexpr):
-    """Start the loads of the key tile of K or V that begins at ``row`` into a slot, as BOXES boxes of PANELS panels."""
-    if p.v.page_boxes:
-        rows: gl.constexpr = desc.block_type.shape[-2]
-        channels: gl.constexpr = desc.block_type.shape[-1]
-        pages: gl.constexpr = p.v.page_boxes
-        panels: gl.constexpr = BOXES * PANELS
-        mbarrier.expect(full, panels * pages * desc.block_type.nbytes)
-        boxes = smem._reinterpret(desc.dtype, [p.v.stages * panels * pages] + desc.block_type.shape, desc.layout)
+def _copy_page(p, tile, key, page, i, operand, slot, COUNT: gl.constexpr):
+    """Start the copies of the rows of a page that begin at ``key``, as page ``i`` of a slot of K or V."""
+    desc, full, smem = operand
+    pages: gl.constexpr = p.v.page_boxes
+    channels: gl.constexpr = desc.block_type.shape[-1]
+    start = page * p.pages[3] + tile.k_start  # row of the cache that holds this key
+    if pages == 1:
+        start += key % p.pages[2]
+    where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
+    copies = smem._reinterpret(desc.dtype, [p.v.stages * COUNT * pages] + desc.block_type.shape, desc.layout)
+    for panel in gl.static_range(COUNT):
+        box = copies.index((slot * COUNT + panel) * pages + i)
+        tma.async_copy_global_to_shared(desc, where + [panel * channels], full, box)
+
+
+@gluon.jit
+def load_slot(p, tile, row, first, operands, slot, SIZES: gl.constexpr):
+    """Start the loads of the key tile that begins at ``row`` into a slot: of K, of V, or of both.
+
+    ``operands`` are tuples of a descriptor, the barrier of the slot and the buffers, and SIZES their boxes and panels.
+    Pages are copied by twos: a copy waits until TMA has read the registers of the one that had them before.
+    """
+    for n in gl.static_range(len(operands)):
+        desc, full, smem = operands[n]
+        if p.v.page_boxes:
+            mbarrier.expect(full, SIZES[n][0] * SIZES[n][1] * p.v.page_boxes * desc.block_type.nbytes)
+        else:
+            mbarrier.expect(full, SIZES[n][0] * desc.block_type.nbytes)
+            load_boxes(desc, key_coordinates(p, tile, row), full, smem, slot, SIZES[n][0])
+    if p.v.page_boxes > 1:
+        rows: gl.constexpr = p.k_desc.block_type.shape[-2]
         page = first[0]
-        for i in range(p.pages[4] if pages > 1 else 1):
-            key = row + i * rows
-            start = page * p.pages[3] + tile.k_start  # row of the cache that holds this key
-            following = page
-            if pages > 1:
-                following = _page(p, tile, key + rows)
-            else:
-                start += key % p.pages[2]
-            where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
-            for panel in gl.static_range(panels):
-                box = boxes.index((slot * panels + panel) * pages + i)
-                tma.async_copy_global_to_shared(desc, where + [panel * channels], full, box)
+        for i in range(p.pages[4] // 2):
+            key = row + 2 * i * rows
+            second = _page(p, tile, key + rows)
+            following = _page(p, tile, key + 2 * rows)
+            for k in gl.static_range(len(operands)):
+                _copy_page(p, tile, key, page, 2 * i, operands[k], slot, SIZES[k][0] * SIZES[k][1])
+            for m in gl.static_range(len(operands)):
+                _copy_page(p, tile, key + rows, second, 2 * i + 1, operands[m], slot, SIZES[m][0] * SIZES[m][1])
             page = following
-    else:
-        mbarrier.expect(full, BOXES * desc.block_type.nbytes)
-        load_boxes(desc, key_coordinates(p, tile, row), full, smem, slot, BOXES)
+    elif p.v.page_boxes:
+        for m in gl.static_range(len(operands)):
+            _copy_page(p, tile, row, first[0], 0, operands[m], slot, SIZES[m][0] * SIZES[m][1])

@@ -225,7 +225,7 @@ def load_keys(
     if step >= p.v.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
-    load_slot(p, tile, row, page, desc, full.index(slot), smem, slot, BOXES, PANELS)
+    load_slot(p, tile, row, page, ((desc, full.index(slot), smem),), slot, ((BOXES, PANELS),))
     stamp(p, FREE + 1)
 
 

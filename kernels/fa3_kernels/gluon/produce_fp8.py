@@ -31,10 +31,10 @@ def _load_block(p, x, tile, block, factors, page, step):
     stamp(p, K_FREE)
     store_factors(p, x, factors[0], factors[1], factors[2], slot)
     row = block * tile_n
-    k_full = p.k_full.index(slot)
-    v_full = p.v_full.index(slot)
-    load_slot(p, tile, row, page, p.k_desc, k_full, p.k_smem, slot, p.v.qk_boxes, p.v.qk_panels)
-    load_slot(p, tile, row, page, p.v_desc, v_full, p.v_smem, slot, p.v.v_boxes, p.v.v_panels)
+    k = (p.k_desc, p.k_full.index(slot), p.k_smem)
+    v = (p.v_desc, p.v_full.index(slot), p.v_smem)
+    sizes: gl.constexpr = ((p.v.qk_boxes, p.v.qk_panels), (p.v.v_boxes, p.v.v_panels))
+    load_slot(p, tile, row, page, (k, v), slot, sizes)
     stamp(p, K_ISSUED)
 
 

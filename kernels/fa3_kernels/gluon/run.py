@@ -22,6 +22,7 @@ from fa3_kernels.gluon.append import append
 from fa3_kernels.gluon.backward import backward
 from fa3_kernels.gluon.backward_ends import backward_finish, backward_start
 from fa3_kernels.gluon.combine import combine
+from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.descriptors import descriptor
 from fa3_kernels.gluon.forward_fp8 import forward_fp8
 from fa3_kernels.gluon.forward_fp16 import forward_fp16
@@ -97,6 +98,7 @@ class BoundCall:
         known = {**values, **shared}
         compiled = compile_call(call.of(known), operands, known)
         self.launch, self.function, self.metadata = compiled[:3]
+        self.is_dependent = bool(call.options.get("launch_pdl"))
         views = [x for x in call.arguments if isinstance(x, View | Block)]  # they come first
         encodings = zip(views, compiled.encodings, strict=True)
         self.views = [Descriptors(view, encoding, compiled.fill) for view, encoding in encodings]
@@ -119,7 +121,7 @@ class BoundCall:
             stream,
             self.function,
             False,
-            False,
+            self.is_dependent,
             None,
             None,
             self.metadata,
@@ -176,10 +178,11 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
     with surplus_barriers.left_out():
         kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
     surplus_barriers.check(kernel.asm.get("ptx", ""))
+    check_wait(call, kernel.asm.get("ptx", ""))
     # the first loads the binary
     launcher = kernel.run
     meta = kernel.metadata
-    if meta.global_scratch_size or meta.profile_scratch_size or meta.launch_cooperative_grid or meta.launch_pdl:
+    if meta.global_scratch_size or meta.profile_scratch_size or meta.launch_cooperative_grid:
         raise RuntimeError(f"{call.kernel} was compiled for a launch that is not supported here")
     driver: Any = triton.runtime.driver.active
     encodings = tuple(

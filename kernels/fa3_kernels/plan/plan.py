@@ -157,6 +157,7 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
     pages = request.pages
     if pages:
         arguments += (Pointer("page_table", "int32"), LaunchNumber("table_row"), *pages, variant.page_boxes)
+        options["launch_pdl"] = True
     if request.has_sinks:
         arguments += (*(() if pages else (None,) * 5), Pointer("sinks", "float32"))
     return Call(kernel, arguments, (LaunchNumber("ctas"),), options)
@@ -195,12 +196,13 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder,
         power_of_two(problem.head_dim_v),
     )
     if order.keeps_empty:
-        arguments += (Pointer("first_keys", "int32") if is_paged else None, True)
+        arguments += (Pointer("first_keys", "int32") if is_paged else None, True, is_paged)
     return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
 
-def _combine(problem: AttentionProblem, config: Config) -> Call:
+def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Call:
     """The kernel that merges the partial results of the splits."""
+    options = {"num_warps": 4, "enable_fp_fusion": False}
     arguments = (
         Pointer("partial", "float32"),
         Pointer("partial_lse", "float32"),
@@ -214,7 +216,10 @@ def _combine(problem: AttentionProblem, config: Config) -> Call:
         COMBINE_ROWS,
         power_of_two(config.head_dim_v),  # channels of a row of partial results
     )
-    return Call("combine", arguments, (LaunchNumber("row_groups"),), {"num_warps": 4, "enable_fp_fusion": False})
+    if is_paged:
+        arguments += (True,)
+        options["launch_pdl"] = True
+    return Call("combine", arguments, (LaunchNumber("row_groups"),), options)
 
 
 def _lockstep(problem: AttentionProblem, config: Config) -> Call:
@@ -327,6 +332,18 @@ class Plan:
         return tuple(call.of(self.numbers | numbers) for call in kernels)
 
 
+def _config(request: Request, num_sms: int) -> Config:
+    """Return the configuration of a launch: over a cache tiles of one warpgroup where the queries of a sequence have as
+    few rows, as steps of decoding have. A second warpgroup would multiply empty rows, twice as long a block.
+    """
+    problem = request.problem
+    config = request.choices.config(problem, num_sms)
+    rows = problem.seqlen_q * (power_of_two(problem.group) if config.pack_gqa else 1)
+    if request.pages is None or request.choices.tile or rows > WARPGROUP_ROWS:
+        return config
+    return replace(config, tile_m=WARPGROUP_ROWS, pingpong=False)
+
+
 @lru_cache(maxsize=256)
 def plan_of(request: Request, num_sms: int) -> Plan:
     """Plan a launch for a GPU with ``num_sms`` multiprocessors.
@@ -338,7 +355,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     """
     problem = request.problem
     choices = request.choices
-    config = choices.config(problem, num_sms)
+    config = _config(request, num_sms)
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     variant = variant_of(
         config,
@@ -384,7 +401,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
         is_complete = int((table >= 0).sum()) == count_items(shape, config.tile_m)
         kernels = kernels if len(table) else ()
     if config.num_splits > 1:
-        kernels += (_combine(problem, config),)
+        kernels += (_combine(problem, config, is_paged=request.pages is not None),)
     return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, numbers, orders)
 
 

@@ -359,7 +359,8 @@ FAMILIES: Mapping[str, Traits] = {
         "this package",
         _OURS,
         _our_tile,
-        _REGISTERS | {(False, 3): (24, 160)},  # whose producer is a single warp
+        # Of three warpgroups the producer is a single warp; of one it has what the consumer leaves.
+        _REGISTERS | {(False, 3): (24, 160), (False, 1): (48, 240), (True, 1): (48, 240)},
         pads_head_dim=True,
         builds_powers_of_two=True,
         promotes=True,

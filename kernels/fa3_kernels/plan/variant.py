@@ -168,7 +168,7 @@ class Variant:
     @property
     def entry_regs(self) -> int:
         """Registers per thread at launch: all partitions start equal, and together they hold the register file."""
-        return {2: 168, 3: 128}[self.consumers]
+        return {1: 168, 2: 168, 3: 128}[self.consumers]
 
 
 def _panels(channels: int, config: Config, page_boxes: int) -> int:

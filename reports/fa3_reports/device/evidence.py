@@ -16,6 +16,8 @@ from fa3verify.report.tables import PageColumn, PageTable
 
 FORWARD_BITS = "bits/gluon_forward_bits.csv"
 BACKWARD_BITS = "bits/gluon_backward_bits.csv"
+PAGED_BITS = "bits/gluon_paged_bits.csv"
+CONTROLS = {"bits/gluon_forward_controls.csv": "", "bits/gluon_paged_controls.csv": " of launches over caches"}
 MUTANTS = "../mutants"
 FINDERS = ("crash", "properties", "bound", "baseline")  # of an edit, without bits
 
@@ -31,6 +33,8 @@ def bits(source: Source) -> Section:
         blocks.append(_bits(source, FORWARD_BITS, "forward", ("values", "lse")))
     if source.has(BACKWARD_BITS):
         blocks.append(_bits(source, BACKWARD_BITS, "backward", ("dq", "dk", "dv")))
+    if source.has(PAGED_BITS):
+        blocks.append(_bits(source, PAGED_BITS, "forward over caches", ("values", "lse")))
     blocks += _quantiser_bits(source) + _controls(source) + _recordings(source)
     text = [
         "Every output of a launch is compared with a CPU twin that computes the same bits without a GPU: "
@@ -52,7 +56,7 @@ def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> Pag
     columns += [PageColumn("outputs" if name == "values" else name, name, whole) for name in outputs]
     columns += [PageColumn("differing", "differing", whole)]
     return PageTable(
-        f"bits-{what}",
+        f"bits-{what.replace(' ', '-')}",
         f"{what.capitalize()} against the twin",
         columns,
         found,
@@ -88,9 +92,10 @@ def _quantiser_bits(source: Source) -> list[PageTable]:
 
 
 def _controls(source: Source) -> list[PageTable]:
-    path = "bits/gluon_forward_controls.csv"
-    if not source.has(path):
-        return []
+    return [_control(source, path, what) for path, what in CONTROLS.items() if source.has(path)]
+
+
+def _control(source: Source, path: str, what: str) -> PageTable:
     rows = [
         {"dtype": r["dtype"], "fault": r["fault"].replace("_", " ")}
         | {name: int(r[name]) for name in ("values", "values_differing", "lse_differing")}
@@ -98,13 +103,13 @@ def _controls(source: Source) -> list[PageTable]:
     ]
     columns = (
         PageColumn("dtype", "dtype"),
-        PageColumn("planted in the twin", "fault"),
+        PageColumn("planted", "fault"),
         PageColumn("outputs", "values", whole),
         PageColumn("differing", "values_differing", whole),
         PageColumn("lse differing", "lse_differing", whole),
     )
-    title = "Controls: a comparison that must differ"
-    return [PageTable("bits-controls", title, columns, rows, (path,), fold=True)]
+    title = f"Controls{what}: a comparison that must differ"
+    return PageTable(f"bits-controls{what.replace(' ', '-')}", title, columns, rows, (path,), fold=True)
 
 
 def _recordings(source: Source) -> list[PageTable]:

@@ -1,0 +1,30 @@
+"""Programmatic dependent launch: a grid that starts while the one in front of it runs, and waits for its results."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fa3_kernels.plan.plan import Call
+
+
+@gluon.jit
+def await_grid():
+    """Wait until the grid in front has ended and all that it wrote is seen; before, only shared memory may be touched.
+
+    The grid behind starts when every CTA of this one has ended: started at once it would take two decoding steps of
+    three microseconds longer than it saves.
+    """
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+def check_wait(call: Call, ptx: str) -> None:
+    """Raise RuntimeError for a kernel that is started early and reads before it waits, or waits for nothing.
+
+    >>> check_wait(Call("combine", (), (), {"launch_pdl": 1}), "griddepcontrol.wait; ld.global.b32 %r1, [%rd1];")
+    """
+    first, _, _ = ptx.partition("griddepcontrol.wait")
+    is_waiting = first != ptx
+    reads = "ld.global" in first or "cp.async.bulk" in first
+    if is_waiting != bool(call.options.get("launch_pdl")) or (is_waiting and reads):
+        raise RuntimeError(f"{call.kernel} must wait for the grid in front before it reads, if it is started early")
