@@ -12,8 +12,9 @@ import pytest
 from fa3_kernels.audit import figures as audit
 from fa3_kernels.audit import golden as accepted
 from fa3_kernels.audit.shipped import Launch, shipped
-from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import Variant, variant_of
 
 FIGURES = accepted.read_golden()
