@@ -57,10 +57,11 @@ def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
     """
     if not can_pack(problem):
         return False
-    known = tile_times.of(problem, config.head_dim, config.head_dim_v)
-    tiles = tuple(x for x in known if (x.tile_m, x.tile_n) == (config.tile_m, config.tile_n))
-    if tiles and not problem.is_varlen:
-        return tile_times.fastest(problem, tiles)[1]
+    known = () if problem.is_varlen else tile_times.of(problem, config.head_dim, config.head_dim_v)
+    for tile in known:
+        if (tile.tile_m, tile.tile_n) == (config.tile_m, config.tile_n):
+            plain_cycles, packed_cycles = tile_times.cycles_of(problem, tile)
+            return packed_cycles < plain_cycles
     packed, plain = (count_items(shape_of(problem, pack_gqa=pack), config.tile_m) for pack in (True, False))
     return packed < plain
 

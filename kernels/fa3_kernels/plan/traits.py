@@ -44,11 +44,13 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
     if needs_registers or problem.seqlen_q <= 128:
         return size.other
-    known = () if problem.is_varlen else tile_times.of(problem, *FAMILIES[OURS].compiled_head_dims(problem))
-    if not known:
+    tiles = {(tile.tile_m, tile.tile_n): tile for tile in (size.shipped, size.other)}
+    listed = () if problem.is_varlen else tile_times.of(problem, *FAMILIES[OURS].compiled_head_dims(problem))
+    known = [time for time in listed if (time.tile_m, time.tile_n) in tiles]
+    if len(known) < 2:
         return size.shipped
-    best, _ = tile_times.fastest(problem, known)
-    return next(tile for tile in (size.shipped, size.other) if tile[:2] == (best.tile_m, best.tile_n))
+    best = min(known, key=lambda time: min(tile_times.cycles_of(problem, time)))
+    return tiles[best.tile_m, best.tile_n]
 
 
 def _broken(*rules: tuple[bool, str]) -> str:
