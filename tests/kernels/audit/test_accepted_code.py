@@ -20,7 +20,16 @@ from fa3_kernels.plan.variant import Variant, variant_of
 FIGURES = accepted.read_golden()
 ROWS = 2  # rows per thread
 LAUNCHES = {x.name: x for x in shipped() if x.function == "forward" and "warp_specialize" not in x.choices}
-PLAIN = ("dense", "causal", "dense_chained", "causal_chained", "causal_long")  # kinds without other features
+# Kinds without other features.
+PLAIN = (
+    "dense",
+    "causal",
+    "dense_chained",
+    "causal_chained",
+    "causal_long",
+    "dense_128_rows",
+    "dense_chained_128_rows",
+)
 SIXTEEN_BIT = [n for n, x in LAUNCHES.items() if x.problem.dtype != "e4m3" and n.split("_", 2)[2] in PLAIN]
 E4M3 = [n for n, x in LAUNCHES.items() if x.problem.dtype == "e4m3" and n.split("_", 2)[2] in PLAIN]
 
