@@ -11,7 +11,8 @@ from typing import Any
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import build_call
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench.kernels import TimedKernel

@@ -14,9 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks
+from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks, shape_of
 from fa3_kernels.plan.tiles import power_of_two, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch

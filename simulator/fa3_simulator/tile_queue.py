@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.tile_order import Item, handed_out
+from fa3_kernels.plan.tile_order import Item, handed_out, shape_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.schedules import TileBlocks
 

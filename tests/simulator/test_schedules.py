@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.plan import tile_order as kernel
-from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import SWITCHES, Config
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.costs import costs

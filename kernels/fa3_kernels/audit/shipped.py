@@ -62,18 +62,29 @@ _E4M3_ONLY = ("dense", "causal")  # chained, and with descales by block
 
 
 _NARROW_V = ((192, 128),)  # sizes of Q and K with a smaller one of V: those of multi-head latent attention
+# At head_dim 64 a tile has 192 rows or 128, by the launch; where keys are hidden or packed, mostly 128.
+_TALL = ("dense", "tail", "splits", "no_pingpong", "no_overlap")
+_BOTH = ("dense", "tail", "splits", "dense_chained", "dense_blocks")
 
 
 def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
+    tall = {"tile": (192, 128)} if d == 64 else {}
     launches = [
-        Launch(name, AttentionProblem(2, 4, 4, 1000, keys, d, v, dtype=dtype, **semantics), choices)
+        Launch(
+            name,
+            AttentionProblem(2, 4, 4, 1000, keys, d, v, dtype=dtype, **semantics),
+            choices | (tall if name in _TALL else {}),
+        )
         for name, (keys, semantics, choices) in _MASKS.items()
         if dtype == "fp16" or name in {"bf16": _BFLOAT16, "e4m3": _FP8}[dtype]
     ]
     if dtype == "e4m3":
-        plain = {x.name: x.problem for x in launches}
-        launches += [Launch(f"{name}_chained", plain[name], {"promotion_interval": 0}) for name in _E4M3_ONLY]
-        launches += [Launch(f"{name}_blocks", plain[name], {"descale_blocks": (64, 128, 128)}) for name in _E4M3_ONLY]
+        plain = {x.name: x for x in launches}
+        for ending, choices in (("chained", {"promotion_interval": 0}), ("blocks", {"descale_blocks": (64, 128, 128)})):
+            launches += [
+                Launch(f"{name}_{ending}", plain[name].problem, {**plain[name].choices, **choices})
+                for name in _E4M3_ONLY
+            ]
     if dtype == "fp16":
         decode = AttentionProblem(2, 16, 2, 20, 1000, d, v, dtype=dtype, causal=True)
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200)}
@@ -87,8 +98,13 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
             Launch("varlen_causal", AttentionProblem.varlen(**lengths, causal=True), {"pack_gqa": False}),
             Launch("varlen_window_packed", AttentionProblem.varlen(**lengths, window=(100, 0)), {"pack_gqa": True}),
         ]
-    if d == 64:  # tiles of 192 rows pay from 4096 query rows on
-        launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True)))
+    if d == 64:
+        launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True), tall))
+        launches += [
+            Launch(f"{x.name}_128_rows", x.problem, {**x.choices, "tile": (128, 128)})
+            for x in launches
+            if x.name in _BOTH
+        ]
     size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
     return [Launch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
 

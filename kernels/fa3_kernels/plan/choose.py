@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config, require
+from fa3_kernels.plan import tile_times
+from fa3_kernels.plan.config import Config, default_config, require
 from fa3_kernels.plan.sizes import check_sizes
-from fa3_kernels.plan.tile_order import TILE_COST, Shape, count_items
-from fa3_kernels.plan.tiles import power_of_two
+from fa3_kernels.plan.tile_order import TILE_COST, count_items, shape_of
+from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
@@ -47,25 +48,8 @@ def without_lengths(problem: AttentionProblem) -> AttentionProblem:
     return replace(problem, seqlens_q=q, seqlens_k=k, seqlen_q=q[0], seqlen_k=k[0])
 
 
-def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
-    """Return what the schedule needs of a problem; a limit that hides nothing is none."""
-    left, right = problem.window
-    right = 0 if problem.causal else right
-    seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
-    seqlens_k = problem.seqlens_k or (problem.seqlen_k,) * problem.batch
-    left = -1 if left >= max(seqlens_k) - 1 else left
-    right = -1 if right >= max(seqlens_q) - 1 else right
-    return Shape(seqlens_q, seqlens_k, problem.nheads, problem.nheads_kv, left, right, pack_gqa, num_splits)
-
-
-def can_pack(problem: AttentionProblem) -> bool:
-    """Tell whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
-    group = problem.group
-    return 1 < group <= WARPGROUP_ROWS and (not problem.is_varlen or group == power_of_two(group))
-
-
 def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
-    """Pack when it reduces the number of row tiles.
+    """Pack when a launch ends earlier for it; where nobody fitted that, when it reduces the number of row tiles.
 
     >>> problem = AttentionProblem(1, 8, 1, 16, 1024, 128)
     >>> choose_pack_gqa(problem, default_config(problem))  # 16 rows of 8 heads: one tile instead of 8
@@ -73,6 +57,11 @@ def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
     """
     if not can_pack(problem):
         return False
+    known = () if problem.is_varlen else tile_times.of(problem, config.head_dim, config.head_dim_v)
+    for tile in known:
+        if (tile.tile_m, tile.tile_n) == (config.tile_m, config.tile_n):
+            plain_cycles, packed_cycles = tile_times.cycles_of(problem, tile)
+            return packed_cycles < plain_cycles
     packed, plain = (count_items(shape_of(problem, pack_gqa=pack), config.tile_m) for pack in (True, False))
     return packed < plain
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.choose import shape_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
-from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, static_schedule
+from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, shape_of, static_schedule
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.variant import Variant, staged_channels, variant_of
 from fa3_kernels.plan.views import View

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.tiles import power_of_two
+from fa3_reference.problem import AttentionProblem
 
 TILE_COST = 0.6  # prologue and epilogue of a tile, in key blocks; measured on an H200: 0 to 1.5 are within 2 %
 L2_BYTES = (
@@ -53,6 +54,17 @@ class Shape(NamedTuple):
     def tile_heads(self) -> int:
         """Heads that have tiles of their own: kv heads with PackGQA, query heads otherwise."""
         return self.nheads_kv if self.pack_gqa else self.nheads
+
+
+def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
+    """Return what the schedule needs of a problem; a limit that hides nothing is none."""
+    left, right = problem.window
+    right = 0 if problem.causal else right
+    seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
+    seqlens_k = problem.seqlens_k or (problem.seqlen_k,) * problem.batch
+    left = -1 if left >= max(seqlens_k) - 1 else left
+    right = -1 if right >= max(seqlens_q) - 1 else right
+    return Shape(seqlens_q, seqlens_k, problem.nheads, problem.nheads_kv, left, right, pack_gqa, num_splits)
 
 
 def key_blocks(shape: Shape, batch: int, first_position: int, last_position: int, tile_n: int) -> range:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fa3_kernels.plan import tile_times
 from fa3_kernels.plan.family import Backward, Shipped, Size, Sizes, Traits
 from fa3_kernels.plan.heuristics import (
     flash2_splits,
@@ -29,13 +30,11 @@ from fa3_reference.problem import AttentionProblem
 
 
 def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
-    """At head_dim 64, 128 rows where tiles of 192 do not pay; at 256 in 16 bits, turns where keys are hidden; at 192,
-    more keys where V is narrow.
+    """The tile with which a launch ends first (:mod:`fa3_kernels.plan.tile_times`), but where that was measured to be
+    another: at 256 in 16 bits, turns where keys are hidden, and at 192 more keys where V is narrow.
 
-    With 160 registers a window, or a causal mask with varlen, spills. Causal, since a taller tile visits more hidden
-    keys: on an H200 192 rows take 1.31 x the time at 1k, 1.03 x at 1536, 0.95 x at 2k, 0.91 x at 4k and 0.83 x at 16k;
-    at 2560, which 14 tiles exceed by 5 %, 1.07 x, at 3000 (2 %) 0.93 x.
-    Without turns head_dim 256 takes 0.97 to 1.01 x the time dense, and 0.99 to 1.03 x causal.
+    With 160 registers a window, or a causal mask with varlen, spills. Without turns head_dim 256 takes 0.97 to 1.01 x
+    the time dense, and 0.99 to 1.03 x causal.
     """
     is_hidden = problem.causal or problem.window != (-1, -1)
     if size is _OURS[False, 256]:
@@ -43,10 +42,15 @@ def _our_tile(problem: AttentionProblem, size: Size) -> Shipped:
     if size is _OURS[False, 192]:
         return size.other if problem.head_dim_v <= 128 else size.shipped
     needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
-    rows = problem.seqlen_q
-    is_wasteful = problem.dtype != "e4m3" and rows < 4096 and -rows % size.shipped.tile_m > 0.04 * rows
-    is_short = rows <= 128 or (problem.causal and (rows < 2048 or is_wasteful))
-    return size.other if needs_registers or is_short else size.shipped
+    if needs_registers or problem.seqlen_q <= 128:
+        return size.other
+    tiles = {(tile.tile_m, tile.tile_n): tile for tile in (size.shipped, size.other)}
+    listed = () if problem.is_varlen else tile_times.of(problem, *FAMILIES[OURS].compiled_head_dims(problem))
+    known = [time for time in listed if (time.tile_m, time.tile_n) in tiles]
+    if len(known) < 2:
+        return size.shipped
+    best = min(known, key=lambda time: min(tile_times.cycles_of(problem, time)))
+    return tiles[best.tile_m, best.tile_n]
 
 
 def _broken(*rules: tuple[bool, str]) -> str:

@@ -15,7 +15,8 @@ import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.faults.table import Fault, faulty
-from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_kernels.twin.forward import forward as twin_forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands

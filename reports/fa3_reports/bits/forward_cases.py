@@ -14,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fa3_kernels.plan.tile_order import count_items, shape_of
+from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.twin.quantize import quantize_qkv
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3verify.inputs import activations
@@ -250,6 +252,56 @@ def activation_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
     return found
 
 
+def tile_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
+    """Launches of many tiles at head_dim 64, in tiles of 192 rows and of 128; and prompts whose heads are packed.
+
+    Of fp16 ten million outputs of a kernel that is a default; e4m3 divides them among its choices.
+    """
+    part = 1 if dtype == "fp16" else 2
+    shapes: tuple[tuple[int, tuple[int, int], int, dict[str, Any], dict[str, Any]], ...] = (
+        (192, (80, 80), 2304, {"causal": True}, {}),
+        (192, (64, 64), 2480, {"causal": True}, {}),
+        (192, (64, 16), 2480, {"causal": True}, {"pack_gqa": True}),
+        (192, (32, 8), 2480, {"causal": True, "softcap": 20.0}, {"pack_gqa": False}),
+        (192, (32, 32), 2480, {"causal": True}, {"num_splits": 2}),
+        (128, (16, 16), 1024, {}, {}),
+        (128, (160, 160), 1024, {}, {}),
+        (128, (160, 160), 1000, {}, {}),
+        (128, (80, 20), 1000, {}, {"pack_gqa": True}),
+        (128, (80, 40), 1000, {"softcap": 20.0}, {"pack_gqa": False}),
+        (128, (80, 80), 1000, {}, {"num_splits": 2}),
+    )
+    found = []
+    for repeat in range(3 if dtype == "e4m3" else 1):
+        for rows, (heads, kv), n, mask, choices in shapes:
+            problem = AttentionProblem(1, heads // part, kv // part, n, n, 64, dtype=dtype, **mask)
+            family = FAMILIES[(len(found) + repeat) % 5]
+            choices = {**choices, "tile": (rows, 128)}
+            found.append(Case(f"{rows}-rows", problem, family, next(seeds), choices))
+    masks: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (400, 0)})
+    for head_dim, head_dim_v in ((64, 64), (80, 80), (128, 128), (192, 128), (192, 192), (256, 256)):
+        for mask in masks:
+            problem = AttentionProblem(1, 16, 4, 700, 700, head_dim, head_dim_v, dtype=dtype, **mask)
+            found.append(Case("packed-prompt", problem, "normal", next(seeds), {"pack_gqa": True}))
+    return found
+
+
+def _as_first_run(case: Case) -> Case:
+    """Return a case with the tile and the packing that it was first compared with, whatever a launch chooses now."""
+    p = case.problem
+    if p.is_varlen:
+        return case
+    rows = 128
+    choices = dict(case.choices)
+    if max(p.head_dim, p.head_dim_v) <= 64:
+        rows = 128 if p.causal or p.window != (-1, -1) or p.seqlen_q <= 128 else 192
+        choices["tile"] = rows, 128
+    if can_pack(p) and "pack_gqa" not in choices:
+        packed, plain = (count_items(shape_of(p, pack_gqa=pack), rows) for pack in (True, False))
+        choices["pack_gqa"] = packed < plain
+    return replace(case, choices=choices)
+
+
 def _with_choices(grid: list[Case]) -> list[Case]:
     """e4m3: give the cases of every feature promotion, output format, scopes and families in turn."""
     found = []
@@ -284,5 +336,9 @@ def cases() -> tuple[Case, ...]:
             grid += family(dtype, seeds)
         found += _with_choices(grid) if dtype == "e4m3" else grid
         more = boxed_cases(dtype, count(first + 50_000))
+        found += _with_choices(more) if dtype == "e4m3" else more
+    found = [*map(_as_first_run, found)]
+    for dtype, first in zip(DTYPES, (0, 100_000, 200_000)):
+        more = tile_cases(dtype, count(first + 70_000))
         found += _with_choices(more) if dtype == "e4m3" else more
     return tuple(found)

@@ -36,6 +36,7 @@ def _kinds() -> dict[str, Kind]:
         values |= {"promotion_interval": choices.get("promotion_interval", 128 if p.dtype == "e4m3" else 0)}
         values |= {"pingpong": choices.get("pingpong", True), "overlap": choices.get("intra_wg_overlap", True)}
         values |= {"warp_specialized": choices.get("warp_specialize", True)}
+        values |= {"tile_m": choices.get("tile", (0, 0))[0]}  # 0: none is chosen
         row = {name: str(value) for name, value in values.items()}
         head_dim = kernel_head_dim(max(p.head_dim, p.head_dim_v))
         found[probe.name] = Kind(probe.function, p.dtype == "e4m3", head_dim, _features(row))
@@ -60,6 +61,7 @@ def _features(row: Mapping[str, str]) -> frozenset[str]:
         "no pingpong": row.get("pingpong") != "True",
         "no overlap": row.get("overlap") != "True",
         "lockstep": row.get("warp_specialized") != "True",
+        "dense, 128 rows": (row.get("tile_m") or "128") == "128" and not is_right and int(row.get("left") or -1) < 0,
     }
     return frozenset(name for name, is_so in has.items() if is_so) - {"fp16"}
 

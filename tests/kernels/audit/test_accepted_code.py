@@ -12,14 +12,24 @@ import pytest
 from fa3_kernels.audit import figures as audit
 from fa3_kernels.audit import golden as accepted
 from fa3_kernels.audit.shipped import Launch, shipped
-from fa3_kernels.plan.choose import config_of, shape_of
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import Variant, variant_of
 
 FIGURES = accepted.read_golden()
 ROWS = 2  # rows per thread
 LAUNCHES = {x.name: x for x in shipped() if x.function == "forward" and "warp_specialize" not in x.choices}
-PLAIN = ("dense", "causal", "dense_chained", "causal_chained", "causal_long")  # kinds without other features
+# Kinds without other features.
+PLAIN = (
+    "dense",
+    "causal",
+    "dense_chained",
+    "causal_chained",
+    "causal_long",
+    "dense_128_rows",
+    "dense_chained_128_rows",
+)
 SIXTEEN_BIT = [n for n, x in LAUNCHES.items() if x.problem.dtype != "e4m3" and n.split("_", 2)[2] in PLAIN]
 E4M3 = [n for n, x in LAUNCHES.items() if x.problem.dtype == "e4m3" and n.split("_", 2)[2] in PLAIN]
 

@@ -7,7 +7,8 @@ import pytest
 
 from fa3_kernels.audit.golden import read_golden
 from fa3_kernels.audit.shipped import shipped
-from fa3_kernels.plan.choose import SMEM_OVERHEAD_BYTES, config_of, shape_of
+from fa3_kernels.plan.choose import SMEM_OVERHEAD_BYTES, config_of
+from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import smem_bytes, variant_of
 from fa3_reference.problem import AttentionProblem
 

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fa3_kernels.plan.choose import config_of
 from fa3_reports.bits.forward_cases import DTYPES, cases, operands
 
 ALL = cases()
@@ -24,7 +25,7 @@ def test_e4m3_masks_meet_every_promotion_format_scope_and_family():
     """All pairs of promotion and format; scopes and families with each of three promotions in the other features."""
     fp8 = [case for case in ALL if case.problem.dtype == "e4m3"]
     for feature in ("dense", "causal"):
-        found = {tuple(case.choices.values()) for case in fp8 if case.feature == feature}
+        found = {(x.choices["promotion_interval"], x.choices["out_dtype"]) for x in fp8 if x.feature == feature}
         assert found == set(product((128, 64, 0), ("bf16", "fp16")))
     for feature in ("window", "softcap", "splits", "varlen", "varlen-packed-splits"):
         chosen = [case for case in fp8 if case.feature == feature]
@@ -32,6 +33,15 @@ def test_e4m3_masks_meet_every_promotion_format_scope_and_family():
         for which in range(3):  # of q, k and v
             assert {"none", "tensor", "head", "128"} <= {case.scopes[which] for case in chosen}
         assert {"special", "mean", "tiny"} <= {case.family for case in chosen}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [128, 192])
+def test_both_tiles_of_head_dim_64_compute_ten_million_outputs_and_are_what_some_launches_choose(rows, dtype):
+    chosen = [case for case in ALL if (case.feature, case.problem.dtype) == (f"{rows}-rows", dtype)]
+    assert sum(int(np.prod(case.problem.out_shape)) for case in chosen) > 10_000_000
+    assert {case.choices["tile"] for case in chosen} == {(rows, 128)}
+    assert any(config_of(case.problem).tile_m == rows for case in chosen)
 
 
 @pytest.mark.parametrize("feature", ["varlen", "splits", "activation", "padded"])

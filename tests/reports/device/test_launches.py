@@ -16,6 +16,7 @@ from fa3verify.report.notation import count
 from fa3verify.timed.tables import read_rows
 
 BITS = Path(__file__).parents[3] / "reports" / "h100" / "bits"
+SCHEDULES = BITS.parents[1] / "h200" / "simulator" / "schedules_2k_8k_fp16" / "bench.jsonl"
 BENCH = BITS.parents[1] / "h200" / "speed" / "paper_grid" / "bench.jsonl"
 
 
@@ -50,6 +51,7 @@ def test_a_causal_launch_is_of_causal_rows_of_16_bits_at_its_head_dim_alone():
         ("e4m3_d64_dense_chained", "promotion_interval", {"64", "128"}),
         ("e4m3_d64_dense_blocks", "v_scope", {"none", "tensor", "head"}),
         ("bf16_d64_dense", "dtype", {"fp16", "e4m3"}),
+        ("fp16_d64_dense_128_rows", "causal", {"True"}),
     ],
 )
 def test_a_feature_of_a_launch_is_of_no_row_without_it(probe, column, values):
@@ -65,6 +67,15 @@ def test_a_dense_launch_is_of_all_rows_of_its_formats_and_head_dim():
         if x["dtype"] == "e4m3" and max(int(x["head_dim"]), int(x["head_dim_v"])) > 192
     ]
     assert of(BITS / "gluon_forward_bits.csv", "e4m3_d256_dense") == every
+
+
+def test_a_dense_launch_in_tiles_of_128_rows_is_of_no_row_that_names_another_tile():
+    found = [row for row in of(SCHEDULES, "fp16_d64_dense_128_rows") if row["kernel"].startswith("gluon")]
+    assert found
+    assert {(row["tile_m"], row["causal"], row["head_dim"]) for row in found} == {("128", "False", "64")}
+    every = of(SCHEDULES, "fp16_d64_dense")
+    assert {row["tile_m"] for row in every} == {"128", "192"}
+    assert [row for row in every if row in found] == found
 
 
 def test_every_row_of_the_bits_is_of_some_launch_and_launches_of_other_functions_of_none():

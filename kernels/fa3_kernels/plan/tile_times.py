@@ -1,0 +1,142 @@
+"""This module says how long a launch takes with each of its tiles, by which the plan chooses one.
+
+A launch takes ``launch_cycles`` and, until its last CTA ends, ``block_cycles`` for each key block and for the
+``tile_blocks`` that the prologue and epilogue of a tile are worth. The three numbers of every tile, of launches that
+hide keys and of those that do not, were fitted to simulated launches and to recorded timings, and stand in
+``tile_times.csv`` (``python -m fa3_reports.measured.tile_times`` makes it). Packed sequences are not in it, as a host
+does not know them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3_kernels.plan.tile_order import Shape, count_items, shape_of
+from fa3_kernels.plan.tiles import power_of_two
+from fa3_reference.problem import AttentionProblem
+
+MAX_GROUP = 64  # heads that rows of a warpgroup hold
+PACKING = 1.03  # what a gain must exceed to pack or not against the number of tiles; assumed
+ROUNDS = 4  # 8 or all come to the same within 1 % of 9 launches in 10
+SMS = 132  # of an H100 SXM and of an H200; a constant, so that no bit depends on the GPU
+FILE = Path(__file__).parent / "tile_times.csv"
+
+
+class TileTime(NamedTuple):
+    """A tile of a compiled size and what a launch takes with it.
+
+    ``operands`` are of 16 bits or e4m3, ``keys`` all seen, or some hidden by a causal mask or a window.
+    """
+
+    operands: str
+    head_dim: int
+    head_dim_v: int
+    keys: str
+    tile_m: int
+    tile_n: int
+    launch_cycles: float
+    block_cycles: float
+    tile_blocks: float
+
+    def cycles(self, shape: Shape) -> float:
+        """SM cycles of a launch of equal sequences."""
+        blocks = blocks_of(shape, self.tile_m, self.tile_n)
+        ends = last_end(blocks, len(shape.seqlens_q) * shape.tile_heads, self.tile_blocks)
+        return self.launch_cycles + self.block_cycles * ends
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[tuple[str, int, int, str], tuple[TileTime, ...]]:
+    """Return the tiles of every compiled size, by operands, head_dim, head_dim_v and keys."""
+    found: dict[tuple[str, int, int, str], tuple[TileTime, ...]] = {}
+    with FILE.open(encoding="utf-8", newline="") as file:
+        for operands, head_dim, head_dim_v, keys, *rest in list(csv.reader(file))[1:]:
+            tile_m, tile_n, *times = rest
+            key = operands, int(head_dim), int(head_dim_v), keys
+            tile = TileTime(*key, int(tile_m), int(tile_n), *map(float, times))
+            found[key] = (*found.get(key, ()), tile)
+    return found
+
+
+def of(problem: AttentionProblem, head_dim: int, head_dim_v: int) -> tuple[TileTime, ...]:
+    """Return the tiles of compiled head_dims, which 16-bit operands of either format have alike; empty for none."""
+    keys = "some" if problem.causal or problem.window != (-1, -1) else "all"
+    return table().get(("e4m3" if problem.dtype == "e4m3" else "16 bits", head_dim, head_dim_v, keys), ())
+
+
+def blocks_of(shape: Shape, tile_m: int, tile_n: int) -> np.ndarray:
+    """Return the key blocks of every tile of one head of a sequence that sees a key, as
+    :func:`fa3_kernels.plan.tile_order.items` counts them.
+
+    >>> blocks_of(Shape((300,), (300,), 1, 1, right=0), 128, 128)
+    array([1, 2, 3])
+    """
+    seqlen_q = shape.seqlens_q[0]
+    seqlen_k = shape.seqlens_k[0]
+    positions = tile_m // power_of_two(shape.group) if shape.pack_gqa else tile_m
+    count = -(-seqlen_q // positions)
+    if shape.left < 0 and shape.right < 0:
+        return np.full(count, -(-seqlen_k // tile_n))
+    first = np.arange(count) * positions + (seqlen_k - seqlen_q)  # the key at the first row of a tile
+    stop = first + (positions + shape.right if shape.right >= 0 else seqlen_q)
+    stop = np.minimum(stop, seqlen_k)
+    blocks = (stop + (tile_n - 1)) // tile_n
+    if shape.left >= 0:
+        blocks = blocks - np.maximum(first - shape.left, 0) // tile_n
+    return blocks[blocks > 0]
+
+
+def last_end(blocks: np.ndarray, heads: int, tile_blocks: float, ctas: int = SMS) -> float:
+    """When the last CTA ends, in key blocks, if every CTA takes a tile in each round, the longest the one that is free
+    first.
+
+    Each of ``blocks`` is a tile in every one of ``heads`` heads. Rounds before the last :data:`ROUNDS` count as
+    balanced.
+
+    >>> last_end(np.array([8]), 132, 0.0), last_end(np.array([8]), 133, 0.0)
+    (8.0, 16.0)
+    """
+    count = len(blocks) * heads
+    rounds = -(-count // ctas)
+    if not count or blocks[0] == blocks[-1] == blocks.max():
+        return rounds * (float(blocks[0]) + tile_blocks) if count else 0.0
+    costs = np.sort(blocks)[::-1] + tile_blocks
+    shown = min(rounds, ROUNDS)
+    first = (rounds - shown) * ctas
+    tiles = np.zeros(shown * ctas)
+    tiles[: count - first] = costs[np.arange(first, count) // heads]
+    before = (float(costs.sum()) * heads - float(tiles.sum())) / ctas
+    ends = np.full(ctas, before)
+    for taken in tiles.reshape(shown, ctas):
+        ends.sort()
+        ends += taken
+    return float(max(ends.max(), costs[0]))
+
+
+def can_pack(problem: AttentionProblem) -> bool:
+    """Tell whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
+    group = problem.group
+    return 1 < group <= MAX_GROUP and (not problem.is_varlen or group == power_of_two(group))
+
+
+@lru_cache(maxsize=4096)
+def cycles_of(problem: AttentionProblem, tile: TileTime) -> tuple[float, float]:
+    """Return SM cycles of a launch of equal sequences, without and with the heads of a group packed.
+
+    Packing counts as slower by :data:`PACKING` where it does not make fewer row tiles, and not packing where it does:
+    so much the fit does not know of what K and V cost that several CTAs read. Where it is not possible it takes for
+    ever.
+    """
+    plain = shape_of(problem)
+    if not can_pack(problem):
+        return tile.cycles(plain), math.inf
+    packed = shape_of(problem, pack_gqa=True)
+    is_less = count_items(packed, tile.tile_m) < count_items(plain, tile.tile_m)
+    factors = (PACKING, 1.0) if is_less else (1.0, PACKING)
+    return tile.cycles(plain) * factors[0], tile.cycles(packed) * factors[1]
