@@ -23,7 +23,8 @@ Evidence = Literal[
     "forward+packed",
     "forward+packed+quantize+backward",
 ]
-# Keys of launches by the hash of them all, of measurements from before provenance held the keys themselves.
+# Keys of launches by the hash of them all: of measurements from before provenance held the keys themselves, and of
+# probes from after it, whose PTX the code of that time was compiled to as well.
 MEASURED = Path(__file__).parent / "measured.json"
 
 
@@ -77,7 +78,7 @@ def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -
     if sha256 == evidence_sha256(of):
         return frozenset()
     now = launch_keys(of)
-    known = then or _measured().get(sha256, {})
+    known = _measured().get(sha256, {}) | dict(then or {})
     return frozenset(probe for probe in {*now, *known} if now.get(probe) != known.get(probe))
 
 
