@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
@@ -218,7 +219,7 @@ def test_new_keys_are_written_before_attention_reads_how_many_there_are(started)
     new = torch.zeros(BATCH, 2, 2, 64, dtype=torch.float16)
     used = integers(1, 2, 3)
     angles = torch.zeros(100, 16, dtype=torch.float16)
-    options = {"cache_seqlens": used, "page_table": table(), "rotary_cos": angles, "rotary_sin": angles}
+    options: dict[str, Any] = {"cache_seqlens": used, "page_table": table(), "rotary_cos": angles, "rotary_sin": angles}
     flash_attn_with_kvcache(q, k, v, new, new, causal=True, **options)
     assert [x.kernel for x in started] == ["append", "packed_order", "forward_fp16", "combine"][: len(started)]
     written, read = started[0].arguments, started[1].arguments
