@@ -113,12 +113,10 @@ def test_a_row_in_a_chunk_has_the_bits_of_its_decode(behind):
 
 def test_fp8_decodes_of_a_serving_stack_differ_from_97_keys_on():
     """Issue 184 of vLLM's FlashAttention: by the plan; the length is searched for, not given."""
-    sizes = SIZES | {"head_dim": 128}
-    found = invariance(
-        "vllm.paged.e4m3", seqlen_k=500, limits=LIMITS, runs=False, changes=("neighbours", "chunk"), **sizes
-    )
+    sizes = SIZES | {"head_dim": 128, "page_size": 16}
+    found = invariance("vllm.e4m3", seqlen_k=500, limits=LIMITS, runs=False, changes=("neighbours", "chunk"), **sizes)
     assert [answer.from_keys for answer in found.answers] == [97, 97]
-    assert invariance("vllm.paged.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
+    assert invariance("vllm.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
 
 
 def test_decode_and_prefill_of_16_bits_differ_from_129_keys_on():
@@ -148,6 +146,7 @@ def test_bits_that_no_twin_has_are_told_to_be_so():
         (["twin.fp16[num_splits=4]", "--vary", "chunk", "--seqlen-k", "150", "--plan-only"], 5, "not decided"),
         (["nosuch"], 2, "unknown kernel 'nosuch'"),
         (["torch.flash.fp16"], 2, "nobody knows how torch.flash.fp16 is launched"),
+        (["twin.flash3.bf16", "--page-size", "16"], 2, "twin.flash3.bf16 is launched over pages"),
         (["twin.quantize"], 2, "only forward kernels are asked"),
         (["twin.cudnn.bf16", "--vary", "neighbours"], 2, "takes no packed sequences"),
         (["twin.bf16[num_splits=0]", "--nheads", "7", "--plan-only"], 2, "nheads must be a multiple of nheads_kv"),
