@@ -119,6 +119,21 @@ def test_fp8_decodes_of_a_serving_stack_differ_from_97_keys_on():
     assert invariance("vllm.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
 
 
+def test_classes_over_pages_are_confirmed_by_bits():
+    sizes = SIZES | {"head_dim": 128, "page_size": 16}
+    few = BatchLimits(4, 40, 600)
+    found = invariance("sglang.e4m3", seqlen_k=300, limits=few, changes=("neighbours", "batch"), **sizes)
+    beside, batch = found.answers
+    assert [each.ranges for each in beside.classes] == [{"max_seqlen_q": ((1, 16),)}, {"max_seqlen_q": ((17, 40),)}]
+    assert all(result.outputs > 0 for answer in found.answers for each in answer.classes for result in each.confirmed)
+    assert beside.classes[1].confirmed[0].first is not None
+    assert (beside.against, batch.is_invariant) == ((), True)
+    plain = invariance(
+        "sglang.e4m3", seqlen_k=300, limits=few, changes=("neighbours",), runs=False, **SIZES | {"head_dim": 128}
+    )
+    assert plain.answers[0].classes[1].bits != beside.classes[1].bits
+
+
 def test_decode_and_prefill_of_16_bits_differ_from_129_keys_on():
     found = invariance(
         "flash3.bf16", seqlen_k=500, limits=LIMITS, runs=False, changes=("chunk",), **SIZES | {"head_dim": 128}

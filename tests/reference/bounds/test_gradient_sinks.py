@@ -79,16 +79,24 @@ def test_the_bound_is_within_reach():
     assert max(_attained(seed, seed % 2 == 0, "serial") for seed in range(60)) > 0.1
 
 
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([{"forward": "own"}, {"dots": "weights"}]))
-def test_a_forward_of_its_own_and_a_d_of_weights_keep_a_wider_bound(seed, has_dlse, free):
+@given(
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from([{"forward": "own"}, {"dots": "weights"}]),
+    st.sampled_from([0.0, 2.0]),
+)
+def test_a_forward_of_its_own_and_a_d_of_weights_keep_a_wider_bound(seed, has_dlse, free, softcap):
+    """A softcap is of keys alone."""
     rng = np.random.default_rng(seed)
-    problem = AttentionProblem(1, 4, 2, 9, int(rng.integers(1, 30)), 16, dtype="bf16", causal=True, sinks=True)
+    semantics = {"causal": True, "sinks": True, "softcap": softcap}
+    problem = AttentionProblem(1, 4, 2, 9, int(rng.integers(1, 30)), 16, dtype="bf16", **semantics)
     x = _operands(problem, rng, has_dlse)
     exact = attention(problem, x.q, x.k, x.v, x.sinks)
     forward = exact if "forward" in free else Attention(x.out, x.lse)
     q, k, v, dout = (a.astype(F)[0].swapaxes(0, 1) for a in (x.q, x.k, x.v, x.dout))
     k, v = (np.repeat(a, problem.group, axis=0) for a in (k, v))
     s = q @ k.swapaxes(1, 2) * F(problem.softmax_scale)
+    s = F(softcap) * np.tanh(s / F(softcap)) if softcap else s
     s[:, np.arange(s.shape[2]) > np.arange(9)[:, None] + s.shape[2] - 9] = -np.inf
     with np.errstate(all="ignore"):
         of_all = np.concatenate([s, np.broadcast_to(x.sinks[:, None, None], (4, 9, 1))], axis=2)
