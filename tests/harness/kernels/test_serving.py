@@ -82,6 +82,8 @@ def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position
     planned = coverage.pairs(point for point, _ in rows)
     assert coverage.pairs(point for point, case in rows if case) == planned
     cases = [case for point, case in rows if case and (point["cache"], point["mask"]) == ("rotated", "causal")]
+    assert all(min(n[0] for n in (case.problem.seqlens_q, case.problem.seqlens_k)) > 1 for case in cases)
+    assert any(point["cache"] == space.ONE_ROTATED and point["mask"] == "causal" for point, case in rows if case)
     assert any(judge(wrong, case, unrounded=False).measures["ratio_max"] > 1 for case in cases)
 
 
