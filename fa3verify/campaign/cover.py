@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import combinations
 from typing import Any, cast
@@ -50,7 +50,7 @@ def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, C
     -------
     list of (point, Case)
         Empty for a kernel that takes no problem. The case is None where the kernel takes every pair of the classes and
-        not all of them.
+        not all of them; what only such a point meets then meets in points behind, which differ from it in one class.
     """
     plain = _plain(candidate)
     if plain is None:
@@ -59,10 +59,32 @@ def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, C
     forbidden = _forbidden(candidate, classes, plain)
     alone = {cell for pair in forbidden for cell in pair if pair[0] == pair[1]}
     taken = tuple((name, tuple(c for c in of if (name, c) not in alone)) for name, of in classes)
-    points = [dict(row) for row in _array(taken, forbidden, strength, seed)]
-    return [
+    points: list[Point] = [dict(row) for row in _array(taken, forbidden, strength, seed)]
+    rows: list[tuple[Point, Case | None]] = [
         (point, _taken(candidate, point, range(seed + i, seed + i + space.TURNS))) for i, point in enumerate(points)
     ]
+    return [*rows, *_mended(candidate, rows, taken, strength)]
+
+
+def _mended(
+    candidate: Candidate, rows: list[tuple[Point, Case | None]], classes: Classes, strength: int
+) -> Iterator[tuple[Point, Case]]:
+    """Points for what is met in points without a case alone: each is one of these, but for one class."""
+    met = {cells for point, case in rows if case for cells in _met(point, strength)}
+    for i, point in enumerate(point for point, case in rows if case is None):
+        lost = set(_met(point, strength)) - met
+        for name, c in ((name, c) for name, of in classes for c in of):
+            near = {**point, name: c}
+            kept = lost.intersection(_met(near, strength)) if c != point[name] else set()
+            if kept and (case := _taken(candidate, near, range(i, i + space.TURNS))):
+                yield near, case
+                lost -= kept
+                met |= kept
+
+
+def _met(point: Point, strength: int) -> Iterable[tuple[Cell, ...]]:
+    """Every ``strength`` classes of a point."""
+    return combinations(sorted(point.items()), strength)
 
 
 def _taken(candidate: Candidate, chosen: Point, seeds: Iterable[int]) -> Case | None:
@@ -161,7 +183,7 @@ def _cheapen(
         others = [cell for cell in row.items() if cell[0] != name]
         return [tuple(sorted([*rest, (name, row[name])])) for rest in combinations(others, strength - 1)]
 
-    counts = Counter(cells for row in rows for cells in combinations(sorted(row.items()), strength))
+    counts = Counter(cells for row in rows for cells in _met(row, strength))
     for row in rows:
         for name, _ in sorted(_COSTS.keys() & row.items(), key=_COSTS.__getitem__, reverse=True):
             cheap = {**row, name: plain[name]}

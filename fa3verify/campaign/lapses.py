@@ -23,12 +23,13 @@ def lapses(
     laws: Iterable[LawOutcome],
 ) -> list[Finding]:
     """Return the findings of one kernel, of its judged cases and laws."""
-    optional = {side.name: side.figure("ratio") for side in operation.sides if side.optional}
+    optional = {side.name: side for side in operation.sides if side.optional}
     seen: dict[tuple[str, bool], str] = {}
     for case in cases:
-        for name, ratio in optional.items():
+        for name, side in optional.items():
             words = f"family {case.family}, {case.case.describe()}"
-            seen.setdefault((name, ratio in case.measures), words)
+            if side.is_due(case.case.problem):
+                seen.setdefault((name, side.figure("ratio") in case.measures), words)
     for law in laws:
         for name, is_returned, trial in law.optional:
             seen.setdefault((name, is_returned), f"property {law.law}, {trial}")

@@ -43,6 +43,7 @@ from fa3verify.judging.family import FamilyRow, family_row
 from fa3verify.judging.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.judging.hypotheses import assumption, strain
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, part_of, ratio_text
+from fa3verify.operations import Operation
 
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
@@ -220,8 +221,7 @@ def _body(
 ) -> KernelRun:
     """Return what a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
     operation = operations.find(kernel.operation)
-    optional = [side for side in operation.sides if side.optional and cases]
-    absent = [side.name for side in optional if not any(side.figure("ratio") in case.measures for case in cases)]
+    absent = [name for name, (returned, due) in _returned(operation, cases).items() if due and not returned]
     met = [case.point for case in cases if case.is_compared]
     covered = coverage.judged(
         kernel.claims,
@@ -308,6 +308,15 @@ def _tried(
     return tried.union(*map(coverage.named, met))
 
 
+def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
+    """Of how many judged cases an output was returned that a kernel may leave out, and for how many it might be."""
+    found = {}
+    for side in operation.sides:
+        due = [case for case in cases if side.optional and side.is_due(case.case.problem)]
+        found[side.name] = (sum(side.figure("ratio") in case.measures for case in due), len(due))
+    return found
+
+
 def _ran(
     kernel: Introduction, laws: Sequence[LawRow], cases: Sequence[CaseResult], searched: Sequence[LawOutcome]
 ) -> SizesTried:
@@ -320,12 +329,11 @@ def _ran(
     for law in searched:
         if law.tried:
             tried.update(law.tried)
-    optional = [side for side in operation.sides if side.optional]
     return concluded(
         tried.noted(),
         features=operation.features,
         head_dims=kernel.head_dims,
-        outputs={x.name: (sum(x.figure("ratio") in case.measures for case in cases), len(cases)) for x in optional},
+        outputs=_returned(operation, cases),
         properties=[law.law for law in laws if law.status in ("pass", "fail")],
         is_forward=operation.name == operations.FORWARD,
     )

@@ -130,6 +130,7 @@ _SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
 }
 PAGE_SIZES = (16, 64, 1, 48, 256)
+ONE_ROTATED = "rotated, one token"
 _BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 TURNS = 2  # sizes of a class at the most
 
@@ -181,7 +182,9 @@ def _stored(case: Case, config: Any) -> str:
         return "none"
     if cache.fp8:
         return "fp8 by key" if cache.fp8 == "row" else "fp8"
-    named = {"leftpad": cache.leftpad, "indexed": cache.indexed, "rotated": cache.rotary_dim, "appended": cache.new}
+    if cache.rotary_dim:  # one position shows no kernel that rotates every query by the first one's
+        return "rotated" if min(_first(case)) > 1 else ONE_ROTATED
+    named = {"leftpad": cache.leftpad, "indexed": cache.indexed, "appended": cache.new}
     return next((name for name, is_on in named.items() if is_on), "pages" if cache.page_size else "rows")
 
 
@@ -250,7 +253,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("qv", ("off", "on"), lambda case, config: _ON[case.problem.qv], features=frozenset({"qv"})),
     Dimension(
         "cache",
-        ("none", "rows", "pages", "appended", "rotated", "leftpad", "indexed", "fp8", "fp8 by key"),
+        ("none", "rows", "pages", "appended", "rotated", ONE_ROTATED, "leftpad", "indexed", "fp8", "fp8 by key"),
         _stored,
         features=CACHES,
     ),
@@ -348,7 +351,8 @@ def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile
 
 
 def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
-    queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1}.get(chosen.get("queries", ""), 5)
+    plain = 1 if chosen.get("cache") == ONE_ROTATED else 5
+    queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1, "part of a tile": 5}
     last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
     keys = {
         "none": 0,
@@ -360,7 +364,7 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
         "several tiles": 2 * tile_n + 5,
         "long": LONG + 6,
     }.get(chosen.get("keys", ""), 17)
-    return fitting(queries, candidate), fitting(keys, candidate)
+    return fitting(queries.get(chosen.get("queries", ""), plain), candidate), fitting(keys, candidate)
 
 
 def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
@@ -415,15 +419,15 @@ def _cache(
     """Where keys lie: what can be done in pages and in rows is, in turn, and pages have each size that is taken."""
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
-        stored in ("appended", "rotated", "fp8", "fp8 by key")
+        stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")
         and "paged" in candidate.features
         and ("seqused_k" not in candidate.features or turn % 2 == 0)
     )
     sizes = candidate.page_sizes or PAGE_SIZES
     given: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
-    if stored in ("appended", "rotated"):
+    if stored in ("appended", "rotated", ONE_ROTATED):
         given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
-    if stored == "rotated":
+    if stored in ("rotated", ONE_ROTATED):
         given |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
     if "fp8" in stored:
         given["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]

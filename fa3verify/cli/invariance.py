@@ -31,6 +31,7 @@ from fa3verify.cli.options import peers_option
 )
 @click.option("--seqlen-q", type=click.IntRange(1), default=1, show_default=True, help="Queries of the row's sequence.")
 @click.option("--seqlen-k", type=click.IntRange(1), default=2000, show_default=True, help="Keys of it.")
+@click.option("--page-size", type=click.IntRange(0), default=0, help="Keys of a page; 0, the default, is one piece.")
 @click.option("--max-batch", type=click.IntRange(2), default=64, show_default=True, help="Limits of what is spoken of.")
 @click.option("--max-seqlen-q", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--max-seqlen-k", type=click.IntRange(1), default=8192, show_default=True)
@@ -48,8 +49,8 @@ def invariance(kernel: str, changes: tuple[Any, ...], json_target: str | None, q
     \b
     fa3verify invariance twin.bf16
     fa3verify invariance "flash3.bf16[num_splits=4]" --seqlen-k 4000
-    fa3verify invariance vllm.paged.e4m3 --vary neighbours
-    fa3verify invariance sglang.paged.bf16 --vary chunk
+    fa3verify invariance vllm.e4m3 --page-size 16 --vary neighbours
+    fa3verify invariance sglang.bf16 --page-size 16 --vary chunk
 
     Exit code 0 where there is one class, 1 with the smallest call that leaves it, 5 where the plan does not decide.
     """
@@ -59,7 +60,9 @@ def invariance(kernel: str, changes: tuple[Any, ...], json_target: str | None, q
 
         require_writable(json_target)
         limits = BatchLimits(options["max_batch"], options["max_seqlen_q"], options["max_seqlen_k"])
-        sizes = {name: options[name] for name in ("nheads", "nheads_kv", "head_dim", "seqlen_q", "seqlen_k")}
+        sizes = {
+            name: options[name] for name in ("nheads", "nheads_kv", "head_dim", "seqlen_q", "seqlen_k", "page_size")
+        }
         if options["window"] is not None:
             sizes["window"] = options["window"]
         causal = not options["dense"]

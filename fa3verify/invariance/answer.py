@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fa3_reference.cache import Cache
 from fa3verify import __version__
 from fa3verify.compare.run import RECIPES
 from fa3verify.files import Json
@@ -133,6 +134,7 @@ def invariance(
     changes: tuple[Change, ...] = (),
     limits: BatchLimits = BatchLimits(),  # noqa: B008 (a value)
     runs: bool = True,
+    page_size: int = 0,
     **sizes: Any,
 ) -> Invariance:
     """Decide whether the bits of a row depend on more than the row, by enumerating plans.
@@ -149,6 +151,8 @@ def invariance(
         Of the batches that are spoken of; lengths of the row's own sequence widen them.
     runs : bool
         Whether each class is run, against the call alone and within itself.
+    page_size : int
+        Keys of a page; 0 where keys lie in one piece.
     **sizes : int, bool or tuple
         Fields of the problem that no call changes; nheads, nheads_kv and head_dim must be among them.
 
@@ -167,14 +171,14 @@ def invariance(
     >>> sizes = {"nheads": 8, "nheads_kv": 2, "head_dim": 128, "causal": True, "limits": BatchLimits(8, 64, 1024)}
     >>> invariance("twin.bf16", seqlen_k=300, changes=("neighbours",), runs=False, **sizes).is_invariant
     True
-    >>> invariance("vllm.paged.e4m3", seqlen_k=300, runs=False, **sizes).answers[0].smallest
+    >>> invariance("vllm.e4m3", seqlen_k=300, runs=False, page_size=16, **sizes).answers[0].smallest
     Batch(lengths=((1, 300), (17, 17)), behind=0)
     """
     own = (seqlen_q, seqlen_k)
     if min(own) < 1 or limits.sequences < 2:
         raise ValueError(f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}")
     limits = BatchLimits(limits.sequences, max(limits.queries, seqlen_q), max(limits.keys, seqlen_k))
-    asked = planner(kernel, sizes)
+    asked = planner(kernel, sizes | ({"cache": Cache(page_size)} if page_size else {}))
     is_packed = "varlen" in asked.candidate.features
     if "neighbours" in changes and not is_packed:
         raise ValueError(

@@ -129,7 +129,7 @@ def _picked(setup: Setup, picked: list[int], rows: tuple[tuple[int, int], tuple[
 
 def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Outputs]:
     """Compute one kv head of the first sequence as either plan has it, and return the rows of both."""
-    sizes = dict(planner.sizes)
+    sizes = {name: value for name, value in planner.sizes.items() if name != "cache"}
     sizes |= {"nheads": sizes["nheads"] // sizes["nheads_kv"], "nheads_kv": 1}
     before, behind, keys = _own(calls)
     problem = AttentionProblem(1, seqlen_q=before + behind, seqlen_k=keys + behind, **sizes)

@@ -45,7 +45,7 @@ class Planner:
     configure : callable
         The configuration of a problem.
     sizes : mapping
-        Fields of the problem that no batch changes: heads, head_dim, dtype, mask.
+        Fields of the problem that no batch changes: heads, head_dim, dtype, mask, and the cache of one over pages.
     candidate : Candidate
         What is run to confirm it.
     is_packed : bool
@@ -66,8 +66,8 @@ class Planner:
     known: dict[tuple[int, Lengths], Config] = field(default_factory=dict)
 
     def problem(self, lengths: tuple[Lengths, ...]) -> AttentionProblem:
-        """Return the call of these sequences."""
-        if self.is_packed:
+        """Return the call of these sequences; over pages it is one of packed ones."""
+        if self.is_packed or "cache" in self.sizes:
             return AttentionProblem.varlen(*zip(*lengths, strict=True), **self.sizes)
         return AttentionProblem(len(lengths), seqlen_q=lengths[0][0], seqlen_k=lengths[0][1], **self.sizes)
 
@@ -85,9 +85,9 @@ class Planner:
 
     def splits(self, config: Config, lengths: tuple[Lengths, ...]) -> int:
         """Return the parts into which the keys of the first sequence are cut."""
-        if config.num_splits == 1 or not self.is_packed:
+        if config.num_splits == 1 or not (problem := self.problem(lengths)).is_varlen:
             return config.num_splits
-        return config.traits.sequence_splits(self.problem(lengths), config)[0]
+        return config.traits.sequence_splits(problem, config)[0]
 
     def bits(self, batch: Batch) -> Rows:
         """Return what decides the bits of the row, or rows, of a batch whose lengths are all at hand."""
@@ -137,8 +137,10 @@ def planner(name: str, sizes: Mapping[str, Any], *, is_packed: bool = True, is_o
         _, bracket, choices = name.partition("[")
         twin = registry.find(asked.twin if "[" in asked.twin else asked.twin + bracket + choices)
     changes = dict(getattr(twin.run, "__self__").changes)  # noqa: B009 (a twin's)
-    order = traits_of(str(changes.get("family", OURS))).order
-    if order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
+    traits = traits_of(str(changes.get("family", OURS)))
+    if "cache" in sizes and "paged" not in traits.serving:
+        raise ValueError(f"nobody knows how {name} is launched over pages")
+    if traits.order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
         raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
     configure = asked.configure
     if changes.get("family", OURS) != OURS:  # whose plan is known where its bits are not

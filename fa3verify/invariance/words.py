@@ -24,6 +24,8 @@ def headline(found: Invariance) -> str:
     sizes = found.sizes
     mask = "causal" if sizes.get("causal") else "dense"
     heads = f"{sizes['nheads']} heads on {sizes['nheads_kv']}, head_dim {sizes['head_dim']}, {mask}"
+    if "cache" in sizes:
+        heads += f", pages of {sizes['cache'].page_size} keys"
     limits = found.limits
     within = f"up to {limits.sequences} sequences of {limits.queries:,} queries and {limits.keys:,} keys"
     return f"{found.kernel}: {verdict}; {_row(found.own)}, {heads}; {within}"

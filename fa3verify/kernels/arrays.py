@@ -11,17 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
-from fa3_kernels.twin.backward import Gradients
 from fa3_reference.cache import Cache, check_written, in_cache, serve
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3verify.operations import FEATURES
-from fa3verify.operations.backward import GradientConfig
+from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
 from fa3verify.operations.forward import Result
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
 GradientsOf = Literal["", "autograd", "given", "own"]
-ARRAY_FEATURES = FEATURES - {"block_descale"}  # descales are (batch, heads)
+ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # descales are (batch, heads)
 _OF_CACHES = frozenset({"paged", "seqused_k"})
 
 
@@ -45,7 +44,8 @@ class ArrayFunction:
         is a function of caches, ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``: whatever it is asked, it gets
         what :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``, in FlashAttention-3's layout and by
         its names, but ``k_new`` and ``v_new``, which it may write into the cache. For gradients that are not
-        "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``.
+        "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``, or with
+        sinks ``(dq, dk, dv, dsinks)``; of the feature ``lse_gradient`` it gets ``dlse`` where lse has a gradient.
     layout : {"bhsd", "bshd"}
         Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
         (heads, tokens).
@@ -93,7 +93,9 @@ class ArrayFunction:
         plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None)
         return default_config(plain, out_dtype=self.out_dtype) if self.out_dtype else default_config(plain)
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig) -> Result | Gradients:
+    def run(
+        self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig
+    ) -> Result | tuple[Floats, ...]:
         """Call the function on a problem's operands, in its own library and layout.
 
         Parameters
@@ -107,7 +109,7 @@ class ArrayFunction:
 
         Returns
         -------
-        Result or Gradients
+        Result, or a tuple of gradients
             Numpy arrays in the layout of the problem, with the dtypes that the function returned.
         """
         asked = problem
@@ -121,8 +123,8 @@ class ArrayFunction:
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
-            found = self._gradients(inputs, operands, problem, options)
-            return Gradients(*(self._layout(self._array(x), problem) for x in found))
+            found = tuple(map(self._array, self._gradients(inputs, operands, problem, options)))
+            return *(self._layout(x, problem) for x in found[:3]), *found[3:]
         returned = self.function(*inputs, **options)
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         check_written(problem, operands, stored, (self._array(inputs[1]), self._array(inputs[2])))
@@ -144,10 +146,11 @@ class ArrayFunction:
         inputs: tuple[Any, ...],
         operands: BackwardOperands,
         problem: AttentionProblem,
-        options: dict[str, object],
+        options: dict[str, Any],
     ) -> Any:
-        """Return dq, dk and dv as the function returns them, or as autograd takes them of it."""
+        """Return the gradients as the function returns them, or as autograd takes them of it."""
         dout = self._given(operands.dout, problem)
+        options |= {} if operands.dlse is None else {"dlse": self._foreign(operands.dlse)}
         if self.gradients == "autograd":
             from fa3verify.tensors.convert import gradients_of
 
@@ -186,8 +189,8 @@ class ArrayFunction:
 
         return to_numpy(x)
 
-    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, object]:
-        options: dict[str, object] = {"softmax_scale": problem.softmax_scale}
+    def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+        options: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
         named = ("causal", "window", "softcap", "attention_chunk")
         options |= {name: getattr(problem, name) for name in named if name in self.features}
         if problem.cache is not None:

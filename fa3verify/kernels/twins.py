@@ -121,7 +121,7 @@ _WHATEVER_THE_SPLITS = frozenset(
 DECLARED: dict[str, CandidateFacts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
-    **{name: {"head_dims": (128,), "min_seqlen": 1} for name in ("vllm", "vllm.paged", "sglang", "sglang.paged")},
+    **{name: {"head_dims": (128,), "min_seqlen": 1} for name in ("vllm", "sglang")},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 

@@ -1,4 +1,5 @@
-"""The backward pass: dQ, dK and dV from q, k, v, the gradient of the output, and what a forward returned.
+"""The backward pass: dQ, dK and dV, and with sinks their gradient, from q, k, v, the gradient of the output, and what a
+forward returned.
 
 Out and lse are those of a forward that errs only in its last rounding, so that a backward is judged for itself, whoever
 wrote the forward that goes with it. The gradient of the output is drawn like V: of a problem whose keys are the
@@ -18,13 +19,14 @@ from fa3_kernels.faults.table import BackwardFault
 from fa3_kernels.plan.backward import BackwardConfig, backward_config, backward_of, check_reproduced
 from fa3_kernels.plan.config import Setting
 from fa3_reference.attention import Attention, attention
-from fa3_reference.attention_bwd import attention_bwd
+from fa3_reference.attention_bwd import attention_bwd, sinks_gradient
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.inputs.serving import draw_served
 from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Operation, Output, Outputs
 
 if TYPE_CHECKING:
@@ -64,16 +66,26 @@ def model_of(config: BackwardConfig) -> BackwardModel:
 
 
 class Backward(Operation):
-    """dQ, dK and dV of sum(out * dout) + sum(lse * dlse), judged against the operands, out and lse the kernel saw."""
+    """dQ, dK, dV and dsinks of sum(out * dout) + sum(lse * dlse), judged against the operands, out and lse the kernel
+    saw."""
 
     name = "backward"
     outputs = (
         Output("dq", lambda problem, config: problem.q_shape, lambda config: config.dtype),
         Output("dk", lambda problem, config: problem.k_shape, lambda config: config.dtype),
         Output("dv", lambda problem, config: problem.v_shape, lambda config: config.dtype),
+        Output(
+            "dsinks",
+            lambda problem, config: (problem.nheads,),
+            lambda config: "fp32",
+            main=False,
+            optional=True,
+            needs="sinks",
+        ),
     )
     config = BackwardConfig
     features = FEATURES - {"block_descale"} | {LSE_GRADIENT}
+    serving = frozenset({"sinks"})
     faults = BackwardFault
     has_orders = True
 
@@ -97,17 +109,20 @@ class Backward(Operation):
         return backward(problem, operands, config)
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        q, k, v = recipe.draw(problem)
+        q, k, v, *sinks = draw_served(problem, recipe)
+        plain = replace(problem, sinks=False)
         is_real = recipe.distribution in _REAL
-        return q, k, v, readout_dout(problem, q, k, v, recipe.seed) if is_real else drawn_dout(problem, recipe)
+        dout = readout_dout(plain, q, k, v, recipe.seed) if is_real else drawn_dout(plain, recipe)
+        return q, k, v, dout, *sinks
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
-        q, k, v, dout = (encode(x, FORMATS[problem.dtype], "ieee") for x in arrays)
-        out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v)))
+        q, k, v, dout = (encode(x, FORMATS[problem.dtype], "ieee") for x in arrays[:4])
+        sinks = arrays[4].astype(np.float32) if problem.sinks else None
+        out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v, sinks) if x is not None))
         rounded = encode(out, FORMATS[problem.dtype], "ieee")
-        return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse.astype(np.float32)))
+        return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse.astype(np.float32), sinks=sinks))
 
     def truth(
         self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
@@ -116,12 +131,14 @@ class Backward(Operation):
         ones.
         """
         q, k, v, dout, *rest = arrays
+        sinks = [rest.pop()] if problem.sinks else []
         returned = rest[:2]
         dlse = rest[2] if len(rest) > 2 else None
         if isinstance(config, GradientConfig) and config.forward == "own":
             returned = []
-        forward = Attention(*returned) if returned else attention(problem, q, k, v)
-        return attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
+        forward = Attention(*returned) if returned else attention(problem, q, k, v, *sinks)
+        found = attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
+        return found if not sinks else found | {"dsinks": sinks_gradient(problem, sinks[0], dout, forward, dlse)}
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Return those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
@@ -134,9 +151,11 @@ class Backward(Operation):
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.backward import backward_bound
+        from fa3_reference.bounds.gradient_sinks import sinks_gradient_bound
 
         assert isinstance(operands, BackwardOperands)
-        return backward_bound(problem, operands, assumed)._asdict()
+        bound = backward_bound(problem, operands, assumed)._asdict()
+        return bound if not problem.sinks else bound | {"dsinks": sinks_gradient_bound(problem, operands, assumed)}
 
     def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
         return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES

@@ -62,6 +62,8 @@ class Output:
         Whether the figures of error are about it; another output has its largest error / bound and its largest error.
     optional : bool
         Whether a kernel may leave it out.
+    needs : str
+        What of a problem's ``serving`` the output is about; other problems have none. Empty where all have it.
     unit : str
         Of its largest error.
     ratio : callable
@@ -76,6 +78,7 @@ class Output:
     format: Callable[[Any], str]
     main: bool = True
     optional: bool = False
+    needs: str = ""
     unit: str = "1"
     ratio: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound
     margins: Mapping[Literal["max", "rms"], tuple[float, float, str]] = field(default_factory=dict)
@@ -84,6 +87,10 @@ class Output:
     def words(self) -> str:
         """Its name as texts have it."""
         return self.name.replace("_", " ")
+
+    def is_due(self, problem: AttentionProblem) -> bool:
+        """Tell whether a kernel may return it for a problem."""
+        return not self.needs or self.needs in problem.serving
 
     def figure(self, of: Literal["ratio", "max", "rms"]) -> str:
         """Return what its largest error / bound, its largest or its root mean square error is called as a figure."""
@@ -210,7 +217,7 @@ class Operation(ABC):
             returned = dict(zip((output.name for output in self.outputs), returned))
         for output in self.outputs:
             shape = output.shape(problem, config)
-            if shape is None:
+            if shape is None or not output.is_due(problem):
                 continue
             array = returned.get(output.name) if isinstance(returned, Mapping) else getattr(returned, output.name, None)
             if array is None and not output.optional:

@@ -22,7 +22,7 @@ from fa3verify.properties.compare import (
     unsigned_zeros,
     within,
 )
-from fa3verify.properties.law import Setup, Trial, Violation
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, drawn, law, needs
 
 _OF = ("backward",)
@@ -156,6 +156,16 @@ def _lse(setup: Setup, trial: Trial) -> Found:
     yield _zero("the gradient of lse alone: dv", alone.run()["dv"], alone.bound()["dv"])
 
 
+def _sinks(setup: Setup, trial: Trial) -> Found:
+    """Each with a sink next to the lse of a row; where the gradient of lse is claimed, with one as well."""
+    sunk = set_up(setup.candidate, replace(trial.case, problem=replace(setup.problem, sinks=True)))
+    yield against_truth(sunk, "with sinks")
+    if LSE_GRADIENT in setup.candidate.features:
+        rng = np.random.default_rng(trial.case.recipe.seed)
+        both = sunk.fed(dlse=rng.standard_normal(setup.problem.lse_shape).astype(np.float32))
+        yield against_truth(both, "with sinks and a gradient of lse")
+
+
 def _on(setup: Setup, **changes: int | float) -> Setup:
     """Return the call with a changed problem, in the configuration that the kernel chooses for it."""
     problem: AttentionProblem = replace(setup.problem, **changes)
@@ -255,6 +265,16 @@ GRADIENT_LAWS = (
         _lse,
         wanted=_ANY,
         applies=needs(LSE_GRADIENT),
+        of=_OF,
+    ),
+    law(
+        "gradients_with_sinks",
+        "with sinks dQ, dK, dV and the gradient of sinks, if it is returned, lie within the bound, and so with a "
+        "gradient of lse where that is claimed",
+        "bounded",
+        _sinks,
+        wanted=_ANY,
+        applies=needs("sinks"),
         of=_OF,
     ),
     law(

@@ -103,7 +103,7 @@ class _Search:
                 self.outputs += sum(x.size for x in named.values())
                 self.called.add(problem)
             for output in operation.sides:
-                if output.optional and self.trial:
+                if output.optional and output.is_due(problem) and self.trial:
                     self.optional.setdefault((output.name, output.name in named), self.trial)
             return returned
 

@@ -1,8 +1,10 @@
-"""Laws about calls that serve: where keys lie is nobody's business, an appended key is a key, and so is a sink."""
+"""Laws about calls that serve: where keys lie changes nothing, an appended key is a key, and so is a sink, a key of FP8
+is what it dequantises to, and a loop of calls that append is a prefill."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.properties.compare import Found, agree, called, same_bits, slack, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken
 from fa3verify.properties.trials import Wanted, drawn, law, needs
+from fa3verify.properties.truncation import chunked, chunks
 
 _SCORES = (0, 3, -3, 20, -40)  # of a sink, in nats
 _MOST_PAGE = 1024
@@ -83,11 +86,44 @@ def _rows(setup: Setup, trial: Trial) -> Found:
     yield agree(trial, "keys in pages against keys in rows", got=calls[1], expected=calls[0])
 
 
+def _appending(setup: Setup, trial: Trial) -> Setup:
+    """Return the call that appends the keys of its own queries."""
+    new = tuple(min(seq.seqlen_q, seq.seqlen_k) for seq in setup.problem.sequences())
+    return _stored(setup, Cache(_page(trial), new=new))
+
+
 def _appended(setup: Setup, trial: Trial) -> Found:
     stored = _stored(setup, Cache(_page(trial)))
-    new = tuple(min(seq.seqlen_q, seq.seqlen_k) for seq in stored.problem.sequences())
-    appending = _stored(setup, Cache(_page(trial), new=new))
-    yield agree(trial, f"the last {new} keys appended", got=called(appending), expected=called(stored))
+    yield agree(trial, "its own keys appended", got=called(_appending(setup, trial)), expected=called(stored))
+
+
+def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+    return _pages(draw, candidate, case) | chunks(draw, candidate, case)
+
+
+def _in_chunks(setup: Setup, trial: Trial) -> Found:
+    return chunked(setup, trial, lambda chunk: _appending(chunk, trial))
+
+
+def _kinds(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+    kinds = ("tensor", "head") * ("fp8_cache" in candidate.features) + ("row",) * ("fp8_rows" in candidate.features)
+    return _pages(draw, candidate, case) | {"fp8": draw(st.sampled_from(kinds))}
+
+
+def _dequantized(setup: Setup, trial: Trial) -> Found:
+    fp8: Any = trial.choice("fp8", ("tensor", "head", "row"))
+    stored = _stored(setup, Cache(_page(trial), fp8=fp8))
+    exact = stored.operands.dequantized(stored.problem)
+    operands = stored.operation.prepare(stored.problem, exact, None, {}).operands
+    dtype = operands.q.dtype
+    keys, values = (x.astype(np.float32).astype(dtype) for x in operands.dequantized(stored.problem)[1:3])
+    plain = _stored(
+        setup.fed(k=keys.reshape(setup.operands.k.shape), v=values.reshape(setup.operands.v.shape)), Cache(_page(trial))
+    )
+    got = called(stored._replace(operands=operands))
+    yield agree(
+        trial, f"e4m3 with a descale for each {fp8} against what it dequantises to", got=got, expected=called(plain)
+    )
 
 
 def _no_sink(setup: Setup, trial: Trial) -> Found:
@@ -180,6 +216,26 @@ SERVING_LAWS = (
         wanted=_SMALL,
         parameters=_pages,
         applies=needs("append"),
+    ),
+    law(
+        "prefill_equals_chunks_that_append",
+        "rows of a causal call agree with calls of fewer of its queries that append their own keys to a cache of those "
+        "before, of its last query alone too, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _in_chunks,
+        wanted=Wanted(masks="causal", longest_q=16, single=True),
+        parameters=_chunks,
+        applies=needs("causal", "append"),
+    ),
+    law(
+        "fp8_keys_equal_dequantised_ones",
+        "a cache of e4m3 beside 16-bit Q agrees with one of its keys and values times their descales in binary32 and "
+        "rounded to 16 bits, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _dequantized,
+        wanted=_SMALL,
+        parameters=_kinds,
+        applies=lambda candidate: bool({"fp8_cache", "fp8_rows"} & candidate.features),
     ),
     law(
         "a_sink_of_minus_infinity_is_none",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from fa3verify.properties.transforms import filled, key_unit, masked_part, part,
 from fa3verify.properties.trials import Wanted, law, needs
 
 CHUNKS = 3  # of a prefill, at most
+Made = Callable[[Setup], Setup]  # of the same values another call
 
 
 def _row(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
@@ -55,23 +57,32 @@ def _windowed(setup: Setup, trial: Trial) -> Found:
         yield _part_agrees(trial, whole, seq, slice(row, row + 1), slice(first - first % unit, stop))
 
 
-def _part_agrees(trial: Trial, whole: CallResult, seq: Sequence, rows: slice, keys: slice) -> Violation | None:
+def _as_it_is(setup: Setup) -> Setup:
+    return setup
+
+
+def _part_agrees(
+    trial: Trial, whole: CallResult, seq: Sequence, rows: slice, keys: slice, made: Made = _as_it_is
+) -> Violation | None:
     """Compare a call of some rows and keys with the same rows of the whole call."""
-    alone = called(masked_part(whole.setup, seq, rows=rows, keys=keys))
+    alone = called(made(masked_part(whole.setup, seq, rows=rows, keys=keys)))
     names = f"rows [{rows.start}, {rows.stop}) of sequence {seq.index} with keys [{keys.start}, {keys.stop}) alone"
 
     def of_part(outputs: Outputs) -> Outputs:
-        return part_of_result(whole.setup, outputs, seq, rows=rows)
+        found = part_of_result(whole.setup, outputs, seq, rows=rows)
+        return {name: x[0] for name, x in found.items()} if alone.setup.problem.is_varlen else found
 
     return agree(trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
-def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+    """Draw where the chunks of a prefill start, but for the first."""
     starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
     return {"starts": sorted(draw(starts))}
 
 
-def _chunked(setup: Setup, trial: Trial) -> Found:
+def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
+    """Compare chunks of each prefill, and its last query alone, with the whole; ``made`` says how a chunk is called."""
     starts = trial.parameters.get("starts")
     if not isinstance(starts, list) or not all(isinstance(n, int) and n > 0 for n in starts):
         raise ValueError(f"{trial.law}: starts must be a list of positive integers, got {starts!r}")
@@ -79,12 +90,12 @@ def _chunked(setup: Setup, trial: Trial) -> Found:
     for seq in filled(setup.problem):
         inner = {n for n in starts if n < seq.seqlen_q}
         edges = sorted({0, *inner, seq.seqlen_q})
-        chunks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
-        for rows in [*chunks, decode] if seq.seqlen_q > 1 else chunks:
+        for rows in [*parts, decode] if seq.seqlen_q > 1 else parts:
             keys = slice(0, int(visible(setup.problem, seq)[1][rows.stop - 1]))
             if keys.stop:  # what a call without keys returns is a policy of its own
-                yield _part_agrees(trial, whole, seq, rows, keys)
+                yield _part_agrees(trial, whole, seq, rows, keys, made)
 
 
 TRUNCATION_LAWS = (
@@ -114,9 +125,9 @@ TRUNCATION_LAWS = (
         "rows of a causal call equal calls of fewer of its queries with the keys up to their last one, of its last "
         "query alone too, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _chunked,
+        chunked,
         wanted=Wanted(masks="causal"),
-        parameters=_chunks,
+        parameters=chunks,
         applies=needs("causal"),
     ),
 )

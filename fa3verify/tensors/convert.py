@@ -64,11 +64,21 @@ def to_numpy(x: torch.Tensor) -> np.ndarray:
 
 
 def gradients_of(
-    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], dout: torch.Tensor, **options: Any
+    function: Callable[..., Any],
+    inputs: tuple[torch.Tensor, ...],
+    dout: torch.Tensor,
+    *,
+    dlse: torch.Tensor | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Differentiate sum(out * dout) of a function that returns out, or a tuple that starts with it."""
+    """Differentiate sum(out * dout) + sum(lse * dlse) of a function that returns out, or a tuple of it and lse, by the
+    inputs and the option ``sinks``; nothing is returned of sinks on which the result does not depend.
+    """
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     with torch.enable_grad():
-        returned = function(*leaves, **options)
-        out = returned[0] if isinstance(returned, tuple) else returned
-        return torch.autograd.grad(out, leaves, dout)
+        sinks = {name: options[name].detach().requires_grad_() for name in ("sinks",) if name in options}
+        returned = function(*leaves, **options | sinks)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        given = (dout,) if dlse is None else (dout, dlse)
+        found = torch.autograd.grad(returned[: len(given)], (*leaves, *sinks.values()), given, allow_unused=bool(sinks))
+    return tuple(x for x in found if x is not None)

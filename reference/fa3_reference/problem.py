@@ -720,8 +720,8 @@ class BackwardOperands(Operands):
             _check(x.dtype == dtype, f"{name} must have dtype {dtype}, got {x.dtype}")
 
     def dequantized(self, problem: AttentionProblem) -> tuple[NDArray[np.float64], ...]:  # type: ignore[override]
-        """Return q, k, v, dout, out, lse and, where there is one, dlse as float64 values, exactly."""
-        given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse)
+        """Return q, k, v, dout, out, lse and, where there are any, dlse and sinks as float64 values, exactly."""
+        given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse, self.sinks)
         return tuple(x.astype(np.float64) for x in given if x is not None)
 
 

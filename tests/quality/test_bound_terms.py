@@ -49,7 +49,7 @@ def test_a_term_that_no_test_saw_is_seen_by_a_pinned_one(hole: str) -> None:
     assert breaks(check, term, edit)
 
 
-@pytest.mark.parametrize("key", ["backward._pairs: np.inf", "enclosure._softmax: end"])
+@pytest.mark.parametrize("key", ["backward.pairs_of: np.inf", "enclosure._softmax: end"])
 def test_an_arm_whose_other_one_is_a_number_is_deleted_by_code_that_runs(key: str) -> None:
     """What chose between an array and a number is read by its rows, which a number alone does not have."""
     arms = [term for term in terms(key.split(".")[0]) if term.key == key and term.kind == "arm"]

@@ -232,26 +232,19 @@ def _serving(
     title: str,
     version: str,
     sizes: Sizes,
-    tile: Callable[[AttentionProblem, bool], Shipped],
-    *,
-    is_paged: bool,
+    tile: Callable[[AttentionProblem], Shipped],
     **changes: Any,
 ) -> Traits:
     """Return FlashAttention-3 as somebody else builds it, to serve: tiles of 64 rows, key tiles that begin where a
-    window does, and no fp16 that was recorded. Keys lie in pages in every call, or where a problem says so.
+    window does, and no fp16 that was recorded.
     """
-
-    def shipped(problem: AttentionProblem, size: Size) -> Shipped:
-        pages = problem.cache is not None and problem.cache.page_size > 0
-        return size.shipped if size is _ABSORBED else tile(problem, is_paged or pages)
-
     rows = {key: size if size is _ABSORBED else replace(size, rows=(64, 128, 192)) for key, size in sizes.items()}
     return replace(
         _FLASH3_TRAITS,
         title=f"FlashAttention-3 of {title}",
-        version=version + ", over pages" * is_paged,
+        version=version,
         sizes=rows,
-        tile=shipped,
+        tile=lambda problem, size: size.shipped if size is _ABSORBED else tile(problem),
         dtypes=("bf16", "e4m3"),
         order=replace(
             _FLASH3_TRAITS.order, key_tiles="from_window", contracts_promotion=False, sinks_without_keys=False
@@ -259,31 +252,6 @@ def _serving(
         features=frozenset({"causal", "window", "varlen", "gqa"}),
         refuses=_serving_refuses,
         **changes,
-    )
-
-
-def _vllm(is_paged: bool) -> Traits:
-    return _serving(
-        "vLLM",
-        "vllm 0.33.0",
-        _FLASH3_SERVING,
-        vllm_tile,
-        is_paged=is_paged,
-        promotes=True,
-        promoted_keys=256,
-        serving=frozenset({"sinks", "qv", "paged", "seqused_k", "leftpad", "batch_idx"}),
-    )
-
-
-def _sglang(is_paged: bool) -> Traits:
-    return _serving(
-        "SGLang",
-        "sglang-kernel 0.4.5",
-        {key: size for key, size in _FLASH3_SERVING.items() if key[1] in (128, 576)},
-        sglang_tile,
-        is_paged=is_paged,
-        pads_head_dim=False,
-        serving=_FLASH3_TRAITS.serving | {"sinks", "paged"},
     )
 
 
@@ -416,10 +384,23 @@ FAMILIES: Mapping[str, Traits] = {
         backward=_FLASH3_BACKWARD,
         packs=lambda problem, tile_m, num_splits: False,
     ),
-    "vllm": _vllm(False),
-    "vllm.paged": _vllm(True),
-    "sglang": _sglang(False),
-    "sglang.paged": _sglang(True),
+    "vllm": _serving(
+        "vLLM",
+        "vllm 0.33.0",
+        _FLASH3_SERVING,
+        vllm_tile,
+        promotes=True,
+        promoted_keys=256,
+        serving=frozenset({"sinks", "qv", "paged", "seqused_k", "leftpad", "batch_idx"}),
+    ),
+    "sglang": _serving(
+        "SGLang",
+        "sglang-kernel 0.4.5",
+        {key: size for key, size in _FLASH3_SERVING.items() if key[1] in (128, 576)},
+        sglang_tile,
+        pads_head_dim=False,
+        serving=_FLASH3_TRAITS.serving | {"sinks", "paged"},
+    ),
     "flash4": replace(
         _FLASH3_TRAITS,
         title="FlashAttention-4",

@@ -50,8 +50,10 @@ class BackwardBound(NamedTuple):
     dv: NDArray[np.float64]
 
 
-class _Pairs(NamedTuple):
-    """Holds P and dS of every row and key, exactly, and how far those that enter products are off; 0 where hidden."""
+class Pairs(NamedTuple):
+    """Holds P and dS of every row and key, and of the row's sink behind them, exactly, and how far those that enter
+    products are off; 0 where hidden.
+    """
 
     p: np.ndarray
     p_error: np.ndarray
@@ -102,12 +104,13 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     if is_lost:
         return found
     with np.errstate(all="ignore"):
-        returned = _returned(problem, operands, model)
+        returned = returned_by(problem, operands, model)
         for seq in problem.sequences():
             for kv_head in range(problem.nheads_kv):
                 heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
-                parts = [_head(problem, operands, returned, seq, head) for head in heads]
-                pairs = [_pairs(problem, h, model) for h in parts]
+                parts = [head_of(problem, operands, returned, seq, head) for head in heads]
+                pairs = [pairs_of(problem, h, model) for h in parts]
+                pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]
                 for head, h, x in zip(heads, parts, pairs, strict=True):
                     problem.rows_q(found.dq, seq)[:, head] = stored(_dq(scale, h, x, model), model)
                 dk, dv = _of_keys(scale, parts, pairs, model)
@@ -116,14 +119,15 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     return found
 
 
-def _returned(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> Attention:
+def returned_by(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> Attention:
     """Out and lse that the truth is of."""
     if model.forward == "own":
-        return attention(problem, *(x.astype(np.float64) for x in (operands.q, operands.k, operands.v)))
+        given = (operands.q, operands.k, operands.v, operands.sinks)
+        return attention(problem, *(x.astype(np.float64) for x in given if x is not None))
     return Attention(operands.out, operands.lse.astype(np.float64))
 
 
-def _head(
+def head_of(
     problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int
 ) -> BackwardHead:
     o = operands
@@ -135,10 +139,15 @@ def _head(
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
     visible = (keys >= first[:, None]) & (keys < stop[:, None])
-    return BackwardHead(q, k, v, dout, out, lse, np.where(visible.any(1), dlse, 0), visible)
+    sink = -np.inf if o.sinks is None else float(o.sinks[head])
+    if not np.isneginf(sink):
+        v = np.concatenate([v, np.zeros((1, v.shape[1]))])
+        visible = np.column_stack([visible, np.ones(len(q), bool)])
+    dlse = np.where(visible.any(1), dlse, 0)
+    return BackwardHead(q, k, v, dout, out, lse, dlse, visible, None if np.isneginf(sink) else sink)
 
 
-def _pairs(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> _Pairs:
+def pairs_of(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> Pairs:
     """Steps B1 to B5 and B10: P and dS of one query head as they enter products."""
     p = weights(problem, h, model)
     t, dt = _differences(h, p, model)
@@ -152,10 +161,10 @@ def _pairs(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> 
     if p.slope is not None:
         is_known &= np.isfinite(p.slope.error)
     ds_error[hidden] = np.where(is_known, 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
-    return _Pairs(p.exact, p.stored_error, ds, ds_error)
+    return Pairs(p.exact, p.stored_error, ds, ds_error)
 
 
-def _dq(scale: float, h: BackwardHead, x: _Pairs, model: BackwardModel) -> Sum:
+def _dq(scale: float, h: BackwardHead, x: Pairs, model: BackwardModel) -> Sum:
     """Steps B6 to B8 of dQ."""
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
@@ -166,12 +175,12 @@ def _dq(scale: float, h: BackwardHead, x: _Pairs, model: BackwardModel) -> Sum:
     return added([scaled(part, scale) for part in parts], model, blocks)
 
 
-def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[_Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
+def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
     """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all, which
     counts at least as much and to which additions of parts are charged where it may be either."""
     parts = len(heads) if model.heads == "any" else 0
     if model.heads != "added":
-        pairs = [_Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]
+        pairs = [Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]
         rows = [(np.concatenate([h.q for h in heads]), np.concatenate([h.dout for h in heads]))]
     else:
         rows = [(h.q, h.dout) for h in heads]
@@ -217,7 +226,7 @@ def _own_dots_error(h: BackwardHead, p: Weights, model: BackwardModel) -> np.nda
     """Step B9: what D is off by where O is the kernel's own, rounded as gradients are."""
     weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
     finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
-    out_error = error @ finite_v + gamma(len(h.k) + DIVISION) * ((weights + error) @ finite_v)
+    out_error = error @ finite_v + gamma(len(h.v) + DIVISION) * ((weights + error) @ finite_v)
     out_error = out_error * OUTWARD + 2.0**-44 * (weights @ finite_v) + FP32_MIN_NORMAL
     out_error = np.maximum(out_error, rounded_error(h.out, out_error, FORMATS[model.dtype]))
     return np.sum(np.abs(h.dout) * out_error, 1) * (1 + gamma(h.dout.shape[1])) * OUTWARD
@@ -228,7 +237,7 @@ def _dots_of_weights_error(h: BackwardHead, p: Weights, dp: np.ndarray, ddp: np.
     is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
     weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))
     size = (weights + error) * (np.abs(dp) + ddp)
-    terms = error * (np.abs(dp) + ddp) + weights * ddp + gamma(len(h.k) + 2) * size + 2 * FP32_MIN_NORMAL
+    terms = error * (np.abs(dp) + ddp) + weights * ddp + gamma(len(h.v) + 2) * size + 2 * FP32_MIN_NORMAL
     return np.where(is_lost, np.inf, np.sum(terms, 1) * OUTWARD)
 
 

@@ -1,7 +1,8 @@
 """A-priori bound of the rounding error of the gradient of sinks: dsink = -sum P_sink (D - dlse) over a head's rows.
 
 P_sink = exp(sink - lse) by one exponential in binary32, D = rowsum(dO O) as of the other gradients (step B3, in
-reference/README.md), products and sums in binary32 in any order, of rows and sequences.
+reference/README.md), products and sums in binary32 in any order, of rows and sequences. A kernel with a forward of its
+own, or a D of P and dP, may make dS of a sink beside those of its keys, which are rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.attention import sinks_of
+from fa3_reference.bounds.backward import head_of, pairs_of, returned_by
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.gradient_weights import is_in_range
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
 from fa3_reference.problem import AttentionProblem, BackwardOperands
@@ -21,7 +24,7 @@ _ROUNDINGS = 4  # of an exponent: log2(e) twice, and its two products
 def sinks_gradient_bound(
     problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
 ) -> NDArray[np.float64]:
-    """Bound the rounding error of the gradient of every sink, of a kernel that is given out and lse.
+    """Bound the rounding error of the gradient of every sink.
 
     Parameters
     ----------
@@ -30,21 +33,43 @@ def sinks_gradient_bound(
     operands : BackwardOperands
         What the kernel saw; its lse holds the sinks.
     model : BackwardModel
-        Of the order only that D is of dO and O counts, the additions in it, and the error of the exponential.
+        Of an order whose D is of the dO and O that are given the additions in it count, and the error of the
+        exponential; of others all that dS depends on.
 
     Returns
     -------
     float64 array (nheads,)
-        Against :func:`fa3_reference.attention_bwd.sinks_gradient` of the same out and lse, in binary32. inf where a
+        Against :func:`fa3_reference.attention_bwd.sinks_gradient` of the same out and lse, or of exact ones where the
+        forward is the kernel's own, in binary32. inf where a
         number may overflow or is not finite; 0 for a sink of -inf.
 
     Raises
     ------
     ValueError
-        If the problem has no sinks, or the model has a forward of its own, or a D of P and dP.
+        If the problem has no sinks.
     """
-    if model.forward != "given" or model.dots != "out":
-        raise ValueError("the gradient of sinks is bounded for D of the dO and O that are given")
+    if (model.forward, model.dots) == ("given", "out"):
+        return _of_given_dots(problem, operands, model)
+    sinks_of(problem, operands.sinks)
+    errors = np.full(problem.nheads, 0.0 if is_in_range(problem) else np.inf)
+    sizes = np.zeros(problem.nheads)
+    with np.errstate(all="ignore"):
+        returned = returned_by(problem, operands, model)
+        for seq in problem.sequences():
+            for head in range(problem.nheads):
+                h = head_of(problem, operands, returned, seq, head)
+                if h.sink is None:
+                    errors[head] += 0 * np.sum(h.dout * h.out)  # NaN unless all are finite
+                    continue
+                x = pairs_of(problem, h, model)
+                errors[head] += np.sum(x.ds_error[:, -1])
+                sizes[head] += np.sum(np.abs(x.ds[:, -1]) + x.ds_error[:, -1])
+        rows = sum(seq.seqlen_q for seq in problem.sequences())
+        errors = (errors + gamma(rows + 2) * sizes + rows * 2 * FP32_MIN_NORMAL * (sizes > 0)) * OUTWARD
+    return np.where(np.isfinite(errors) & (sizes < FP32_MAX), errors, np.inf)
+
+
+def _of_given_dots(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> NDArray[np.float64]:
     sinks = sinks_of(problem, operands.sinks)[:, None]
     is_sink = np.logical_not(np.isneginf(sinks))
     error = np.zeros(problem.nheads)

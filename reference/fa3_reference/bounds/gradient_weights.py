@@ -23,7 +23,11 @@ DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the 
 
 
 class BackwardHead(NamedTuple):
-    """Holds what one query head reads, float64, and which pairs are visible."""
+    """Holds what one query head reads, float64, and which pairs are visible.
+
+    With a sink V has a row of zeros and ``visible`` a column more, and so have P and dS; K has none, and the score is
+    the sink itself.
+    """
 
     q: np.ndarray  # (seqlen_q, head_dim)
     k: np.ndarray
@@ -33,6 +37,7 @@ class BackwardHead(NamedTuple):
     lse: np.ndarray  # (seqlen_q,)
     dlse: np.ndarray  # (seqlen_q,)
     visible: np.ndarray  # bool (seqlen_q, seqlen_k)
+    sink: float | None = None  # in nats
 
 
 class Slope(NamedTuple):
@@ -75,6 +80,10 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
     if problem.softcap > 0:
         dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
         x, dx, slope = _capped(x, dx, problem.softcap, model)
+    if h.sink is not None:
+        ends = ((x, h.sink * LOG2_E), (dx, 0.0), (s, 0.0), (ds, 0.0))
+        x, dx, s, ds = (_beside(of_keys, end) for of_keys, end in ends)
+        slope = slope and Slope(_beside(slope.exact, 1.0), _beside(slope.error, 0.0))
     lse = (h.lse * LOG2_E)[:, None]
     dx = dx + gamma(roundings) * (np.abs(x) + dx) + gamma(2) * np.abs(lse)
     x = x - lse
@@ -92,6 +101,11 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
     if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
         error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
     return Weights(exact, low, high, error, slope)
+
+
+def _beside(of_keys: np.ndarray, of_sink: float) -> np.ndarray:
+    """Return the numbers of all pairs, and beside them that of the sink of every row."""
+    return np.column_stack([of_keys, np.full(len(of_keys), of_sink)])
 
 
 def _capped(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.lapses import lapses
@@ -44,3 +46,17 @@ def test_a_kernel_is_given_up_after_three_lost_processes_and_only_where_tasks_we
     assert found.message == "3 of its processes hung or died; 2 of its 9 tasks were not run"
     assert lapses("mine", FORWARD, outcomes(2, 2, "mine"), [], []) == []
     assert lapses("mine", FORWARD, outcomes(3, 0, "mine"), [], []) == []
+
+
+def test_a_gradient_of_sinks_is_due_with_sinks_alone():
+    backward = operations.find("backward")
+    problem = AttentionProblem(1, 1, 1, 4, 4, 64)
+    with_sinks = replace(problem, sinks=True)
+
+    def judged(p, **measures):
+        return CaseFigures("cover", Case("mine", p, Recipe("normal"), operation="backward"), measures)
+
+    returned = judged(with_sinks, ratio_dsinks_max=0.5)
+    assert lapses("mine", backward, [], [judged(problem), returned], []) == []
+    (found,) = lapses("mine", backward, [], [returned, judged(with_sinks)], [])
+    assert found.message.startswith("dsinks is returned in some calls and missing in others: ")

@@ -113,12 +113,25 @@ def test_a_row_in_a_chunk_has_the_bits_of_its_decode(behind):
 
 def test_fp8_decodes_of_a_serving_stack_differ_from_97_keys_on():
     """Issue 184 of vLLM's FlashAttention: by the plan; the length is searched for, not given."""
-    sizes = SIZES | {"head_dim": 128}
-    found = invariance(
-        "vllm.paged.e4m3", seqlen_k=500, limits=LIMITS, runs=False, changes=("neighbours", "chunk"), **sizes
-    )
+    sizes = SIZES | {"head_dim": 128, "page_size": 16}
+    found = invariance("vllm.e4m3", seqlen_k=500, limits=LIMITS, runs=False, changes=("neighbours", "chunk"), **sizes)
     assert [answer.from_keys for answer in found.answers] == [97, 97]
-    assert invariance("vllm.paged.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
+    assert invariance("vllm.e4m3", seqlen_k=96, limits=replace(LIMITS, keys=96), runs=False, **sizes).is_invariant
+
+
+def test_classes_over_pages_are_confirmed_by_bits():
+    sizes = SIZES | {"head_dim": 128, "page_size": 16}
+    few = BatchLimits(4, 40, 600)
+    found = invariance("sglang.e4m3", seqlen_k=300, limits=few, changes=("neighbours", "batch"), **sizes)
+    beside, batch = found.answers
+    assert [each.ranges for each in beside.classes] == [{"max_seqlen_q": ((1, 16),)}, {"max_seqlen_q": ((17, 40),)}]
+    assert all(result.outputs > 0 for answer in found.answers for each in answer.classes for result in each.confirmed)
+    assert beside.classes[1].confirmed[0].first is not None
+    assert (beside.against, batch.is_invariant) == ((), True)
+    plain = invariance(
+        "sglang.e4m3", seqlen_k=300, limits=few, changes=("neighbours",), runs=False, **SIZES | {"head_dim": 128}
+    )
+    assert plain.answers[0].classes[1].bits != beside.classes[1].bits
 
 
 def test_decode_and_prefill_of_16_bits_differ_from_129_keys_on():
@@ -148,6 +161,7 @@ def test_bits_that_no_twin_has_are_told_to_be_so():
         (["twin.fp16[num_splits=4]", "--vary", "chunk", "--seqlen-k", "150", "--plan-only"], 5, "not decided"),
         (["nosuch"], 2, "unknown kernel 'nosuch'"),
         (["torch.flash.fp16"], 2, "nobody knows how torch.flash.fp16 is launched"),
+        (["twin.flash3.bf16", "--page-size", "16"], 2, "twin.flash3.bf16 is launched over pages"),
         (["twin.quantize"], 2, "only forward kernels are asked"),
         (["twin.cudnn.bf16", "--vary", "neighbours"], 2, "takes no packed sequences"),
         (["twin.bf16[num_splits=0]", "--nheads", "7", "--plan-only"], 2, "nheads must be a multiple of nheads_kv"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fa3_kernels.plan.config import default_config
+from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 from fa3verify.invariance.classes import ANY, BatchLimits, enumerate_calls, stretches, with_batches
 from fa3verify.invariance.plans import Batch, planner
@@ -14,10 +15,15 @@ from fa3verify.invariance.plans import Batch, planner
 LIMITS = BatchLimits(16, 128, 6000)
 MHA = {"nheads": 32, "nheads_kv": 32, "head_dim": 128, "causal": True}
 GQA = MHA | {"nheads_kv": 8}
+PAGED = " over pages"
 
 
 def found_of(kernel, sizes, own, change="neighbours", limits=LIMITS):
-    asked = replace(planner(kernel, sizes), is_packed=change != "batch", is_one=change == "chunk")
+    """A kernel's name has PAGED behind it where its keys lie in pages."""
+    pages = {"cache": Cache(16)} if kernel.endswith(PAGED) else {}
+    asked = replace(
+        planner(kernel.removesuffix(PAGED), sizes | pages), is_packed=change != "batch", is_one=change == "chunk"
+    )
     found = enumerate_calls(asked, change, own, limits)
     return with_batches(found, own, limits) if change == "neighbours" else found
 
@@ -53,7 +59,7 @@ def test_splits_of_packed_sequences_follow_the_blocks_of_the_call():
 def test_the_longest_queries_of_the_whole_batch_choose_the_tile(heads, last):
     """Issue 51902 of vLLM: a decode row shares its tile as long as 64 rows hold all queries of any sequence."""
     sizes = {"nheads": 32, "nheads_kv": heads, "head_dim": 128, "causal": True}
-    found = found_of("vllm.paged.e4m3[num_splits=1]", sizes, (1, 2000))
+    found = found_of("vllm.e4m3[num_splits=1]" + PAGED, sizes, (1, 2000))
     few, many = ranges(found, "max_seqlen_q")
     assert (few[0].first, few[-1].last, many[0].first) == (1, last, last + 1)
     assert found.leaves == Batch(((1, 2000), (last + 1, last + 1)))
@@ -64,10 +70,12 @@ def test_the_longest_queries_of_the_whole_batch_choose_the_tile(heads, last):
 def test_seven_heads_a_group_differ_beside_ten_queries():
     """As the report of issue 51902 says: 9 or 10."""
     sizes = {"nheads": 28, "nheads_kv": 4, "head_dim": 128, "causal": True}
-    assert found_of("vllm.paged.e4m3", sizes, (1, 2000)).leaves == Batch(((1, 2000), (10, 10)))
+    assert found_of("vllm.e4m3" + PAGED, sizes, (1, 2000)).leaves == Batch(((1, 2000), (10, 10)))
 
 
-@pytest.mark.parametrize("kernel", ["gluon.fp16", "gluon.bf16", "gluon.e4m3", "vllm.paged.bf16", "sglang.paged.bf16"])
+@pytest.mark.parametrize(
+    "kernel", ["gluon.fp16", "gluon.bf16", "gluon.e4m3", "vllm.bf16" + PAGED, "sglang.bf16" + PAGED]
+)
 @pytest.mark.parametrize("change", ["neighbours", "batch", "chunk"])
 @pytest.mark.parametrize("own", [(1, 700), (50, 700)])
 def test_one_part_and_one_tile_of_keys_are_invariant(kernel, change, own):
@@ -154,7 +162,7 @@ def test_numbers_are_cut_where_their_signature_changes():
 
 
 def test_lengths_that_the_caller_declares_count_as_the_longest():
-    asked = planner("vllm.paged.e4m3", GQA)
+    asked = planner("vllm.e4m3", GQA | {"cache": Cache(16)})
     plain, declared = (replace(asked, declared=(n, 0), known={}).bits(Batch(((1, 2000),))) for n in (0, 17))
     assert plain != declared == asked.bits(Batch(((1, 2000), (17, 17))))
 

@@ -86,7 +86,7 @@ def cached(q, k_cache, v_cache, *, softmax_scale, cache_seqlens, causal=False, m
                 order = order != (mistake == "rotary")
                 at = np.minimum(length - pad + np.arange(len(new)), len(cos) - 1)
                 new = rotate(new, cos[at], sin[at], order)
-                steps = np.arange(len(asked)) if causal else np.zeros(len(asked), int)
+                steps = np.arange(len(asked)) * (causal and mistake != "one position")
                 at = np.clip(length - pad + steps, 0, len(cos) - 1)
                 asked = rotate(asked, cos[at], sin[at], order)
             if mistake != "unwritten":

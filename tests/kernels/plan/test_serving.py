@@ -6,37 +6,41 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.traits import traits_of
+from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 
 
-def tile(family, dtype, rows, *, head_dim=128, causal=True, **more):
-    problem = AttentionProblem(1, 32, 8, rows, 2000, head_dim, dtype=dtype, causal=causal, **more)
+def tile(build, dtype, rows, *, head_dim=128, causal=True, **more):
+    """A build is a family, or one over pages."""
+    family, _, pages = build.partition(" ")
+    sizes = {"nheads": 32, "nheads_kv": 8, "head_dim": head_dim, "dtype": dtype, "causal": causal}
+    problem = AttentionProblem.varlen((rows,), (2000,), cache=Cache(16) if pages else None, **sizes, **more)
     return tuple(traits_of(family).shipped(problem)[:2])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "few", "many", "dense"),
+    ("build", "dtype", "few", "many", "dense"),
     [
         ("vllm", "bf16", (64, 128), (128, 128), (128, 160)),  # prefill parts from fa3-fwd's 176 at 161 keys
-        ("vllm.paged", "bf16", (64, 128), (128, 128), (128, 128)),
+        ("vllm over pages", "bf16", (64, 128), (128, 128), (128, 128)),
         ("vllm", "e4m3", (64, 96), (128, 192), (128, 192)),  # decode parts from prefill at 97 keys
-        ("vllm.paged", "e4m3", (64, 96), (128, 192), (128, 192)),
+        ("vllm over pages", "e4m3", (64, 96), (128, 192), (128, 192)),
         ("sglang", "bf16", (128, 128), (128, 128), (128, 176)),
-        ("sglang.paged", "bf16", (128, 128), (128, 128), (128, 128)),
+        ("sglang over pages", "bf16", (128, 128), (128, 128), (128, 128)),
         ("sglang", "e4m3", (64, 96), (128, 224), (128, 224)),
-        ("sglang.paged", "e4m3", (64, 96), (128, 160), (128, 160)),
+        ("sglang over pages", "e4m3", (64, 96), (128, 160), (128, 160)),
     ],
 )
-def test_tiles_follow_the_longest_queries_and_pages(family, dtype, few, many, dense):
+def test_tiles_follow_the_longest_queries_and_pages(build, dtype, few, many, dense):
     """Four heads a kv head: 16 queries fill the 64 rows of a warpgroup, 17 do not."""
-    assert [tile(family, dtype, n) for n in (2, 16, 17, 2000)] == [few, few, many, many]
-    assert tile(family, dtype, 2000, causal=False) == dense
+    assert [tile(build, dtype, n) for n in (2, 16, 17, 2000)] == [few, few, many, many]
+    assert tile(build, dtype, 2000, causal=False) == dense
 
 
-@pytest.mark.parametrize(("family", "keys"), [("vllm", 176), ("vllm.paged", 128), ("sglang", 176), ("flash3", 176)])
-def test_one_query_is_dense_but_over_pages(family, keys):
+@pytest.mark.parametrize(("build", "keys"), [("vllm", 176), ("vllm over pages", 128), ("sglang", 176), ("flash3", 176)])
+def test_one_query_is_dense_but_over_pages(build, keys):
     """Recorded outputs of 129 keys: over pages one query has the bits of a causal prefill, without it has not."""
-    assert tile(family, "bf16", 1)[1] == keys
+    assert tile(build, "bf16", 1)[1] == keys
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def test_one_query_is_dense_but_over_pages(family, keys):
     ],
 )
 def test_other_head_dims_of_vllm_are_those_of_its_source(head_dim, changes, keys):
-    assert tile("vllm.paged", "bf16", 300, head_dim=head_dim, **changes)[1] == keys
+    assert tile("vllm over pages", "bf16", 300, head_dim=head_dim, **changes)[1] == keys
 
 
 def test_a_padded_head_dim_never_takes_one_warpgroup():

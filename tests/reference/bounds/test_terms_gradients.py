@@ -40,7 +40,7 @@ PLAIN = BackwardModel("bf16")
 
 def head_of(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel, index: int = 0) -> BackwardHead:
     seq = next(iter(problem.sequences()))
-    return steps_of_ds._head(problem, x, steps_of_ds._returned(problem, x, model), seq, index)
+    return steps_of_ds.head_of(problem, x, steps_of_ds.returned_by(problem, x, model), seq, index)
 
 
 def assert_steps_are_by_hand(problem: AttentionProblem, x: BackwardOperands, model: BackwardModel) -> None:
@@ -204,7 +204,7 @@ def test_a_weight_of_nothing_may_differ_by_what_products_lose_in_float64() -> No
     far = replace(x, lse=np.full_like(x.lse, 1e5))
     h = head_of(problem, far, PLAIN)
     with np.errstate(all="ignore"):
-        pairs = steps_of_ds._pairs(problem, h, PLAIN)
+        pairs = steps_of_ds.pairs_of(problem, h, PLAIN)
     assert np.all(pairs.p == 0)
     assert np.all(pairs.p_error == 2.0**-500)
     assert np.all(pairs.ds_error == 2.0**-500)
@@ -353,7 +353,7 @@ def test_d_of_weights_is_unknown_where_a_hidden_key_is_not_finite() -> None:
     for forward, dots in (("given", "weights"), ("own", "out"), ("given", "out")):
         model = replace(PLAIN, forward=forward, dots=dots)  # type: ignore[arg-type]
         with np.errstate(all="ignore"):
-            error = steps_of_ds._pairs(problem, head_of(problem, replace(x, v=v), model), model).ds_error
+            error = steps_of_ds.pairs_of(problem, head_of(problem, replace(x, v=v), model), model).ds_error
         assert np.isinf(error[0, :2]).all() == ((forward, dots) != ("given", "out"))
 
 
@@ -367,7 +367,7 @@ def test_ds_of_a_hidden_key_is_unknown_where_a_factor_of_it_is(name: str, softca
     x = replace(x, **{name: broken})
     h = head_of(problem, x, PLAIN)
     with np.errstate(all="ignore"):
-        error = steps_of_ds._pairs(problem, h, PLAIN).ds_error
+        error = steps_of_ds.pairs_of(problem, h, PLAIN).ds_error
     assert np.isinf(error[0, 2]) == (name == "v" or softcap > 0)
     assert np.isfinite(error[0, :2]).all()
 
