@@ -163,7 +163,7 @@ FAULTY: tuple[tuple[str, str], ...] = (
     ("twin.e4m3+unclamped_scale", "underflows to 0"),
     ("22 bits", "sums of P V keep 22 bits"),
 )
-_CHAIN = "o = arithmetic.flushed(o + chain)\n        return o"
+_CHAIN = "if start == 0 else o) + chain)\n        return o"
 _IN_22_BITS = Rewrite(
     "forward", (_CHAIN, f"{_CHAIN[:-8]}return (o.view(np.uint32) & np.uint32(2**32 - 4)).view(np.float32)")
 )

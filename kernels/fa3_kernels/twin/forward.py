@@ -427,8 +427,6 @@ def _accumulate(
             chain = arithmetic.accumulate(part_p, part, v, None)
             if start == 0 and kernel.order.contracts_promotion:
                 o = float32.fma(o, rescale[:, None], chain)
-                continue
-            if start == 0:
-                o = arithmetic.flushed(o * rescale[:, None])
-            o = arithmetic.flushed(o + chain)
+            else:
+                o = arithmetic.flushed((arithmetic.flushed(o * rescale[:, None]) if start == 0 else o) + chain)
         return o
