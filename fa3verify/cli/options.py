@@ -140,6 +140,7 @@ schedule_options = group(
         help="e4m3: keys per promotion of P V, 0 for none; the kernel's own by default.",
     ),
     click.option("--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."),
+    click.option("--page-size", type=click.IntRange(8), metavar="KEYS", help="Of a cache in pages; ours, forward."),
     click.option(
         "--kernel",
         metavar="FAMILY",

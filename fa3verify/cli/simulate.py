@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fa3_simulator.trace import Trace
     from fa3verify.files import Json
 
-FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "pack_gqa")
+FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
 SVG_CYCLES = 20000
 
@@ -63,12 +63,15 @@ def problem_of(options: Options) -> AttentionProblem:
 def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     """Problem, configuration and machine; ValueError when the configuration does not fit."""
     from fa3_simulator.machine import load
+    from fa3_simulator.pages import paged
     from fa3_simulator.run import launched
     from fa3_simulator.tune import check_fits
 
     machine = load(options["machine"])
     problem = problem_of(options)
     config = _config(options, problem)
+    if options["page_size"]:
+        config, machine = paged(problem, config, machine, options["page_size"], keeps_tile=options["tile"] is not None)
     check_fits(config, machine)
     return problem, launched(problem, config), machine
 

@@ -95,7 +95,7 @@ def _measure(path: Path, options: Options) -> tuple[float, Stamps | None, str]:
     from fa3_kernels.plan.config import Config
     from fa3verify.timed.stamps import read
 
-    if given := given_options(("backward", "p_in_smem", "clock_mhz", *GROUPED)):
+    if given := given_options(("backward", "p_in_smem", "page_size", "clock_mhz", *GROUPED)):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
     problem, config, _ = setup(options)
     assert isinstance(config, Config)  # as --backward is not taken

@@ -153,6 +153,7 @@ def test_a_box_holds_the_rows_of_its_page_that_hold_keys_and_no_others(kind, pag
     key = data.draw(st.integers(0, 3)) * page  # of the sequence, where the page begins
     seqlen = key + keys
     head, row = data.draw(st.integers(0, 1)), data.draw(st.integers(0, page - 1))
+    assert request.pages
     start = number * request.pages.rows
     where = (RAGGED_ROWS, start + seqlen - key, head, RAGGED_ROWS - seqlen + key + row, 0)
     assert all(0 <= c < extent for c, extent in zip(where, extents, strict=True)) == (row < keys)

@@ -12,8 +12,8 @@ from fa3_kernels.plan.plan import Call
 def await_grid():
     """Wait until the grid in front has ended and all that it wrote is seen; before, only shared memory may be touched.
 
-    The grid behind starts when every CTA of this one has ended: started at once it would take two decoding steps of
-    three microseconds longer than it saves.
+    The grid behind may start when every CTA of this one has ended. Where it could start as soon as this one had begun,
+    decoding in two parts took 1.9 us longer on an H200.
     """
     gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

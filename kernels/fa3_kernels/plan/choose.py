@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from fa3_kernels.plan import tile_times
-from fa3_kernels.plan.config import Config, default_config, require
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config, require
 from fa3_kernels.plan.sizes import check_sizes
 from fa3_kernels.plan.tile_order import TILE_COST, count_items, shape_of
 from fa3_kernels.plan.tile_times import can_pack
+from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.traits import OURS
 from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
@@ -197,6 +198,18 @@ def config_of(
     config = replace(config, pack_gqa=pack)
     require(num_splits >= 0, f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
     return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))
+
+
+def over_cache(problem: AttentionProblem, config: Config) -> Config:
+    """Return the configuration as it is over a cache: tiles of one warpgroup where the queries of a sequence have no
+    more rows, as in steps of decoding. A second warpgroup would multiply empty rows; a block then takes twice as long.
+
+    >>> step = AttentionProblem(8, 32, 8, 1, 1024, 128)
+    >>> over_cache(step, config_of(step)).tile_m
+    64
+    """
+    rows = problem.seqlen_q * (power_of_two(problem.group) if config.pack_gqa else 1)
+    return config if rows > WARPGROUP_ROWS else replace(config, tile_m=WARPGROUP_ROWS, pingpong=False)
 
 
 def is_launchable(problem: AttentionProblem, config: Config) -> bool:

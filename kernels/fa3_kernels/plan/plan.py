@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa3_kernels.plan.choose import over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
 from fa3_kernels.plan.request import ONE_BLOCK, Request
@@ -331,18 +332,6 @@ class Plan:
         return tuple(call.of(self.numbers | numbers) for call in kernels)
 
 
-def _config(request: Request, num_sms: int) -> Config:
-    """Return the configuration of a launch: over a cache tiles of one warpgroup where the queries of a sequence have as
-    few rows, as steps of decoding have. A second warpgroup would multiply empty rows, twice as long a block.
-    """
-    problem = request.problem
-    config = request.choices.config(problem, num_sms)
-    rows = problem.seqlen_q * (power_of_two(problem.group) if config.pack_gqa else 1)
-    if request.pages is None or request.choices.tile or rows > WARPGROUP_ROWS:
-        return config
-    return replace(config, tile_m=WARPGROUP_ROWS, pingpong=False)
-
-
 @lru_cache(maxsize=256)
 def plan_of(request: Request, num_sms: int) -> Plan:
     """Plan a launch for a GPU with ``num_sms`` multiprocessors.
@@ -354,7 +343,9 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     """
     problem = request.problem
     choices = request.choices
-    config = _config(request, num_sms)
+    config = choices.config(problem, num_sms)
+    if request.pages and not choices.tile:
+        config = over_cache(problem, config)
     shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     variant = variant_of(
         config,

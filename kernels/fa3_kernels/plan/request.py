@@ -215,9 +215,9 @@ def pages_of(k: TensorLayout, v: TensorLayout, keys: int) -> Pages:
     return Pages(keys, rows)
 
 
-def _check_pages(keys: int, tile_n: int, blocks: tuple[int, int, int]) -> None:
+def check_pages(keys: int, tile_n: int, blocks: tuple[int, int, int] = (0, 0, 0)) -> None:
     """Raise ValueError for pages that TMA cannot put side by side into a tile of keys."""
-    fits = keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
+    fits = keys > 0 and keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
     require(
         fits,
         f"page_size must be a multiple of {PAGE_ROWS} that divides {tile_n}, the keys of a tile, or a multiple of "
@@ -284,7 +284,7 @@ def request_of(
     pages = None
     if page_size:
         pages = pages_of(k, v, page_size)
-        _check_pages(page_size, choices.config(problem, 1).tile_n, descale_blocks)
+        check_pages(page_size, choices.config(problem, 1).tile_n, descale_blocks)
     if not choices.warp_specialize:
         check_lockstep(problem, choices.num_splits, choices.pack_gqa, choices.tile)
         require(not choices.stamps, "stamps are taken by warp-specialised kernels alone")
