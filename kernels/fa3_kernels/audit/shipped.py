@@ -202,7 +202,8 @@ def shipped() -> tuple[Launch, ...]:
 # Spilled bytes that were looked at and accepted, by launch/kernel; everything else spills none. They hold scalars of a
 # tile, stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads
 # them, a masked step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden
-# file's loops). The backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some.
+# file's loops). Over pages the producer of e4m3 at head_dim 256 loads nine a block of keys, and none a page. The
+# backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some.
 ALLOWED_SPILL_BYTES: dict[str, int] = {
     "fp16_d192_left/forward_fp16": 44,
     "fp16_d192_window/forward_fp16": 168,
@@ -243,7 +244,11 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "e4m3_d256_dense_blocks/forward_fp8": 208,
     "e4m3_d256_causal_blocks/forward_fp8": 180,
     "e4m3_d64_pages256_sinks_splits/forward_fp8": 112,
-    "e4m3_d256_pages16_causal/forward_fp8": 124,
+    "e4m3_d256_pages16_causal/forward_fp8": 264,
+    "e4m3_d256_pages16_step/forward_fp8": 100,
+    "e4m3_d256_pages64_step_splits/forward_fp8": 80,
+    "e4m3_d128_pages16_causal/forward_fp8": 12,
+    "e4m3_d192_v128_pages16_causal/forward_fp8": 76,
     "e4m3_d256_pages256_sinks_splits/forward_fp8": 104,
     "e4m3_d64_stamps/forward_fp8": 124,
     "e4m3_d256_stamps/forward_fp8": 224,

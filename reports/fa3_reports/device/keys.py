@@ -58,9 +58,12 @@ def _launches(source: Source, path: str) -> str:
     return f"{some}{CHANGED}"
 
 
-def _forward(source: Source, path: str) -> str:
-    """Compare the hash of the forward's launches that a file has in itself."""
-    return CHANGED if changed_since("forward", source.json(path)["sha256"]) else ""
+def _own_facts(source: Source, path: str) -> str:
+    """Compare the hash of launches that a file has in itself; the older ones have the forward's."""
+    facts = source.json(path)
+    if "evidence_of" in facts:
+        return CHANGED if changed_launches(facts) else ""
+    return CHANGED if changed_since("forward", facts["sha256"]) else ""
 
 
 def _stamps(source: Source, path: str) -> str:
@@ -182,7 +185,12 @@ KEYS = (  # the first that fits
         _none,
         "timed by scripts of a note, which kept no hash of the launches",
     ),
-    Key(("model/model.json",), _forward, "a model ran on our forward; the hash stands in the file"),
+    Key(
+        ("model/model.json", "decoding/decoding.json", "serving/serving.json", "speed/tiles/tiles.json"),
+        _own_facts,
+        "models, or our kernels beside others, ran; the hash stands in the file",
+    ),
+    Key(("serving/parts.json",), _none, "timed of kernels with fewer registers at their entry than they have now"),
     Key(("training/*.*",), _none, "a training run, which kept no hash of the launches"),
     Key(
         ("mutants/*.csv", "mutants/automatic.md", "hunt/curves.csv", "invariance/table.json"),

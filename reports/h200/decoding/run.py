@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
-from fa3_kernels.audit.evidence import evidence_sha256
+from fa3_kernels.audit.evidence import evidence_facts
 
 LAYERS, HIDDEN, INNER, VOCABULARY = 22, 2048, 5632, 32000
 HEADS, HEADS_KV, HEAD_DIM = 32, 4, 64
@@ -204,7 +204,7 @@ def page(facts: dict[str, Any], runs: list[str]) -> str:
     return f"""# A language model decodes over pages
 
 A Llama of 1.1 billion random weights in bf16 reads {len(LENGTHS)} texts of {min(LENGTHS)} to {max(LENGTHS):,} tokens and writes {NEW} behind each, greedily.
-{facts["gpu"]}, torch {facts["torch"]}; the launches are `{facts["sha256"][:12]}`. Data: [decoding.json](decoding.json); made by [run.py](run.py).
+{facts["gpu"]}, torch {facts["torch"]}; the launches are `{facts["launches_sha256"][:12]}`. Data: [decoding.json](decoding.json); made by [run.py](run.py).
 
 `flash_attn_with_kvcache` rotates Q and the new keys, appends them to pages of {PAGE} keys in random order and attends to them; a step is one
 CUDA graph. In one piece, torch rotates and concatenates. With one part of the keys every logit of every step has the same bits. Parts are
@@ -235,7 +235,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "sha256": evidence_sha256("paged"),
+        **evidence_facts("paged"),
         "lengths": LENGTHS,
         "tokens": NEW,
         "page_size": PAGE,

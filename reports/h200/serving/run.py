@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
-from fa3_kernels.audit.evidence import evidence_sha256
+from fa3_kernels.audit.evidence import evidence_facts
 
 HEADS, HEAD_DIM = 32, 128
 LIBRARIES = {"vllm": ("vllm.so", "_vllm_fa3_C"), "sglang": ("sgl.so", "sgl_kernel")}
@@ -246,7 +246,7 @@ def page(facts: dict[str, Any]) -> str:
     return f"""# Attention over pages, beside the builds that serve
 
 {HEADS} query heads of {HEAD_DIM} channels, keys in pages in random order. {facts["gpu"]}, torch {facts["torch"]}; {builds}, ours are the launches
-`{facts["sha256"][:12]}`. A launch is timed in a CUDA graph of {REPEATS}, peers in turn, median of {ROUNDS}; ours and theirs choose their own splits.
+`{facts["launches_sha256"][:12]}`. A launch is timed in a CUDA graph of {REPEATS}, peers in turn, median of {ROUNDS}; ours and theirs choose their own splits.
 The ratio is the time of the faster build over ours. Data: [serving.json](serving.json); made by [run.py](run.py).
 
 | dtype | calls | geometric mean of the ratio | worst | shapes |
@@ -276,7 +276,7 @@ def main() -> None:
     facts: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "sha256": evidence_sha256("paged"),
+        **evidence_facts("paged"),
         "libraries": {name: digest for name, (_, digest) in operators.items()},
         "host_us": of_host(operators),
         "rows": [],

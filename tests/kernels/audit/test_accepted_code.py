@@ -12,7 +12,7 @@ import pytest
 from fa3_kernels.audit import figures as audit
 from fa3_kernels.audit import golden as accepted
 from fa3_kernels.audit.shipped import Launch, shipped
-from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import Variant, variant_of
@@ -48,6 +48,7 @@ def variant(launch: Launch) -> tuple[Config, Variant]:
     choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     config = config_of(launch.problem, **choices)
+    config = over_cache(launch.problem, config) if launch.problem.cache else config
     shape = shape_of(launch.problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
     return config, variant_of(config, launch.problem, shape, block_descales=blocks is not None)
 
@@ -60,7 +61,8 @@ def test_the_accepted_figures_break_no_rule() -> None:
 def test_every_warpgroup_has_its_registers_and_stores_its_part_of_o(name: str) -> None:
     found, (config, v) = figures_of(name), variant(LAUNCHES[name])
     assert found["registers"]["entry"] == v.entry_regs
-    assert {v.consumer_regs, v.producer_regs} <= set(found["registers"]["setmaxnreg"])
+    consumer_regs = 256 if v.consumers == 1 else v.consumer_regs  # one has all that the producer leaves
+    assert {consumer_regs, v.producer_regs} <= set(found["registers"]["setmaxnreg"])
     parts = 2 if config.dtype == "e4m3" and config.head_dim_v == 256 else v.v_boxes
     assert found["tma"]["UTMASTG"] == (0 if v.is_split else v.consumers * parts)
     assert found["barriers"]["USETMAXREG"] > 0
