@@ -52,8 +52,13 @@ def raced(write: int, read: int) -> Report:
     return Report(HAZARD, "forward", (write, read))
 
 
-# Head dims in boxes of channels and caches were not examined yet: no GPU was lent for it since they have kernels.
-EXAMINED = [x for x in shipped() if x.problem.head_dim not in (96, 192) and x.evidence != "paged"]
+# Head dims in boxes of channels, caches and launches that are probed by their 128 rows were not examined yet: no GPU
+# was lent for it since they have kernels or probes.
+EXAMINED = [
+    x
+    for x in shipped()
+    if x.problem.head_dim not in (96, 192) and x.evidence != "paged" and not x.name.endswith("_128_rows")
+]
 
 
 def test_the_command_offers_every_tool():
