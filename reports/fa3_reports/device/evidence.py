@@ -57,12 +57,20 @@ def _bits(source: Source, path: str, what: str, outputs: tuple[str, ...]) -> Pag
     columns += [PageColumn("differing", "differing", whole)]
     return PageTable(
         f"bits-{what.replace(' ', '-')}",
-        f"{what.capitalize()} against the twin",
+        f"{what.capitalize()} against the twin{_elsewhere(source, path)}",
         columns,
         found,
         (path,),
         fold=len(found) > 12,
     )
+
+
+def _elsewhere(source: Source, path: str) -> str:
+    """Say of a campaign that some of its launches, kept of an earlier one, ran on another GPU."""
+    provenance = source.provenance_of(path)
+    facts = source.json(provenance) if provenance else {}
+    others = in_order_of(run["gpu"] for run in facts.get("kept", ()) if run["gpu"] != facts["gpu"])
+    return f", some launches on an {' and an '.join(others)}" if others else ""
 
 
 def in_order_of(values: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reports.device import keys, page, speed
+from fa3_reports.device import evidence, keys, page, speed
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import files
@@ -197,3 +197,22 @@ def test_the_page_follows_its_data(tmp_path):
     after = page.render(folder)
     changed = {name for name in before if before[name] != after[name]}
     assert {"tables/cells-flash4-forward-fp16.csv", "figures/flash4-forward-fp16-d128.svg", page.FACTS} <= changed
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (["NVIDIA H200"], ""),
+        (["NVIDIA H100", "NVIDIA H200", "NVIDIA H100"], ", some launches on an NVIDIA H100"),
+        (None, ""),
+    ],
+)
+def test_launches_that_ran_on_another_gpu_are_said_to_have(kept, said, tmp_path):
+    header = "dtype,feature,values,values_differing,lse,lse_differing"
+    (tmp_path / "bits").mkdir()
+    (tmp_path / evidence.FORWARD_BITS).write_text(f"{header}\nfp16,dense,8,0,1,0\n")
+    if kept is not None:
+        facts = {"gpu": "NVIDIA H200", "kept": [{"gpu": gpu} for gpu in kept]}
+        (tmp_path / "bits" / "gluon_forward_bits_provenance.json").write_text(json.dumps(facts))
+    table = evidence.bits(Source(tmp_path)).blocks[0]
+    assert table.title == f"Forward against the twin{said}"
