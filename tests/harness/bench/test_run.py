@@ -191,7 +191,7 @@ def test_unseen_shapes_are_in_no_other_grid_and_run_the_schedules(name: str, sha
 
 def test_unseen_shapes_are_neither_packed_nor_split_as_their_rows_do_not_say_so():
     for cell in [x for grid in ("unseen", "unseen2", "unseen3") for x in cells.select(grid, DTYPES)]:
-        config = config_of(cell.problem)
+        config = config_of(cell.problem, **kernels.our_kernel("gluon", "").options(cell))
         assert (config.pack_gqa, config.num_splits) == (False, 1), cell.key
 
 
