@@ -6,7 +6,7 @@ Every case also runs a second time, and some with parts of the schedule switched
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -134,17 +134,23 @@ def key(case: Case) -> list[Any]:
 
 
 def rows(case: Case) -> list[list[Any]]:
-    """The row of a case; where bits differ is said on standard error."""
+    """The row of a case."""
     given = operands(case)
-    want = twin_bits(case, given)
-    got = device_bits(case, given)
+    again = (device_bits(case, given, **switches) for switches in switches_of(case))
+    return [[*key(case), *counted(case, twin_bits(case, given), device_bits(case, given), again)]]
+
+
+def counted(case: Case, want: Bits, got: Bits, again: Iterable[Bits]) -> list[int]:
+    """The last columns of a row: values and LSE, how many differ, and how many of other launches do from ``got``.
+
+    Where bits differ is said on standard error.
+    """
     values, lse = differing(got, want)
-    again = [device_bits(case, given, **switches) for switches in switches_of(case)]
     variants = sum(sum(differing(bits, got)) for bits in again)
     if values or lse or variants:
         where = [np.argwhere(a != b)[:3].tolist() for a, b in zip(got, want)]
         print("DIFFERS", case, values, lse, variants, where, file=sys.stderr, flush=True)
-    return [[*key(case), want[0].size, values, want[1].size, lse, variants]]
+    return [want[0].size, values, want[1].size, lse, variants]
 
 
 def kind(case: Case) -> tuple[Any, ...]:

@@ -1,12 +1,10 @@
-"""The kernel that writes to a cache, run by Triton's interpreter on a CPU, in a process of its own."""
+"""The kernel that writes to a cache, run by Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.kernels.interpreted import check_equal
 
 pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
@@ -14,19 +12,6 @@ pytestmark = pytest.mark.optional
 
 PROGRAM = """
 import numpy as np, torch
-from triton.runtime import interpreter
-
-patch = interpreter._patch_lang_tensor
-
-
-def of_one_element(tensor, scope):
-    # numpy 2.4 converts no array of one element to an integer, as Triton 3.6 asks it to
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = of_one_element
-
 from fa3_kernels.gluon.append import append
 from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.plan import Pointer
@@ -93,7 +78,4 @@ print("equal")
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_new_rows_lie_where_the_pages_say_and_are_rotated_to_the_bit(seed):
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    run = [sys.executable, "-c", PROGRAM.replace("SEED", str(seed))]
-    found = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
-    assert found.stdout.strip() == "equal", found.stderr[-2000:]
+    check_equal(PROGRAM, seed)

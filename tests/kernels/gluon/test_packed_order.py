@@ -1,15 +1,10 @@
-"""The kernel that makes the schedule of packed sequences, run by Triton's interpreter on a CPU.
-
-In a process of its own: the interpreter is chosen when Triton is imported.
-"""
+"""The kernel that makes the schedule of packed sequences, run by Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.kernels.interpreted import check_equal
 
 pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
@@ -17,19 +12,6 @@ pytestmark = pytest.mark.optional
 
 PROGRAM = """
 import numpy as np, torch
-from triton.runtime import interpreter
-
-patch = interpreter._patch_lang_tensor
-
-
-def of_one_element(tensor, scope):
-    # numpy 2.4 converts no array of one element to an integer, as Triton 3.6 asks it to
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = of_one_element
-
 from fa3_kernels.gluon.packed_order import packed_order
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.tile_order import L2_BYTES
@@ -79,7 +61,4 @@ print("equal")
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_schedule_is_the_rules_to_the_entry_and_rows_without_a_key_are_written(seed):
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    run = [sys.executable, "-c", PROGRAM.replace("SEED", str(seed))]
-    found = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
-    assert found.stdout.strip() == "equal", found.stderr[-2000:]
+    check_equal(PROGRAM, seed)
