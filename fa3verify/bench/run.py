@@ -189,7 +189,7 @@ def schedule_of(kernel: TimedKernel, cell: Cell) -> Switches | None:
         is_specialized,
         config.promotion_interval,
         config.holds_turn,
-        config.holds_queries,
+        config.keeps_queries(cell.causal),
     )
 
 

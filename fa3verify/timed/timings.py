@@ -192,7 +192,8 @@ def _is_current(row: _Row, config: Config) -> bool:
     turn, or Q in registers, or rotated its sums. A kernel that rotates sums hands on its turn as the one before did,
     which only ``former`` tells.
     """
-    if config.holds_queries and not ("holds_queries" in row.values and row.flag("holds_queries")):
+    keeps = config.keeps_queries(row.flag("causal"))
+    if keeps and not ("holds_queries" in row.values and row.flag("holds_queries")):
         return False
     if not (config.holds_turn or config.rotates):
         return True

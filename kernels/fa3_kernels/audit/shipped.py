@@ -203,7 +203,8 @@ def shipped() -> tuple[Launch, ...]:
 # tile, stored once per tile, and at head_dim 256 of the producer (24 registers): no loop over unmasked blocks loads
 # them, a masked step at most one, but for e4m3_d64_dense_blocks, with four loads and two stores a step (the golden
 # file's loops). Over pages the producer of e4m3 at head_dim 256 loads nine a block of keys, and none a page. The
-# backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some.
+# backward's are no such scalars alone: at head_dim 128 every masked step loads and stores some, and at 64 in a fixed
+# order one step of two loads and stores one. In a fixed order the warp that adds dQ (24 registers) spills too.
 ALLOWED_SPILL_BYTES: dict[str, int] = {
     "fp16_d192_left/forward_fp16": 44,
     "fp16_d192_window/forward_fp16": 168,
@@ -227,6 +228,7 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "e4m3_d192_window/forward_fp8": 72,
     "e4m3_d192_softcap/forward_fp8": 32,
     "e4m3_d192_dense_blocks/forward_fp8": 16,
+    "e4m3_d192_dense_chained/forward_fp8": 8,
     "e4m3_d192_causal_blocks/forward_fp8": 32,
     "e4m3_d192_v128_causal/forward_fp8": 32,
     "e4m3_d192_v128_window/forward_fp8": 56,
@@ -258,13 +260,13 @@ ALLOWED_SPILL_BYTES: dict[str, int] = {
     "backward_d128_dense/backward": 16,
     "backward_d128_in_turn/backward": 40,
     "backward_d128_varlen_in_turn/backward": 60,
-    "backward_d256_causal_in_turn/backward": 312,
+    "backward_d256_causal_in_turn/backward": 344,
     "backward_d256_dense/backward": 56,
-    "backward_d256_in_turn/backward": 104,
-    "backward_d256_varlen_in_turn/backward": 472,
+    "backward_d256_in_turn/backward": 168,
+    "backward_d256_varlen_in_turn/backward": 560,
     "backward_d64_causal_in_turn/backward": 16,
     "backward_d64_dense/backward": 16,
-    "backward_d64_in_turn/backward": 56,
+    "backward_d64_in_turn/backward": 64,
     "backward_d64_varlen_in_turn/backward": 104,
 }
 

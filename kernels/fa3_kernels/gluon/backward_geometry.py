@@ -11,6 +11,7 @@ from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.geometry import RAGGED_ROWS, WARPGROUP_ROWS
+from fa3_kernels.plan import key_tiles
 
 
 @gluon.jit
@@ -65,14 +66,24 @@ def key_tile(p, entry):
     return KeyTile(where, (q_start, k_start), (seqlen_q, seqlen_k), first_block)
 
 
+SPACING_OF_WIDE = gl.constexpr(key_tiles.SPACING_OF_WIDE)
+
+
+@gluon.constexpr_function
+def _spacing(v, tile_m, tile_n):
+    """Row blocks between tiles, see :func:`fa3_kernels.plan.key_tiles.spacing_of`."""
+    return SPACING_OF_WIDE.value if v.is_wide else tile_n // tile_m
+
+
 @gluon.jit
 def _gang(p, tile):
     """Key tiles of a sequence that go round together."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    spacing: gl.constexpr = _spacing(p.v, tile_m, tile_n)
     gang = p.gang
     if p.v.is_varlen:
-        rounds = gl.cdiv(tile.seqlen_q, tile_m) // (tile_n // tile_m)
+        rounds = gl.cdiv(tile.seqlen_q, tile_m) // spacing
         while gang > gl.maximum(rounds, 1):
             gang = gang // 2
     return gang
@@ -120,7 +131,7 @@ def row_blocks(p, tile):
     count = gl.where(last_key >= tile.first_key, count, 0)
     start = first * 0
     if p.v.goes_round:
-        start = tile.block % _gang(p, tile) * (tile_n // tile_m)
+        start = tile.block % _gang(p, tile) * _spacing(p.v, tile_m, tile_n)
     if p.v.folds:
         cut = gl.minimum(gl.maximum(p.turn - first, 0), gl.maximum(count - 1, 0))
         start = gl.where(tile.block < p.fold, cut, 0)
@@ -195,12 +206,14 @@ def parts_before(p, tile, block):
     """Return how many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
+    spacing: gl.constexpr = _spacing(p.v, tile_m, tile_n)
+    stride: gl.constexpr = spacing * tile_m // tile_n
     blocks = gl.cdiv(tile.seqlen_k, tile_n)
     if p.v.goes_round:
         gang = _gang(p, tile)
         first = tile.block // gang * gang
         size = gl.minimum(blocks - first, gang)
-        nearest = gl.minimum(block // (tile_n // tile_m), size - 1)
+        nearest = gl.minimum(block // spacing, size - 1)
         distance = nearest - (tile.block - first)
         return first + gl.where(distance < 0, distance + size, distance)
     else:
@@ -209,8 +222,21 @@ def parts_before(p, tile, block):
             last_row = gl.minimum((block + 1) * tile_m, tile.seqlen_q) - 1
             last_key = last_row + (tile.seqlen_k - tile.seqlen_q) + p.right
             last = gl.minimum(last, last_key // tile_n)
-        if p.v.folds:
+        if p.v.folds and stride == 1:
             short = gl.maximum(last + 1 - p.fold, 0)
             return gl.where(tile.block < p.fold, short + tile.block, last - tile.block)
+        elif p.v.folds:
+            is_long = tile.block < p.fold
+            gang = gl.where(is_long, tile.block, blocks - 1 - tile.block) % stride
+            count = gl.where(is_long, tile.block, last - tile.block) // stride
+            for other in gl.static_range(stride):
+                # Short tiles of a gang lie so far from a multiple of the stride.
+                offset = (blocks - 1 - other) % stride
+                short = (gl.maximum(last, p.fold - 1) - offset + stride) // stride
+                short = short - (p.fold - 1 - offset + stride) // stride
+                long = (gl.minimum(last, p.fold - 1) - other + stride) // stride
+                count = count + gl.where((other < gang) | ((other == gang) & is_long), short, 0)
+                count = count + gl.where(other < gang, long, 0)
+            return count
         else:
             return last - tile.block

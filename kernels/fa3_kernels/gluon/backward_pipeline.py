@@ -239,32 +239,44 @@ def probabilities(p, tile, rows, s, first_row, lse, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def take_turn(p, tile, head, block):
-    """Wait until all tiles before this one have added their part of a row block."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred %waits; .reg .b32 %taken; WAIT: ld.acquire.gpu.global.b32 %taken, [$1]; "
-        "setp.lt.s32 %waits, %taken, $2; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }",
-        "=r,l,r",
-        [p.turns + block_index(p, tile, head, block), parts_before(p, tile, block)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
+def _seen(word):
+    """How many parts a row block's dQ has taken, as memory says now."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def pass_turn(p, tile, head, block):
-    """Say that a part was added, once it truly is: a wait for the reads of shared memory alone would be too early."""
+def _take_turn(word, count, seen):
+    """Wait until a row block's dQ has taken ``count`` parts; memory is not asked where ``seen`` says so already."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group 0; fence.proxy.async.global; bar.warp.sync -1; "
-        "mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
-        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }",
-        "=r,l",
-        [p.turns + block_index(p, tile, head, block)],
+        "{ .reg .pred %waits; .reg .b32 %taken; mov.b32 %taken, $3; WAIT: setp.lt.s32 %waits, %taken, $2; "
+        "@%waits ld.acquire.gpu.global.b32 %taken, [$1]; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }",
+        "=r,l,r,r",
+        [word, count, seen],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.constexpr_function
+def _pass_asm(pending):
+    return (
+        f"{{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group {pending}; fence.proxy.async.global; "
+        "bar.warp.sync -1; mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
+        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }"
+    )
+
+
+@gluon.jit
+def _pass_turn(word, PENDING: gl.constexpr):
+    """Say that a part was added, once all but PENDING later additions truly are in memory.
+
+    A wait for the reads of shared memory alone would be too early.
+    """
+    asm: gl.constexpr = _pass_asm(PENDING)
+    gl.inline_asm_elementwise(asm, "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -345,6 +357,57 @@ def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
+def _start_part(p, tile, head, block, part):
+    """Start the additions of what both warpgroups hand on of a row block, or of one half of it."""
+    for w in gl.static_range(2):
+        warpgroup_barrier("sync", DQ_FULL, w)
+        fence_async_shared()  # of what the consumers wrote: here it costs them no time
+        _add_boxes(p, tile, head, block, part, w)
+
+
+@gluon.jit
+def _hand_back(p):
+    """Give what is staged back to the consumers, as soon as memory has read it."""
+    for w in gl.static_range(2):
+        tma.store_wait(1 - w)  # the second warpgroup's share is one box
+        warpgroup_barrier("arrive", DQ_EMPTY, w)
+
+
+@gluon.jit
+def _add_in_turn(p, tile, head, rows):
+    """Add all row blocks of a head, each in its turn, for which memory is asked while it reads the one before.
+
+    A turn is passed when its part is in memory. Of parts in two halves, as at head_dim 256, that is not waited for
+    until the first half of the next row block is on its way, so that the consumers have the buffers back in time:
+    :mod:`fa3_kernels.plan.key_tiles` gives tiles a distance of two row blocks there.
+    """
+    dq_parts: gl.constexpr = p.v.dq_parts
+    is_late: gl.constexpr = dq_parts == 2
+    cursor = rows.start
+    word = p.turns + block_index(p, tile, head, rows.first + cursor)
+    seen = cursor * 0
+    for i in range(rows.count):
+        block = rows.first + cursor
+        cursor = advanced(p, rows, cursor)
+        before = word
+        word = p.turns + block_index(p, tile, head, block)
+        _take_turn(word, parts_before(p, tile, block), seen)
+        if is_late:
+            _start_part(p, tile, head, block, 0)
+            _hand_back(p)
+            if i > 0:
+                _pass_turn(before, p.v.dq_boxes)
+        _start_part(p, tile, head, block, dq_parts - 1)
+        seen = _seen(p.turns + block_index(p, tile, head, rows.first + cursor))
+        _hand_back(p)
+        if not is_late:
+            _pass_turn(word, 0)
+    if is_late:  # noqa: SIM102 (known when compiled, and known when run)
+        if rows.count > 0:
+            _pass_turn(word, 0)
+
+
+@gluon.jit
 def add_dq(p):
     """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
     dq_parts: gl.constexpr = p.v.dq_parts
@@ -358,20 +421,14 @@ def add_dq(p):
         rows = row_blocks(p, tile)
         for member in range(p.group):
             head = tile.kv_head * p.group + member
-            cursor = rows.start
-            for _i in range(rows.count):
-                block = rows.first + cursor
-                cursor = advanced(p, rows, cursor)
-                if p.v.is_deterministic:
-                    take_turn(p, tile, head, block)
-                for part in gl.static_range(dq_parts):
-                    for w in gl.static_range(2):
-                        warpgroup_barrier("sync", DQ_FULL, w)
-                        fence_async_shared()  # of what the consumers wrote: here it costs them no time
-                        _add_boxes(p, tile, head, block, part, w)
-                    for w in gl.static_range(2):
-                        tma.store_wait(1 - w)  # the second warpgroup's share is one box
-                        warpgroup_barrier("arrive", DQ_EMPTY, w)
-                if p.v.is_deterministic:
-                    pass_turn(p, tile, head, block)
+            if p.v.is_deterministic:
+                _add_in_turn(p, tile, head, rows)
+            else:
+                cursor = rows.start
+                for _i in range(rows.count):
+                    block = rows.first + cursor
+                    cursor = advanced(p, rows, cursor)
+                    for part in gl.static_range(dq_parts):
+                        _start_part(p, tile, head, block, part)
+                        _hand_back(p)
         number += 1

@@ -218,6 +218,15 @@ def _queries(p, number, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
+def _in_registers(q, OPERAND: gl.constexpr):
+    """Q as operands in registers: the products of a tile's other blocks then read K alone from shared memory."""
+    result = ()
+    for i in gl.static_range(len(q)):
+        result = result + (q[i].load(OPERAND),)
+    return result
+
+
+@gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     """Wait for Q and the first K of a tile and start its first scores."""
     mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
@@ -274,6 +283,8 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)
         s = warpgroup_mma_wait(0, deps=(s_next,))
+        if p.v.holds_queries:
+            q = _in_registers(q, operand)
         release(p, K_EMPTY, step % p.v.stages)
         s, c = _scores(p, x, tile, s, c, blocks.stop - 1, True, p.v.is_first_block_masked, WARPGROUP)
         probabilities, row_max, thread_sums, rescale = softmax.update(

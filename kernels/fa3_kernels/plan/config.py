@@ -235,6 +235,24 @@ class Config:
         held = self.head_dim_v // 2 + 3 * self.tile_n // 4 + self.head_dim // 4
         return held <= HELD_REGISTERS
 
+    def keeps_queries(self, hides_keys: bool) -> bool:
+        """Tell whether the products of a tile's steps take Q from registers.
+
+        Parameters
+        ----------
+        hides_keys : bool
+            Whether the launch is causal or has a window.
+
+        Returns
+        -------
+        bool
+            :attr:`holds_queries`, and of e4m3 what :attr:`Size.chained_queries` says where no sum is promoted.
+        """
+        if not self.is_fp8:
+            return self.holds_queries
+        is_chained = self.warp_specialized and self.intra_wg_overlap and not self.promotes
+        return is_chained and self.tile_n <= 128 and self.size.chained_queries[hides_keys]
+
     @property
     def query_slots(self) -> int:
         """Q tiles that are held; with two, tiles overlap."""

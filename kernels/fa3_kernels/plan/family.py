@@ -46,6 +46,8 @@ class Size:
     holds_queries : bool
         Whether two consumer warpgroups keep Q in registers. Products then read K and V alone from shared memory, and
         Q's buffer is free for the next tile as soon as it is read.
+    chained_queries : (bool, bool)
+        Whether chained e4m3 sums leave registers for Q, which stays in its buffer as well: [the launch hides keys].
     slices : int
         Of the channels of V and O, if this is their size, in which promoted sums are taken: what registers leave for
         partial sums.
@@ -66,6 +68,7 @@ class Size:
     registers: tuple[int, int] | None = None
     query_slots: int = 2
     holds_queries: bool = False
+    chained_queries: tuple[bool, bool] = (False, False)
     slices: int = 1
     holds_partials: bool = True
     integer_max: tuple[tuple[bool, bool], tuple[bool, bool]] = ((False, False), (False, False))

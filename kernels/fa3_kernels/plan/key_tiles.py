@@ -6,16 +6,23 @@ of dQ, that are in L2. In deterministic mode every row block takes the parts of 
 CTA waits for its turn:
 
 * Dense problems: key blocks come in gangs, of as many as fit the row blocks and the CTAs. Tile ``i`` of a gang starts
-  at the row block beside its own keys and goes round, so that no two tiles of a gang are at the same rows at one time.
-  A row block takes gang after gang, and of each first the tile that starts there, then those before it, cyclically.
+  ``i`` times a spacing down the rows and goes round, so that no two tiles of a gang are nearer to each other at one
+  time. A row block takes gang after gang, and of each first the tile that starts there, then those before it,
+  cyclically.
 * With a mask the rows of a tile start at the diagonal: a row block takes its tiles from right to left.
 * Causal problems fold: a CTA works on the n-th tile from the right, whose rows are few, then on the n-th from the left.
   The second visits the rows that short tiles see first, ascending, then its others, descending: then all of its gang
-  are at different rows again. A row block takes the short tiles from right to left, then the others from left to right.
+  are at different rows again. A row block takes gang after gang, and of each the short tiles from right to left, then
+  the others from left to right. With a stride of two a gang has every other pair of tiles.
+
+Row blocks of 64 with key blocks of 64, as at head_dim 192 and 256, have a spacing of two: a turn that is passed one row
+block later than its part was added is there in time, and the warp that adds never waits for memory. All other kernels
+space tiles as far apart as their keys reach. Gangs of all heads go out before the next gang of any head does, which
+would only wait for the first one of its own head.
 
 No wait can go in a circle. Gangs go out in waves of at most as many units of work as CTAs, one a CTA; masked tiles that
 do not fold go from right to left. So what a tile waits for is of an earlier wave, or runs beside it; and within a gang
-a part is added at a step that is later than that of every part before it.
+a part is added at a step that is later, by the spacing, than that of every part before it.
 """
 
 from __future__ import annotations
@@ -26,10 +33,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.tile_order import END, HEAD_SHIFT, assign
 from fa3_kernels.plan.tiles import Mask, mask_of
 from fa3_reference.problem import AttentionProblem
 
+SPACING_OF_WIDE = 2  # row blocks between tiles of a gang where a row block has as many rows as a key block has keys
 TILE_COST = 2.0  # prologue and epilogue of a tile, in row blocks
 L2_BYTES = 32 * 2**20  # of Q, dO and dQ
 HEADS_AT_A_TIME = 16  # at most: with all that fit L2, 512 and 1k causal keys took up to 7 % longer on an H200
@@ -52,26 +61,47 @@ def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int
     return range(first, max(first, -(-max(stop, 0) // tile_m)))
 
 
+def spacing_of(tile_m: int, tile_n: int) -> int:
+    """Return how many row blocks lie between neighbouring tiles of a gang.
+
+    >>> spacing_of(128, 128), spacing_of(64, 128), spacing_of(64, 64)
+    (1, 2, 2)
+    """
+    return SPACING_OF_WIDE if tile_n == WARPGROUP_ROWS else tile_n // tile_m
+
+
+def stride_of(tile_m: int, tile_n: int) -> int:
+    """Return the least distance, in key blocks, of tiles of a gang that folds.
+
+    >>> stride_of(128, 128), stride_of(64, 128), stride_of(64, 64)
+    (1, 1, 2)
+    """
+    return spacing_of(tile_m, tile_n) * tile_m // tile_n
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Says in which order the tiles of a head walk over row blocks, and row blocks take parts; one sequence's.
 
     Parameters
     ----------
-    ratio : int
-        Row blocks beside a key block.
+    spacing : int
+        Row blocks between neighbouring tiles of a gang.
     gang : int
         Key tiles that go round together; 0 where a mask hides keys.
     fold : int
         Key block from which on the rows of causal tiles are few; the tiles before turn back. 0 does not fold.
     turn : int
         First row block of the tiles from ``fold`` on.
+    stride : int
+        Key blocks between neighbouring tiles of a gang, where tiles fold.
     """
 
-    ratio: int
+    spacing: int
     gang: int = 0
     fold: int = 0
     turn: int = 0
+    stride: int = 1
 
     def rows(self, visited: range, block: int) -> list[int]:
         """The row blocks of a tile as it visits them.
@@ -82,7 +112,7 @@ class Walk:
         if block < self.fold:
             cut = min(max(self.turn, visited.start), max(visited.start, visited.stop - 1))
             return [*range(cut, visited.stop), *range(cut - 1, visited.start - 1, -1)]
-        start = visited.start + (block % self.gang * self.ratio if self.gang else 0)
+        start = visited.start + (block % self.gang * self.spacing if self.gang else 0)
         return [*range(start, visited.stop), *range(visited.start, start)]
 
     def parts(self, blocks: int, row_block: int) -> list[int]:
@@ -90,13 +120,20 @@ class Walk:
 
         >>> Walk(1, gang=3).parts(5, 2), Walk(1).parts(5, 2), Walk(1, fold=3, turn=3).parts(5, 2)
         ([2, 1, 0, 4, 3], [4, 3, 2, 1, 0], [4, 3, 0, 1, 2])
+        >>> Walk(2, fold=3, turn=3, stride=2).parts(6, 2)
+        [5, 3, 0, 2, 4, 1]
         """
-        if not self.gang:
-            return [*range(blocks - 1, self.fold - 1, -1), *range(self.fold)]
         order: list[int] = []
+        if not self.gang:
+            for first in range(self.stride):
+                order += [
+                    *range(blocks - 1 - first, self.fold - 1, -self.stride),
+                    *range(first, self.fold, self.stride),
+                ]
+            return order
         for first in range(0, blocks, self.gang):
             size = min(self.gang, blocks - first)
-            nearest = min(row_block // self.ratio, size - 1)
+            nearest = min(row_block // self.spacing, size - 1)
             order += [first + (nearest - i) % size for i in range(size)]
         return order
 
@@ -105,18 +142,19 @@ def walk_of(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int, 
     """The walk over one sequence; of packed ones gangs are powers of two, so that those of shorter ones nest.
 
     >>> walk_of(AttentionProblem(1, 1, 1, 1024, 4096, 64), 64, 128, 132, 1024, 4096)
-    Walk(ratio=2, gang=8, fold=0, turn=0)
+    Walk(spacing=2, gang=8, fold=0, turn=0, stride=1)
     """
     mask = mask_of(problem, seqlen_q, seqlen_k)
-    ratio = tile_n // tile_m
+    spacing = spacing_of(tile_m, tile_n)
     blocks = -(-seqlen_k // tile_n)
     if mask.left < 0 and mask.right < 0:
-        gang = max(1, min(-(-seqlen_q // tile_m) // ratio, num_ctas))
-        return Walk(ratio, gang=1 << (gang.bit_length() - 1) if problem.is_varlen else max(1, min(gang, blocks)))
+        gang = max(1, min(-(-seqlen_q // tile_m) // spacing, num_ctas))
+        return Walk(spacing, gang=1 << (gang.bit_length() - 1) if problem.is_varlen else max(1, min(gang, blocks)))
     if mask.left >= 0 or problem.is_varlen or not 1 < blocks <= 2 * num_ctas:
-        return Walk(ratio)
+        return Walk(spacing)
     fold = blocks - blocks // 2
-    return Walk(ratio, fold=fold, turn=visited_rows(mask, seqlen_q, fold, tile_m, tile_n).start)
+    turn = visited_rows(mask, seqlen_q, fold, tile_m, tile_n).start
+    return Walk(spacing, fold=fold, turn=turn, stride=stride_of(tile_m, tile_n))
 
 
 def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[int], int]:
@@ -151,12 +189,14 @@ def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator
     else:
         units = [[n] for n in (range(last + 1) if walk.gang else range(last, -1, -1))]
     size = walk.gang or num_ctas
-    for head in range(heads):
-        for first in range(0, len(units), size):
-            yield [
-                (sum(visits[n] + TILE_COST for n in unit), [(head << HEAD_SHIFT) + n for n in unit])
-                for unit in units[first : first + size]
-            ]
+    for first_of_stride in range(walk.stride):
+        some = units[first_of_stride :: walk.stride]
+        for first in range(0, len(some), size):
+            for head in range(heads):
+                yield [
+                    (sum(visits[n] + TILE_COST for n in unit), [(head << HEAD_SHIFT) + n for n in unit])
+                    for unit in some[first : first + size]
+                ]
 
 
 def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[list[int]]:

@@ -28,6 +28,7 @@ from fa3_reference.problem import AttentionProblem
 LOG2_E = 1.4426950408889634
 MIN_NORMAL = 2.0**-126
 COMBINE_ROWS = 4
+COMBINED_AT_ONCE = (8, 16)  # parts that are copied together; with 16, two of them take half a microsecond longer
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
@@ -215,6 +216,7 @@ def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Ca
         problem.head_dim_v,
         COMBINE_ROWS,
         power_of_two(config.head_dim_v),  # channels of a row of partial results
+        COMBINED_AT_ONCE[config.num_splits > COMBINED_AT_ONCE[0]],
     )
     if is_paged:
         arguments += (True,)

@@ -99,14 +99,15 @@ _NEVER = (False, False)
 # Integer maxima take fewer instructions, but ptxas orders the rest of a step differently. On an H200 at 2k and 16k
 # keys, against floats: fp16 head_dim 64 +2 %, 128 -2 %, 256 +1 to 5 %; e4m3 head_dim 64 promoted +9 % dense and -5 %
 # masked, chained -7 % and +4 %; 128 +1 to 3 %; 256 chained +7 to 10 %, promoted not to be had (its wgmma are serialised
-# for want of registers). Exponentials in front of the wait for P V: 26 of 66, 12 of 34, 8 of 18 (fp16_d128), 16 of 66
-# (e4m3_d64_dense_chained). The e4m3 producer is a whole warpgroup, which transposes V; at head_dim 256 the consumers
-# need what it could use. Of e4m3, registers leave O of 96 channels one partial sum as wide, and O of 192 as of 256
-# partial sums of 64 channels that go round; both take 128 keys a tile as 128 and 256 do, so that their bits are the
-# same, and 192 holds two tiles of Q.
+# for want of registers). Exponentials in front of the wait for P V: 26 of 66, 12 of 34, 8 of 18 (fp16_d128), none where
+# chained e4m3 sums of head_dim 64 leave registers for Q. The e4m3 producer is a whole warpgroup, which transposes V; at
+# head_dim 256 the consumers need what it could use. Of e4m3, registers leave O of 96 channels one partial sum as wide,
+# and O of 192 as of 256 partial sums of 64 channels that go round; both take 128 keys a tile as 128 and 256 do, so that
+# their bits are the same, and 192 holds two tiles of Q.
 # Q in registers, on an H200 at 1k, 4k and 16k keys, against Q in shared memory: head_dim 96 +4, +2 and +1 % dense, 0
-# causal; 80 +5, +7 and +13 % dense; 192 +9, +4 and +2 % dense, +7, -1 and -3 % causal; 128 -2 to +1 %. 64 in tiles
-# of 128 rows +6 % at 1k causal, which does not ship yet.
+# causal; 80 +5, +7 and +13 % dense; 192 +9, +4 and +2 % dense, +7, -1 and -3 % causal; 128 -2 to +1 %. 64 in tiles of
+# 128 rows +6 % at 1k causal, which does not ship yet. Chained e4m3, at 16k and 4k dense, 4k and 1k causal: 128 +6, +5,
+# +3 and +2 %; 64 +7, +6, -2 and 0 %; 192 +4, +3, 0 and -3 %; 96 0 to 1 %.
 _OURS: Sizes = {
     (False, 64): Size(_WIDE, _SQUARE, (71, 0), integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38),
     (False, 96): Size(_SQUARE, _SQUARE, (92, 0), holds_queries=True, early_exponentials=0.38),
@@ -115,16 +116,30 @@ _OURS: Sizes = {
     (False, 256): Size(
         _NARROW_FREE, _NARROW, (119, 0), query_slots=1, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.38
     ),
-    (True, 64): Size(_WIDE, _SQUARE, (61, 70), integer_max=((False, True), (True, False)), early_exponentials=0.24),
+    (True, 64): Size(
+        _WIDE,
+        _SQUARE,
+        (63, 70),
+        chained_queries=(True, False),
+        integer_max=((False, True), (True, False)),
+    ),
     (True, 96): Size(_SQUARE, _SQUARE, (86, 86), (128,), integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24),
     (True, 128): Size(
-        _SQUARE, _SQUARE, (67, 82), (128,), slices=2, integer_max=(_ALWAYS, _ALWAYS), early_exponentials=0.24
+        _SQUARE,
+        _SQUARE,
+        (66, 82),
+        (128,),
+        chained_queries=_ALWAYS,
+        slices=2,
+        integer_max=(_ALWAYS, _ALWAYS),
+        early_exponentials=0.24,
     ),
     (True, 192): Size(
         _SQUARE,
         _SQUARE,
-        (94, 143),
+        (89, 143),
         (128,),
+        chained_queries=(True, False),
         slices=3,
         holds_partials=False,
         integer_max=(_ALWAYS, _ALWAYS),

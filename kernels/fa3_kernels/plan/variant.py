@@ -98,7 +98,7 @@ class Variant:
     integer_max : bool
         Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
     holds_queries : bool
-        Whether consumers keep Q in registers, see :attr:`fa3_kernels.plan.config.Config.holds_queries`.
+        Whether consumers keep Q in registers, see :meth:`fa3_kernels.plan.config.Config.keeps_queries`.
     qk_boxes, v_boxes, staged_boxes : int
         Boxes of channels of a tile of Q or K, of V or O, and of O as it is staged, see
         :func:`fa3_kernels.plan.views.boxes`.
@@ -198,6 +198,7 @@ def variant_of(
         f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}",
     )
     producer_regs, consumer_regs = config.registers
+    hides_keys = shape.left >= 0 or shape.right >= 0
     return Variant(
         consumers=config.consumers,
         consumer_regs=consumer_regs,
@@ -217,8 +218,8 @@ def variant_of(
         slices=config.pv_parts[0],
         promotion_interval=config.promotion_interval,
         block_descales=block_descales,
-        integer_max=config.takes_integer_max(shape.left >= 0 or shape.right >= 0),
-        holds_queries=config.holds_queries,
+        integer_max=config.takes_integer_max(hides_keys),
+        holds_queries=config.keeps_queries(hides_keys),
         qk_boxes=boxes(config.head_dim),
         v_boxes=boxes(config.head_dim_v),
         staged_boxes=max(1, boxes(config.head_dim_v) * staged_channels(config) // config.head_dim_v),

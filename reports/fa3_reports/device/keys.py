@@ -180,6 +180,7 @@ KEYS = (  # the first that fits
             "speed/backward/*.csv",
             "speed/head_dims/*.csv",
             "speed/boxes/*.csv",
+            "speed/merge/*.csv",
             "tune/*.csv",
         ),
         _none,

@@ -43,6 +43,15 @@ def _kinds() -> dict[str, Kind]:
     return found
 
 
+def _may_split(row: Mapping[str, str]) -> bool:
+    """Tell whether keys may have been split. Tables of the bench have no such column: it splits them in its grid of
+    decoding alone, whose cells are those of one query.
+    """
+    if "num_splits" in row or "kernel" not in row:
+        return row.get("num_splits") != "1"
+    return row["seqlen_q"] == "1" and row["kernel"] != "gluon.one_split"
+
+
 def _features(row: Mapping[str, str]) -> frozenset[str]:
     """Return what a row has beyond a dense launch of fp16, or of e4m3; of what it does not say, everything."""
     is_fp8 = row["dtype"] == "e4m3"
@@ -55,7 +64,7 @@ def _features(row: Mapping[str, str]) -> frozenset[str]:
         "softcap": float(row.get("softcap") or 1) > 0,
         "varlen": row.get("varlen") != "False",
         "packed": row.get("pack_gqa") != "False",
-        "splits": row.get("num_splits") != "1",
+        "splits": _may_split(row),
         "blocks": row.get("v_scope", "1") not in ("none", "tensor", "head", "0"),
         f"promoted by {interval}": is_fp8 and interval != "128",
         "no pingpong": row.get("pingpong") != "True",

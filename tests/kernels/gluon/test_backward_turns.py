@@ -23,7 +23,7 @@ from fa3_kernels.plan.key_tiles import visited_rows, walk_of
 from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem
-from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, problems
+from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, SPACED_FOLDED, problems
 
 pytestmark = pytest.mark.optional
 
@@ -33,12 +33,13 @@ GL = SimpleNamespace(
     maximum=max,
     where=lambda condition, a, b: a if condition else b,
     constexpr=int,
+    static_range=range,
 )
 
 
 def on_the_host(name: str) -> Any:
     """A function of the kernel as one of Python."""
-    names = vars(backward_geometry) | {"gl": GL, "RowBlocks": rows_of}
+    names = vars(backward_geometry) | {"gl": GL, "RowBlocks": rows_of, "_spacing": backward_geometry._spacing.fn}
     if name != "_gang":
         names["_gang"] = on_the_host("_gang")
     return FunctionType(getattr(backward_geometry, name).fn.__code__, names)
@@ -70,6 +71,7 @@ def walked(p: SimpleNamespace, rows: SimpleNamespace) -> list[int]:
 @example(MANY_HEADS, 8)
 @example(PACKED, 132)
 @example(FOLDED, 5)
+@example(SPACED_FOLDED, 132)
 def test_rows_and_turns_are_those_of_the_plan(problem: AttentionProblem, num_ctas: int) -> None:
     plan = backward_plan(without_lengths(problem), num_ctas, is_deterministic=True)
     tile_m, tile_n = plan.config.tile_m, plan.config.tile_n

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fa3_kernels.plan import key_tiles
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.choose import without_lengths
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.key_tiles import Walk, key_tile_schedule, visited_rows, walk_of
 from fa3_kernels.plan.tile_order import END, HEAD_SHIFT
 from fa3_kernels.plan.tiles import Mask, mask_of
@@ -48,6 +50,8 @@ CTAS = st.sampled_from([1, 2, 3, 5, 8, 13, 132])
 MANY_HEADS = AttentionProblem(2, 6, 3, 1000, 1100, 64)
 PACKED = AttentionProblem.varlen((700, 400, 100), (700, 500, 300), nheads=2, nheads_kv=2, head_dim=64)
 FOLDED = AttentionProblem(2, 2, 2, 1100, 1100, 128, causal=True)
+SPACED = AttentionProblem(2, 3, 3, 1100, 1100, 256)
+SPACED_FOLDED = AttentionProblem(2, 3, 3, 1100, 1100, 256, causal=True)
 
 
 class Launch(NamedTuple):
@@ -77,6 +81,7 @@ class Addition(NamedTuple):
 
     key_block: int
     target: tuple[int, int, int]  # sequence, query head, row block
+    is_last: bool  # of its tile and query head
 
 
 def additions(x: Launch, entry: int) -> Iterator[Addition]:
@@ -92,7 +97,8 @@ def additions(x: Launch, entry: int) -> Iterator[Addition]:
     rows = walk.rows(visited_rows(mask, seq.seqlen_q, block, x.tile_m, x.tile_n), block)
     for member in range(problem.group):
         for row_block in rows:
-            yield Addition(block, (index, kv_head * problem.group + member, row_block))
+            target = (index, kv_head * problem.group + member, row_block)
+            yield Addition(block, target, row_block == rows[-1])
 
 
 def turns(x: Launch) -> dict[tuple[int, int, int], list[int]]:
@@ -111,15 +117,23 @@ def turns(x: Launch) -> dict[tuple[int, int, int], list[int]]:
 
 
 def left_over(x: Launch, order: dict[tuple[int, int, int], list[int]], speeds: random.Random) -> int:
-    """Run all CTAs side by side, each a step at a random time, and return the additions that never get their turn."""
+    """Run all CTAs side by side, each a step at a random time, and return the additions that never get their turn.
+
+    Tiles of 64 keys pass a turn when the addition behind its own was started, or was the last one of a head.
+    """
     ctas = [[a for entry in row[row != END] for a in additions(x, int(entry))][::-1] for row in x.table]
+    held: list[list[Addition]] = [[] for _ in ctas]  # of each CTA: started, and the turn not passed yet
     taken: Counter = Counter()
     while True:
-        ready = [c for c in ctas if c and order[c[-1].target][taken[c[-1].target]] == c[-1].key_block]
+        ready = [i for i, c in enumerate(ctas) if c and order[c[-1].target][taken[c[-1].target]] == c[-1].key_block]
         if not ready:
             return sum(map(len, ctas))
-        for cta in speeds.sample(ready, speeds.randint(1, len(ready))):
-            taken[cta.pop().target] += 1
+        for i in speeds.sample(ready, speeds.randint(1, len(ready))):
+            held[i].append(ctas[i].pop())
+            later = x.tile_n == WARPGROUP_ROWS and not held[i][-1].is_last
+            for addition in held[i][: len(held[i]) - later]:
+                taken[addition.target] += 1
+            held[i] = held[i][len(held[i]) - later :]
 
 
 @given(problems(), CTAS, st.booleans())
@@ -162,12 +176,19 @@ def test_masked_tiles_that_run_side_by_side_are_of_at_most_sixteen_heads_until_t
 @example(PACKED, 4, random.Random(0))
 @example(FOLDED, 5, random.Random(0))
 @example(FOLDED, 132, random.Random(0))
+@example(SPACED, 132, random.Random(0))
+@example(SPACED_FOLDED, 132, random.Random(0))
+@example(SPACED_FOLDED, 5, random.Random(0))
 def test_every_part_of_dq_gets_its_turn_whatever_the_speeds(problem, num_ctas, speeds):
     x = launch(problem, num_ctas)
     assert left_over(x, turns(x), speeds) == 0
 
 
-@pytest.mark.parametrize(("problem", "num_ctas"), [(MANY_HEADS, 8), (FOLDED, 5)], ids=["gangs", "folded"])
+@pytest.mark.parametrize(
+    ("problem", "num_ctas"),
+    [(MANY_HEADS, 8), (FOLDED, 5), (SPACED, 20), (SPACED_FOLDED, 20)],
+    ids=["gangs", "folded", "gangs of 64 keys", "folded with 64 keys"],
+)
 def test_an_order_or_a_schedule_that_is_wrong_does_not_end(problem, num_ctas):
     x = launch(problem, num_ctas)
     order = turns(x)
@@ -175,6 +196,15 @@ def test_an_order_or_a_schedule_that_is_wrong_does_not_end(problem, num_ctas):
     ends = [row[row != END] for row in x.table]
     backwards = np.array([np.pad(row[::-1], (0, x.table.shape[1] - len(row)), constant_values=END) for row in ends])
     assert left_over(x._replace(table=backwards), order, random.Random(0)) > 0
+
+
+def test_a_turn_that_is_passed_a_row_block_later_needs_tiles_two_row_blocks_apart(monkeypatch):
+    """A gang that fills its ring, one row block apart, would wait for itself."""
+    spaced = launch(SPACED, 132)
+    assert left_over(spaced, turns(spaced), random.Random(0)) == 0
+    monkeypatch.setattr(key_tiles, "SPACING_OF_WIDE", 1)
+    adjacent = launch(SPACED, 132)
+    assert left_over(adjacent, turns(adjacent), random.Random(0)) > 0
 
 
 @given(problems(), CTAS)
@@ -207,14 +237,16 @@ def test_visited_rows_are_from_the_first_block_that_sees_a_key_to_the_last(seqle
 
 WALKS = st.one_of(
     st.builds(Walk, st.sampled_from([1, 2]), gang=st.integers(0, 9)),
-    st.builds(Walk, st.sampled_from([1, 2]), fold=st.integers(1, 9), turn=st.integers(0, 20)),
+    st.builds(
+        Walk, st.sampled_from([1, 2]), fold=st.integers(1, 9), turn=st.integers(0, 20), stride=st.sampled_from([1, 2])
+    ),
 )
 
 
 @given(WALKS, st.integers(0, 9), st.integers(1, 12), st.integers(0, 12))
 def test_a_walk_visits_every_row_block_once_and_a_row_block_takes_every_part_once(walk, first, count, block):
     if walk.gang:  # no more tiles go round than have rows of their own
-        first, count = 0, max(count, walk.gang * walk.ratio)
+        first, count = 0, max(count, walk.gang * walk.spacing)
     assert sorted(walk.rows(range(first, first + count), block)) == list(range(first, first + count))
     blocks = max(block, walk.fold) + 1
     assert sorted(walk.parts(blocks, first)) == list(range(blocks))

@@ -18,6 +18,8 @@ from fa3verify.timed.tables import read_rows
 BITS = Path(__file__).parents[3] / "reports" / "h100" / "bits"
 SCHEDULES = BITS.parents[1] / "h200" / "simulator" / "schedules_2k_8k_fp16" / "bench.jsonl"
 BENCH = BITS.parents[1] / "h200" / "speed" / "paper_grid" / "bench.jsonl"
+DECODE = BENCH.parents[1] / "decode" / "bench.jsonl"
+GRADIENTS = BITS.parents[1] / "h200" / "bits"
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -78,6 +80,13 @@ def test_a_dense_launch_in_tiles_of_128_rows_is_of_no_row_that_names_another_til
     assert [row for row in every if row in found] == found
 
 
+def test_of_the_bench_only_rows_of_one_query_are_of_launches_that_split_keys():
+    assert not of(BENCH, "fp16_d128_splits")
+    found = of(DECODE, "fp16_d128_splits")
+    assert {row["kernel"] for row in found} == {"gluon"}
+    assert not concerns(found[0] | {"kernel": "gluon.one_split"}, frozenset({"fp16_d128_splits"}))
+
+
 def test_every_row_of_the_bits_is_of_some_launch_and_launches_of_other_functions_of_none():
     forward = frozenset(x.name for x in probes() if x.function == "forward" and not x.stamps)
     others = frozenset(x.name for x in probes() if x.function != "forward")
@@ -96,6 +105,8 @@ def test_rows_of_other_kernels_are_of_no_launch_of_ours_and_a_launch_that_is_gon
 def folder(tmp_path) -> Path:
     there = tmp_path / "h100" / "bits"
     shutil.copytree(BITS, there)
+    for file in GRADIENTS.glob("gluon_backward_bits*"):
+        shutil.copy(file, there)
     return there
 
 

@@ -1,4 +1,4 @@
-"""Simulated beside 288 timings of an H200 in cycles, to which no constant was fitted; decisions up to 0021 saw them.
+"""Simulated beside 279 timings of an H200 in cycles, to which no constant was fitted; decisions up to 0021 saw them.
 
 The bands say what its model reaches, so that a change of it shows; targets are in reports/notes/simulator.md.
 """
@@ -21,14 +21,14 @@ FIRST = "h200/simulator/schedules_1k_4k_16k"
 # of 0006.
 UNSEEN = (
     ("h200/simulator/schedules_2k_8k_fp16", (), 63, 0.041),
-    ("h200/speed/paper_grid", (512, 2048, 8192), 160, 0.038),
-    ("h200/simulator/schedules_2k_8k_e4m3_d256", (), 108, 0.041),
+    ("h200/speed/paper_grid", (512, 2048, 8192), 149, 0.037),
+    ("h200/simulator/schedules_2k_8k_e4m3_d256", (), 102, 0.040),
 )
 
 
 @pytest.fixture(scope="module")
 def compared() -> tuple[MeasuredRow, ...]:
-    assert len(published(FIRST)) == 288
+    assert len(published(FIRST)) == 279
     return published(FIRST)
 
 
@@ -69,8 +69,8 @@ def test_timings_that_no_model_had_seen_are_as_far_off(path, seqlens, rows, erro
 def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off() -> None:
     """Short launches, most of them simulated too fast."""
     every = figures("h200/speed/decode")["groups"][-1]
-    assert every["rows"] == 18
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.032, abs=0.001)
+    assert every["rows"] == 15
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.024, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
@@ -90,7 +90,7 @@ def test_the_roofline_is_a_lower_bound_of_the_hardware(compared) -> None:
 def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
     found = rankings(compared)
     assert len(found) == 36
-    assert np.median([r.tau for r in found]) == pytest.approx(0.80, abs=0.01)
+    assert np.median([r.tau for r in found]) == pytest.approx(0.87, abs=0.01)
     assert np.median([r.regret[1] for r in found]) == 0
 
 
