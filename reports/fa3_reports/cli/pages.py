@@ -1,4 +1,4 @@
-"""Verbs device and claims: the pages that are made of what is published."""
+"""Verbs device, claims and issue: the pages and texts that are made of what is published."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def claims(file: Path, out: Path | None) -> None:
         from fa3_reports import claims as said
 
         click.echo(str(said.write(file, out)))
+
+
+@click.command(epilog=EPILOG)
+@click.argument("script", type=_FILE)
+def issue(script: Path) -> None:
+    """Print a text for a library's tracker from a SCRIPT of reports/findings/scripts, which is run."""
+    with one_line_errors():
+        from fa3_reports.issue import issue as text
+
+        click.echo(text(script), nl=False)

@@ -1,0 +1,79 @@
+"""Scripts that show findings about other people's kernels: short, of their library alone, and still true."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from fa3_reports.issue import issue
+
+FOLDER = Path(__file__).parents[2] / "reports" / "findings" / "scripts"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+AT_MOST = 40  # lines, so that a maintainer reads it at a glance
+
+
+def modules(script: Path) -> set[str]:
+    """The packages that a script imports."""
+    found = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
+each = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+
+
+@each
+def test_a_script_is_short_and_needs_its_library_alone(script):
+    assert len(script.read_text().splitlines()) <= AT_MOST
+    assert modules(script) - set(sys.stdlib_module_names) == {script.stem.partition("_")[0]}
+
+
+@each
+def test_a_finding_is_there_still_and_its_text_has_the_script(script):
+    if not importlib.util.find_spec(script.stem.partition("_")[0]):
+        pytest.skip("needs the library that it is about")
+    text = issue(script)
+    assert text.startswith(f"# {'JAX' if script.stem.startswith('jax') else 'torch'}, ")
+    assert script.read_text().split('"""', 2)[2].strip() in text
+    assert "It prints (not as expected):" in text, "mended? say in which version, in the table beside it"
+
+
+def test_the_table_has_every_script_and_what_is_known_of_reports():
+    rows = [row for row in (FOLDER / "README.md").read_text().splitlines() if row.startswith("| [")]
+    assert sorted(row.partition("](")[2].partition(")")[0] for row in rows) == [script.name for script in SCRIPTS]
+    assert all(len(row.split(" | ")) == 4 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("print(1)\n", "must begin with a description"),
+        ('"""A title alone."""\n', "must begin with a description"),
+        (
+            '"""A title.\n\nExpected: 1.\n"""\nraise RuntimeError("no such operator")\n',
+            "RuntimeError: no such operator",
+        ),
+    ],
+)
+def test_a_script_that_says_nothing_or_fails_by_itself_makes_no_text(body, says, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(body)
+    with pytest.raises(ValueError, match=says):
+        issue(script)
+
+
+def test_a_mended_finding_says_so(tmp_path):
+    script = tmp_path / "mended.py"
+    script.write_text('"""A title.\n\nExpected: nothing.\n"""\nprint("all is well")\n')
+    assert issue(script) == (
+        '# A title\n\nExpected: nothing.\n\n```python\nprint("all is well")\n```\n\n'
+        "It prints (mended: the script ends with 0):\n\n```\nall is well\n```\n"
+    )
