@@ -15,10 +15,10 @@ CTA waits for its turn:
   are at different rows again. A row block takes gang after gang, and of each the short tiles from right to left, then
   the others from left to right. With a stride of two a gang has every other pair of tiles.
 
-Row blocks of 64 with key blocks of 64, as at head_dim 192 and 256, have a spacing of two: a turn that is passed one row
-block later than its part was added is there in time, and the warp that adds never waits for memory. All other kernels
-space tiles as far apart as their keys reach. Gangs of all heads go out before the next gang of any head does, which
-would only wait for the first one of its own head.
+Tiles of 64 rows and 64 keys, as at head_dim 192 and 256, have a spacing of two row blocks. A turn may then be passed
+one row block later than its part was added, so that the warp that adds need not wait for that part to be in memory. In
+all other kernels neighbouring tiles are as far apart as their keys reach. The first gangs of all heads go out before
+the second one of any head, which would only wait for the first of its own head.
 
 No wait can go in a circle. Gangs go out in waves of at most as many units of work as CTAs, one a CTA; masked tiles that
 do not fold go from right to left. So what a tile waits for is of an earlier wave, or runs beside it; and within a gang
