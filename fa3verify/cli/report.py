@@ -1,4 +1,4 @@
-"""Verb report: pages again, from their data, and what moved between two sets of data."""
+"""Verb report: pages again, from their data; two sets of data beside each other; and a folder of runs as a history."""
 
 from __future__ import annotations
 
@@ -13,27 +13,59 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command(epilog=EPILOG)
-@click.argument("data", type=_FILE, nargs=-1, required=True)
+@click.argument("data", type=_FILE, nargs=-1)
 @click.option("--out", type=_FOLDER, default=Path("out"), show_default=True)
-@click.option("--against", type=_FILE, metavar="OLD", help="Show what moved against an older run.nc or atlas.json.")
-def report(data: tuple[Path, ...], out: Path, against: Path | None) -> None:
+@click.option(
+    "--against", type=_FILE, metavar="OLD", help="Say where DATA is better or worse than an older run.nc or atlas.json."
+)
+@click.option(
+    "--pair",
+    "given",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="With --against: compare these two kernels. May be repeated.",
+)
+@click.option(
+    "--history", type=_FOLDER, metavar="DIR", help="Instead draw the number that ranks over every run.nc below DIR."
+)
+def report(
+    data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...], history: Path | None
+) -> None:
     """Build pages again from DATA: a run.nc that verify wrote, or atlases that atlas wrote, as one page.
 
     Beside atlases a page takes the table.json of compare, the curves.csv of hunt, and reports/findings/known.json.
     """
     with one_line_errors():
-        click.echo(_of_data(data, out, against))
+        click.echo(_of_folder(history, data, out, against) if history else _of_data(data, out, against, given))
 
 
-def _of_data(data: tuple[Path, ...], out: Path, against: Path | None) -> str:
+def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None) -> str:
     from fa3verify.commands import verify
-    from fa3verify.report import atlas_page, build, moved
+    from fa3verify.report import history as over_runs
 
+    if data or against:
+        raise ValueError("--history takes runs from its folder, and neither DATA nor --against")
+    verify.prepare_output(out)
+    return str(over_runs.write_pages(out, history))
+
+
+def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
+    from fa3verify.commands import verify
+    from fa3verify.report import against as beside
+    from fa3verify.report import atlas_page, build
+
+    if not data:
+        raise ValueError("report needs DATA: a run.nc or atlases; or --history DIR")
     runs = [path for path in data if path.suffix == ".nc"]
     if runs and len(data) > 1:
         raise ValueError("a page is of one run.nc, or of atlases")
+    if given and against is None:
+        raise ValueError("--pair is for --against")
     verify.prepare_output(out)
     if against is not None:
-        page, count = moved.write_pages(out, data, against)
-        return f"{count} moved: {page}"
+        chosen = [(old, new) for old, _, new in (pair.partition("=") for pair in given)]
+        if not all(old and new for old, new in chosen):
+            raise ValueError("--pair is OLD=NEW, the names of two kernels")
+        page, sentences = beside.write_pages(out, data, against, chosen)
+        return "\n".join((*sentences, str(page)))
     return str(build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data))

@@ -8,20 +8,15 @@ figures, so that whatever is in the table was changed by something.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from fa3verify.campaign import atlas
 from fa3verify.campaign.atlas import Entry, FamilyFigures
-from fa3verify.files import Json, write_text
+from fa3verify.files import Json
 from fa3verify.judging.verdict import told
-from fa3verify.report import dataset
 from fa3verify.report.atlas_tables import is_side
-from fa3verify.report.build import both_pages
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import PageColumn, PageTable, written
 
-PAGE = "moved.html"
 FIGURES = (
     "ratio_max",
     "max_error",
@@ -33,29 +28,6 @@ FIGURES = (
     "outside",
     "bits_differing",
 )
-
-
-def entries(path: Path) -> tuple[Entry, ...]:
-    """Entries of an atlas, or of the run that a ``run.nc`` holds; ValueError for any other file."""
-    if path.suffix == ".nc":
-        return atlas.of(dataset.from_tree(dataset.load(path))[0]).entries
-    return atlas.read(path).entries
-
-
-def write_pages(out: Path, new: Iterable[Path], old: Path) -> tuple[Path, int]:
-    """Write ``moved.html`` and ``moved.md``; returns the page and how many things moved.
-
-    Raises
-    ------
-    ValueError
-        For a file that is neither an atlas nor a run.
-    """
-    now = [entry for path in new for entry in entries(path)]
-    found = moved(entries(old), now)
-    context = {"table": found, "old": old.name, "count": len(found.rows)}
-    for name, text in both_pages("moved", context, is_tidied=False).items():
-        write_text(out / name, text)
-    return out / PAGE, len(found.rows)
 
 
 def moved(old: Iterable[Entry], new: Iterable[Entry]) -> PageTable:

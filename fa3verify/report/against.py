@@ -1,0 +1,327 @@
+"""This module says which of two runs has the better kernel, and where: family by family of inputs, over the cases that
+both have judged.
+
+Of every such case the root mean square errors are divided, new by old. A family is better or worse where an interval
+of their geometric mean says so. Where it has fewer cases than an interval needs, as most have in the quick profile and
+all in an atlas, its error is called lower or higher on these inputs, and the families together say whether the kernel
+is better: each is one draw of an interval over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from fa3verify.campaign import atlas
+from fa3verify.campaign.atlas import Entry
+from fa3verify.campaign.run import Run
+from fa3verify.files import Json, write_text
+from fa3verify.report import dataset, moved
+from fa3verify.report.build import both_pages
+from fa3verify.report.notation import DASH, count, number
+from fa3verify.report.tables import PageColumn, PageTable, written
+from fa3verify.text import plural
+
+PAGE = "against.html"
+CONFIDENCE = 0.95
+LEAST_CASES = 3  # behind an interval
+NOTICED = 0.01  # a smaller difference is not called lower or higher
+LEAST_ERROR = 2.0**-40  # a relative error that no format has: what a case without error counts as
+MEASURES = ("rel_rmse_unrounded", "rel_rmse_seen")
+Word = Literal["worse", "better", "higher", "lower", "not told apart", "equal", "only before", "only now"]
+WORDS: tuple[Word, ...] = ("worse", "better", "higher", "lower", "not told apart", "equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two runs, or an atlas: what it is called, its kernels, and the figures of its cases by kernel, family and
+    case; no cases for an atlas.
+    """
+
+    name: str
+    entries: Mapping[str, Entry]
+    cases: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+    bits_lost: Mapping[str, float]
+    profile: str
+    seed: int
+
+    @property
+    def has_cases(self) -> bool:
+        return bool(self.cases)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is said of a family of inputs: a word, the ratio of errors, new over old, with its interval, and of how many
+    cases; ``because`` where no interval says it.
+    """
+
+    name: str
+    word: Word
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    cases: int = 0
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two kernels, by the names that they have on either side, and what is said of their families."""
+
+    old: str
+    new: str
+    families: tuple[Family, ...]
+    bits_lost: tuple[float, float] | None
+
+    @property
+    def shared(self) -> list[Family]:
+        """Return the families that both have."""
+        return [family for family in self.families if not family.word.startswith("only")]
+
+    @property
+    def overall(self) -> Family:
+        """Return what is said of all families together, each with the same weight."""
+        ratios = [family.ratio for family in self.shared if family.ratio > 0]
+        return _told("all families", np.log(ratios), len(ratios))
+
+    def sentence(self) -> str:
+        """Say in a line or two whether the new one is better, and in how many families.
+
+        >>> print(Pair("a", "b", (Family("normal", "equal", 1.0),), (0.5, 0.5)).sentence())
+        b beside a: 1 family, equal in 1. It loses 0.500 bits, as before.
+        """
+        shared = self.shared
+        if not shared:
+            return f"{self.new} has no family of inputs in both runs."
+        counts = {word: sum(family.word == word for family in shared) for word in WORDS}
+        said = ", ".join(f"{word} in {count(counts[word])}" for word in WORDS if counts[word])
+        beside = "" if self.new == self.old else f" beside {self.old}"
+        found = self.overall
+        text = ""
+        if found.low == found.low and found.word != "equal" and all(family.ratio > 0 for family in shared):
+            interval = f"{number(found.low)} to {number(found.high)}"
+            text = f" is {found.word}, its error {number(found.ratio)} times as large ({interval})"
+        families = "1 family" if len(shared) == 1 else f"{count(len(shared))} families"
+        return f"{self.new}{beside}{text}: {families}, {said}.{self._ranking()}"
+
+    def _ranking(self) -> str:
+        if self.bits_lost is None:
+            return ""
+        old, new = self.bits_lost
+        return f" It loses {new:.3f} bits, {'as before' if old == new else f'{old:.3f} before'}."
+
+
+def read(path: Path) -> Side:
+    """Read a ``run.nc`` or an ``atlas.json``; ValueError for any other file."""
+    name = "/".join(path.parts[-2:])
+    if path.suffix != ".nc":
+        found = atlas.read(path)
+        return Side(name, {entry.kernel: entry for entry in found.entries}, {}, {}, found.profile, found.seed)
+    return of_run(name, dataset.from_tree(dataset.load(path))[0])
+
+
+def of_run(name: str, run: Run) -> Side:
+    """Return a run as a side."""
+    cases: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}
+    for row in run.cases:
+        drawn = replace(row.case, kernel="").key()  # the same for every kernel
+        cases.setdefault(row.kernel, {}).setdefault(row.family, {})[drawn] = row.measures
+    entries = {entry.kernel: entry for entry in atlas.of(run).entries}
+    lost = {kernel.name: kernel.bits_lost.mean for kernel in run.kernels if kernel.bits_lost}
+    return Side(name, entries, cases, lost, run.profile, run.seed)
+
+
+def joined(sides: Sequence[Side]) -> Side:
+    """Return several sides as one; of a kernel that two have, the later stands."""
+    if len(sides) == 1:
+        return sides[0]
+    entries = {name: entry for side in sides for name, entry in side.entries.items()}
+    first = sides[0]
+    return Side(" and ".join(side.name for side in sides), entries, {}, {}, first.profile, first.seed)
+
+
+def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    """Return which kernels are compared: those of ``given``, those of one name, and of the others those that are the
+    only ones of their operation and format on both sides.
+
+    Raises
+    ------
+    ValueError
+        For a name in ``given`` that a side does not have.
+    """
+    chosen = list(given)
+    for names, side in zip(zip(*chosen, strict=True), (old, new), strict=False):
+        for name in names:
+            if name not in side.entries:
+                raise ValueError(f"{side.name} has no kernel {name}; it has {', '.join(sorted(side.entries))}")
+    taken = {name for pair in chosen for name in pair}
+    chosen += [(name, name) for name in old.entries if name in new.entries and name not in taken]
+    left = [
+        {name: entry for name, entry in side.entries.items() if name not in {pair[i] for pair in chosen}}
+        for i, side in enumerate((old, new))
+    ]
+    kinds = [[(entry.operation, entry.dtype) for entry in side.values()] for side in left]
+    for name, entry in left[0].items():
+        kind = (entry.operation, entry.dtype)
+        if [side.count(kind) for side in kinds] == [1, 1]:
+            chosen.append((name, next(x for x, other in left[1].items() if (other.operation, other.dtype) == kind)))
+    return chosen
+
+
+def compared(old: Side, new: Side, names: tuple[str, str]) -> Pair:
+    """Compare two kernels, family by family."""
+    before, after = names
+    sides = [
+        {family.family: family.figures for family in side.entries[name].families}
+        for side, name in zip((old, new), names, strict=True)
+    ]
+    families = []
+    for family in dict.fromkeys((*sides[0], *sides[1])):
+        if family not in sides[1] or family not in sides[0]:
+            families.append(Family(family, "only before" if family in sides[0] else "only now"))
+        elif old.has_cases and new.has_cases:
+            both = [side.cases.get(name, {}).get(family, {}) for side, name in zip((old, new), names, strict=True)]
+            families.append(of_cases(family, *both))
+        else:
+            families.append(_of_pooled(family, sides[0][family], sides[1][family]))
+    lost = [side.bits_lost.get(name) for side, name in zip((old, new), names, strict=True)]
+    ranked = None if lost[0] is None or lost[1] is None else (lost[0], lost[1])
+    return Pair(before, after, tuple(families), ranked)
+
+
+def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str, Mapping[str, float]]) -> Family:
+    """Compare a family by the cases that both sides have judged."""
+    shared = [case for case in old if case in new]
+    if not shared:
+        return Family(name, "not told apart", because="no case is in both")
+    measure = next((m for m in MEASURES if m in old[shared[0]] and m in new[shared[0]]), MEASURES[0])
+    errors = np.array([[side[case].get(measure, math.nan) for side in (old, new)] for case in shared])
+    lost = [
+        np.array([side[case].get("nonfinite", 0) > 0 for case in shared]) | ~np.isfinite(errors[:, i])
+        for i, side in enumerate((old, new))
+    ]
+    broken = [int(side.sum()) for side in lost]
+    if broken[0] != broken[1]:
+        word: Word = "worse" if broken[1] > broken[0] else "better"
+        return Family(
+            name, word, cases=len(shared), because=f"not finite in {plural(broken[1], 'case')}, {broken[0]} before"
+        )
+    errors = np.maximum(errors[~(lost[0] | lost[1])], LEAST_ERROR)
+    return _told(name, np.log(errors[:, 1] / errors[:, 0]), len(shared))
+
+
+def _told(name: str, logs: np.ndarray, cases: int) -> Family:
+    """Say what the logarithms of the ratios of some cases show."""
+    logs = np.asarray(logs, np.float64)
+    if not logs.any():
+        return Family(name, "equal", 1.0, 1.0, 1.0, cases)
+    mean = float(logs.mean())
+    if len(logs) < LEAST_CASES:
+        return _unsure(name, math.exp(mean), cases, f"no interval of {plural(cases, 'case')}")
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    word: Word = "better" if mean + half < 0 else "worse" if mean - half > 0 else "not told apart"
+    return Family(name, word, math.exp(mean), math.exp(mean - half), math.exp(mean + half), cases)
+
+
+def _unsure(name: str, ratio: float, cases: int, because: str) -> Family:
+    """Say what a ratio without an interval shows: where the error is larger on these inputs."""
+    word: Word = "higher" if ratio > 1 + NOTICED else "lower" if ratio < 1 - NOTICED else "not told apart"
+    return Family(name, word, ratio, cases=cases, because=because)
+
+
+def _of_pooled(name: str, old: Mapping[str, float | None], new: Mapping[str, float | None]) -> Family:
+    """Compare a family by its figures alone."""
+    lost = [side.get("nonfinite") or 0 for side in (old, new)]
+    if lost[0] != lost[1]:
+        word: Word = "worse" if lost[1] > lost[0] else "better"
+        return Family(name, word, because=f"{number(lost[1])} outputs are not finite, {number(lost[0])} before")
+    if dict(old) == dict(new):
+        return Family(name, "equal", 1.0)
+    measure = next((m for m in MEASURES if old.get(m) and new.get(m)), None)
+    ratio = math.nan if measure is None else float(new[measure] or 0) / float(old[measure] or 1)
+    return _unsure(name, ratio, 0, "no interval of an atlas")
+
+
+def table(found: Pair) -> PageTable:
+    """Return the families of a pair as a table, worst first."""
+    order = (*WORDS[:1], "only before", "only now", *WORDS[1:])
+    rows: list[Json] = [
+        {
+            "family": family.name,
+            "word": family.word,
+            "times": number(family.ratio) if family.ratio == family.ratio else DASH,
+            "interval": f"{number(family.low)} to {number(family.high)}" if family.low == family.low else DASH,
+            "cases": count(family.cases) if family.cases else DASH,
+            "because": family.because or DASH,
+            "_worst": family.word == "worse",
+        }
+        for family in sorted(found.families, key=lambda family: (order.index(family.word), family.name))
+    ]
+    columns = (
+        PageColumn("family of inputs", "family"),
+        PageColumn("now", "word"),
+        PageColumn("error, now / before", "times", written),
+        PageColumn("95 % interval", "interval", written),
+        PageColumn("cases", "cases", written),
+        PageColumn("because", "because"),
+    )
+    return PageTable(f"against-{found.new}", f"{found.new} beside {found.old}", columns, rows)
+
+
+def notes(old: Side, new: Side, chosen: Sequence[tuple[str, str]]) -> list[str]:
+    """Say in sentences what limits the comparison."""
+    said = []
+    if (old.profile, old.seed) != (new.profile, new.seed):
+        runs = [f"{side.profile}, seed {side.seed}" for side in (old, new)]
+        said.append(
+            f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared."
+        )
+    if not (old.has_cases and new.has_cases):
+        said.append(
+            "An atlas holds no cases: what differs has no interval, and is told apart only where it is not finite."
+        )
+    for side, other, when in ((0, old, "before"), (1, new, "now")):
+        alone = sorted(set(other.entries) - {pair[side] for pair in chosen})
+        if alone:
+            said.append(f"Only {when}: {', '.join(alone)}. Name a pair by --pair OLD=NEW.")
+    renamed = [f"{a} and {b}" for a, b in chosen if a != b]
+    if renamed:
+        said.append(f"Compared under two names: {', '.join(renamed)}.")
+    return said
+
+
+def write_pages(
+    out: Path, new: Iterable[Path], old: Path, given: Iterable[tuple[str, str]] = ()
+) -> tuple[Path, list[str]]:
+    """Write ``against.html`` and ``against.md``; returns the page and a sentence for every pair.
+
+    Raises
+    ------
+    ValueError
+        For a file that is neither an atlas nor a run, and as :func:`pairs`.
+    """
+    before = read(old)
+    after = joined([read(path) for path in new])
+    chosen = pairs(before, after, given)
+    found = [compared(before, after, pair) for pair in chosen]
+    details = moved.moved(
+        [before.entries[a] for a, _ in chosen], [replace(after.entries[b], kernel=a) for a, b in chosen]
+    )
+    context: Json = {
+        "old": before.name,
+        "new": after.name,
+        "sentences": [pair.sentence() for pair in found] or ["No kernel is in both."],
+        "notes": notes(before, after, chosen),
+        "tables": [table(pair) for pair in found],
+        "moved": replace(details, title=f"What moved, figure by figure: {plural(len(details.rows), 'row')}"),
+    }
+    for name, text in both_pages("against", context).items():
+        write_text(out / name, text)
+    return out / PAGE, context["sentences"]
