@@ -57,7 +57,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FamilyRatio:
     """What is said of a family of inputs: a word, the ratio of errors, new over old, with its interval, and of how many
     cases; ``because`` where no interval says it.
     """
@@ -72,21 +72,21 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KernelPair:
     """Two kernels, by the names that they have on either side, and what is said of their families."""
 
     old: str
     new: str
-    families: tuple[Family, ...]
+    families: tuple[FamilyRatio, ...]
     bits_lost: tuple[float, float] | None
 
     @property
-    def shared(self) -> list[Family]:
+    def shared(self) -> list[FamilyRatio]:
         """Return the families that both have."""
         return [family for family in self.families if not family.word.startswith("only")]
 
     @property
-    def overall(self) -> Family:
+    def overall(self) -> FamilyRatio:
         """Return what is said of all families together, each with the same weight."""
         ratios = [family.ratio for family in self.shared if family.ratio > 0]
         return _told("all families", np.log(ratios), len(ratios))
@@ -94,7 +94,7 @@ class Pair:
     def sentence(self) -> str:
         """Say in a line or two whether the new one is better, and in how many families.
 
-        >>> print(Pair("a", "b", (Family("normal", "equal", 1.0),), (0.5, 0.5)).sentence())
+        >>> print(KernelPair("a", "b", (FamilyRatio("normal", "equal", 1.0),), (0.5, 0.5)).sentence())
         b beside a: 1 family, equal in 1. It loses 0.500 bits, as before.
         """
         shared = self.shared
@@ -175,7 +175,7 @@ def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[t
     return chosen
 
 
-def compared(old: Side, new: Side, names: tuple[str, str]) -> Pair:
+def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
     """Compare two kernels, family by family."""
     before, after = names
     sides = [
@@ -185,7 +185,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> Pair:
     families = []
     for family in dict.fromkeys((*sides[0], *sides[1])):
         if family not in sides[1] or family not in sides[0]:
-            families.append(Family(family, "only before" if family in sides[0] else "only now"))
+            families.append(FamilyRatio(family, "only before" if family in sides[0] else "only now"))
         elif old.has_cases and new.has_cases:
             both = [side.cases.get(name, {}).get(family, {}) for side, name in zip((old, new), names, strict=True)]
             families.append(of_cases(family, *both))
@@ -193,14 +193,14 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> Pair:
             families.append(_of_pooled(family, sides[0][family], sides[1][family]))
     lost = [side.bits_lost.get(name) for side, name in zip((old, new), names, strict=True)]
     ranked = None if lost[0] is None or lost[1] is None else (lost[0], lost[1])
-    return Pair(before, after, tuple(families), ranked)
+    return KernelPair(before, after, tuple(families), ranked)
 
 
-def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str, Mapping[str, float]]) -> Family:
+def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str, Mapping[str, float]]) -> FamilyRatio:
     """Compare a family by the cases that both sides have judged."""
     shared = [case for case in old if case in new]
     if not shared:
-        return Family(name, "not told apart", because="no case is in both")
+        return FamilyRatio(name, "not told apart", because="no case is in both")
     measure = next((m for m in MEASURES if m in old[shared[0]] and m in new[shared[0]]), MEASURES[0])
     errors = np.array([[side[case].get(measure, math.nan) for side in (old, new)] for case in shared])
     lost = [
@@ -210,46 +210,46 @@ def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str
     broken = [int(side.sum()) for side in lost]
     if broken[0] != broken[1]:
         word: Word = "worse" if broken[1] > broken[0] else "better"
-        return Family(
+        return FamilyRatio(
             name, word, cases=len(shared), because=f"not finite in {plural(broken[1], 'case')}, {broken[0]} before"
         )
     errors = np.maximum(errors[~(lost[0] | lost[1])], LEAST_ERROR)
     return _told(name, np.log(errors[:, 1] / errors[:, 0]), len(shared))
 
 
-def _told(name: str, logs: np.ndarray, cases: int) -> Family:
+def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
     """Say what the logarithms of the ratios of some cases show."""
     logs = np.asarray(logs, np.float64)
     if not logs.any():
-        return Family(name, "equal", 1.0, 1.0, 1.0, cases)
+        return FamilyRatio(name, "equal", 1.0, 1.0, 1.0, cases)
     mean = float(logs.mean())
     if len(logs) < LEAST_CASES:
         return _unsure(name, math.exp(mean), cases, f"no interval of {plural(cases, 'case')}")
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     word: Word = "better" if mean + half < 0 else "worse" if mean - half > 0 else "not told apart"
-    return Family(name, word, math.exp(mean), math.exp(mean - half), math.exp(mean + half), cases)
+    return FamilyRatio(name, word, math.exp(mean), math.exp(mean - half), math.exp(mean + half), cases)
 
 
-def _unsure(name: str, ratio: float, cases: int, because: str) -> Family:
+def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
     """Say what a ratio without an interval shows: where the error is larger on these inputs."""
     word: Word = "higher" if ratio > 1 + NOTICED else "lower" if ratio < 1 - NOTICED else "not told apart"
-    return Family(name, word, ratio, cases=cases, because=because)
+    return FamilyRatio(name, word, ratio, cases=cases, because=because)
 
 
-def _of_pooled(name: str, old: Mapping[str, float | None], new: Mapping[str, float | None]) -> Family:
+def _of_pooled(name: str, old: Mapping[str, float | None], new: Mapping[str, float | None]) -> FamilyRatio:
     """Compare a family by its figures alone."""
     lost = [side.get("nonfinite") or 0 for side in (old, new)]
     if lost[0] != lost[1]:
         word: Word = "worse" if lost[1] > lost[0] else "better"
-        return Family(name, word, because=f"{number(lost[1])} outputs are not finite, {number(lost[0])} before")
+        return FamilyRatio(name, word, because=f"{number(lost[1])} outputs are not finite, {number(lost[0])} before")
     if dict(old) == dict(new):
-        return Family(name, "equal", 1.0)
+        return FamilyRatio(name, "equal", 1.0)
     measure = next((m for m in MEASURES if old.get(m) and new.get(m)), None)
     ratio = math.nan if measure is None else float(new[measure] or 0) / float(old[measure] or 1)
     return _unsure(name, ratio, 0, "no interval of an atlas")
 
 
-def table(found: Pair) -> PageTable:
+def table(found: KernelPair) -> PageTable:
     """Return the families of a pair as a table, worst first."""
     order = (*WORDS[:1], "only before", "only now", *WORDS[1:])
     rows: list[Json] = [
