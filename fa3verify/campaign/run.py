@@ -340,6 +340,11 @@ class Run:
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict, metadata=OLDER)
     schema: str = SCHEMA
 
+    @property
+    def bits_lost(self) -> dict[str, float]:
+        """Return the number that ranks of every kernel that has one, by name."""
+        return {kernel.name: kernel.bits_lost.mean for kernel in self.kernels if kernel.bits_lost}
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON values of ``summary.json``.
 

@@ -10,7 +10,7 @@ is better: each is one draw of an interval over all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -134,8 +134,7 @@ def of_run(name: str, run: Run) -> Side:
         drawn = replace(row.case, kernel="").key()  # the same for every kernel
         cases.setdefault(row.kernel, {}).setdefault(row.family, {})[drawn] = row.measures
     entries = {entry.kernel: entry for entry in atlas.of(run).entries}
-    lost = {kernel.name: kernel.bits_lost.mean for kernel in run.kernels if kernel.bits_lost}
-    return Side(name, entries, cases, lost, run.profile, run.seed)
+    return Side(name, entries, cases, run.bits_lost, run.profile, run.seed)
 
 
 def joined(sides: Sequence[Side]) -> Side:
@@ -163,16 +162,18 @@ def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[t
                 raise ValueError(f"{side.name} has no kernel {name}; it has {', '.join(sorted(side.entries))}")
     taken = {name for pair in chosen for name in pair}
     chosen += [(name, name) for name in old.entries if name in new.entries and name not in taken]
-    left = [
-        {name: entry for name, entry in side.entries.items() if name not in {pair[i] for pair in chosen}}
-        for i, side in enumerate((old, new))
-    ]
-    kinds = [[(entry.operation, entry.dtype) for entry in side.values()] for side in left]
-    for name, entry in left[0].items():
-        kind = (entry.operation, entry.dtype)
-        if [side.count(kind) for side in kinds] == [1, 1]:
-            chosen.append((name, next(x for x, other in left[1].items() if (other.operation, other.dtype) == kind)))
-    return chosen
+    before, after = (_by_kind(side, {pair[i] for pair in chosen}) for i, side in enumerate((old, new)))
+    alone = ((names, after.get(kind, [])) for kind, names in before.items())
+    return chosen + [(names[0], others[0]) for names, others in alone if len(names) == len(others) == 1]
+
+
+def _by_kind(side: Side, taken: Collection[str]) -> dict[tuple[str, str | None], list[str]]:
+    """Return the kernels of a side that are not taken, by operation and format."""
+    found: dict[tuple[str, str | None], list[str]] = {}
+    for name, entry in side.entries.items():
+        if name not in taken:
+            found.setdefault((entry.operation, entry.dtype), []).append(name)
+    return found
 
 
 def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
@@ -207,12 +208,12 @@ def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str
         np.array([side[case].get("nonfinite", 0) > 0 for case in shared]) | ~np.isfinite(errors[:, i])
         for i, side in enumerate((old, new))
     ]
-    broken = [int(side.sum()) for side in lost]
-    if broken[0] != broken[1]:
-        word: Word = "worse" if broken[1] > broken[0] else "better"
-        return FamilyRatio(
-            name, word, cases=len(shared), because=f"not finite in {plural(broken[1], 'case')}, {broken[0]} before"
-        )
+    if broken := _not_finite(name, int(lost[0].sum()), int(lost[1].sum()), "case", len(shared)):
+        return broken
+    if (lost[0] != lost[1]).any():
+        return FamilyRatio(name, "not told apart", cases=len(shared), because="not finite in as many, other cases")
+    if lost[0].all():
+        return FamilyRatio(name, "not told apart", cases=len(shared), because="no case is finite on either side")
     errors = np.maximum(errors[~(lost[0] | lost[1])], LEAST_ERROR)
     return _told(name, np.log(errors[:, 1] / errors[:, 0]), len(shared))
 
@@ -230,6 +231,14 @@ def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
     return FamilyRatio(name, word, math.exp(mean), math.exp(mean - half), math.exp(mean + half), cases)
 
 
+def _not_finite(name: str, before: int, after: int, noun: str, cases: int = 0) -> FamilyRatio | None:
+    """Say what more, or fewer, of something not finite decides; None where it decides nothing."""
+    if before == after:
+        return None
+    because = f"not finite in {plural(after, noun)}, {before} before"
+    return FamilyRatio(name, "worse" if after > before else "better", cases=cases, because=because)
+
+
 def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
     """Say what a ratio without an interval shows: where the error is larger on these inputs."""
     word: Word = "higher" if ratio > 1 + NOTICED else "lower" if ratio < 1 - NOTICED else "not told apart"
@@ -238,10 +247,8 @@ def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
 
 def _of_pooled(name: str, old: Mapping[str, float | None], new: Mapping[str, float | None]) -> FamilyRatio:
     """Compare a family by its figures alone."""
-    lost = [side.get("nonfinite") or 0 for side in (old, new)]
-    if lost[0] != lost[1]:
-        word: Word = "worse" if lost[1] > lost[0] else "better"
-        return FamilyRatio(name, word, because=f"{number(lost[1])} outputs are not finite, {number(lost[0])} before")
+    if broken := _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output"):
+        return broken
     if dict(old) == dict(new):
         return FamilyRatio(name, "equal", 1.0)
     measure = next((m for m in MEASURES if old.get(m) and new.get(m)), None)
@@ -284,9 +291,7 @@ def notes(old: Side, new: Side, chosen: Sequence[tuple[str, str]]) -> list[str]:
             f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared."
         )
     if not (old.has_cases and new.has_cases):
-        said.append(
-            "An atlas holds no cases: what differs has no interval, and is told apart only where it is not finite."
-        )
+        said.append("An atlas holds no cases, so that no family of it has an interval.")
     for side, other, when in ((0, old, "before"), (1, new, "now")):
         alone = sorted(set(other.entries) - {pair[side] for pair in chosen})
         if alone:

@@ -32,8 +32,7 @@ def points(folder: Path) -> list[Point]:
     found = []
     for path in sorted(folder.rglob("run.nc")):
         run = dataset.from_tree(dataset.load(path))[0]
-        lost = {kernel.name: kernel.bits_lost.mean for kernel in run.kernels if kernel.bits_lost}
-        found.append(Point(path.parent.relative_to(folder).as_posix(), run.started, run.version, lost))
+        found.append(Point(path.parent.relative_to(folder).as_posix(), run.started, run.version, run.bits_lost))
     if not found:
         raise ValueError(f"{folder} has no run.nc below it: keep the OUT of every verify in a folder of its own there")
     return sorted(found, key=lambda point: (point.started, point.name))

@@ -24,8 +24,9 @@ def issue(script: Path) -> str:
         raise ValueError(f"{script} must begin with a description: a title, an empty line and what one expects")
     code = source.split('"""', 2)[2].strip()
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    if (ended.stderr and ended.returncode not in (0, 1)) or "Traceback" in ended.stderr:
-        raise ValueError(f"{script} failed by itself: {ended.stderr.strip().splitlines()[-1]}")
+    if ended.returncode not in (0, 1) or "Traceback" in ended.stderr:
+        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise ValueError(f"{script} failed by itself: {said[-1]}")
     state = "mended: the script ends with 0" if ended.returncode == 0 else "not as expected"
     printed = f"It prints ({state}):\n\n```\n{ended.stdout.strip()}\n```\n"
     return f"# {title.rstrip('.')}\n\n{expected}\n\n```python\n{code}\n```\n\n{printed}"

@@ -101,6 +101,15 @@ def test_an_output_that_is_not_finite_decides_its_family_whatever_the_others_are
     assert sorted(words(without_finite(made()), without_finite(made()))) == ["equal"] * 3
 
 
+def test_as_many_cases_that_are_not_finite_are_not_called_equal_where_they_are_others_or_all():
+    first, second, all_old, all_new = made(), made(), made(), made()
+    for body, cases in ((first, [0]), (second, [1]), (all_old, range(DRAWS)), (all_new, range(DRAWS))):
+        for case in cases:
+            body["cases"][case]["measures"] |= {"nonfinite": 1, "rel_rmse_unrounded": math.inf}
+    assert sorted(words(first, second)) == ["equal", "equal", "not told apart"]
+    assert sorted(words(all_old, all_new)) == ["equal", "equal", "not told apart"]
+
+
 def test_a_family_that_one_side_lacks_is_said_to_be_missing_and_decides_nothing():
     assert sorted(words(made(), made(only=("normal", "peaky")))) == ["equal", "equal", "only before"]
     assert sorted(words(made(only=("normal",)), made())) == ["equal", "only now", "only now"]
@@ -191,7 +200,10 @@ def test_of_atlases_no_family_has_an_interval(tmp_path):
     found = against.compared(sides[0], sides[2], pair).families[0]
     assert (found.word, found.ratio, math.isnan(found.low)) == ("higher", pytest.approx(2), True)
     found = report(worse.with_name("atlas.json"), "--against", old.with_name("atlas.json"), "--out", tmp_path / "out")
-    assert "An atlas holds no cases" in (tmp_path / "out" / "against.md").read_text()
+    assert (
+        "An atlas holds no cases, so that no family of it has an interval."
+        in (tmp_path / "out" / "against.md").read_text()
+    )
     assert found.exit_code == 0
 
 
