@@ -61,6 +61,7 @@ def test_the_table_has_every_script_and_what_is_known_of_reports():
             '"""A title.\n\nExpected: 1.\n"""\nraise RuntimeError("no such operator")\n',
             "RuntimeError: no such operator",
         ),
+        ('"""A title.\n\nExpected: 1.\n"""\nimport os\n\nos._exit(3)\n', "exit code 3"),
     ],
 )
 def test_a_script_that_says_nothing_or_fails_by_itself_makes_no_text(body, says, tmp_path):
