@@ -22,6 +22,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
 from fa3_kernels.gluon import quantize, run, surplus_barriers
+from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
 from fa3_kernels.plan.plan import Pointer
@@ -109,7 +110,7 @@ def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, keywords, bound, specialization, parsed)
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
     source = kind(kernel, signature, constexprs, attributes)
-    with surplus_barriers.left_out():
+    with surplus_barriers.left_out(), own_ptxas():
         compiled = triton.compile(source, target=HOPPER, options=parsed.__dict__)
     surplus_barriers.check(compiled.asm["ptx"])
     return compiled

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.quantize_kernel import SCALES, Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
 from fa3_kernels.plan.plan import Call
@@ -273,9 +274,10 @@ def quantize_qkv(
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     with torch.cuda.device(q.device):
         quantized, calls = plan_quantize(q, k, v, options, softmax_scale, starts, longest, num_sms=num_sms)
-        for call in calls:
-            arguments = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
-            KERNELS[call.kernel][call.grid](*arguments, **call.options)
+        with own_ptxas():
+            for call in calls:
+                given = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
+                KERNELS[call.kernel][call.grid](*given, **call.options)
         return quantized()
 
 

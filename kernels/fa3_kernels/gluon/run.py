@@ -19,6 +19,7 @@ from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from fa3_kernels.gluon import surplus_barriers
 from fa3_kernels.gluon.append import append
+from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.backward import backward
 from fa3_kernels.gluon.backward_ends import backward_finish, backward_start
 from fa3_kernels.gluon.combine import combine
@@ -175,7 +176,7 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
             return _Typed(getattr(torch, argument.dtype), values[argument.name])
         return argument
 
-    with surplus_barriers.left_out():
+    with surplus_barriers.left_out(), own_ptxas():
         kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
     surplus_barriers.check(kernel.asm.get("ptx", ""))
     check_wait(call, kernel.asm.get("ptx", ""))

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from fa3_kernels.audit.evidence import changed_since
 from fa3_reports import ledger, recordings
 from fa3_reports.device.launches import concerns
-from fa3_reports.device.source import Source
+from fa3_reports.device.source import Row, Source
 from fa3verify import __version__
 from fa3verify.report.notation import count
+from fa3verify.timed import results
 
 MULTIPROCESSORS = 132  # of both GPUs that were measured: experiments that fill a GPU depend on it
 SEVERAL = "of several versions"  # instead of a hash, where each of the runs has its own
@@ -47,15 +48,29 @@ def _launches(source: Source, path: str) -> str:
     folder = Path(path).parent
     beside = [path] if is_table else source.find(f"{folder}/*.csv") + source.find(f"{folder}/*.jsonl")
     tables = [x for x in beside if changed and source.provenance_of(x) == facts]
-    rows = [row for x in tables for row in Source(source.root).rows(x)]
+    rows = [row for x in tables for row in _rows_since(source, x, about, changed)]
     try:
-        others = sum(concerns(row, changed, function) for row in rows)
+        others = sum(concerns(row, since, function) for row, since in rows)
     except KeyError:
         others = len(rows)
     if not changed or (rows and not others):
         return ""
     some = f"{count(others)} of {count(len(rows))} rows: " if others < len(rows) else ""
     return f"{some}{CHANGED}"
+
+
+def _rows_since(
+    source: Source, path: str, about: Mapping[str, Any], changed: frozenset[str]
+) -> list[tuple[Row, frozenset[str]]]:
+    """Return the rows of a table, each with the launches that changed since its own run, where records say which that
+    was, else since any run.
+    """
+    rows = Source(source.root).rows(path)
+    if not path.endswith(".jsonl"):
+        return [(row, changed) for row in rows]
+    own = {run["run"]: changed_launches({"evidence_of": about["evidence_of"], **run}) for run in about["runs"]}
+    records = results.read(source.root / path).cells.values()
+    return list(zip(rows, (own.get(r.run, changed) for r in records for _ in r.kernels), strict=True))
 
 
 def _own_facts(source: Source, path: str) -> str:
@@ -179,6 +194,7 @@ KEYS = (  # the first that fits
             "speed/packed/*.csv",
             "speed/backward/*.csv",
             "speed/head_dims/*.csv",
+            "speed/assembler/*.csv",
             "speed/boxes/*.csv",
             "speed/merge/*.csv",
             "tune/*.csv",
