@@ -117,13 +117,25 @@ _WHATEVER_THE_SPLITS = frozenset(
 # What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
 # against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, builds that serve were
 # recorded at head_dim 128 and with keys, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an
-# empty one, so that lse is finite where out is NaN.
+# empty one, so that lse is finite where out is NaN. Sinks of builds that serve are bf16, where a judge's are float32.
+_SERVED = frozenset({"causal", "window", "varlen", "gqa", "paged", "seqused_k", "leftpad", "batch_idx"})
 DECLARED: dict[str, CandidateFacts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
-    **{name: {"head_dims": (128,), "min_seqlen": 1} for name in ("vllm", "sglang")},
+    "vllm": {"head_dims": (128,), "min_seqlen": 1, "features": _SERVED},
+    "sglang": {"head_dims": (128,), "min_seqlen": 1, "features": _SERVED | {"append", "rotary"}},
     "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
+
+
+def declared(family: str, dtype: Dtype) -> CandidateFacts:
+    """Return what kernels of a family declare in a format: in e4m3 no windows of builds that serve, which were not
+    compared.
+    """
+    facts = DECLARED.get(family, {})
+    if dtype == "e4m3" and "features" in facts:
+        return {**facts, "features": frozenset(facts["features"]) - {"window"}}
+    return facts
 
 
 def _unknown(family: str, dtype: Dtype) -> str | None:
@@ -148,7 +160,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
                 family=family,
                 description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
             ),
-            **(DECLARED.get(family, {}) | {"unavailable": _unknown(family, dtype)}),
+            **(declared(family, dtype) | {"unavailable": _unknown(family, dtype)}),
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS

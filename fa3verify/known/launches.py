@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fa3_kernels.plan.config import Setting
+from fa3_reference.cache import serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify import operations
 from fa3verify.known.libraries import Unsupported, library
@@ -109,6 +110,17 @@ def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackwar
     return kind(**tensors)
 
 
+def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Tensor]:
+    """Copy to the GPU what a build that serves is called with: the arrays of :func:`fa3_reference.cache.serve`, and
+    descales by kv head.
+    """
+    found = {name: to_gpu(x) for name, x in serve(problem, operands).items()}
+    for name in ("q_descale", "k_descale", "v_descale"):
+        if (descale := getattr(operands, name)) is not None:
+            found[name] = to_gpu(descale.by_kv_head(problem.nheads_kv))
+    return found
+
+
 def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:
     """Run a kernel once, a backward on operands of one.
 
@@ -123,10 +135,12 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
         out and lse as the twin returns them, lse None where the library has none; or dq, dk and dv.
     """
     operation = "backward" if isinstance(operands, BackwardOperands) else operations.FORWARD
-    output = loaded(name, operation)(problem, given(problem, operands), options)()
+    serves = name in PEERS and PEERS[name].serves
+    tensors = served(problem, operands) if serves else given(problem, operands)
+    output = loaded(name, operation)(problem, tensors, options)()
     torch.cuda.synchronize()
-    tensors = output[:2] if isinstance(output, LaunchOutput) else output
-    return tuple(None if x is None else to_numpy(x) for x in tensors)
+    found = output[:2] if isinstance(output, LaunchOutput) else output
+    return tuple(None if x is None else to_numpy(x) for x in found)
 
 
 def version(name: str) -> str:

@@ -15,7 +15,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.record import Candidate, chosen
-from fa3verify.kernels.twins import DECLARED
+from fa3verify.kernels.twins import declared
 from fa3verify.known.cpu_candidates import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
 from fa3verify.operations import AnyConfig
@@ -59,8 +59,8 @@ def _run(name: str, operation: str, problem: AttentionProblem, operands: Operand
 
 def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
     peer = PEERS[name]
-    facts: CandidateFacts = DECLARED.get(peer.family, {}) if peer.family else {"bitwise": CLAIMED, **peer.facts}
     for dtype in peer.dtypes:
+        facts: CandidateFacts = {"bitwise": CLAIMED, **peer.facts}
         kernel = Candidate(
             f"{name}.{dtype}",
             dtype,
@@ -75,13 +75,13 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
             fixes_config=True,
             identity=partial(_identity, name),
         )
-        yield replace(kernel, **facts)
+        yield replace(kernel, **(declared(peer.family, dtype) if peer.family else facts))
 
 
 def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
     """Yield the backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
     peer = PEERS[name]
-    facts: CandidateFacts = {"min_seqlen": 1, **DECLARED.get(peer.family, {}), "bitwise": frozenset()}
+    facts: CandidateFacts = {"min_seqlen": 1, **declared(peer.family, "fp16"), "bitwise": frozenset()}
     for dtype in peer.dtypes:
         kernel = Candidate(
             f"{name}.backward.{dtype}",

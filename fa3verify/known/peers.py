@@ -115,6 +115,8 @@ class Peer:
     facts : CandidateFacts
         What its candidate declares where no family is known; what a family declares stands in
         :data:`fa3verify.kernels.twins.DECLARED`, for its twin as well.
+    serves : bool
+        Whether it is called over a cache: with what :func:`fa3verify.known.launches.served` gives.
     is_timed : bool
         Whether bench has it: a rival, not a yardstick of accuracy.
     unjudged : str
@@ -135,6 +137,7 @@ class Peer:
     package: str = "torch"
     wheel: str = ""
     facts: CandidateFacts = field(default_factory=CandidateFacts)
+    serves: bool = False
     is_timed: bool = True
     unjudged: str = ""
 
@@ -195,6 +198,28 @@ PEERS: dict[str, Peer] = {
         family="flash3.dew",
         gradients=model_of,
         binary="libdew_flash_attn3.so",
+    ),
+    "vllm": Peer(
+        "FlashAttention-3 as vLLM builds it",
+        "flash3_serving",
+        "vllm 0.33.0",
+        ("bf16", "e4m3"),
+        family="vllm",
+        choices=("num_splits",),
+        binary="vllm.so",
+        serves=True,
+        is_timed=False,
+    ),
+    "sglang": Peer(
+        "FlashAttention-3 as SGLang builds it",
+        "flash3_serving",
+        "sglang-kernel 0.4.5",
+        ("bf16", "e4m3"),
+        family="sglang",
+        choices=("num_splits",),
+        binary="sgl.so",
+        serves=True,
+        is_timed=False,
     ),
     "flash4": Peer(
         "FlashAttention-4 in the CuTe DSL, compiled beforehand",

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from fa3_reports.bits import recorded_cases, serving_cases
 from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
-from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of, write
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.tasks import Task, run
@@ -57,8 +57,11 @@ def facts_of(library: str) -> dict[str, Any]:
 def chosen(library: str, which: Which, *, rounds: int, every: int) -> list[Case]:
     """Every so manieth case of a library, of those that are drawn broadly, of the corners or of the gaps."""
     dtypes = PEERS[library].dtypes
-    found = {"corners": corners, "gaps": gaps}[which](library, dtypes) if which != "broad" else None
-    return (cases(library, dtypes, rounds) if found is None else found)[::every]
+    if which != "broad":
+        return {"corners": corners, "gaps": gaps}[which](library, dtypes)[::every]
+    return (serving_cases if library in serving_cases.LIBRARIES else recorded_cases).cases(library, dtypes, rounds)[
+        ::every
+    ]
 
 
 def record(

@@ -13,7 +13,14 @@ from fa3verify.cli.options import peers_option
 if TYPE_CHECKING:
     from fa3_reports.bits.record import Which
 
-LIBRARIES = ("flash3", "flash3.dew", "flash2", "cudnn")  # checked by a test: those whose bits a twin has
+LIBRARIES = (
+    "flash3",
+    "flash3.dew",
+    "vllm",
+    "sglang",
+    "flash2",
+    "cudnn",
+)  # checked by a test: those whose bits a twin has
 
 
 @click.command(epilog=EPILOG)

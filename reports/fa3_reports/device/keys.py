@@ -203,7 +203,7 @@ KEYS = (  # the first that fits
         "timed by scripts of a note, which kept no hash of the launches",
     ),
     Key(
-        ("model/model.json", "decoding/decoding.json", "serving/serving.json", "speed/tiles/tiles.json"),
+        ("model/model.json", "decoding/decoding.json", "serving/serving.json", "speed/tiles/*.json"),
         _own_facts,
         "models, or our kernels beside others, ran; the hash stands in the file",
     ),

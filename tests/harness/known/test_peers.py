@@ -68,7 +68,8 @@ def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(
     for family in ("normal", "faint"):
         assert len(family_cases(kernel, family, PROFILES["quick"], 0)) == 3
     heads = {} if "gqa" in kernel.features else {"nheads_kv": PLAIN["nheads"]}
-    problem = AttentionProblem(**{**PLAIN, **heads}, dtype=kernel.dtype)
+    size = {} if kernel.head_dims is None else {"head_dim": kernel.head_dims[0]}
+    problem = AttentionProblem(**{**PLAIN, **heads, **size}, dtype=kernel.dtype)
     assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
     if kernel.twin is not None:
         twin = registry.find(kernel.twin)
@@ -334,6 +335,11 @@ def test_torchs_operators_give_an_lse_of_the_rows_of_the_problem_where_it_is_ask
 
 
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
-    assert [name for name, peer in PEERS.items() if not peer.is_timed] == ["cuda.efficient", "cuda.math"]
+    assert [name for name, peer in PEERS.items() if not peer.is_timed] == [
+        "vllm",
+        "sglang",
+        "cuda.efficient",
+        "cuda.math",
+    ]
     assert [name for name, peer in PEERS.items() if peer.unjudged] == ["cudnn.fp8"]
     assert {name for name, peer in PEERS.items() if peer.gradients} == set(BACKWARDS)

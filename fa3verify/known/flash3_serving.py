@@ -1,0 +1,76 @@
+"""The builds of FlashAttention-3 that serve, vLLM's and SGLang's: calls over pages or rows of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.known.launches import Launch, LaunchOutput, Options
+from fa3verify.known.libraries import library
+from fa3verify.known.peers import PEERS
+
+_SPACES = {"vllm": "_vllm_fa3_C", "sglang": "sgl_kernel"}  # of their operators
+# What their operators call the arrays of fa3_reference.cache.serve that they have other names for.
+_NAMES = {
+    "k_cache": "k",
+    "v_cache": "v",
+    "cache_seqlens": "seqused_k",
+    "cache_batch_idx": "kv_batch_idx",
+    "cache_leftpad": "leftpad_k",
+    "qv": "q_v",
+}
+_DEFAULTS: dict[str, Any] = {
+    "attention_chunk": 0,
+    "softcap": 0.0,
+    "is_rotary_interleaved": False,
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+    "only_qv": False,
+}
+Given = Mapping[str, torch.Tensor]
+
+
+def load(name: str) -> Callable[[AttentionProblem, Given, Options], Launch]:
+    """Load the library's operators."""
+    torch.ops.load_library(str(library(PEERS[name].binary)))
+    return partial(prepare, getattr(torch.ops, _SPACES[name]).fwd.default)
+
+
+def prepare(operator: Any, problem: AttentionProblem, given: Given, options: Options) -> Launch:
+    """Prepare a call; what is given are the arrays of :func:`fa3_reference.cache.serve` and descales.
+
+    Queries are packed, as both stacks call their builds; keys in one piece are given with where sequences start.
+    Options: num_splits, 1 by default and 0 for what the library chooses.
+    """
+    call: dict[str, Any] = {_NAMES.get(name, name): x for name, x in given.items()}
+    for name in {"q", "q_v"} & call.keys():
+        call[name] = call[name].flatten(0, -3)
+    call["cu_seqlens_q"] = torch.from_numpy(problem.cu_seqlens_q).to(call["q"].device)
+    call["max_seqlen_q"] = problem.seqlen_q
+    if problem.cache is None:
+        call["cu_seqlens_k"] = torch.from_numpy(problem.cu_seqlens_k).to(call["q"].device)
+        call["max_seqlen_k"] = problem.seqlen_k
+    elif "page_table" not in call:
+        call["max_seqlen_k"] = call["k"].shape[1]
+    else:
+        call["max_seqlen_k"] = call["page_table"].shape[1] * problem.cache.page_size
+    left, right = problem.window
+    call |= {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
+    call |= {"window_size_left": left, "window_size_right": right, "num_splits": options.get("num_splits", 1)}
+    if problem.cache is not None:
+        call["is_rotary_interleaved"] = problem.cache.interleaved
+    names = [x.name for x in operator._schema.arguments]
+    if unknown := call.keys() - {*names, *_DEFAULTS, "max_seqlen_k"}:
+        raise ValueError(f"this build takes no {', '.join(sorted(unknown))}")
+    arguments = [(_DEFAULTS | call).get(name) for name in names]
+
+    def launch() -> LaunchOutput:
+        out, lse, *_ = operator(*arguments)
+        return LaunchOutput(out, lse)
+
+    return launch

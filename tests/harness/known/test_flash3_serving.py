@@ -1,0 +1,119 @@
+"""Builds that serve are called so that their arguments mean the problem: a stand-in that reads them has its truth."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
+
+import torch
+
+from fa3_reference.attention import attention
+from fa3_reference.cache import Cache
+from fa3_reference.problem import AttentionProblem
+from fa3_reports.bits import serving_cases
+from fa3_reports.bits.record import chosen
+from fa3_reports.recordings import Recorded, refusal
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import Recipe
+from fa3verify.known import flash3_serving, launches
+
+pytestmark = pytest.mark.optional
+
+NAMES = (
+    *("q", "k", "v", "k_new", "v_new", "q_v", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_k"),
+    *("max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "q_descale", "k_descale"),
+    *("v_descale", "softmax_scale", "is_causal", "window_size_left", "window_size_right", "num_splits"),
+)
+
+
+def keys_of(call: dict[str, Any], name: str, sequence: int) -> torch.Tensor:
+    """Keys or values of a sequence, by pages or rows, and what is appended."""
+    stored = call[name]
+    used = int(call["seqused_k"][sequence])
+    if call["page_table"] is not None:
+        own = stored[call["page_table"][sequence].long()].flatten(0, 1)[:used]
+    else:
+        row = sequence if call["kv_batch_idx"] is None else int(call["kv_batch_idx"][sequence])
+        first = 0 if call["leftpad_k"] is None else int(call["leftpad_k"][sequence])
+        own = stored[row, first:used]
+    new = call[f"{name}_new"]
+    if new is None:
+        return own
+    starts = call["cu_seqlens_k_new"]
+    return torch.cat([own, new[sequence] if starts is None else new[starts[sequence] : starts[sequence + 1]]])
+
+
+def stand_in(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64 of what an operator is called with."""
+    call = dict(zip(NAMES, arguments, strict=True))
+    starts = call["cu_seqlens_q"].tolist()
+    queries = call["q"] if call["q_v"] is None else torch.cat([call["q"], call["q_v"]], dim=-1)
+    keys, values = ([keys_of(call, name, i) for i in range(len(starts) - 1)] for name in "kv")
+    if call["q_v"] is not None:
+        keys = [torch.cat(x, dim=-1) for x in zip(keys, values, strict=True)]
+    problem = AttentionProblem.varlen(
+        np.diff(starts).tolist(),
+        [len(x) for x in keys],
+        nheads=queries.shape[1],
+        nheads_kv=keys[0].shape[1],
+        head_dim=queries.shape[2],
+        head_dim_v=values[0].shape[2],
+        softmax_scale=call["softmax_scale"],
+        causal=call["is_causal"],
+        window=(-1, -1) if call["is_causal"] else (call["window_size_left"], call["window_size_right"]),
+        dtype="bf16",
+        qv=call["q_v"] is not None,
+    )
+    assert call["max_seqlen_q"] == max(np.diff(starts))
+    assert call["max_seqlen_k"] >= max(call["seqused_k"])
+    found = attention(problem, *(x.double().numpy() for x in (queries, torch.cat(keys), torch.cat(values))))
+    return torch.from_numpy(found.out), torch.from_numpy(found.lse)
+
+
+OPERATOR = stand_in
+OPERATOR._schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in NAMES])  # type: ignore[attr-defined]
+LENGTHS = ((1, 5, 70), (17, 100, 70))
+CACHES = {
+    "pages": Cache(16, behind="nan"),
+    "rows": Cache(leftpad=(3, 0, 9), indexed=True),
+    "appended_to_pages": Cache(64, new=(1, 5, 70)),
+    "appended_to_rows": Cache(new=(2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("mask", [{"causal": True}, {}, {"window": (20, 5)}], ids=str)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_what_a_build_is_called_with_is_the_problem(monkeypatch, cache, mask, is_absorbed) -> None:
+    monkeypatch.setattr(
+        launches, "to_gpu", lambda x: torch.from_numpy(np.array(x, np.float32 if x.dtype.kind == "V" else x.dtype))
+    )
+    sizes = {"head_dim": 96, "head_dim_v": 32, "qv": True} if is_absorbed else {"head_dim": 32}
+    problem = AttentionProblem.varlen(
+        *LENGTHS, nheads=4, nheads_kv=2, dtype="bf16", cache=CACHES[cache], **sizes, **mask
+    )
+    case = Case("vllm.bf16", problem, Recipe("normal", {}, 1))
+    operands = case.operands()
+    out, lse = flash3_serving.prepare(OPERATOR, problem, launches.served(problem, operands), {})()[:2]
+    truth = attention(problem, *operands.dequantized(problem))
+    np.testing.assert_allclose(out.numpy(), truth.out, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(lse.numpy(), truth.lse, rtol=1e-12)
+
+
+def test_an_argument_that_a_build_does_not_have_is_refused() -> None:
+    problem = AttentionProblem.varlen((1,), (5,), nheads=1, nheads_kv=1, head_dim=16, dtype="bf16", cache=Cache())
+    given = {"q": torch.zeros(1, 1, 1, 16), "sinks": torch.zeros(1), "k_cache": torch.zeros(1, 6, 1, 16)}
+    with pytest.raises(ValueError, match="this build takes no sinks"):
+        flash3_serving.prepare(OPERATOR, problem, given, {})
+
+
+@pytest.mark.parametrize("library", serving_cases.LIBRARIES)
+def test_every_case_that_is_recorded_has_a_twin(library: str) -> None:
+    cases = chosen(library, "broad", rounds=1, every=1)
+    assert len({case.key() for case in cases}) == len(cases)
+    assert not {refusal(library, Recorded(case, "")) for case in cases} - {""}
