@@ -1,19 +1,21 @@
 """This module says what cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch
 that merges them.
 
-Of our kernel (:mod:`fa3_kernels.gluon.combine`): a CTA of four warps merges four rows, in three loops over the parts,
-of which ptxas takes four at a time: two over their lse, one over their rows with two loads under way. So a part costs
-about one latency of L2. FlashAttention-3's, which copies ahead, is assumed to cost no more and no less.
+Of our kernel (:mod:`fa3_kernels.gluon.combine`): a CTA of four warps merges four rows, and copies 8 or 16 parts of them
+to shared memory at a time. FlashAttention-3's, which copies ahead as well, is assumed to cost no more and no less.
 """
 
 from __future__ import annotations
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.plan import COMBINE_ROWS
+from fa3_kernels.plan.plan import COMBINE_ROWS, COMBINED_AT_ONCE
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import Machine
 
 PARTIAL_BYTES = 4
+# Latencies of L2 that the parts which are copied together take, those of their lse included: read of a merging launch
+# of 2 to 64 parts (reports/h200/speed/merge/merge.csv, 32 rows), 0.5 and 1.4 us.
+LATENCIES = dict(zip(COMBINED_AT_ONCE, (2, 5), strict=True))
 
 
 def rows_of(problem: AttentionProblem) -> int:
@@ -38,7 +40,9 @@ def merge_cycles(problem: AttentionProblem, config: Config, machine: Machine, cl
         return 0.0
     ctas = -(-rows_of(problem) // COMBINE_ROWS)
     sms = min(ctas, machine["sms"])
-    waited = config.num_splits * machine["l2_latency_ns"] * clock_mhz / 1000
+    at_once = COMBINED_AT_ONCE[config.num_splits > COMBINED_AT_ONCE[0]]
+    latencies = -(-config.num_splits // at_once) * LATENCIES[at_once]
+    waited = latencies * machine["l2_latency_ns"] * clock_mhz / 1000
     size = partial_bytes(problem, config)
     read = size / (machine["l2_bytes_per_cycle"] * sms)
     stored = size / 2 / (machine["store_bytes_per_cycle"] * machine["sms"])

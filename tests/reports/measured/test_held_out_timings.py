@@ -76,7 +76,7 @@ def test_decoding_with_packed_heads_keys_in_one_piece_or_in_parts_is_as_far_off(
     """Short launches, most of them simulated too fast."""
     every = figures("h200/speed/decode")["groups"][-1]
     assert every["rows"] == 27
-    assert every["models"]["simulated"]["mape"] == pytest.approx(0.031, abs=0.001)
+    assert every["models"]["simulated"]["mape"] == pytest.approx(0.032, abs=0.001)
     assert every["models"]["simulated"]["mape"] < 0.33 * every["models"]["closed form"]["mape"]
 
 
