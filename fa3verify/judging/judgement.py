@@ -45,7 +45,7 @@ class Judgement:
     unrounded : mapping of str to float64 array, optional
         The truth for ``inputs``; None when it was not asked for.
     bound : mapping of str to float64 array
-        Largest |outputs - seen| of a sound kernel, element by element; inf where nothing is promised.
+        Largest ``|outputs - seen|`` of a sound kernel, element by element; inf where nothing is promised.
     measures : dict of str to float
         Figures of :mod:`fa3verify.judging.metrics` by name; ``ratio_max`` is the largest error / bound. A NaN that
         should be none counts as an infinite error.

@@ -121,7 +121,7 @@ def descales_of(amax: np.ndarray, rounding: Rounding = "amax") -> np.ndarray:
 
 
 def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
-    """Return max|x| of everything that shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
+    """Return ``max|x|`` of what shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
     heads = x.shape[-2]
     seqlen = problem.seqlen_q if operand == "q" else problem.seqlen_k
     block_rows = scheme.rows_per_descale(operand)
@@ -165,7 +165,7 @@ def quantize_qkv(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sch
     -------
     Quantized
         Each element is e4m3(x / descale) rounded to nearest even (after one float64 division), so that its
-        dequantised value is off by at most max(2^-4 |x|, 2^-10 descale). ``lse_shift`` is set with
+        dequantised value is off by at most ``max(2^-4 |x|, 2^-10 descale)``. ``lse_shift`` is set with
         ``scheme.k_mean``.
 
     Raises
@@ -216,7 +216,7 @@ def prepare(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, scheme: 
     Quantized
         Each element rounded once, to nearest even. Without a scheme NaN and infinities pass, and overflow becomes an
         infinity in fp16 and bf16, NaN in e4m3. With one, a dequantised value is off by at most
-        max(2^-4 |x|, 2^-10 descale), and nothing overflows.
+        ``max(2^-4 |x|, 2^-10 descale)``, and nothing overflows.
 
     Raises
     ------

@@ -42,7 +42,7 @@ class BackwardBound(NamedTuple):
     Parameters
     ----------
     dq, dk, dv : float64 arrays of the shapes of q, k and v
-        Bounds of |computed - exact|.
+        Bounds of ``|computed - exact|``.
     """
 
     dq: NDArray[np.float64]

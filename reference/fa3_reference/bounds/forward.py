@@ -51,7 +51,7 @@ _SINK_REACH = 112.0  # binary orders of a sink above the largest key: 2^127 less
 
 
 class ErrorBound(NamedTuple):
-    """Bounds of |computed - exact|, element by element; inf where nothing is promised.
+    """Bounds of ``|computed - exact|``, element by element; inf where nothing is promised.
 
     Parameters
     ----------
