@@ -32,16 +32,16 @@ _DEFAULTS: dict[str, Any] = {
     "cp_rank": 0,
     "only_qv": False,
 }
-Given = Mapping[str, torch.Tensor]
+Served = Mapping[str, torch.Tensor]  # what fa3verify.known.launches.served gives
 
 
-def load(name: str) -> Callable[[AttentionProblem, Given, Options], Launch]:
+def load(name: str) -> Callable[[AttentionProblem, Served, Options], Launch]:
     """Load the library's operators."""
     torch.ops.load_library(str(library(PEERS[name].binary)))
     return partial(prepare, getattr(torch.ops, _SPACES[name]).fwd.default)
 
 
-def prepare(operator: Any, problem: AttentionProblem, given: Given, options: Options) -> Launch:
+def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Options) -> Launch:
     """Prepare a call; what is given are the arrays of :func:`fa3_reference.cache.serve` and descales.
 
     Queries are packed, as both stacks call their builds; keys in one piece are given with where sequences start.

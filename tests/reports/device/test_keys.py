@@ -109,6 +109,21 @@ def test_a_file_of_which_no_hash_was_kept_is_not_called_current():
         assert "no hash" in keys.why_stale(Source(REPORTS), path)
 
 
+def test_rows_of_a_bench_are_stale_by_the_run_that_they_are_of(tmp_path):
+    """A run of today's launches does not make those of an older run current, nor the older run those of today stale."""
+    path = REPORTS / "h200" / "speed" / "ragged" / "bench.jsonl"
+    there = copied(path, tmp_path)
+    assert keys.why_stale(Source(there.parent), there.name) == ""
+    packed = files.stored(there)
+    lines = [json.loads(line) for line in files.read_text(packed).splitlines()]
+    first = next(line["run"] for line in lines if line["kind"] == "run")
+    packed.unlink()
+    there.write_text(
+        "".join(json.dumps(line | ({"run": first} if line["kind"] == "cell" else {})) + "\n" for line in lines)
+    )
+    assert keys.why_stale(Source(there.parent), there.name).startswith("6 of 48 rows: ")
+
+
 def test_a_row_of_the_ledger_is_current_only_where_its_twin_and_its_plan_are_todays(tmp_path):
     """All 2,662 rows were of another twin's code while the page said that 0 digests differ."""
     there = copied(REPORTS / "h100" / "recordings" / "compared.csv", tmp_path)
