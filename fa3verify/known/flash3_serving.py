@@ -42,18 +42,16 @@ def load(name: str) -> Callable[[AttentionProblem, Served, Options], Launch]:
 
 
 def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Options) -> Launch:
-    """Prepare a call; what is given are the arrays of :func:`fa3_reference.cache.serve` and descales.
+    """Prepare a call of what :func:`fa3verify.known.launches.served` gives.
 
-    Queries are packed, as both stacks call their builds; keys in one piece are given with where sequences start.
+    Queries are packed, as both stacks call their builds, and so are keys and values that lie in no cache.
     Options: num_splits, 1 by default and 0 for what the library chooses.
     """
     call: dict[str, Any] = {_NAMES.get(name, name): x for name, x in given.items()}
-    for name in {"q", "q_v"} & call.keys():
+    for name in {"q", "q_v", *(("k", "v") if problem.cache is None else ())} & call.keys():
         call[name] = call[name].flatten(0, -3)
-    call["cu_seqlens_q"] = torch.from_numpy(problem.cu_seqlens_q).to(call["q"].device)
     call["max_seqlen_q"] = problem.seqlen_q
     if problem.cache is None:
-        call["cu_seqlens_k"] = torch.from_numpy(problem.cu_seqlens_k).to(call["q"].device)
         call["max_seqlen_k"] = problem.seqlen_k
     elif "page_table" not in call:
         call["max_seqlen_k"] = call["k"].shape[1]
@@ -71,6 +69,8 @@ def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Op
 
     def launch() -> LaunchOutput:
         out, lse, *_ = operator(*arguments)
-        return LaunchOutput(out, lse)
+        if not problem.is_varlen:
+            lse = lse.unflatten(1, (problem.batch, problem.seqlen_q)).transpose(0, 1)
+        return LaunchOutput(out.view(problem.out_shape), lse)
 
     return launch

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fa3_kernels.plan.config import Setting
@@ -110,11 +111,19 @@ def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackwar
     return kind(**tensors)
 
 
+def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: int) -> np.ndarray:
+    """Return where packed sequences start, and their end; those of a batch are as long as each other."""
+    return np.cumsum([0, *(lengths or (seqlen,) * problem.batch)], dtype=np.int32)
+
+
 def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Tensor]:
-    """Copy to the GPU what a build that serves is called with: the arrays of :func:`fa3_reference.cache.serve`, and
-    descales by kv head.
+    """Copy to the GPU what a build that serves is called with: the arrays of :func:`fa3_reference.cache.serve`, where
+    sequences start in Q, and in K and V that lie in no cache, and descales by kv head.
     """
-    found = {name: to_gpu(x) for name, x in serve(problem, operands).items()}
+    arrays = serve(problem, operands) | {"cu_seqlens_q": _starts(problem, problem.seqlens_q, problem.seqlen_q)}
+    if problem.cache is None:
+        arrays["cu_seqlens_k"] = _starts(problem, problem.seqlens_k, problem.seqlen_k)
+    found = {name: to_gpu(x) for name, x in arrays.items()}
     for name in ("q_descale", "k_descale", "v_descale"):
         if (descale := getattr(operands, name)) is not None:
             found[name] = to_gpu(descale.by_kv_head(problem.nheads_kv))

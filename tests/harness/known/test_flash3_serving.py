@@ -15,12 +15,12 @@ import torch
 from fa3_reference.attention import attention
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.bits import serving_cases
 from fa3_reports.bits.record import chosen
 from fa3_reports.recordings import Recorded, refusal
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import flash3_serving, launches
+from fa3verify.known.peers import PEERS
 
 pytestmark = pytest.mark.optional
 
@@ -34,6 +34,8 @@ NAMES = (
 def keys_of(call: dict[str, Any], name: str, sequence: int) -> torch.Tensor:
     """Keys or values of a sequence, by pages or rows, and what is appended."""
     stored = call[name]
+    if (packed := call["cu_seqlens_k"]) is not None:
+        return stored[packed[sequence] : packed[sequence + 1]]
     used = int(call["seqused_k"][sequence])
     if call["page_table"] is not None:
         own = stored[call["page_table"][sequence].long()].flatten(0, 1)[:used]
@@ -70,7 +72,7 @@ def stand_in(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         qv=call["q_v"] is not None,
     )
     assert call["max_seqlen_q"] == max(np.diff(starts))
-    assert call["max_seqlen_k"] >= max(call["seqused_k"])
+    assert call["max_seqlen_k"] >= max(map(len, keys) if call["seqused_k"] is None else call["seqused_k"])
     found = attention(problem, *(x.double().numpy() for x in (queries, torch.cat(keys), torch.cat(values))))
     return torch.from_numpy(found.out), torch.from_numpy(found.lse)
 
@@ -86,13 +88,16 @@ CACHES = {
 }
 
 
+def on_this_machine(x: np.ndarray) -> torch.Tensor:
+    """Stands in for the copy to a GPU."""
+    return torch.from_numpy(np.array(x, np.float32 if x.dtype.kind == "V" else x.dtype))
+
+
 @pytest.mark.parametrize("mask", [{"causal": True}, {}, {"window": (20, 5)}], ids=str)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("is_absorbed", [False, True])
 def test_what_a_build_is_called_with_is_the_problem(monkeypatch, cache, mask, is_absorbed) -> None:
-    monkeypatch.setattr(
-        launches, "to_gpu", lambda x: torch.from_numpy(np.array(x, np.float32 if x.dtype.kind == "V" else x.dtype))
-    )
+    monkeypatch.setattr(launches, "to_gpu", on_this_machine)
     sizes = {"head_dim": 96, "head_dim_v": 32, "qv": True} if is_absorbed else {"head_dim": 32}
     problem = AttentionProblem.varlen(
         *LENGTHS, nheads=4, nheads_kv=2, dtype="bf16", cache=CACHES[cache], **sizes, **mask
@@ -112,8 +117,25 @@ def test_an_argument_that_a_build_does_not_have_is_refused() -> None:
         flash3_serving.prepare(OPERATOR, problem, given, {})
 
 
-@pytest.mark.parametrize("library", serving_cases.LIBRARIES)
+@pytest.mark.parametrize("library", [name for name, peer in PEERS.items() if peer.serves])
 def test_every_case_that_is_recorded_has_a_twin(library: str) -> None:
     cases = chosen(library, "broad", rounds=1, every=1)
     assert len({case.key() for case in cases}) == len(cases)
     assert not {refusal(library, Recorded(case, "")) for case in cases} - {""}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(3, 4, 2, 17, 40, 32, dtype="bf16", causal=True),
+        AttentionProblem.varlen(*LENGTHS, nheads=4, nheads_kv=2, head_dim=32, dtype="bf16", window=(20, 5)),
+    ],
+    ids=["batch", "packed"],
+)
+def test_keys_that_lie_in_no_cache_are_packed(monkeypatch, problem) -> None:
+    monkeypatch.setattr(launches, "to_gpu", on_this_machine)
+    operands = Case("vllm.bf16", problem, Recipe("normal", {}, 1)).operands()
+    out, lse = flash3_serving.prepare(OPERATOR, problem, launches.served(problem, operands), {})()[:2]
+    truth = attention(problem, *operands.dequantized(problem))
+    np.testing.assert_allclose(out.numpy(), truth.out, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(lse.numpy(), truth.lse, rtol=1e-12)
