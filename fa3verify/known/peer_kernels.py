@@ -60,7 +60,8 @@ def _run(name: str, operation: str, problem: AttentionProblem, operands: Operand
 def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
     peer = PEERS[name]
     for dtype in peer.dtypes:
-        facts: CandidateFacts = {"bitwise": CLAIMED, **peer.facts}
+        own: CandidateFacts = {"bitwise": CLAIMED, **peer.facts}
+        facts = declared(peer.family, dtype) if peer.family else own
         kernel = Candidate(
             f"{name}.{dtype}",
             dtype,
@@ -75,7 +76,7 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
             fixes_config=True,
             identity=partial(_identity, name),
         )
-        yield replace(kernel, **(declared(peer.family, dtype) if peer.family else facts))
+        yield replace(kernel, **facts)
 
 
 def _backwards(name: str, device: str | None) -> Iterator[Candidate]:

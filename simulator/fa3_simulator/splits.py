@@ -8,14 +8,14 @@ to shared memory at a time. FlashAttention-3's, which copies ahead as well, is a
 from __future__ import annotations
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.plan import COMBINE_ROWS, COMBINED_AT_ONCE
+from fa3_kernels.plan.plan import COMBINE_ROWS, COMBINED_AT_ONCE, combined_at_once
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.machine import Machine
 
 PARTIAL_BYTES = 4
 # Latencies of L2 that the parts which are copied together take, those of their lse included: read of a merging launch
 # of 2 to 64 parts (reports/h200/speed/merge/merge.csv, 32 rows), 0.5 and 1.4 us.
-LATENCIES = dict(zip(COMBINED_AT_ONCE, (2, 5), strict=True))
+LATENCIES: dict[int, int] = dict(zip(COMBINED_AT_ONCE, (2, 5), strict=True))
 
 
 def rows_of(problem: AttentionProblem) -> int:
@@ -40,7 +40,7 @@ def merge_cycles(problem: AttentionProblem, config: Config, machine: Machine, cl
         return 0.0
     ctas = -(-rows_of(problem) // COMBINE_ROWS)
     sms = min(ctas, machine["sms"])
-    at_once = COMBINED_AT_ONCE[config.num_splits > COMBINED_AT_ONCE[0]]
+    at_once = combined_at_once(config.num_splits)
     latencies = -(-config.num_splits // at_once) * LATENCIES[at_once]
     waited = latencies * machine["l2_latency_ns"] * clock_mhz / 1000
     size = partial_bytes(problem, config)

@@ -29,3 +29,15 @@ def own_ptxas() -> Iterator[None]:
         if knobs.NvidiaTool.from_path(own) is not None:
             knobs.nvidia.ptxas = own
         yield
+
+
+def assembled_by_own_ptxas(kernel: Any) -> Any:
+    """Have a kernel that Triton compiles at its first launch assembled so; its other launches cost nothing for it."""
+    compiled = kernel._do_compile
+
+    def by_own_ptxas(*given: Any, **named: Any) -> Any:
+        with own_ptxas():
+            return compiled(*given, **named)
+
+    kernel._do_compile = by_own_ptxas
+    return kernel

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.assembler import own_ptxas
+from fa3_kernels.gluon.assembler import assembled_by_own_ptxas
 from fa3_kernels.gluon.quantize_kernel import SCALES, Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
 from fa3_kernels.plan.plan import Call
@@ -32,7 +32,11 @@ from fa3_reference.scales import SHARING
 
 MEAN_WARPS = 4
 REGISTERS_PER_SM = 65536
-KERNELS: dict[str, Any] = {"k_mean_chunks": k_mean_chunks, "k_mean": k_mean, "quantize": quantize}
+KERNELS: dict[str, Any] = {
+    "k_mean_chunks": assembled_by_own_ptxas(k_mean_chunks),
+    "k_mean": assembled_by_own_ptxas(k_mean),
+    "quantize": assembled_by_own_ptxas(quantize),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +278,9 @@ def quantize_qkv(
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     with torch.cuda.device(q.device):
         quantized, calls = plan_quantize(q, k, v, options, softmax_scale, starts, longest, num_sms=num_sms)
-        with own_ptxas():
-            for call in calls:
-                given = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
-                KERNELS[call.kernel][call.grid](*given, **call.options)
+        for call in calls:
+            arguments = (_on_device(x.tobytes(), q.device) if isinstance(x, np.ndarray) else x for x in call.arguments)
+            KERNELS[call.kernel][call.grid](*arguments, **call.options)
         return quantized()
 
 

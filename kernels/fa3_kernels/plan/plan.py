@@ -201,6 +201,11 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder,
     return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
 
+def combined_at_once(num_splits: int) -> int:
+    """Parts whose rows the merging kernel copies together."""
+    return COMBINED_AT_ONCE[num_splits > COMBINED_AT_ONCE[0]]
+
+
 def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Call:
     """The kernel that merges the partial results of the splits."""
     options = {"num_warps": 4, "enable_fp_fusion": False}
@@ -216,7 +221,7 @@ def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Ca
         problem.head_dim_v,
         COMBINE_ROWS,
         power_of_two(config.head_dim_v),  # channels of a row of partial results
-        COMBINED_AT_ONCE[config.num_splits > COMBINED_AT_ONCE[0]],
+        combined_at_once(config.num_splits),
     )
     if is_paged:
         arguments += (True,)

@@ -59,9 +59,8 @@ def chosen(library: str, which: Which, *, rounds: int, every: int) -> list[Case]
     dtypes = PEERS[library].dtypes
     if which != "broad":
         return {"corners": corners, "gaps": gaps}[which](library, dtypes)[::every]
-    return (serving_cases if library in serving_cases.LIBRARIES else recorded_cases).cases(library, dtypes, rounds)[
-        ::every
-    ]
+    drawn = serving_cases if PEERS[library].serves else recorded_cases
+    return drawn.cases(library, dtypes, rounds)[::every]
 
 
 def record(

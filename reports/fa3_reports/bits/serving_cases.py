@@ -14,7 +14,6 @@ from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reports.bits.recorded_cases import Draws
 from fa3verify.cases.case import Case
 
-LIBRARIES = ("vllm", "sglang")
 PAGES = (16, 64, 0, 256, 1)
 HEADS = ((32, 8), (8, 1), (16, 16), (28, 4))
 # Queries and keys: steps of one and of four queries, steps beside chunks, chunks.
@@ -33,17 +32,21 @@ MASKS: tuple[dict[str, Any], ...] = ({"causal": True}, {}, {"window": (100, 0)},
 SPLITS = (1, 3, 1, 7)
 
 
-def _cache(library: str, dtype: Dtype, page_size: int, lengths: tuple[tuple[int, ...], tuple[int, ...]], i: int) -> Any:
-    """Where keys lie: rows in another order or behind padding; in SGLang's build every third is appended to."""
+def _cache(
+    library: str, dtype: Dtype, page_size: int, lengths: tuple[tuple[int, ...], tuple[int, ...]], i: int
+) -> Cache:
+    """Where keys lie: rows in another order or behind padding; in SGLang's build every third is appended to.
+
+    Nothing but random values lies behind keys that TMA copies: both builds add 0 times what is there.
+    """
     queries, keys = lengths
-    settings: dict[str, Any] = {"behind": ("nan", "random")[i % 2], "seed": i, "spare": i % 3}
+    is_random = page_size in (0, 256) or i % 2
+    settings: dict[str, Any] = {"behind": "random" if is_random else "nan", "seed": i, "spare": i % 3}
     if library == "sglang" and dtype == "bf16" and i % 3 == 1:
         settings["new"] = tuple(min(m, n) for m, n in zip(queries, keys, strict=True))
-        settings |= {"rotary_dim": (64, 128, 0)[i % 3], "interleaved": i % 2 == 0}
+        settings |= {"rotary_dim": (64, 128, 0)[i // 3 % 3], "interleaved": i % 2 == 0}
     elif not page_size:
         settings |= {"indexed": i % 2 == 0, "leftpad": tuple(i * j % 23 for j in range(len(keys))) if i % 4 < 2 else ()}
-    if page_size in (0, 256):
-        settings["behind"] = "random"  # both builds add 0 x NaN behind keys that TMA copies
     return Cache(page_size, **settings)
 
 

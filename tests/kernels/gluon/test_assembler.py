@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,8 @@ from triton import knobs
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import build_call
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.gluon.assembler import own_ptxas
+from fa3_kernels.gluon import quantize
+from fa3_kernels.gluon.assembler import assembled_by_own_ptxas, own_ptxas
 from fa3_reference.problem import AttentionProblem
 
 pytestmark = pytest.mark.optional
@@ -50,3 +52,10 @@ def test_a_choice_stands_where_triton_ships_no_ptxas(another: Path, monkeypatch:
     monkeypatch.setattr(vars(type(knobs.nvidia))["ptxas"], "default_path", "/nowhere/ptxas")
     with own_ptxas():
         assert knobs.nvidia.ptxas.path == str(another)
+
+
+def test_a_kernel_that_is_compiled_when_it_is_launched_is_assembled_so_too(another: Path) -> None:
+    kernel = assembled_by_own_ptxas(SimpleNamespace(_do_compile=lambda: knobs.nvidia.ptxas.path))
+    assert kernel._do_compile() != str(another) == knobs.nvidia.ptxas.path
+    assert {type(each)._do_compile is not each._do_compile for each in quantize.KERNELS.values()} == {True}
+    assert all(each._do_compile.__module__ == own_ptxas.__module__ for each in quantize.KERNELS.values())
