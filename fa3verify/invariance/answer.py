@@ -11,7 +11,7 @@ from fa3verify import __version__
 from fa3verify.compare.run import RECIPES
 from fa3verify.files import Json
 from fa3verify.invariance.classes import BatchLimits, Change, Enumerated, Stretch, enumerate_calls, with_batches
-from fa3verify.invariance.confirm import Confirmed, confirm, is_little
+from fa3verify.invariance.confirm import Confirmed, can_run, confirm, is_little
 from fa3verify.invariance.plans import Batch, Lengths, Planner, planner
 from fa3verify.invariance.row import RowBits, Rows
 
@@ -234,8 +234,9 @@ def _ran(found: Enumerated) -> dict[Batch, bool]:
 def _equal(found: Enumerated, bits: Rows, row: int, cases: list[tuple[Stretch, ...]], runs: bool) -> EqualBits:
     batches = [batch for batch, known in found.batches.items() if known == bits]
     base = next(iter(found.classes))
-    pairs = [(found.alone, batches[0])] if batches and bits != base else []
-    pairs += [(batches[0], batches[-1])] if len(batches) > 1 else []
+    asked = [batch for batch in batches if can_run(found.planner, batch)]
+    pairs = [(found.alone, asked[0])] if asked and bits != base else []
+    pairs += [(asked[0], asked[-1])] if len(asked) > 1 else []
     own = found.classes[bits]
     ranges = {}
     count = 1

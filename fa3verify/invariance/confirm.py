@@ -16,10 +16,12 @@ from fa3verify.compare.run import RECIPES, call_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.invariance.plans import Batch, Planner
 from fa3verify.kernels.calls import Refused
+from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup, Untaken
 
 MOST_WORK = 1 << 22  # elements of K, and a 64th of the products, of a batch that a twin runs as a whole
+MOST_DRAWN = 1 << 26  # elements of Q, or of K, of a batch that a kernel on a GPU runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def confirm(
     is_whole : bool
         Whether all of the batch runs, beside its first sequence alone; on a GPU it always does.
     """
-    is_whole = is_whole or planner.candidate.device != "cpu"
+    is_whole = is_whole or not is_twin(planner.candidate.name)
     outputs = 0
     try:
         for recipe in recipes:
@@ -74,6 +76,13 @@ def confirm(
     except (Refused, Untaken) as error:
         return Confirmed(0, is_whole, refused=str(error).removeprefix("ValueError: "))
     return Confirmed(outputs, is_whole)
+
+
+def can_run(planner: Planner, batch: Batch) -> bool:
+    """Tell whether a batch can be run: of a twin one kv head of a sequence is computed, a GPU's kernel has it whole."""
+    queries, keys = map(sum, zip(*batch.lengths, strict=True))
+    most = max(planner.sizes["nheads"] * queries, planner.sizes["nheads_kv"] * keys) * planner.sizes["head_dim"]
+    return is_twin(planner.candidate.name) or most <= MOST_DRAWN
 
 
 def is_little(planner: Planner, batch: Batch) -> bool:

@@ -57,6 +57,9 @@ def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Op
         call["max_seqlen_k"] = call["k"].shape[1]
     else:
         call["max_seqlen_k"] = call["page_table"].shape[1] * problem.cache.page_size
+    for name in {"rotary_cos", "rotary_sin"} & call.keys():  # of which a build wants a row for every place of the cache
+        table = call[name]
+        call[name] = torch.cat([table, table[-1:].expand(max(0, call["max_seqlen_k"] - len(table)), -1)])
     left, right = problem.window
     call |= {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
     call |= {"window_size_left": left, "window_size_right": right, "num_splits": options.get("num_splits", 1)}

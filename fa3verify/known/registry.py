@@ -12,6 +12,7 @@ from typing import Any
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.learned import read
+from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.record import Candidate, head_dim_refusal
@@ -129,8 +130,8 @@ def find(name: str) -> Candidate:
 def _configured(name: str) -> Candidate:
     """The kernel of a name with fields of its configuration changed, or with a learned order, where brackets say so.
 
-    A twin's family is asked for the changed configuration: ``twin.flash3.fp16[num_splits=0]`` splits as the library
-    chooses, and ``twin.fp16[num_splits=0]`` as our launch does.
+    A twin's family is asked for the changed configuration, and so is that of a kernel's twin where a launch chooses the
+    parts of the keys: ``flash3.bf16[num_splits=0]`` splits as the library does, ``gluon.fp16[num_splits=0]`` as ours.
     """
     plain, _, rest = name.partition("[")
     candidate = find(plain)
@@ -152,7 +153,17 @@ def _configured(name: str) -> Candidate:
             changeable=rebuilt.changeable,
         )
     own = candidate.configure
-    return replace(candidate, name=name, configure=lambda problem: _replaced(own(problem), changes, plain))
+    is_resolved = candidate.twin and changes.get("num_splits") == 0
+    planned = _configured(f"{candidate.twin}[{rest}").configure if is_resolved else None
+
+    def configure(problem: AttentionProblem) -> Any:
+        config = own(problem)  # refuses what the kernel does not take, which its twin may
+        try:
+            return planned(problem) if planned else replace(config, **changes)
+        except TypeError:
+            raise ValueError(f"{plain} has no configuration with {', '.join(changes)}") from None
+
+    return replace(candidate, name=name, configure=configure)
 
 
 def _twin_of(candidate: Candidate, file: str) -> str:
@@ -163,13 +174,6 @@ def _twin_of(candidate: Candidate, file: str) -> str:
         raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {candidate.name} is a {kind}")
     interval = f",promotion_interval={learned.promotion_interval}" if learned.promotion_interval else ""
     return f"twin.{learned.dtype}[family={file}{interval}]"
-
-
-def _replaced(config: Any, changes: dict[str, Any], kernel: str) -> Any:
-    try:
-        return replace(config, **changes)
-    except TypeError:
-        raise ValueError(f"{kernel} has no configuration with {', '.join(changes)}") from None
 
 
 def _change(text: str, name: str) -> tuple[str, Any]:

@@ -81,7 +81,7 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
         assert config == asked.candidate.config_for(problem)
         return asked.candidate.run(problem, operands, config)
 
-    there = replace(asked, candidate=replace(asked.candidate, run=run, device="cuda"))
+    there = replace(asked, candidate=replace(asked.candidate, name="released", run=run))
     alone, batch = CALLS[change]
     result = confirm(there, alone, batch, FEW)
     assert result.is_whole

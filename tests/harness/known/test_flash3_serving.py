@@ -28,6 +28,7 @@ NAMES = (
     *("q", "k", "v", "k_new", "v_new", "q_v", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_k"),
     *("max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "q_descale", "k_descale"),
     *("v_descale", "softmax_scale", "is_causal", "window_size_left", "window_size_right", "num_splits"),
+    *("rotary_cos", "rotary_sin", "is_rotary_interleaved"),
 )
 
 
@@ -47,7 +48,20 @@ def keys_of(call: dict[str, Any], name: str, sequence: int) -> torch.Tensor:
     if new is None:
         return own
     starts = call["cu_seqlens_k_new"]
-    return torch.cat([own, new[sequence] if starts is None else new[starts[sequence] : starts[sequence + 1]]])
+    added = new[sequence] if starts is None else new[starts[sequence] : starts[sequence + 1]]
+    is_turned = name == "k" and call["rotary_cos"] is not None
+    return torch.cat([own, turned(added, used + torch.arange(len(added)), call) if is_turned else added])
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
+    """Rows of heads rotated by their positions, in float64; a build reads tables of as many rows as the cache has."""
+    assert len(call["rotary_cos"]) == len(call["rotary_sin"]) >= call["max_seqlen_k"]
+    cos, sin = (call[name].double()[positions][:, None] for name in ("rotary_cos", "rotary_sin"))
+    half = cos.shape[-1]
+    shape, axis = ((half, 2), -1) if call["is_rotary_interleaved"] else ((2, half), -2)
+    a, b = x.double()[..., : 2 * half].unflatten(-1, shape).unbind(axis)
+    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], axis)
+    return torch.cat([pairs.flatten(-2), x[..., 2 * half :].double()], -1)
 
 
 def stand_in(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,6 +69,13 @@ def stand_in(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = dict(zip(NAMES, arguments, strict=True))
     starts = call["cu_seqlens_q"].tolist()
     queries = call["q"] if call["q_v"] is None else torch.cat([call["q"], call["q_v"]], dim=-1)
+    if call["rotary_cos"] is not None:
+        is_masked = call["is_causal"] or call["window_size_left"] >= 0
+        steps = [
+            int(n) + torch.arange(len(x)) * is_masked
+            for n, x in zip(call["seqused_k"], queries.tensor_split(starts[1:-1]))
+        ]
+        queries = turned(queries, torch.cat(steps), call)
     keys, values = ([keys_of(call, name, i) for i in range(len(starts) - 1)] for name in "kv")
     if call["q_v"] is not None:
         keys = [torch.cat(x, dim=-1) for x in zip(keys, values, strict=True)]
@@ -85,6 +106,8 @@ CACHES = {
     "rows": Cache(leftpad=(3, 0, 9), indexed=True),
     "appended_to_pages": Cache(64, new=(1, 5, 70)),
     "appended_to_rows": Cache(new=(2, 2, 2)),
+    "rotated_in_pages": Cache(64, new=(1, 5, 70), rotary_dim=16),
+    "rotated_in_rows": Cache(new=(1, 5, 70), rotary_dim=32, interleaved=True),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import introduction, tasks
 from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, is_twin
 from fa3verify.known import registry
@@ -38,3 +39,13 @@ def test_an_installed_kernel_takes_no_name_that_is_built_in(monkeypatch):
     known = registry.discover()
     assert known["twin.fp16"] is registry.find("twin.fp16")
     assert "nowhere" in (known["x"].unavailable or "")
+
+
+@pytest.mark.parametrize("name", ["flash3.bf16", "vllm.bf16", "sglang.bf16", "gluon.bf16"])
+def test_parts_that_a_launch_chooses_are_those_of_its_twin_and_within_a_callers_reach(name):
+    problem = AttentionProblem.varlen((1, 1), (2000, 3000), nheads=32, nheads_kv=8, head_dim=128, dtype="bf16")
+    kernel = registry.find(f"{name}[num_splits=0]")
+    config = kernel.config_for(problem)
+    assert config.num_splits == registry.find(f"{kernel.twin}[num_splits=0]").config_for(problem).num_splits > 1
+    assert kernel.unreachable(problem, config) is None
+    assert registry.find(name).unreachable(problem, config) is None
