@@ -13,8 +13,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.judgement import judge
 from fa3verify.judging.metrics import measures_of
 from fa3verify.kernels.policy import Policy
+from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, POLICY
 from fa3verify.properties.policy import EFFECTS, Rule
@@ -94,7 +96,7 @@ version are stated with it. That is no proof about calls that were not made ([li
 when the demand is another, stricter or weaker, so that a kernel may meet the one and not the other. Other words for
 the same demand, a check that searches better, and another reason or source leave it as it is.
 `fa3verify/data/clauses.toml` holds the version of each clause beside a digest of what it demands, and of a bound also
-of its size on a problem of each format; a test fails when either changes, and whoever changed it raises the version
+of its size on two problems of each format; a test fails when either changes, and whoever changed it raises the version
 or says that the demand is the same by renewing the digest alone. The digest does not see the code of a check: that is
 what the kernel or the test behind "Shown by" is for.
 
@@ -202,31 +204,40 @@ def _calls() -> dict[str, Demand]:
 JUDGED = ("twin.fp16", "twin.bf16", "twin.e4m3", "twin.quantize", "twin.backward.fp16", "twin.backward.bf16")
 
 
+MASKS: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (40, 0), "softcap": 8.0})
+
+
 def bounds() -> dict[str, list[str]]:
-    """Return what the bounds are on one problem a kernel, to four digits, by what their clauses are of."""
+    """Return what the bounds are on some problems, to four digits, by what their clauses are of."""
     found: dict[str, list[str]] = {}
-    for name in JUDGED:
+    for name, mask in product(JUDGED, MASKS):
         kernel = registry.find(name)
         operation = operations.find(kernel.operation)
-        problem = AttentionProblem(1, 2, 1, 21, 150, 64, dtype=kernel.dtype, causal=True)
+        problem = AttentionProblem(1, 2, 1, 21, 150, 64, dtype=kernel.dtype, **mask)
         scheme = QuantScheme() if name == "twin.e4m3" else None
-        changes = (("subtract_k_mean", True),) if name == "twin.quantize" else ()
+        changes = (("subtract_k_mean", True),) if name == "twin.quantize" and not problem.softcap else ()
         case = Case(name, problem, Recipe("normal"), scheme, changes, operation.name)
-        judged = judge(kernel, case)
-        for output in operation.outputs:
-            if (bound := judged.bound.get(output.name)) is not None:
-                rule = "error / bound" if output.main else f"{output.words} error / bound"
-                found.setdefault(f"{operation.name}: L1 {rule}", []).append(_mean(bound))
-        if "outside" in judged.measures:
-            rule = "L1 outside the stated order, assuming the tensor-core model"
-            found.setdefault(rule, []).append(f"{judged.measures['determined']:.4g}")
-        if beside := operation.beside(judged):
-            rule = "L1 quantisation error / its own bound"
-            found.setdefault(rule, []).append(f"{beside['bound_ratio']:.4g}")
-        if operation.has_orders:
-            unstated = judge(replace(kernel, order=None), case).bound
-            found.setdefault(f"L1 {WHOLE}", []).extend(map(_mean, unstated.values()))
+        for of, figure in _bounds_of(kernel, case):
+            found.setdefault(of, []).append(figure)
     return found
+
+
+def _bounds_of(kernel: Candidate, case: Case) -> Iterator[tuple[str, str]]:
+    """Yield the mean bound of every output, that of a kernel that states no order, and what stands beside them."""
+    operation = operations.find(kernel.operation)
+    judged = judge(kernel, case)
+    for output in operation.outputs:
+        if (bound := judged.bound.get(output.name)) is not None:
+            rule = "error / bound" if output.main else f"{output.words} error / bound"
+            yield f"{operation.name}: L1 {rule}", _mean(bound)
+    if "outside" in judged.measures:
+        rule = "L1 outside the stated order, assuming the tensor-core model"
+        yield rule, f"{judged.measures['determined']:.4g}"
+    if beside := operation.beside(judged):
+        yield "L1 quantisation error / its own bound", f"{beside['bound_ratio']:.4g}"
+    if operation.has_orders:
+        for bound in judge(replace(kernel, order=None), case).bound.values():
+            yield f"L1 {WHOLE}", _mean(bound)
 
 
 def _mean(bound: np.ndarray) -> str:
