@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fa3verify.campaign.run import Finding, MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
+from fa3verify.judging.clauses import NO_RESULT, clause_of
 from fa3verify.judging.verdict import BOUND_LAWS, law_of, part_of, told
 
 SEVERITIES = {  # the gravest first: what it means
@@ -188,6 +189,12 @@ def _infinite(message: str, rule: str) -> str:
     if "non-finite" in rule:
         return rule
     return f"{rule.removesuffix('error / bound')}error infinite"
+
+
+def with_clause(found: Finding, operation: str) -> Finding:
+    """Return a finding about a kernel of an operation with the clause that it breaks."""
+    what = NO_RESULT if severity(found) == NO_RESULT else found.what
+    return replace(found, clause=clause_of(what, operation))
 
 
 def severity(found: Finding) -> str:

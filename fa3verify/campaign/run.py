@@ -61,6 +61,8 @@ class Finding:
         Of what the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
     content : dict, optional
         Content of its replay file before that is written: a case, or for a law a trial, in JSON.
+    clause : str, optional
+        The clause that the kernel does not meet, as ``docs/conformance.md`` names it.
     """
 
     kernel: str
@@ -72,6 +74,7 @@ class Finding:
     baseline: MovedFigure | None = field(default=None, metadata=OLDER)
     traceback: dict[str, str] | None = field(default=None, metadata=OLDER)
     content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+    clause: str | None = field(default=None, metadata=OLDER)
 
 
 @dataclass(frozen=True, slots=True)

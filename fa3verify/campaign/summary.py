@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fa3verify import __version__, operations
-from fa3verify.campaign.findings import finding, ordered
+from fa3verify.campaign.findings import finding, ordered, with_clause
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.profiles import CAPTURED
@@ -110,6 +110,7 @@ def of_kernel(
         status = "fail" if settled.chosen in settled.refuted else "pass"
         rows.append(GateRow("L1", WHOLE, kernel.name, "all", ratio, 1.0, None, status))
         found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
+    found = [with_clause(each, kernel.operation) for each in found]
     return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
 
 

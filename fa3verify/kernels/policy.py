@@ -22,7 +22,7 @@ class Policy:
     empty_out : {"zero", "undefined"}
         Output of rows that see no key.
     empty_lse : {"-inf", "+inf", "undefined"}
-        Their lse.
+        Lse of rows that see no key.
     special_values : {"table", "out", "undefined"}
         Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
         outputs, or to ``out`` alone.

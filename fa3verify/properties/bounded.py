@@ -103,7 +103,8 @@ BOUNDED_LAWS = (
     ),
     law(
         "error_within_bound_on_long_rows",
-        f"the same for few queries and up to {LONG[-1]} keys, where accumulators drift and small weights add up",
+        f"every out and lse of few queries over up to {LONG[-1]} keys lies within its rounding-error bound, where "
+        "accumulators drift and small weights add up",
         "bounded",
         near_truth,
         wanted=Wanted(

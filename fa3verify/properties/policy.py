@@ -28,14 +28,17 @@ from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation
 from fa3verify.properties.transforms import visible
 from fa3verify.properties.trials import Wanted, law
 
-Effect = Literal[
-    "unchanged",  # the bits of the call without the planted value
-    "nan",  # every channel NaN and lse not finite (FA3 reports lse -inf there, the twin NaN)
-    "nan_in_channel",  # NaN in the planted channel; the other channels and lse unchanged
-    "nonfinite_in_channel",  # Inf, or NaN where the weight underflowed to 0; the rest unchanged
-    "maybe_nan_in_channel",  # as unchanged, or as nan_in_channel: 0 * NaN where the tile is visited all the same
-    "zero_or_nan",  # out 0 or NaN in all channels, lse -inf or NaN
-]
+Effect = Literal["unchanged", "nan", "nan_in_channel", "nonfinite_in_channel", "maybe_nan_in_channel", "zero_or_nan"]
+EFFECTS: dict[Effect, str] = {
+    "unchanged": "have the bits of the call without the planted value",
+    "nan": "have NaN in every channel, and an lse that is not finite",  # FA3 reports lse -inf there, the twin NaN
+    "nan_in_channel": "have NaN in the planted channel, and the other channels and lse unchanged",
+    "nonfinite_in_channel": "have Inf in the planted channel, or NaN where the weight underflowed to 0, and the rest "
+    "unchanged",
+    "maybe_nan_in_channel": "are unchanged, but may have NaN in the planted channel, as 0 * NaN where the tile is "
+    "visited all the same",
+    "zero_or_nan": "have 0 or NaN in all channels, and -inf or NaN for lse",
+}
 
 
 @dataclass(frozen=True, slots=True)

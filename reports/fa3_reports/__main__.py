@@ -8,14 +8,14 @@ from fa3_reports.cli.bits import bits
 from fa3_reports.cli.counters import counters
 from fa3_reports.cli.host import host
 from fa3_reports.cli.mutants import mutants
-from fa3_reports.cli.pages import claims, device, issue
+from fa3_reports.cli.pages import claims, clauses, device, issue
 from fa3_reports.cli.record import record
 from fa3_reports.cli.recordings import recordings
 from fa3_reports.cli.sanitize import sanitize
 from fa3verify.cli.exits import EPILOG
 
 JOURNEYS = {
-    "Without a GPU": (mutants, recordings, device, claims, issue),
+    "Without a GPU": (mutants, recordings, device, claims, clauses, issue),
     "On a GPU": (bits, record, counters, host, sanitize),
 }
 

@@ -1,4 +1,4 @@
-"""Verbs device, claims and issue: the pages and texts that are made of what is published."""
+"""Verbs device, claims, clauses and issue: the pages and texts that are made of what is published."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def claims(file: Path, out: Path | None) -> None:
         from fa3_reports import claims as said
 
         click.echo(str(said.write(file, out)))
+
+
+@click.command(epilog=EPILOG)
+@click.option("--out", type=_FOLDER, help="Write below this folder. [default: the checkout]")
+def clauses(out: Path | None) -> None:
+    """Write the conformance list, and the page that says which kernels of the atlas meet it."""
+    with one_line_errors():
+        from fa3_reports import conformance as pages
+
+        click.echo("\n".join(map(str, pages.write(out or pages.ROOT))))
 
 
 @click.command(epilog=EPILOG)

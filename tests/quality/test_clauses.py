@@ -1,0 +1,149 @@
+"""Every property, bound and policy has one clause, a clause's demand keeps its version, and a wrong kernel fails it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fa3_reports import conformance
+from fa3verify.campaign import atlas, introduction, tasks
+from fa3verify.campaign.findings import finding, with_clause
+from fa3verify.campaign.introduction import Only
+from fa3verify.campaign.run import Finding
+from fa3verify.campaign.summary import of_kernel
+from fa3verify.campaign.tasks import Outcome
+from fa3verify.judging.clauses import Clause, clauses
+from fa3verify.known.registry import find
+from fa3verify.properties.runner import find_law, run_law
+
+ROOT = Path(__file__).parents[2]
+CLAUSES = list(clauses().values())
+
+
+def test_everything_that_can_fail_a_kernel_has_one_clause_and_no_clause_is_of_nothing():
+    assert sorted(clauses()) == sorted(conformance.demands())
+    numbers = [clause.number for clause in CLAUSES]
+    by_letter = {letter: [n for n in numbers if n[0] == letter] for letter in conformance.SERIES}
+    assert numbers == [f"{letter}{i:02d}" for letter, some in by_letter.items() for i in range(1, len(some) + 1)]
+
+
+def test_every_part_of_a_verdict_that_a_kernel_can_fail_leads_to_a_clause():
+    """The code that makes findings is searched for what they are about, so that no new part goes without one."""
+    text = "".join(p.read_text() for p in sorted((ROOT / "fa3verify" / "campaign").glob("*.py")))
+    named = set(re.findall(r"finding\([^,]+, f?\"(\w+)", text)) | {"L0", "L1", "L2", "family", "law"}
+    assert named == {"L0", "L1", "L2", "family", "law", "loading", "output", "given"}
+    for what in ("family normal", "loading", "output lse", "given up", "law sign_symmetry"):
+        crashed = finding("k", what, "RuntimeError: no", crashed=True)
+        assert with_clause(crashed, "forward").clause == "FA3V-C01, version 1"
+
+
+def test_a_demand_keeps_its_version():
+    """Another demand is another version; the same one in other words is another digest alone (docs/conformance.md)."""
+    found = conformance.digests()
+    moved = [f'{c.number}, digest = "{found[c.of]}"' for c in CLAUSES if found[c.of] != c.digest]
+    assert not moved, f"raise the version if the demand is another, and write the digest: {'; '.join(moved)}"
+
+
+def test_a_digest_sees_the_words_and_the_size_of_a_bound(monkeypatch):
+    before = conformance.digests()
+    figures = conformance.bounds()
+    of = "forward: L1 lse error / bound"
+    monkeypatch.setattr(conformance, "bounds", lambda: figures | {of: ["1e-9"]})
+    law = conformance.LAWS[0]
+    told = {"name": law.name, "statement": f"{law.statement} at times", "kind": law.kind, "operations": law.operations}
+    monkeypatch.setattr(conformance, "LAWS", (type("Told", (), told), *conformance.LAWS[1:]))
+    after = conformance.digests()
+    assert {name for name in before if before[name] != after[name]} == {of, f"law {law.name}"}
+
+
+def test_every_clause_says_why_and_in_whole_sentences():
+    for of, demand in conformance.demands().items():
+        why = clauses()[of].why
+        assert bool(why) != bool(demand.why), of  # said once
+        assert all(text.endswith(".") for text in (demand.text, why or demand.why)), of
+
+
+def test_pages_are_those_of_the_registry_and_the_atlas():
+    for place, text in conformance.render().items():
+        assert (ROOT / place).read_text(encoding="utf-8") == text, f"{place}: {conformance.COMMAND}"
+
+
+SHOWN = [clause for clause in CLAUSES if not clause.shown.startswith("tests/")]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("clause", SHOWN, ids=lambda clause: clause.number)
+def test_a_wrong_kernel_does_not_meet_its_clause(clause):
+    found = broken(clause)
+    if clause.number[0] in "PB":
+        assert clause.name in {each.clause for each in found}, [each.message for each in found]
+    assert found
+
+
+def broken(clause: Clause) -> list[Finding]:
+    """Return findings of the part of a campaign that asks for a clause, about the kernel that is known to fail it."""
+    kernel = find(clause.shown)
+    asked = conformance.ASKED_BY.get(clause.of.partition(" ")[2], clause.of).format(operation=kernel.operation)
+    if clause.number[0] == "S":
+        asked = conformance.SPECIAL
+    if asked.startswith("law "):
+        law = find_law(asked.split()[1])
+        outcome = run_law(law, kernel, max_examples=60, seed=0, shrink_seconds=0)
+        assert outcome.violation is not None, f"{clause.shown} survives {outcome.examples} trials of {law.name}"
+        assert outcome.violation.kind == "violated", outcome.violation.message
+        if clause.number[0] == "S":
+            assert outcome.violation.message.startswith(f"{clause.of.split()[1]} ")
+        if asked == conformance.EMPTY and clause.number[0] == "D":
+            assert clause.of.split("_")[1] in outcome.violation.message
+        return [with_clause(finding(kernel.name, asked, outcome.violation.message), kernel.operation)]
+    known = introduction.introduce(clause.shown, "quick")
+    known = Only(families=("offset_v",)).of(known)
+    (task,) = tasks.plan([known], "quick", 0)
+    outcome = Outcome(task, task.function(**task.arguments))
+    return of_kernel(known, [outcome], None, profile="quick", seed=0)[2]
+
+
+@pytest.mark.parametrize("clause", [c for c in CLAUSES if c not in SHOWN], ids=lambda clause: clause.number)
+def test_the_test_that_shows_a_clause_is_there(clause):
+    path, _, name = clause.shown.partition("::")
+    assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def entry(**changes) -> dict[str, str]:
+    """Return what became of the clauses of an entry of the atlas with some fields changed."""
+    made = atlas.read(ROOT / "reports" / "atlas" / "h200" / "atlas.json")
+    plain = next(e for e in made.entries if e.kernel == "gluon.fp16")
+    return conformance.status(conformance.replace(plain, **changes))
+
+
+def test_a_clause_is_met_where_all_that_asks_for_it_ran():
+    met = entry()
+    assert met["law error_within_bound"] == met["forward: L1 error / bound"] == met["rule nan_in_key"] == "pass"
+    assert met["quantize: L1 error / bound"] == met["law gradients_within_bound"] == "not asked"
+    assert met["L2 abs_bias"] == "not recorded"
+    assert entry(properties=())["law error_within_bound"] == "not asked"
+    assert entry(families=())["forward: L1 error / bound"] == "not asked"
+
+
+def test_a_call_without_a_result_leaves_bounds_in_part_and_fails_the_clause_of_calls():
+    crash = atlas.EntryFinding("family cover", "RuntimeError: x", None, "RuntimeError: x", None)
+    met = entry(findings=(crash,))
+    assert met["forward: L1 error / bound"] == "in part"
+    assert met["no result"] == "fail"
+    assert met["law error_within_bound"] == "pass"
+
+
+def test_what_is_declared_is_no_pass():
+    met = entry(policy=("causal top_left", "special_values out", "min_seqlen 1"))
+    named = ("policy causal", "policy special_values", "law special_values_follow_policy", "rule nan_in_key")
+    assert {met[of] for of in named} == {"declared"}
+    assert met["policy empty_out"] == "pass"
+
+
+def test_of_the_rules_of_a_failed_table_one_is_known():
+    made = atlas.read(ROOT / "reports" / "atlas" / "cpu" / "atlas.json")
+    met = conformance.status(next(e for e in made.entries if e.kernel == "torch.flash.fp16"))
+    assert met["rule nan_in_query"] == met["law special_values_follow_policy"] == "fail"
+    assert met["rule nan_in_value"] == met["policy special_values"] == "not recorded"
