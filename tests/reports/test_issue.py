@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from fa3_reports.issue import issue
+from fa3_reports.issue import description, issue
 
 FOLDER = Path(__file__).parents[2] / "reports" / "findings" / "scripts"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
+TRACKERS = FOLDER.parent / "trackers"
 AT_MOST = 40  # lines, so that a maintainer reads it at a glance
+ON_A_CPU = [script for script in SCRIPTS if script.stem.startswith(("torch_", "jax_"))]
+# What a script imports beside the standard library, by what its name begins with; torch loads libraries of operators.
+IMPORTS = {"torch": {"torch"}, "jax": {"jax"}, "dew": {"jax", "numpy"}, "triton": {"torch", "triton"}}
 
 
 def modules(script: Path) -> set[str]:
@@ -33,10 +38,10 @@ each = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem
 @each
 def test_a_script_is_short_and_needs_its_library_alone(script):
     assert len(script.read_text().splitlines()) <= AT_MOST
-    assert modules(script) - set(sys.stdlib_module_names) == {script.stem.partition("_")[0]}
+    assert modules(script) - set(sys.stdlib_module_names) == IMPORTS.get(script.stem.partition("_")[0], {"torch"})
 
 
-@each
+@pytest.mark.parametrize("script", ON_A_CPU, ids=lambda script: script.stem)
 def test_a_finding_is_there_still_and_its_text_has_the_script(script):
     if not importlib.util.find_spec(script.stem.partition("_")[0]):
         pytest.skip("needs the library that it is about")
@@ -46,10 +51,30 @@ def test_a_finding_is_there_still_and_its_text_has_the_script(script):
     assert "It prints (not as expected):" in text, "mended? say in which version, in the table beside it"
 
 
-def test_the_table_has_every_script_and_what_is_known_of_reports():
+@pytest.mark.parametrize("script", [x for x in SCRIPTS if x not in ON_A_CPU], ids=lambda script: script.stem)
+def test_the_text_of_a_script_that_needs_a_gpu_is_ready_and_has_the_script_as_it_is(script):
+    assert (TRACKERS / f"{script.stem}.md").read_text().startswith(description(script))
+    assert f"\npython {script.name}" in (FOLDER / "README.md").read_text(), "one line that runs it"
+    source = script.read_text()
+    assert "shows" in source
+    assert "mended" in source
+    assert "sha256" in source or script.stem == "cudnn_one_query_and_key", "of the binary"
+    assert "__version__" in source
+
+
+def test_no_text_is_of_a_script_that_is_gone():
+    assert {text.stem for text in TRACKERS.glob("*.md")} == {x.stem for x in SCRIPTS if x not in ON_A_CPU}
+
+
+def test_the_table_has_every_script_the_hash_of_its_binary_and_what_is_known_of_reports():
     rows = [row for row in (FOLDER / "README.md").read_text().splitlines() if row.startswith("| [")]
     assert sorted(row.partition("](")[2].partition(")")[0] for row in rows) == [script.name for script in SCRIPTS]
-    assert all(len(row.split(" | ")) == 4 for row in rows)
+    seen_in = ""
+    for row in rows:
+        _, _, binary, reported = row.split(" | ")
+        seen_in = seen_in if binary == "the same" else binary
+        assert re.search(r"\b[0-9a-f]{12}\b|prints (?:its hash|the hashes)|^jax ", seen_in), row
+        assert re.search(r"not found|\(https://github.com/\S+/(?:issues|pull)/\d+\)", reported), row
 
 
 @pytest.mark.parametrize(

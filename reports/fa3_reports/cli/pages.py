@@ -46,9 +46,12 @@ def clauses(out: Path | None) -> None:
 
 @click.command(epilog=EPILOG)
 @click.argument("script", type=_FILE)
-def issue(script: Path) -> None:
-    """Print a text for a library's tracker from a SCRIPT of reports/findings/scripts, which is run."""
+@click.argument("arguments", nargs=-1)
+def issue(script: Path, arguments: tuple[str, ...]) -> None:
+    """Print a text for a library's tracker from a SCRIPT of reports/findings/scripts, which is run with ARGUMENTS, such
+    as the path of the library.
+    """
     with one_line_errors():
         from fa3_reports.issue import issue as text
 
-        click.echo(text(script), nl=False)
+        click.echo(text(script, arguments), nl=False)
