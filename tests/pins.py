@@ -208,7 +208,7 @@ def simulated() -> Rows:
             if dtype != "e4m3":
                 yield f"{family} {dtype}", _cycles(problem, machine=machine, family=family, backward=True)
     problem = AttentionProblem(1, 4, 4, 512, 2048, 128, dtype="fp16")
-    for family in ("gluon", "flash3", "lockstep"):
+    for family in ("gluon", "flash3"):
         for choice in ({"pingpong": False}, {"intra_wg_overlap": False}, {"num_stages": 3}):
             yield "switches", _cycles(problem, family=family, **choice)
     for seqlen_k, pack_gqa in product((5000, 40000), (False, True)):

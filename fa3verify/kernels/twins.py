@@ -116,7 +116,7 @@ _WHATEVER_THE_SPLITS = frozenset(
 
 _SERVED = frozenset({"causal", "window", "varlen", "gqa", "paged", "seqused_k", "leftpad", "batch_idx"})
 # What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
-# against the other: cuDNN runs another kernel for one query, the tutorial masks no tail, builds that serve were
+# against the other: cuDNN runs another kernel for one query, the Triton kernel masks no tail, builds that serve were
 # recorded at head_dim 128 and with keys, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an
 # empty one, so that lse is finite where out is NaN. Sinks of builds that serve are bf16, where a judge's are float32.
 DECLARED: dict[str, CandidateFacts] = {
@@ -124,7 +124,7 @@ DECLARED: dict[str, CandidateFacts] = {
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
     "vllm": {"head_dims": (128,), "min_seqlen": 1, "features": _SERVED},
     "sglang": {"head_dims": (128,), "min_seqlen": 1, "features": _SERVED | {"append", "rotary"}},
-    "triton_tutorial": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
+    "triton_unscaled": {"head_dims": (64,), "seqlen_multiple": 64, "policy": Policy(special_values="undefined")},
 }
 
 

@@ -57,7 +57,7 @@ def test_a_kernel_is_never_sent_what_it_does_not_support():
         ("twin.flash3.e4m3", {"window": (3, 3)}),
         ("twin.cudnn.bf16", {"causal": True, "seqlen_k": 16}),  # their causal masks start at the top left
         ("twin.cudnn.fp16", {"causal": True, "seqlen_k": 16}),
-        ("twin.triton_tutorial.fp16", {"seqlen_k": 72}),
+        ("twin.triton_unscaled.fp16", {"seqlen_k": 72}),
     ],
 )
 def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_does_not_know(name, refused):
@@ -383,7 +383,7 @@ def test_an_unknown_kernel_is_answered_by_the_name_that_was_meant_and_no_list(na
         ("twin.e4m3@64,40", "twin.e4m3 does not take head_dim 40: head_dim must be a multiple of 16 in"),
         ("twin.quantize@24", "must be a multiple of 16"),
         ("twin.backward.bf16@20", "head_dim must be a multiple of 8"),
-        ("twin.triton_tutorial.fp16@128", "takes head_dim 64, not 128"),
+        ("twin.triton_unscaled.fp16@128", "takes head_dim 64, not 128"),
         ("third_party:only_64@128", "head_dim must be 64, got 128"),
         ("third_party:sound@300", "head_dim must be at most 256, got 300"),
         ("twin.fp16@64@64", "head dims stand once behind a kernel's name"),

@@ -155,7 +155,7 @@ FAULTY: tuple[tuple[str, str], ...] = (
     ("twin.flash3.fp16+stale_v", "still holds the tile before it"),
     ("twin.fp16+swapped_v_rows", "rows 2 and 3 of every 16 rows of V"),
     ("twin.fp16+softcap_after_mask", "softcap is applied after the mask"),
-    ("twin.triton_tutorial.bf16+wrong_softmax_scale", "1/sqrt(head_dim + 1)"),
+    ("twin.triton_unscaled.bf16+wrong_softmax_scale", "1/sqrt(head_dim + 1)"),
     ("twin.e4m3+truncated_p", "P is truncated"),
     ("twin.e4m3+no_promotion", "P V is chained"),
     ("twin.e4m3+no_p_offset", "P is not scaled by 2^8"),
@@ -244,7 +244,7 @@ def row_of(found: Learned, name: str, wrong: list[str]) -> dict[str, Any]:
 SHIPPED = (
     *("twin.flash2.fp16", "twin.flash2.bf16", "twin.flash3.fp16", "twin.flash3.bf16", "twin.flash3.e4m3"),
     *("twin.flash3.dew.fp16", "twin.flash3.dew.bf16", "twin.cudnn.fp16", "twin.cudnn.bf16"),
-    *("twin.triton_tutorial.fp16", "twin.triton_tutorial.bf16", "twin.fp16", "twin.bf16", "twin.e4m3"),
+    *("twin.triton_unscaled.fp16", "twin.triton_unscaled.bf16", "twin.fp16", "twin.bf16", "twin.e4m3"),
 )
 
 

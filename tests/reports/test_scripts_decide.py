@@ -32,20 +32,6 @@ NAMES = (
     "v_descale",
     "softmax_scale",
 )
-TUTORIAL = """
-import types
-import torch
-_attn_fwd = types.SimpleNamespace(configs=[1, 2])
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, causal, scale, other):
-        m = torch.zeros(1, 1, q.shape[2])
-        s = q[0, 0, :64].double() @ k[0, 0].double().T * scale
-        m[0, 0, :64] = torch.logsumexp(s, -1) * 1.4426950408889634 * FACTOR
-        ctx.save_for_backward(q, k, v, q.clone(), m)
-        return q.clone()
-attention = _Attention.apply
-"""
 
 
 class OnCpu(TorchFunctionMode):
@@ -163,7 +149,6 @@ SCRIPTS = {
     "flash2_packed_groups": (1, "Traceback\nRuntimeError: shape '[2, 1, 2, 64]' is invalid for input of size 128"),
     "cudnn_low_scores": "low",
     "cudnn_one_query_and_key": (-11, ""),
-    "triton_tutorial_lse": "drift",
 }
 
 
@@ -177,9 +162,7 @@ def test_every_script_that_needs_a_gpu_is_decided_here():
 def test_a_sound_library_is_mended_and_a_defect_shows(stem, is_right, tmp_path, monkeypatch, capsys):
     defect = None if is_right else SCRIPTS[stem]
     library = tmp_path / "library"
-    library.write_text(TUTORIAL.replace("FACTOR", "1" if is_right else "1.00001"))
-    if stem.startswith("triton"):
-        library = library.rename(tmp_path / "library.py")
+    library.touch()
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "no GPU")
     monkeypatch.setattr(torch.ops, "fa3_fwd", SimpleNamespace(fwd=flash3(defect)), raising=False)

@@ -317,8 +317,8 @@ def _cudnn_refuses(problem: AttentionProblem) -> str:
     return _torch_refuses(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")
 
 
-def _tutorial_refuses(problem: AttentionProblem) -> str:
-    """The tutorial masks no tail; its outputs were recorded for one head_dim."""
+def _unscaled_refuses(problem: AttentionProblem) -> str:
+    """It masks no tail; its outputs were recorded for one head_dim."""
     return _broken(
         (problem.causal or problem.window != (-1, -1) or problem.softcap > 0 or problem.is_varlen, "it is dense"),
         (problem.seqlen_q % 64 != 0 or problem.seqlen_k % 64 != 0, "lengths must be multiples of 64"),
@@ -485,8 +485,8 @@ FAMILIES: Mapping[str, Traits] = {
         features=frozenset({"causal", "gqa", "varlen"}),
         refuses=_torch_refuses,
     ),
-    "triton_tutorial": Traits(
-        "Triton's tutorial",
+    "triton_unscaled": Traits(
+        "a Triton kernel with unscaled maxima",
         "Triton 3.6.0",
         {(False, 64): _one_tile(64, 64)},
         dtypes=("fp16", "bf16"),
@@ -499,7 +499,7 @@ FAMILIES: Mapping[str, Traits] = {
             lse="log2_polynomial",
         ),
         is_reproduced=True,
-        refuses=_tutorial_refuses,
+        refuses=_unscaled_refuses,
     ),
 }
 

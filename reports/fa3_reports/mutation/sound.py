@@ -28,7 +28,7 @@ from fa3verify.text import of_error
 KERNELS = (
     *(f"twin.{x}" for x in ("fp16", "bf16", "e4m3", "quantize", "backward.fp16", "backward.bf16")),
     *(f"twin.flash3.dew.{x}" for x in ("fp16", "bf16", "backward.fp16", "backward.bf16")),
-    *(f"twin.{family}.{x}" for family in ("cudnn", "flash2", "triton_tutorial") for x in ("fp16", "bf16")),
+    *(f"twin.{family}.{x}" for family in ("cudnn", "flash2", "triton_unscaled") for x in ("fp16", "bf16")),
 )
 # Where a released kernel is known to be wrong it is not sound: findings/0003, lse of a call without keys is +inf.
 _SOUND_WHERE: Mapping[str, dict[str, Any]] = {

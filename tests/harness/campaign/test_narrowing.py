@@ -178,7 +178,7 @@ def test_a_name_with_head_dims_claims_these_alone():
     told = introduce("twin.fp16@64,128", "quick")
     assert [claim for claim in told.claims if claim.startswith("head_dim")] == ["head_dim 64", "head_dim 128"]
     assert registry.find("twin.fp16+stale_v@64").fault is not None
-    with pytest.raises(ValueError, match=r"triton_tutorial.* takes head_dim 64, not 128"):
-        registry.find("twin.triton_tutorial.fp16@128")
+    with pytest.raises(ValueError, match=r"triton_unscaled.* takes head_dim 64, not 128"):
+        registry.find("twin.triton_unscaled.fp16@128")
     with pytest.raises(ValueError, match="are numbers"):
         registry.find("twin.fp16@wide")

@@ -179,7 +179,7 @@ def test_what_would_be_ignored_is_refused(arguments, words):
     [
         ("twin.flash3.bf16", "pack_gqa", (), {"nheads": 2}, "packed heads must share kv heads, got 2 heads on 2"),
         ("twin.fp16", "position", (3,), {}, "a place must change, got 3 places of 3"),
-        ("twin.triton_tutorial.fp16", "batch", (2,), {"causal": True}, "does not claim causal"),
+        ("twin.triton_unscaled.fp16", "batch", (2,), {"causal": True}, "does not claim causal"),
     ],
 )
 def test_a_comparison_of_nothing_says_why(kernel, axis, values, sizes, words):

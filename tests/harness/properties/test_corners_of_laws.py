@@ -64,9 +64,9 @@ CORNERS = {
         (),
         {},
     ),
-    "the tutorial rescales where no maximum moved": (
+    "unscaled maxima rescale where none moved": (
         "error_within_bound_on_long_rows",
-        "twin.triton_tutorial.fp16",
+        "twin.triton_unscaled.fp16",
         ONE | {"seqlen_q": 64, "seqlen_k": 2048},
         Recipe("normal", (("std", 8.0),), 0),
         (),
@@ -100,7 +100,7 @@ def test_sound_kernels_pass_in_corners_of_a_law(corner):
     ("corner", "other"),
     [
         ("FlashAttention-2 weighs splits by a rounded lse of thousands", {"combine": "sum"}),
-        ("the tutorial rescales where no maximum moved", {"rescale": "always"}),
+        ("unscaled maxima rescale where none moved", {"rescale": "always"}),
     ],
 )
 def test_bound_needs_the_order_that_the_kernel_has(corner, other):

@@ -161,7 +161,7 @@ def test_the_twin_of_official_flashattention_3_loses_what_the_library_lost():
         assert record["rel_rmse"] == pytest.approx(table[where], rel=0.1), where
     longest = max(u["seqlen_k"] for u in accumulator_loss.of_kernel(kernel, "release", 0))
     assert longest == 1 << 20
-    assert accumulator_loss.measure("twin.triton_tutorial.fp16", 1.0, 2048, 16, 0) == []  # rows in whole tiles alone
+    assert accumulator_loss.measure("twin.triton_unscaled.fp16", 1.0, 2048, 16, 0) == []  # rows in whole tiles alone
 
 
 def test_a_planted_tile_fault_shows_as_tile_structure():

@@ -104,7 +104,7 @@ def test_a_plan_is_made_without_numba():
         ("flash3", {"head_dim_v": 64}, "no kernel has head_dim 128 with head_dim_v 64"),
         ("flash2", {"window": (9, 9)}, "it takes no window"),
         ("cudnn", {"seqlen_q": 1}, "one query runs another kernel"),
-        ("triton_tutorial", {"seqlen_k": 100}, "multiples of 64"),
+        ("triton_unscaled", {"seqlen_k": 100}, "multiples of 64"),
         ("flash4", {}, "no bits of this family are known"),
     ],
 )
@@ -121,8 +121,8 @@ def test_a_schedule_that_nobody_knows_is_not_made_up():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_are_split_only_where_the_family_has_a_kernel_for_it(name):
     """Parts would be merged in an order that no kernel has."""
-    config = default_config(problem("bf16", 128 if name != "triton_tutorial" else 64), family=name, num_splits=1)
-    if name in ("cudnn", "triton_tutorial"):
+    config = default_config(problem("bf16", 128 if name != "triton_unscaled" else 64), family=name, num_splits=1)
+    if name in ("cudnn", "triton_unscaled"):
         with pytest.raises(ValueError, match="does not split keys, got num_splits 2"):
             replace(config, num_splits=2)
     else:

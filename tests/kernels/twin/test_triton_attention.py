@@ -13,12 +13,12 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from tests.kernels import device_inputs as device
 
-ORDER = FAMILIES["triton_tutorial"].order
+ORDER = FAMILIES["triton_unscaled"].order
 # The e4m3 kernel takes alpha from the difference of maxima; its LSE, which keeps the offset of P, is not compared.
 ORDER_E4M3 = replace(ORDER, rescale="of_difference")
 CONFIGS = {
-    "fp16": Config("fp16", 64, 64, 64, family="triton_tutorial"),
-    "bf16": Config("bf16", 64, 64, 64, family="triton_tutorial"),
+    "fp16": Config("fp16", 64, 64, 64, family="triton_unscaled"),
+    "bf16": Config("bf16", 64, 64, 64, family="triton_unscaled"),
     "e4m3": Config("e4m3", 64, 64, 64, family="flash3"),
 }
 MISTAKES = [("keys", "right_to_left"), ("rescale", "of_difference"), ("row_sum", "block_serial"), ("lse", "log2")]
