@@ -193,7 +193,7 @@ def run(settings: Settings, sanitizer: Path, tell: Callable[[str], None]) -> Exa
     """Run launches under tools, several processes at a time; kernels of other packages are not examined."""
     jobs = [(tool, name) for tool in settings.tools for name in settings.launches]
     names = [name for _, name in jobs]
-    commands = [_command(sanitizer, tool) for tool in settings.tools for _ in settings.launches]
+    commands = [_command(sanitizer, tool, name) for tool, name in jobs]
     texts = []
     with processes(settings.workers) as pool:
         for job, text in zip(jobs, pool.map(partial(_printed, seconds=settings.seconds), commands, names), strict=True):
@@ -212,9 +212,12 @@ def run(settings: Settings, sanitizer: Path, tell: Callable[[str], None]) -> Exa
     return Examined(rows, cut)
 
 
-def _command(sanitizer: Path, tool: Tool) -> list[str]:
+def _command(sanitizer: Path, tool: Tool, name: str) -> list[str]:
     command = [str(sanitizer), "--tool", tool, "--print-limit", str(MOST), "--show-backtrace", "no"]
-    command += ["--kernel-name-exclude", "kernel_substring=at"]  # torch's own, in namespace at
+    if _named(name).function == "append":  # attention runs behind it, whose kernels have launches of their own
+        command += ["--kernel-name", "kernel_substring=append"]
+    else:
+        command += ["--kernel-name-exclude", "kernel_substring=at"]  # torch's own, in namespace at
     return command + (["--racecheck-report", "hazard"] if tool == "racecheck" else [])
 
 
