@@ -68,6 +68,16 @@ def flash4_refuses(problem: AttentionProblem) -> str:
     return ""
 
 
+def _sglang_refuses(problem: AttentionProblem) -> str:
+    """Return what the operator refuses where keys are appended: it compares the queries with the cache, not the keys.
+
+    Places behind the last key, of which a cache may have some, are left out of account.
+    """
+    q, k = problem.seqlen_q, problem.seqlen_k
+    is_refused = problem.cache is not None and problem.cache.new and q > k
+    return f"keys are appended in calls of no more queries than keys, got {q} and {k}" if is_refused else ""
+
+
 def _flex_refuses(problem: AttentionProblem) -> str:
     """Return what the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
 
@@ -108,7 +118,7 @@ class Peer:
         The order of its backward, :func:`fa3verify.operations.backward.model_of` where its family's is known; without
         it the backward is neither judged nor timed.
     refuses : callable
-        For those without a family, as :attr:`fa3_kernels.plan.family.Traits.refuses`.
+        What it refuses beside what its family does, as :attr:`fa3_kernels.plan.family.Traits.refuses`.
     binary, package : str
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.
@@ -217,6 +227,7 @@ PEERS: dict[str, Peer] = {
         ("bf16", "e4m3"),
         family="sglang",
         choices=("num_splits",),
+        refuses=_sglang_refuses,
         binary="sgl.so",
         serves=True,
         is_timed=False,

@@ -53,9 +53,12 @@ def _page(trial: Trial, name: str = "page_size") -> int:
 
 
 def _behind(setup: Setup, trial: Trial) -> Found:
-    plain = _stored(setup, Cache(_page(trial)))
-    poisoned = _stored(setup, Cache(_page(trial), behind="nan"))
-    yield from _same(plain, poisoned, "NaN behind every sequence and in spare pages against other garbage there")
+    rows = {0} if "seqused_k" in setup.candidate.features else set()
+    for size in sorted({_page(trial), *rows}):  # another path copies rows, of a kernel that takes both
+        plain = _stored(setup, Cache(size))
+        poisoned = _stored(setup, Cache(size, behind="nan"))
+        where = f"and in spare pages of {size} keys" if size else "in a row"
+        yield from _same(plain, poisoned, f"NaN behind every sequence {where} against other garbage there")
 
 
 def _anywhere(setup: Setup, trial: Trial) -> Found:

@@ -97,8 +97,8 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
     if candidate is None:
         out = forward(problem, operands, ideal=frozenset({"pv"})).out
     else:
-        returned: Any = candidate.run(problem, operands, candidate.configure(problem))
-        out = returned.out
+        config = candidate.configure(problem)
+        out = operations.find(operations.FORWARD).named(candidate.run(problem, operands, config), problem, config)["out"]
     out = out.astype(np.float64)
     gain = float(np.sum(out * truth) / np.sum(truth * truth)) - 1
     return [

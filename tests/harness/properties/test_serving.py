@@ -45,6 +45,11 @@ def _leaking(q, k_cache, v_cache, **given):
     return out + 0 * k_cache.astype(np.float32).sum().astype(out.dtype), lse
 
 
+def _leaking_in_rows(q, k_cache, v_cache, **given):
+    """Fills what lies behind the keys of a page with zeros, and what lies behind those of a row with nothing."""
+    return (kernels.cached if "page_table" in given else _leaking)(q, k_cache, v_cache, **given)
+
+
 def _by_place(q, k_cache, v_cache, **given):
     """Rounds by where a page lies."""
     out, lse = kernels.cached(q, k_cache, v_cache, **given)
@@ -100,6 +105,11 @@ MISTAKES = {
 def test_a_mistake_of_serving_breaks_its_law_without_bits(name):
     function, features = MISTAKES[name]
     assert _status(name, _candidate(function, features, name="wrong", bitwise=())) == "fail"
+
+
+def test_what_lies_behind_is_asked_in_rows_of_a_kernel_that_takes_pages_as_well():
+    wrong = _candidate(_leaking_in_rows, BOTH, name="wrong", bitwise=())
+    assert _status("what_lies_behind_never_matters", wrong) == "fail"
 
 
 def test_laws_of_serving_are_not_asked_of_kernels_that_do_not_serve():
