@@ -7,7 +7,6 @@ mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -15,6 +14,7 @@ import xarray as xr
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import QuantScheme
+from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
@@ -98,7 +98,8 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
         out = forward(problem, operands, ideal=frozenset({"pv"})).out
     else:
         config = candidate.configure(problem)
-        out = operations.find(operations.FORWARD).named(candidate.run(problem, operands, config), problem, config)["out"]
+        returned = candidate.run(problem, operands, config)
+        out = operations.find(operations.FORWARD).named(returned, problem, config)["out"]
     out = out.astype(np.float64)
     gain = float(np.sum(out * truth) / np.sum(truth * truth)) - 1
     return [
