@@ -251,8 +251,8 @@ class Candidate:
             return None
         try:
             own = self.configure(copy(problem))
-        except ValueError:  # as the run will say
-            return None
+        except ValueError as error:
+            return one_line(error)
         if chosen(own, config, self.changeable) is not None:
             return None
         return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"

@@ -19,7 +19,7 @@ from fa3_reports.bits.record import chosen
 from fa3_reports.recordings import Recorded, refusal
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.known import flash3_serving, launches
+from fa3verify.known import flash3_serving, launches, registry
 from fa3verify.known.peers import PEERS
 
 pytestmark = pytest.mark.optional
@@ -162,3 +162,14 @@ def test_keys_that_lie_in_no_cache_are_packed(monkeypatch, problem) -> None:
     truth = attention(problem, *operands.dequantized(problem))
     np.testing.assert_allclose(out.numpy(), truth.out, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(lse.numpy(), truth.lse, rtol=1e-12)
+
+
+def test_appending_more_queries_than_keys_is_not_asked_of_a_build_that_refuses_it():
+    """The operator holds the queries, and not the new keys, against the places of the cache."""
+    sizes = {"nheads": 1, "nheads_kv": 1, "head_dim": 128, "dtype": "bf16", "causal": True}
+    refused, taken = (AttentionProblem.varlen((n,), (5,), cache=Cache(16, new=(2,)), **sizes) for n in (6, 5))
+    kernel = registry.find("sglang.bf16")
+    config = kernel.config_for(taken)
+    assert "no more queries than keys" in kernel.refusal(refused)
+    assert "no more queries than keys" in kernel.unreachable(refused, config)  # where a property comes to such a call
+    assert kernel.refusal(taken) is kernel.unreachable(taken, config) is None

@@ -109,7 +109,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     assert kernel.unreachable(two, replace(config, num_splits=3)) is None
     assert "num_splits and pack_gqa" in kernel.unreachable(one, config)
     assert twin.unreachable(one, config) is None  # it runs whatever it is told
-    assert kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config) is None  # refused by the run, in words
+    assert "multiple of 8" in kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config)  # takes it in none
 
     def run(problem, operands, config):
         peer_kernels.options_of("flash3", problem, config)
