@@ -14,6 +14,7 @@ from fa3verify.report.svg import GRID, INK, MUTED, SERIES, log_axis, new_figure
 from fa3verify.timed.ratios import geometric_mean
 
 WIDTH = 4.2  # inches: a third of the page, and a phone's width at full size
+NARROW = 3.1  # a quarter of the page
 KINDS = {"wait": MUTED, "issue": SERIES[0], "vector": SERIES[2], "copy": SERIES[1]}  # of bars of a timeline
 
 
@@ -23,18 +24,12 @@ def drawn(name: str, alt: str, draw: Callable[[], Any]) -> Drawing:
         return Drawing(name, svg.render(draw(), f"f-{name}", alt), alt)
 
 
-def draw_speed(
-    name: str, title: str, cells: Sequence[Any], limit: Callable[[Any], float | None] | None = None
-) -> Drawing:
-    """Draw TFLOP/s over lengths: one axis for each mask, one line for each kernel, the limit dashed.
-
-    Without a limit drawings are narrower, so that four stand side by side, and the axes have no titles.
-    """
+def draw_speed(name: str, title: str, cells: Sequence[Any]) -> Drawing:
+    """Draw TFLOP/s over lengths: one axis for each mask, one line for each kernel."""
     masks = sorted({cell.causal for cell in cells})
 
     def draw() -> Any:
-        width = WIDTH if limit else 3.1
-        figure = new_figure(width=width, height=0.5 + width * 0.43 * len(masks))
+        figure = new_figure(width=NARROW, height=0.5 + NARROW * 0.43 * len(masks))
         axes = figure.subplots(len(masks), 1, sharex=True, squeeze=False)[:, 0]
         lengths = sorted({cell.seqlen for cell in cells})
         for ax, mask in zip(axes, masks, strict=True):
@@ -50,16 +45,11 @@ def draw_speed(
                     label=shown.short,
                     zorder=3 if kernel.startswith("gluon") else 2,
                 )
-            bound = [(c.seqlen, top) for c in of if limit and (top := limit(c))]
-            if bound:
-                ax.plot(*zip(*bound, strict=True), color=INK, linestyle=(0, (4, 3)), linewidth=0.9, label="limit")
             log_axis(ax, "x", base=2)
             ax.set_xticks(lengths)
             ax.set_ylim(bottom=0)
             ax.locator_params(axis="y", nbins=5)
             ax.set_title(f"{title.rpartition(', ')[2]}, {'causal' if mask else 'dense'}")
-            ax.set_ylabel("TFLOP/s" if limit else "")
-        axes[-1].set_xlabel("sequence length" if limit else "")
         legend = {"loc": "outside lower center", "ncols": 3, "columnspacing": 0.9, "handlelength": 1.5}
         figure.legend(*axes[0].get_legend_handles_labels(), **legend)
         return figure
@@ -129,10 +119,8 @@ def draw_curves(
     title: str,
     axes: tuple[str, str],
     curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    log: str = "xy",
 ) -> Drawing:
-    """Draw curves of kernels over keys or steps; powers of two along x where it is logarithmic."""
+    """Draw curves of kernels over keys, powers of two along x."""
 
     def draw() -> Any:
         figure = new_figure(width=WIDTH, height=3.3)
@@ -142,11 +130,9 @@ def draw_curves(
             marker = shown.marker if len(curves[kernel]) < 20 else ""
             style: Any = {"color": shown.colour, "marker": marker, "linestyle": shown.line, "label": shown.title}
             ax.plot(*zip(*curves[kernel], strict=True), **style)
-        if "x" in log:
-            log_axis(ax, "x", base=2)
-            ax.set_xticks(sorted({x for pairs in curves.values() for x, _ in pairs}))
-        if "y" in log:
-            log_axis(ax, "y")
+        log_axis(ax, "x", base=2)
+        log_axis(ax, "y")
+        ax.set_xticks(sorted({x for pairs in curves.values() for x, _ in pairs}))
         ax.set(xlabel=axes[0], ylabel=axes[1], title=title)
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, columnspacing=1.2)
         return figure

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fa3_reports.device import accuracy, speed
 from fa3_reports.device.blocks import Drawing, Figure, Section, fixed, whole
-from fa3_reports.device.figures import draw_strips
+from fa3_reports.device.figures import draw_speed, draw_strips
 from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.keys import why_stale
 from fa3_reports.device.source import Source
@@ -28,12 +28,18 @@ PASSES = (("forward", "bf16"), ("forward", "e4m3"), ("backward", "fp16"), ("forw
 OPEN = 3  # of the passes: the other two look like them
 GRIDS = {"forward": ("paper", "widths"), "backward": ("backward", "backward_widths")}
 COLOURS = {"fp16": SERIES[0], "bf16": SERIES[2], "e4m3": SERIES[1]}
-PAGES = {"pages of 16 keys": SERIES[0], "of 64": SERIES[2], "of 256": SERIES[1]}
+BESIDE = {"counted": SERIES[0], "simulated": SERIES[2]}
+PAGES = {16: "pages of 16 keys", 64: "of 64", 256: "of 256"}
 SERVING = "serving/serving.json"
 OF_TORCH = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3"}
 BUILDS = ("vllm", "sglang")
 HOST = "speed/host/host.csv"
 OVERLAP = "simulator/overlap/overlap.md"
+MEASURES = {  # columns of its first table: title and axis of a drawing
+    "T_tensor / T": ("Tensor cores at work", "share of the time"),
+    "softmax hidden": ("Softmax hidden", "share of its work"),
+    "kilocycles": ("Time", "thousand cycles"),
+}
 FASTEST = "the fastest other"
 FASTER = "Right of the line ours is faster. A dot is a shape, a bar the geometric mean."
 SITUATIONS = {
@@ -42,11 +48,6 @@ SITUATIONS = {
     "varlen": "packed sequences",
     "compiled": "torch.compile",
     "graph": "a CUDA graph, replayed",
-}
-MEASURES = {
-    "T_tensor / T": ("Tensor cores at work", "share of the time"),
-    "softmax hidden": ("Softmax hidden", "share of its work"),
-    "kilocycles": ("Time", "thousand cycles"),
 }
 
 
@@ -124,33 +125,38 @@ def passes(source: Source) -> list[Pass]:
     return [each for each in found if any(len({c.seqlen for c in run.bench.cells}) > 1 for run in each.runs)]
 
 
+def grouped(found: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, list[float]]]:
+    """Collect values by row and group, in the order in which they come."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for row, group, value in found:
+        rows.setdefault(row, {}).setdefault(group, []).append(value)
+    return rows
+
+
+def _ratios(
+    name: str, title: str, found: Iterable[tuple[str, str, float]], colours: Mapping[str, str] = COLOURS
+) -> list[Drawing]:
+    """Draw ratios by row and group, where there are any."""
+    rows = grouped(found)
+    return [draw_strips(name, title, "speed over the fastest other", rows, colours)] if rows else []
+
+
 def at_a_glance(source: Source, every: Sequence[Pass]) -> Section:
     """The first figure: how fast ours are over the fastest other kernel, by pass and head_dim, and over pages."""
     drawings = []
     for what in GRIDS:
-        rows: dict[str, dict[str, list[float]]] = {}
-        for one in (one for one in every if one.what == what):
-            for cell, ratio in one.ratios():
-                rows.setdefault(f"head_dim {cell.width}", {}).setdefault(one.dtype, []).append(ratio)
-        if rows:
-            ordered = dict(sorted(rows.items(), key=lambda item: _by_width(item[0])))
-            drawings.append(_ratios(f"glance-{what}", what.capitalize(), ordered, COLOURS))
-    data = tuple(dict.fromkeys(path for one in every for path in one.paths(is_whole=True)))
-    if source.has(SERVING):
-        rows = {}
-        for row in _served(source):
-            rows.setdefault(row["kind"], {}).setdefault(row["dtype"], []).append(row["ratio"])
-        drawings.append(_ratios("glance-pages", "Keys in pages of a cache", rows, COLOURS))
-        data = (*data, SERVING)
+        found = [(cell, one.dtype, ratio) for one in every if one.what == what for cell, ratio in one.ratios()]
+        found.sort(key=lambda each: _by_width(each[0].width))
+        by_width = ((f"head_dim {cell.width}", dtype, ratio) for cell, dtype, ratio in found)
+        drawings += _ratios(f"glance-{what}", what.capitalize(), by_width)
+    served = _served(source)
+    by_kind = ((row["kind"], row["dtype"], row["ratio"]) for row in served)
+    drawings += _ratios("glance-pages", "Keys in pages of a cache", by_kind)
+    data = dict.fromkeys(path for one in every for path in one.paths(is_whole=True))
     title = "Speed of ours over the fastest other kernel of the same run"
     reading = f"{FASTER} fp16, bf16 and e4m3 are formats of numbers; e4m3 has 8 bits."
-    return Section("glance", "", (), [Figure("glance", title, drawings, data, reading)] if drawings else ())
-
-
-def _ratios(
-    name: str, title: str, rows: Mapping[str, Mapping[str, Sequence[float]]], colours: Mapping[str, str]
-) -> Drawing:
-    return draw_strips(name, title, "speed over the fastest other", rows, colours)
+    figure = Figure("glance", title, drawings, (*data, *([SERVING] if served else [])), reading)
+    return Section("glance", "", (), [figure] if drawings else ())
 
 
 def charts(every: Sequence[Pass]) -> Section:
@@ -163,12 +169,17 @@ def charts(every: Sequence[Pass]) -> Section:
             f"16 thousand tokens, 2,048 channels in all heads, cool bursts.{added} Clocks, and how much of this GPU's "
             "limit it is: [all tables](DETAILS.md)."
         )
-        drawings = speed.curves(f"{one.what}-{one.dtype}", one.title, one.cells())
-        figure = Figure(
-            f"{one.what}-{one.dtype}", f"{one.title}: TFLOP/s over sequence length", drawings,
-            one.paths(is_whole=True), reading,
-        )  # fmt: skip
-        blocks.append(replace(figure, others=one.paths(is_whole=False), abreast=4, fold=i >= OPEN))
+        by_width: dict[str, list[Cell]] = {}
+        for cell in one.cells():
+            by_width.setdefault(cell.width, []).append(cell)
+        name = f"{one.what}-{one.dtype}"
+        drawings = [
+            draw_speed(f"{name}-d{width.replace('/', '-')}", f"{one.title}, head_dim {width}", cells)
+            for width, cells in by_width.items()
+        ]
+        title = f"{one.title}: TFLOP/s over sequence length"
+        figure = Figure(name, title, drawings, one.paths(is_whole=True), reading, abreast=4, fold=i >= OPEN)
+        blocks.append(replace(figure, others=one.paths(is_whole=False)))
     text = [
         "All kernels of a shape are timed in turns on the same operands, and a kernel of ours has a speed only where "
         "its outputs have the bits of its twin. FLOP are counted as the paper counts them."
@@ -205,110 +216,96 @@ def _table(every: Sequence[Pass]) -> PageTable:
 
 
 def _served(source: Source) -> list[dict[str, Any]]:
-    """Return the calls over pages, each with its ratio to the faster of the builds that serve."""
+    """Return the calls over pages, if there are any, each with its ratio to the faster of the builds that serve."""
     found = []
-    for row in source.json(SERVING)["rows"]:
+    for row in source.json(SERVING)["rows"] if source.has(SERVING) else ():
         queries = row["queries"]
-        kind = "1 query" if queries == 1 else f"{queries} queries" if queries < 16 else "prompts, chunks"
         heads = "" if row["heads_kv"] == 8 else f", {row['heads_kv']} head of keys"
         shape = f"{row['batch']}{' ragged' if row['is_ragged'] else ''} x {row['keys']:,}{heads}"
-        ratio = min(row["us"][name] for name in BUILDS if name in row["us"]) / row["us"]["ours"]
-        page = next(name for name in PAGES if f"of {row['page_size']}" in name)
         found.append(
-            {"dtype": OF_TORCH[row["dtype"]], "kind": kind, "ratio": ratio, "page": page}
+            {"dtype": OF_TORCH[row["dtype"]], "page": PAGES[row["page_size"]]}
+            | {"kind": "1 query" if queries == 1 else f"{queries} queries" if queries < 16 else "prompts, chunks"}
             | {"shape": shape if queries == 1 else f"{shape}, {queries} queries"}
+            | {"ratio": min(row["us"][name] for name in BUILDS if name in row["us"]) / row["us"]["ours"]}
         )
     return found
 
 
 def decoding(source: Source) -> Section:
-    """Ratios over pages and rows of a cache by shape, and what a model that decodes takes."""
+    """Ratios over pages and over a cache in one piece by shape."""
+    served = _served(source)
+    colours = dict(zip(PAGES.values(), COLOURS.values(), strict=True))
     drawings = []
-    data = []
-    blocks: list[Any] = []
-    if source.has(SERVING):
-        served = _served(source)
-        data.append(SERVING)
-        for dtype in OF_TORCH.values():
-            of: dict[str, dict[str, list[float]]] = {}
-            for row in (row for row in served if row["dtype"] == dtype):
-                of.setdefault(row["shape"], {}).setdefault(row["page"], []).append(row["ratio"])
-            drawings.append(_ratios(f"pages-{dtype}", f"Pages, {dtype}: batch x keys", of, PAGES))
-        blocks.append(_sums(served))
-    rows: dict[str, dict[str, list[float]]] = {}
-    for bench in speed.benches(source, ("decode",)):
-        for cell in bench.cells:
-            if not math.isnan(ratio := cell.ratio("gluon", cell.best_peer())):
-                shape = f"{cell.row['batch']} x {cell.seqlen:,}"
-                rows.setdefault(shape, {}).setdefault(bench.dtype, []).append(ratio)
-        data.append(bench.path)
-    if rows:
-        drawings.append(_ratios("decode", "Cache in one piece: batch x keys", rows, COLOURS))
+    for dtype in OF_TORCH.values():
+        found = ((row["shape"], row["page"], row["ratio"]) for row in served if row["dtype"] == dtype)
+        drawings += _ratios(f"pages-{dtype}", f"Pages, {dtype}: batch x keys", found, colours)
+    runs = speed.benches(source, ("decode",))
+    cells = [(cell, bench.dtype, cell.ratio("gluon", cell.best_peer())) for bench in runs for cell in bench.cells]
+    found = ((f"{c.row['batch']} x {c.seqlen:,}", dtype, ratio) for c, dtype, ratio in cells if not math.isnan(ratio))
+    drawings += _ratios("decode", "Cache in one piece: batch x keys", found)
+    if not drawings:
+        return Section("decoding", "Decoding and pages")
+    data = (*([SERVING] if served else []), *dict.fromkeys(bench.path for bench in runs))
     title = "One new token a call: speed over the fastest other build"
     reading = f"{FASTER} 32 heads, of keys 8, head_dim 128."
-    if drawings:
-        figure = Figure("decoding", title, drawings, tuple(dict.fromkeys(data)), reading)
-        blocks.insert(0, figure)
     text = ["The others are the builds of vLLM and SGLang over pages; in one piece FlashAttention-3 and cuDNN."]
-    return Section("decoding", "Decoding and pages", text if blocks else (), blocks)
+    blocks = [Figure("decoding", title, drawings, data, reading), *_sums(served)]
+    return Section("decoding", "Decoding and pages", text, blocks)
 
 
-def _sums(served: Iterable[Mapping[str, Any]]) -> PageTable:
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in served:
-        groups.setdefault((row["dtype"], row["kind"]), []).append(row["ratio"])
+def _sums(served: Sequence[Mapping[str, Any]]) -> list[PageTable]:
     rows = [
-        {"dtype": dtype, "kind": kind, "mean": geometric_mean(ratios), "worst": min(ratios), "shapes": len(ratios)}
-        for (dtype, kind), ratios in groups.items()
+        {"dtype": dtype, "kind": kind, "shapes": len(of), "mean": geometric_mean(of), "worst": min(of)}
+        for dtype, kinds in grouped((row["dtype"], row["kind"], row["ratio"]) for row in served).items()
+        for kind, of in kinds.items()
     ]
     columns = [PageColumn("dtype", "dtype"), PageColumn("calls", "kind"), PageColumn("shapes", "shapes", whole)]
     columns += [PageColumn("mean", "mean", fixed(2)), PageColumn("slowest", "worst", fixed(2))]
     note = "Speed over the faster of the two builds. [All shapes, and what a call costs the host](serving/README.md)."
-    return PageTable("pages", "Over pages, by kind of call", columns, rows, (SERVING,), note, fold=True)
+    title = "Over pages, by kind of call"
+    return [PageTable("pages", title, columns, rows, (SERVING,), note, fold=True)] if rows else []
 
 
 def errors(source: Source, every: Sequence[Pass]) -> Section:
     """The error of every kernel beside each other's, and what is lost over long keys."""
-    found: dict[str, dict[str, list[float]]] = {}
-    titles: dict[str, str] = {}
-    data: dict[str, None] = {}
-    for one in sorted(every, key=lambda one: (one.what != "forward", one.dtype)):
-        titles[f"{one.what}_{one.dtype}"] = one.title
-        for path in one.paths(is_whole=True):
-            rows = [r for r in source.rows(path) if r["grid"] in GRIDS[one.what] and r["dtype"] == one.dtype]
-            for row in (row for row in rows if row["rel_rmse"]):
-                of = found.setdefault(row["kernel"], {}).setdefault(f"{one.what}_{one.dtype}", [])
-                of.append(float(row["rel_rmse"]))
-                data[path] = None
-    blocks: list[Any] = [block for block in accuracy.section(source).blocks if isinstance(block, Figure)]
-    if found:
-        columns = [PageColumn("kernel", "kernel"), *(PageColumn(title, key, number) for key, title in titles.items())]
-        means = [
-            {"kernel": look(name).title} | {key: geometric_mean(values) for key, values in found[name].items()}
-            for name in in_order(found)
-        ]
-        note = "Against float64 attention of the same operands, normal inputs; geometric mean over the shapes."
-        blocks.append(PageTable("errors", "Relative RMSE of outputs and gradients", columns, means, tuple(data), note))
-    return Section("errors", "Accuracy", (), blocks)
+    found = [
+        (path, row["kernel"], one.title, float(row["rel_rmse"]))
+        for one in sorted(every, key=lambda one: (one.what != "forward", one.dtype))
+        for path in one.paths(is_whole=True)
+        for row in source.rows(path)
+        if row["grid"] in GRIDS[one.what] and row["dtype"] == one.dtype and row["rel_rmse"]
+    ]
+    by_kernel = grouped(each[1:] for each in found)
+    titles = dict.fromkeys(title for _, _, title, _ in found)
+    columns = [PageColumn("kernel", "kernel"), *(PageColumn(title, title, number) for title in titles)]
+    rows = [
+        {"kernel": look(name).title} | {title: geometric_mean(values) for title, values in by_kernel[name].items()}
+        for name in in_order(by_kernel)
+    ]
+    note = "Against float64 attention of the same operands, normal inputs; geometric mean over the shapes."
+    data = tuple(dict.fromkeys(path for path, *_ in found))
+    table = PageTable("errors", "Relative RMSE of outputs and gradients", columns, rows, data, note)
+    figures = [block for block in accuracy.section(source).blocks if isinstance(block, Figure)]
+    return Section("errors", "Accuracy", (), [*figures, *([table] if rows else [])])
 
 
 def overlap(source: Source) -> Section:
     """How much of a launch the tensor cores work, and how much of the softmax is hidden: counted beside simulated."""
     if not source.has(OVERLAP):
         return Section("overlap", "Overlap")
-    shown: dict[str, dict[str, dict[str, list[float]]]] = {}
     table = source.markdown(OVERLAP)[0]
-    for told in (dict(zip(table.columns, cells, strict=True)) for cells in table.rows):
-        kernel = look(told["kernel"]).short.split(" (")[0]
-        row = " ".join([*told["problem"].split()[:2], kernel])
-        for name in MEASURES:
-            counted, simulated = map(float, told[name].split(" / "))
-            shown.setdefault(name, {})[row] = {"counted": [counted], "simulated": [simulated]}
-    colours = {"counted": SERIES[0], "simulated": SERIES[2]}
-    drawings = [
-        draw_strips(f"overlap-{name.split()[0].lower()}", title, axis, shown[name], colours, is_ratio=False)
-        for name, (title, axis) in MEASURES.items()
-    ]
+    launches = [dict(zip(table.columns, cells, strict=True)) for cells in table.rows]
+    drawings = []
+    for name, (title, axis) in MEASURES.items():
+        found = [
+            (f"{problem} {look(told['kernel']).short.split(' (')[0]}", what, float(figure))
+            for told in launches
+            for problem in (" ".join(told["problem"].split()[:2]),)
+            for what, figure in zip(BESIDE, told[name].split(" / "), strict=True)
+        ]
+        drawings.append(
+            draw_strips(f"overlap-{title[:4].lower()}", title, axis, grouped(found), BESIDE, is_ratio=False)
+        )
     reading = (
         "Forward, dense, 8,192 tokens. Kernels compute the softmax of one tile while the tensor cores multiply "
         "another; hidden is the share of its work that costs no time. The simulator knows microbenchmarks of this GPU "
@@ -319,18 +316,16 @@ def overlap(source: Source) -> Section:
 
 
 def host(source: Source) -> Section:
-    """What a call costs the host before the GPU does anything."""
-    if not source.has(HOST):
-        return Section("host", "Cost of the host")
-    found: dict[str, dict[str, float]] = {}
-    every = source.rows(HOST)
-    last = max(int(row["run"]) for row in every)
-    for row in (row for row in every if int(row["run"]) == last):
-        kernel = row["kernel"].partition(".")[0]
-        found.setdefault(row["situation"], {})[kernel] = float(row["median_us"])
-    rows = [{"situation": SITUATIONS.get(name, name)} | of for name, of in found.items()]
+    """What a call costs the host before the GPU does anything, in the last run."""
+    rows = source.rows(HOST) if source.has(HOST) else []
+    last = max((int(row["run"]) for row in rows), default=0)
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for row in rows if int(row["run"]) == last):
+        of = found.setdefault(row["situation"], {"situation": SITUATIONS.get(row["situation"], row["situation"])})
+        of[row["kernel"].partition(".")[0]] = float(row["median_us"])
     columns = [PageColumn("call", "situation"), PageColumn("ours", "gluon", fixed(1))]
     columns += [PageColumn("FlashAttention-3 (fa3-fwd)", "flash3", fixed(1)), PageColumn("torch", "torch", fixed(1))]
-    note = "Medians of the last run. [Every run](DETAILS.md), [how it was measured](speed/host/host.md)."
+    note = "Medians of the last run. [All runs, and how they were made](speed/host/host.md)."
     title = "Host time of a call before the GPU does anything, microseconds"
-    return Section("host", "Cost of the host", (), [PageTable("host-us", title, columns, rows, (HOST,), note)])
+    table = PageTable("host", title, columns, list(found.values()), (HOST,), note)
+    return Section("host", "Cost of the host", (), [table] if rows else ())

@@ -27,10 +27,10 @@ from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES as OF_RUNS
 from fa3verify.report.build import environment, stylesheet
-from fa3verify.report.notation import count, number
+from fa3verify.report.notation import count
 from fa3verify.report.tables import PageColumn, PageTable
 
-SCHEMA = "fa3verify.device/1"
+SCHEMA = "fa3verify.device/2"
 TEMPLATES = Path(__file__).with_name("templates")
 HAND_WRITTEN = "page.toml"
 PAGE = "report.html"
@@ -111,7 +111,7 @@ def render(folder: Path) -> dict[str, str]:
     ]
     details = [
         evidence.bits(source),
-        speed.section(source, machine, {run.bench.name for one in every for run in one.runs if run.is_whole}),
+        speed.section(source, machine),
         speed.sustained(source, machine),
         speed.others(source),
         accuracy.section(source),
@@ -130,7 +130,7 @@ def render(folder: Path) -> dict[str, str]:
         "link": source.link,
         "conclusions": conclusions(source, hand["conclusions"], tables),
         "measured": measured(tables["provenance"]),
-        "headlines": headlines(list(tables.values())),
+        "more": conclusions(source, hand["more"], tables),
         "stale": _by_reason(reasons),
         "stale_files": len(reasons),
         "method": METHOD,
@@ -138,7 +138,7 @@ def render(folder: Path) -> dict[str, str]:
         "script": (TEMPLATES / "sort.js").read_text("utf-8"),
     }
     css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
-    files = {FACTS: json_text(_facts(source, hand, context["headlines"]))}
+    files = {FACTS: json_text(_facts(source, hand, [*context["conclusions"], *context["more"]]))}
     for sections, page, markdown in ((shown, PAGE, MARKDOWN), (details, DETAILS, DETAILS_MARKDOWN)):
         own = context | {"sections": sections, "is_front": page == PAGE}
         text = _template("device.md.j2", autoescape=False).render(own)
@@ -224,63 +224,14 @@ def _template(name: str, *, autoescape: bool) -> jinja2.Template:
     return made.get_template(name)
 
 
-def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
+def _facts(source: Source, hand: Mapping[str, Any], told: Sequence[Conclusion]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "title": hand["title"],
-        "headlines": told,
+        "conclusions": [{"text": each.text, "stale": each.stale} for each in told],
         "drawn_with": {name: importlib.metadata.version(name) for name in DRAWN_WITH},
         "sources": dict(sorted(source.used.items())),
     }
-
-
-def headlines(tables: list[PageTable]) -> list[str]:
-    """Return what a reader wants first, each from the table that it stands in; stale ones say so."""
-    told = ((table, line) for table in tables for line in _told(table))
-    return [f"{line} (stale)." if table.stale else f"{line}." for table, line in told]
-
-
-def _told(table: PageTable) -> list[str]:
-    """Return the headlines of one table, without the full stop."""
-
-    def total(key: str) -> int:
-        return sum(int(row[key]) for row in table.rows)
-
-    if table.name.startswith("bits-") and any("differing" in row for row in table.rows) and "cases" in table.rows[0]:
-        totals = [row for row in table.rows if row.get("feature", "all") == "all"]
-        keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
-        outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
-        return [f"{table.title}: {count(differing)} of {count(outputs)} values differ"]
-    if table.name == "recordings-again":
-        gpus = ", ".join(sorted({row["gpu"] for row in table.rows}))
-        digests = f"{count(total('differing'))} of {count(total('digests'))} digests of O and lse"
-        return [f"Released kernels beside {gpus}: {digests} differ"]
-    if table.name == "recorded-twins":
-        compared = f"{count(total('differing'))} digests of {count(total('outputs'))} outputs differ"
-        return [f"Released kernels against their twins: {compared}"]
-    if table.name.startswith("ratios-") and "sustained" not in table.name:
-        return _ratio_told(table)
-    if table.name == "prediction-errors":
-        last = table.rows[-1]
-        off = f"{100 * last['mape']:.1f} % off on average, {100 * last['largest']:.0f} % at most"
-        roofline = f"(roofline {100 * last['roofline']:.0f} %)"
-        return [f"Simulated cycles of {last['rows']} forward launches: {off} {roofline}"]
-    if table.name == "mutation-score":
-        return [f"{total('found')} of {total('faults')} planted faults found"]
-    return []
-
-
-def _ratio_told(table: PageTable) -> list[str]:
-    rows = [row for row in table.rows if row["kernel"] == "ours"]
-    if not rows:
-        return []
-    parts = [
-        f"{number(row['mean']) if row['mean'] < 0.01 else format(row['mean'], '.3f')} over {row['peer']}"
-        for row in rows
-    ]
-    what = table.title.partition(":")[0]
-    data = table.data[0].split("/")[-2].replace("_", " ")
-    return [f"{what} ({rows[0]['cells']} cells of {data}), speed: {'; '.join(parts)}"]
 
 
 def _provenance(source: Source) -> Section:

@@ -1,4 +1,4 @@
-"""Speed: charts over sequence lengths, ratios to every peer and to the hardware's limit, and the other benches.
+"""Speed: ratios to every peer and to the hardware's limit, and the other benches.
 
 The limit is what the slower of tensor cores and special-function units lets through at the clock that was counted
 during the very launch: every FLOP of the GEMMs at full rate, one ex2 per score.
@@ -7,14 +7,12 @@ during the very launch: every FLOP of the GEMMs at full rate, one ex2 per score.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fa3_kernels.plan.barriers import WARP_THREADS
-from fa3_reports.device.blocks import Drawing, Figure, Section, fixed, whole
-from fa3_reports.device.figures import draw_speed
+from fa3_reports.device.blocks import Section, fixed, whole
 from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
@@ -179,42 +177,11 @@ def listed(bench: Bench, source: Source, machine: Machine) -> PageTable:
     return PageTable(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
 
 
-def chart(bench: Bench, machine: Machine) -> Figure:
-    """One drawing per head_dim, dense above causal."""
-
-    def limit(cell: Cell) -> float | None:
-        fastest = max(cell.tflops, key=cell.tflops.__getitem__)
-        return limit_tflops(machine, cell.row, cell.mhz[fastest]) if fastest in cell.mhz else None
-
-    cells = [c for c in bench.cells if len({o.seqlen for o in bench.cells if o.head_dim == c.head_dim}) > 1]
-    reading = (
-        "TFLOP/s over sequence length at 16k tokens in cool bursts. Dashed: the limit at the clock counted under "
-        "the fastest kernel of each cell."
-    )
-    table = bench.path.split("/")[-2].replace("_", " ")
-    title = bench.title if table in bench.title else f"{bench.title}, {table}"
-    return Figure(bench.name, title, curves(bench.name, bench.title, cells, limit), (bench.path,), reading)
-
-
-def curves(
-    name: str, title: str, cells: Sequence[Cell], limit: Callable[[Cell], float | None] | None = None
-) -> list[Drawing]:
-    """Draw TFLOP/s over lengths, a drawing for each head_dim."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.width, []).append(cell)
-    return [
-        draw_speed(f"{name}-d{width.replace('/', '-')}", f"{title}, head_dim {width}", of, limit)
-        for width, of in found.items()
-    ]
-
-
-def section(source: Source, machine: Machine, drawn: AbstractSet[str] = frozenset()) -> Section:
-    """Charts and ratios of all curves; benches of these names are drawn on the first page."""
+def section(source: Source, machine: Machine) -> Section:
+    """Ratios and all cells of every run whose lengths make a curve; the first page has the curves."""
     blocks: list[Any] = []
     for bench in benches(source, CURVES):
         if len({c.seqlen for c in bench.cells}) >= 2 and not _is_sustained(source, bench):
-            blocks += [] if bench.name in drawn else [chart(bench, machine)]
             blocks += [ratios(bench, source), listed(bench, source, machine)]
     text = [
         "All kernels of a cell are timed in turns in cool bursts, and a kernel of ours has a speed only where the "
@@ -266,8 +233,7 @@ def _heat(bench: Bench, source: Source) -> PageTable:
 
 
 def others(source: Source) -> Section:
-    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; host cost and packed
-    sequences."""
+    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; packed sequences."""
     blocks: list[Any] = []
     titles = {
         "widths": "Head dims that are no power of two",
@@ -279,7 +245,7 @@ def others(source: Source) -> Section:
     for grid, title in titles.items():
         for bench in benches(source, (grid,)):
             blocks.append(_cells_by_kernel(bench, source, title))
-    blocks += _host(source) + _packed(source)
+    blocks += _packed(source)
     return Section("shapes", "Ablation, grouped heads, decoding, calls", (), blocks)
 
 
@@ -325,23 +291,6 @@ def _float(text: str) -> float | None:
 
 def _thousands(text: str) -> float | None:
     return float(text) / 1e3 if text else None
-
-
-def _host(source: Source) -> list[PageTable]:
-    path = "speed/host/host.csv"
-    if not source.has(path):
-        return []
-    rows = source.rows(path)
-    columns = [PageColumn("call", "situation"), PageColumn("kernel", "kernel")]
-    columns += [PageColumn(f"median, run {run}", f"run{run}", fixed(1)) for run in sorted({r["run"] for r in rows})]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for r in rows:
-        key = (r["situation"], r["kernel"])
-        found.setdefault(key, {"situation": key[0], "kernel": look(key[1]).title})[f"run{r['run']}"] = float(
-            r["median_us"]
-        )
-    title = "Host time of a call before the GPU does anything, microseconds"
-    return [PageTable("host", title, columns, list(found.values()), (path,))]
 
 
 def _packed(source: Source) -> list[PageTable]:

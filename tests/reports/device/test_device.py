@@ -236,6 +236,7 @@ date = "2026-11-27"
 limits = []
 notes = []
 commands = []
+more = []
 [[conclusions]]
 text = "**Ours** are {{mean:.2f}} times as fast."
 [conclusions.figures]
