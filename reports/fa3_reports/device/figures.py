@@ -42,7 +42,7 @@ def draw_speed(name: str, title: str, cells: Sequence[Any]) -> Drawing:
                     color=shown.colour,
                     marker=shown.marker,
                     linestyle=shown.line,
-                    label=shown.short,
+                    label=shown.title.replace("FlashAttention-", "FA"),
                     zorder=3 if kernel.startswith("gluon") else 2,
                 )
             log_axis(ax, "x", base=2)

@@ -247,8 +247,8 @@ def decoding(source: Source) -> Section:
         return Section("decoding", "Decoding and pages")
     data = (*([SERVING] if served else []), *dict.fromkeys(bench.path for bench in runs))
     title = "One new token a call: speed over the fastest other build"
-    reading = f"{FASTER} 32 heads, of keys 8, head_dim 128."
-    text = ["The others are the builds of vLLM and SGLang over pages; in one piece FlashAttention-3 and cuDNN."]
+    reading = f"{FASTER} 32 heads, of keys 8, head_dim 128. In one piece the others are FlashAttention-3 and cuDNN."
+    text = ["Over pages the others are the builds of FlashAttention-3 that vLLM and SGLang ship."] if served else []
     blocks = [Figure("decoding", title, drawings, data, reading), *_sums(served)]
     return Section("decoding", "Decoding and pages", text, blocks)
 
@@ -298,7 +298,7 @@ def overlap(source: Source) -> Section:
     drawings = []
     for name, (title, axis) in MEASURES.items():
         found = [
-            (f"{problem} {look(told['kernel']).short.split(' (')[0]}", what, float(figure))
+            (f"{problem} {look(told['kernel']).title.split(' (')[0]}", what, float(figure))
             for told in launches
             for problem in (" ".join(told["problem"].split()[:2]),)
             for what, figure in zip(BESIDE, told[name].split(" / "), strict=True)

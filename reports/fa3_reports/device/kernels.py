@@ -16,11 +16,6 @@ class Look(NamedTuple):
     marker: str
     line: str = "-"
 
-    @property
-    def short(self) -> str:
-        """The title where little room is."""
-        return self.title.replace("FlashAttention-", "FA")
-
 
 LOOKS: dict[str, Look] = {
     "gluon": Look("ours", SERIES[0], "o"),

@@ -40,6 +40,7 @@ DETAILS_MARKDOWN = "DETAILS.md"
 FACTS = "report.json"
 TABLES = "tables"
 FIGURES = "figures"
+MOST_ROWS = 20  # of a table that is not folded
 DRAWN_WITH = ("matplotlib", "numpy")
 FACT_COLUMNS = (
     PageColumn("data", "data"),
@@ -196,8 +197,15 @@ def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
 
 
 def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
-    """Return a section whose blocks are marked where one of their files is stale."""
-    blocks = [replace(block, stale=any(path in reasons for path in block.data)) for block in section.blocks]
+    """Return a section whose blocks are marked where one of their files is stale, and its long tables folded."""
+    blocks = [
+        replace(
+            block,
+            stale=any(path in reasons for path in block.data),
+            fold=block.fold or (isinstance(block, PageTable) and len(block.rows) > MOST_ROWS),
+        )
+        for block in section.blocks
+    ]
     return replace(section, blocks=blocks)
 
 

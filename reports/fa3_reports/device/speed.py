@@ -105,7 +105,7 @@ class Bench:
 
     @property
     def title(self) -> str:
-        return f"{self.dtype} {CURVES.get(self.grid, self.grid)}"
+        return f"{self.dtype} {CURVES.get(self.grid, self.grid)}, {self.path.split('/')[-2].replace('_', ' ')}"
 
     @property
     def kernels(self) -> list[str]:

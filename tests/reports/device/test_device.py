@@ -260,7 +260,7 @@ def small_device(tmp_path: Path, *, stale: bool, low: float = 1) -> Path:
 @pytest.mark.parametrize("stale", [True, False])
 def test_stale_data_is_called_so_beside_its_table_and_in_its_conclusion(tmp_path, stale):
     files = page.render(small_device(tmp_path, stale=stale))
-    assert ("fp16 forward: speed over peers** (stale)" in files[page.DETAILS_MARKDOWN]) == stale
+    assert ("fp16 forward, flash4: speed over peers** (stale)" in files[page.DETAILS_MARKDOWN]) == stale
     assert ("Speed of ours over every other kernel** (stale)" in files[page.MARKDOWN]) == stale
     assert ("times as fast. (stale)" in files[page.MARKDOWN]) == stale
     assert all(('<span class="stale">stale</span>' in files[name]) == stale for name in HTML)
