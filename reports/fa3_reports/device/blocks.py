@@ -51,7 +51,11 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Drawings side by side under one title, from the files ``data``; ``reading`` tells what to see."""
+    """Drawings under one title, ``abreast`` so many, from the files ``data``; ``reading`` tells what to see.
+
+    Of the files ``others`` only rows of other projects' kernels are drawn, which no change of ours makes stale.
+    ``fold`` hides it until it is asked for.
+    """
 
     name: str
     title: str
@@ -59,6 +63,9 @@ class Figure:
     data: tuple[str, ...]
     reading: str
     stale: bool = False
+    others: tuple[str, ...] = ()
+    abreast: int = 3
+    fold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

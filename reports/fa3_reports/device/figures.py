@@ -11,8 +11,10 @@ from fa3_reports.device.blocks import Drawing
 from fa3_reports.device.kernels import in_order, look
 from fa3verify.report import svg
 from fa3verify.report.svg import GRID, INK, MUTED, SERIES, log_axis, new_figure
+from fa3verify.timed.ratios import geometric_mean
 
 WIDTH = 4.2  # inches: a third of the page, and a phone's width at full size
+NARROW = 3.1  # a quarter of the page
 KINDS = {"wait": MUTED, "issue": SERIES[0], "vector": SERIES[2], "copy": SERIES[1]}  # of bars of a timeline
 
 
@@ -22,12 +24,12 @@ def drawn(name: str, alt: str, draw: Callable[[], Any]) -> Drawing:
         return Drawing(name, svg.render(draw(), f"f-{name}", alt), alt)
 
 
-def draw_speed(name: str, title: str, cells: Sequence[Any], limit: Callable[[Any], float | None]) -> Drawing:
-    """Draw TFLOP/s over lengths: one axis for each mask, one line for each kernel, the limit dashed."""
+def draw_speed(name: str, title: str, cells: Sequence[Any]) -> Drawing:
+    """Draw TFLOP/s over lengths: one axis for each mask, one line for each kernel."""
     masks = sorted({cell.causal for cell in cells})
 
     def draw() -> Any:
-        figure = new_figure(width=WIDTH, height=1.1 + 1.95 * len(masks))
+        figure = new_figure(width=NARROW, height=0.5 + NARROW * 0.43 * len(masks))
         axes = figure.subplots(len(masks), 1, sharex=True, squeeze=False)[:, 0]
         lengths = sorted({cell.seqlen for cell in cells})
         for ax, mask in zip(axes, masks, strict=True):
@@ -40,22 +42,54 @@ def draw_speed(name: str, title: str, cells: Sequence[Any], limit: Callable[[Any
                     color=shown.colour,
                     marker=shown.marker,
                     linestyle=shown.line,
-                    label=shown.title,
+                    label=shown.title.replace("FlashAttention-", "FA"),
                     zorder=3 if kernel.startswith("gluon") else 2,
                 )
-            bound = [(c.seqlen, top) for c in of if (top := limit(c))]
-            if bound:
-                ax.plot(*zip(*bound, strict=True), color=INK, linestyle=(0, (4, 3)), linewidth=0.9, label="limit")
             log_axis(ax, "x", base=2)
             ax.set_xticks(lengths)
             ax.set_ylim(bottom=0)
-            ax.set_title(f"{title}, {'causal' if mask else 'dense'}")
-            ax.set_ylabel("TFLOP/s")
-        axes[-1].set_xlabel("sequence length")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, columnspacing=1.2)
+            ax.locator_params(axis="y", nbins=5)
+            ax.set_title(f"{title.rpartition(', ')[2]}, {'causal' if mask else 'dense'}")
+        legend = {"loc": "outside lower center", "ncols": 3, "columnspacing": 0.9, "handlelength": 1.5}
+        figure.legend(*axes[0].get_legend_handles_labels(), **legend)
         return figure
 
     return drawn(name, f"TFLOP/s over sequence length: {title}", draw)
+
+
+def draw_strips(
+    name: str,
+    title: str,
+    axis: str,
+    rows: Mapping[str, Mapping[str, Sequence[float]]],
+    colours: Mapping[str, str],
+    *,
+    is_ratio: bool = True,
+) -> Drawing:
+    """Draw a line of dots for every row and group, a bar at their geometric mean; of ratios 1 is ruled."""
+    groups = [group for group in colours if any(group in of for of in rows.values())]
+
+    def draw() -> Any:
+        figure = new_figure(width=WIDTH, height=0.95 + 0.23 * len(rows))
+        ax = figure.subplots()
+        for i, group in enumerate(groups):
+            shift = 0.5 * ((i + 0.5) / len(groups) - 0.5)
+            shown = [(y + shift, of[group]) for y, of in enumerate(rows.values()) if of.get(group)]
+            dots = [(x, y) for y, values in shown for x in values]
+            style: Any = {"linestyle": "", "color": colours[group]}
+            ax.plot(*zip(*dots, strict=True), marker="o", markersize=3.2, alpha=0.65, label=group, **style)
+            means = [(geometric_mean(values), y) for y, values in shown if len(values) > 1]
+            style |= {"marker": "|", "markersize": 9, "markeredgewidth": 1.8}
+            ax.plot([x for x, _ in means], [y for _, y in means], **style)
+        if is_ratio:
+            ax.axvline(1, color=INK, linewidth=0.9)
+        ax.locator_params(axis="x", nbins=6)
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set(xlabel=axis, title=title, ylim=(len(rows) - 0.4, -0.6))
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, columnspacing=1.0)
+        return figure
+
+    return drawn(name, f"{axis}: {title}", draw)
 
 
 def draw_predictions(name: str, title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> Drawing:
@@ -85,10 +119,8 @@ def draw_curves(
     title: str,
     axes: tuple[str, str],
     curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    log: str = "xy",
 ) -> Drawing:
-    """Draw curves of kernels over keys or steps; powers of two along x where it is logarithmic."""
+    """Draw curves of kernels over keys, powers of two along x."""
 
     def draw() -> Any:
         figure = new_figure(width=WIDTH, height=3.3)
@@ -98,11 +130,9 @@ def draw_curves(
             marker = shown.marker if len(curves[kernel]) < 20 else ""
             style: Any = {"color": shown.colour, "marker": marker, "linestyle": shown.line, "label": shown.title}
             ax.plot(*zip(*curves[kernel], strict=True), **style)
-        if "x" in log:
-            log_axis(ax, "x", base=2)
-            ax.set_xticks(sorted({x for pairs in curves.values() for x, _ in pairs}))
-        if "y" in log:
-            log_axis(ax, "y")
+        log_axis(ax, "x", base=2)
+        log_axis(ax, "y")
+        ax.set_xticks(sorted({x for pairs in curves.values() for x, _ in pairs}))
         ax.set(xlabel=axes[0], ylabel=axes[1], title=title)
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, columnspacing=1.2)
         return figure

@@ -1,7 +1,8 @@
-"""The page of a device, as HTML and Markdown, with its tables as CSV and its figures as SVG.
+"""The pages of a device, as HTML and Markdown, with their tables as CSV and their figures as SVG.
 
-``page.toml`` in the folder is the part written by hand: name of the machine file, title, and conclusions with their
-date. Everything else is read from the data that lie there.
+The first page has what a newcomer wants to see, the second every table. ``page.toml`` in the folder is the part written
+by hand: name of the machine file, title, notes, and conclusions, whose figures are read from the data that lie there as
+everything else is.
 """
 
 from __future__ import annotations
@@ -12,30 +13,34 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from fa3_reports.device import accuracy, cycles, evidence, speed
+from fa3_reports.device import accuracy, cycles, evidence, front, speed
 from fa3_reports.device.blocks import Drawing, Section, html_text
 from fa3_reports.device.keys import changed_launches, why_stale
+from fa3_reports.device.quoted import figures_of
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import TEMPLATES as OF_RUNS
 from fa3verify.report.build import environment, stylesheet
-from fa3verify.report.notation import count, number
+from fa3verify.report.notation import count
 from fa3verify.report.tables import PageColumn, PageTable
 
-SCHEMA = "fa3verify.device/1"
+SCHEMA = "fa3verify.device/2"
 TEMPLATES = Path(__file__).with_name("templates")
 HAND_WRITTEN = "page.toml"
 PAGE = "report.html"
 MARKDOWN = "README.md"
+DETAILS = "details.html"
+DETAILS_MARKDOWN = "DETAILS.md"
 FACTS = "report.json"
 TABLES = "tables"
 FIGURES = "figures"
+MOST_ROWS = 20  # of a table that is not folded
 DRAWN_WITH = ("matplotlib", "numpy")
 FACT_COLUMNS = (
     PageColumn("data", "data"),
@@ -66,7 +71,7 @@ METHOD = (
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a device's folder, into it unless told otherwise.
+    """Write the pages of a device's folder, into it unless told otherwise.
 
     Parameters
     ----------
@@ -78,7 +83,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Returns
     -------
     Path
-        The HTML page.
+        The first page, as HTML.
 
     Raises
     ------
@@ -92,11 +97,20 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(folder: Path) -> dict[str, str]:
-    """Return every file of the page as text, by its path."""
+    """Return every file of both pages as text, by its path."""
     source = Source(folder)
     hand = source.toml(HAND_WRITTEN)
     machine = load(hand["machine"])
-    sections = [
+    every = front.passes(source)
+    shown = [
+        front.at_a_glance(source, every),
+        front.charts(every),
+        front.decoding(source),
+        front.errors(source, every),
+        front.overlap(source),
+        front.host(source),
+    ]
+    details = [
         evidence.bits(source),
         speed.section(source, machine),
         speed.sustained(source, machine),
@@ -106,32 +120,74 @@ def render(folder: Path) -> dict[str, str]:
         evidence.sanitizer(source),
         cycles.section(source),
         evidence.microbenchmarks(source),
+        _provenance(source),
     ]
-    sections = [section for section in sections if section.blocks]
-    sections.append(_provenance(source))
-    reasons = _stale(source, sections)
-    sections = [_marked(section, reasons) for section in sections]
-    tables = [table for section in sections for table in section.tables]
+    reasons = _stale(source, (*shown, *details))
+    shown, details = ([_marked(each, reasons) for each in of if each.blocks] for of in (shown, details))
+    tables = {table.name: table for section in (*details, *shown) for table in section.tables}
     context = {
         "hand": hand,
         "folder": f"reports/{folder.resolve().name}",
         "link": source.link,
-        "sections": sections,
-        "headlines": headlines(tables),
+        "conclusions": conclusions(source, hand["conclusions"], tables),
+        "measured": measured(tables["provenance"]),
+        "more": conclusions(source, hand["more"], tables),
         "stale": _by_reason(reasons),
+        "stale_files": len(reasons),
         "method": METHOD,
         "cite": cite(hand),
+        "script": (TEMPLATES / "sort.js").read_text("utf-8"),
     }
     css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
-    markdown = _template("device.md.j2", autoescape=False).render(context)
-    files = {
-        PAGE: _template("device.html.j2", autoescape=True).render(context, css=css),
-        MARKDOWN: re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n",
-        FACTS: json_text(_facts(source, hand, context["headlines"])),
-    }
-    files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables}
-    drawings = [d for section in sections for figure in section.figures for d in figure.drawings]
-    return files | {f"{FIGURES}/{d.name}.svg": standalone(d, css) for d in drawings}
+    files = {FACTS: json_text(_facts(source, hand, [*context["conclusions"], *context["more"]]))}
+    for sections, page, markdown in ((shown, PAGE, MARKDOWN), (details, DETAILS, DETAILS_MARKDOWN)):
+        own = context | {"sections": sections, "is_front": page == PAGE}
+        text = _template("device.md.j2", autoescape=False).render(own)
+        files[page] = _template("device.html.j2", autoescape=True).render(own, css=css)
+        files[markdown] = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables.values()}
+    figures = [figure for section in (*shown, *details) for figure in section.figures]
+    drawings = {d.name: d for figure in figures for d in figure.drawings}
+    return files | {f"{FIGURES}/{name}.svg": standalone(d, css) for name, d in drawings.items()}
+
+
+class Conclusion(NamedTuple):
+    """A sentence with its figures, the files that they are of, and whether one of them is stale."""
+
+    text: str
+    data: Sequence[str]
+    stale: bool
+
+
+def conclusions(source: Source, told: Sequence[Mapping[str, Any]], tables: Mapping[str, PageTable]) -> list[Conclusion]:
+    """Return the sentences of a page, each figure read from the data.
+
+    Raises
+    ------
+    ValueError
+        For a figure that is not there, or that has left the interval that its sentence rests on.
+    """
+    found = []
+    for row in told:
+        figures = figures_of(source, f"conclusion {row['text']!r}", row, tables)
+        of = [tables[f["table"]] for f in row["figures"].values() if "table" in f]
+        files = [f["file"] for f in row["figures"].values() if "file" in f]
+        stale = any(table.stale for table in of) or any(why_stale(source, path) for path in files)
+        data = dict.fromkeys([*(f"{TABLES}/{table.name}.csv" for table in of), *files])
+        found.append(Conclusion(row["text"].format(**figures), tuple(data), stale))
+    return found
+
+
+def measured(provenance: PageTable) -> str:
+    """Return when and with which software the data of a page were measured."""
+
+    def of(name: str) -> list[str]:
+        return sorted({str(row[name]) for row in provenance.rows if row[name] and not row["data"].startswith("..")})
+
+    dates = of("date")
+    software = [f"{name} {', '.join(of(name))}" for name in ("driver", "torch", "triton") if of(name)]
+    when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+    return f"Measured {when} with {'; '.join(software)}. Pages by fa3verify {__version__}."
 
 
 def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
@@ -141,8 +197,15 @@ def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
 
 
 def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
-    """Return a section whose blocks are marked where one of their files is stale."""
-    blocks = [replace(block, stale=any(path in reasons for path in block.data)) for block in section.blocks]
+    """Return a section whose blocks are marked where one of their files is stale, and its long tables folded."""
+    blocks = [
+        replace(
+            block,
+            stale=any(path in reasons for path in block.data),
+            fold=block.fold or (isinstance(block, PageTable) and len(block.rows) > MOST_ROWS),
+        )
+        for block in section.blocks
+    ]
     return replace(section, blocks=blocks)
 
 
@@ -165,67 +228,18 @@ def cite(hand: Mapping[str, Any]) -> str:
 def _template(name: str, *, autoescape: bool) -> jinja2.Template:
     made = environment(autoescape=autoescape).overlay(loader=jinja2.FileSystemLoader([TEMPLATES, OF_RUNS]))
     made.tests["table_block"] = lambda block: isinstance(block, PageTable)
-    made.filters["rich"] = html_text
+    made.filters["rich"] = lambda text: html_text(text.replace(f"({DETAILS_MARKDOWN})", f"({DETAILS})"))
     return made.get_template(name)
 
 
-def _facts(source: Source, hand: Mapping[str, Any], told: list[str]) -> dict[str, Any]:
+def _facts(source: Source, hand: Mapping[str, Any], told: Sequence[Conclusion]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "title": hand["title"],
-        "headlines": told,
+        "conclusions": [{"text": each.text, "stale": each.stale} for each in told],
         "drawn_with": {name: importlib.metadata.version(name) for name in DRAWN_WITH},
         "sources": dict(sorted(source.used.items())),
     }
-
-
-def headlines(tables: list[PageTable]) -> list[str]:
-    """Return what a reader wants first, each from the table that it stands in; stale ones say so."""
-    told = ((table, line) for table in tables for line in _told(table))
-    return [f"{line} (stale)." if table.stale else f"{line}." for table, line in told]
-
-
-def _told(table: PageTable) -> list[str]:
-    """Return the headlines of one table, without the full stop."""
-
-    def total(key: str) -> int:
-        return sum(int(row[key]) for row in table.rows)
-
-    if table.name.startswith("bits-") and any("differing" in row for row in table.rows) and "cases" in table.rows[0]:
-        totals = [row for row in table.rows if row.get("feature", "all") == "all"]
-        keys = [c.key for c in table.columns if c.key not in ("dtype", "feature", "cases", "differing")]
-        outputs, differing = (sum(int(row[k]) for row in totals for k in names) for names in (keys, ["differing"]))
-        return [f"{table.title}: {count(differing)} of {count(outputs)} values differ"]
-    if table.name == "recordings-again":
-        gpus = ", ".join(sorted({row["gpu"] for row in table.rows}))
-        digests = f"{count(total('differing'))} of {count(total('digests'))} digests of O and lse"
-        return [f"Released kernels beside {gpus}: {digests} differ"]
-    if table.name == "recorded-twins":
-        compared = f"{count(total('differing'))} digests of {count(total('outputs'))} outputs differ"
-        return [f"Released kernels against their twins: {compared}"]
-    if table.name.startswith("ratios-") and "sustained" not in table.name:
-        return _ratio_told(table)
-    if table.name == "prediction-errors":
-        last = table.rows[-1]
-        off = f"{100 * last['mape']:.1f} % off on average, {100 * last['largest']:.0f} % at most"
-        roofline = f"(roofline {100 * last['roofline']:.0f} %)"
-        return [f"Simulated cycles of {last['rows']} forward launches: {off} {roofline}"]
-    if table.name == "mutation-score":
-        return [f"{total('found')} of {total('faults')} planted faults found"]
-    return []
-
-
-def _ratio_told(table: PageTable) -> list[str]:
-    rows = [row for row in table.rows if row["kernel"] == "ours"]
-    if not rows:
-        return []
-    parts = [
-        f"{number(row['mean']) if row['mean'] < 0.01 else format(row['mean'], '.3f')} over {row['peer']}"
-        for row in rows
-    ]
-    what = table.title.partition(":")[0]
-    data = table.data[0].split("/")[-2].replace("_", " ")
-    return [f"{what} ({rows[0]['cells']} cells of {data}), speed: {'; '.join(parts)}"]
 
 
 def _provenance(source: Source) -> Section:

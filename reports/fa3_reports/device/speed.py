@@ -1,4 +1,4 @@
-"""Speed: charts over sequence lengths, ratios to every peer and to the hardware's limit, and the other benches.
+"""Speed: ratios to every peer and to the hardware's limit, and the other benches.
 
 The limit is what the slower of tensor cores and special-function units lets through at the clock that was counted
 during the very launch: every FLOP of the GEMMs at full rate, one ex2 per score.
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3_kernels.plan.barriers import WARP_THREADS
-from fa3_reports.device.blocks import Figure, Section, fixed, whole
-from fa3_reports.device.figures import draw_speed
+from fa3_reports.device.blocks import Section, fixed, whole
 from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
@@ -29,11 +28,13 @@ DTYPES = ("fp16", "bf16", "e4m3")
 def limit_tflops(machine: Machine, row: Row, mhz: float) -> float:
     """Return what no kernel can exceed at a clock, in TFLOP/s, by tensor cores or by one ex2 per score.
 
-    An FP8 GEMM has twice the rate. A forward has 4 head_dim FLOP per score, a backward 10 (five GEMMs).
+    An FP8 GEMM has twice the rate. A forward has 2 FLOP per score and channel of K and of V, a backward 6 and 4: five
+    GEMMs, three of them over the channels of K.
     """
     cycles_per_us = machine["sms"] * mhz
     tensor = machine["tensor_flops_16bit"] * (2 if row["dtype"] == "e4m3" else 1)
-    flops_per_score = (10 if row["grid"] == "backward" else 4) * int(row["head_dim"])
+    of_k, of_v = (6, 4) if row["grid"].startswith("backward") else (2, 2)
+    flops_per_score = of_k * int(row["head_dim"]) + of_v * int(row.get("head_dim_v") or row["head_dim"])
     exponentials = SUB_CORES * WARP_THREADS / machine["mufu_cycles"] * flops_per_score
     return min(tensor, exponentials) * cycles_per_us / 1e6
 
@@ -51,6 +52,12 @@ class Cell:
         return int(self.row["head_dim"])
 
     @property
+    def width(self) -> str:
+        """The head_dim, and that of V where it is another: of latent attention 192/128."""
+        of_v = self.row.get("head_dim_v") or self.row["head_dim"]
+        return self.row["head_dim"] if of_v == self.row["head_dim"] else f"{self.row['head_dim']}/{of_v}"
+
+    @property
     def causal(self) -> bool:
         return self.row["causal"] == "True"
 
@@ -60,7 +67,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"d{self.head_dim} {'causal' if self.causal else 'dense'} {self.seqlen}"
+        return f"d{self.width} {'causal' if self.causal else 'dense'} {self.seqlen}"
 
     def best_peer(self) -> str | None:
         return max((name for name in self.tflops if not is_ours(name)), key=self.tflops.__getitem__, default=None)
@@ -98,7 +105,7 @@ class Bench:
 
     @property
     def title(self) -> str:
-        return f"{self.dtype} {CURVES.get(self.grid, self.grid)}"
+        return f"{self.dtype} {CURVES.get(self.grid, self.grid)}, {self.path.split('/')[-2].replace('_', ' ')}"
 
     @property
     def kernels(self) -> list[str]:
@@ -170,35 +177,12 @@ def listed(bench: Bench, source: Source, machine: Machine) -> PageTable:
     return PageTable(f"cells-{bench.name}", title, columns, rows, (bench.path,), fold=True)
 
 
-def chart(bench: Bench, source: Source, machine: Machine) -> Figure:
-    """One drawing per head_dim, dense above causal."""
-
-    def limit(cell: Cell) -> float | None:
-        fastest = max(cell.tflops, key=cell.tflops.__getitem__)
-        return limit_tflops(machine, cell.row, cell.mhz[fastest]) if fastest in cell.mhz else None
-
-    drawings = [
-        draw_speed(
-            f"{bench.name}-d{d}", f"{bench.title}, head_dim {d}", [c for c in bench.cells if c.head_dim == d], limit
-        )
-        for d in sorted({cell.head_dim for cell in bench.cells})
-        if len({cell.seqlen for cell in bench.cells if cell.head_dim == d}) > 1
-    ]
-    reading = (
-        "TFLOP/s over sequence length at 16k tokens in cool bursts. Dashed: the limit at the clock counted under "
-        "the fastest kernel of each cell."
-    )
-    table = bench.path.split("/")[-2].replace("_", " ")
-    title = bench.title if table in bench.title else f"{bench.title}, {table}"
-    return Figure(bench.name, title, drawings, (bench.path,), reading)
-
-
 def section(source: Source, machine: Machine) -> Section:
-    """Charts and ratios of all curves; a bench of a few lengths of a larger one has its ratios alone."""
+    """Ratios and all cells of every run whose lengths make a curve; the first page has the curves."""
     blocks: list[Any] = []
     for bench in benches(source, CURVES):
         if len({c.seqlen for c in bench.cells}) >= 2 and not _is_sustained(source, bench):
-            blocks += [chart(bench, source, machine), ratios(bench, source), listed(bench, source, machine)]
+            blocks += [ratios(bench, source), listed(bench, source, machine)]
     text = [
         "All kernels of a cell are timed in turns in cool bursts, and a kernel of ours has a speed only where the "
         "bits of the outputs that were compared are those of its twin. Ratios are of speeds: above 1 ours is "
@@ -249,8 +233,7 @@ def _heat(bench: Bench, source: Source) -> PageTable:
 
 
 def others(source: Source) -> Section:
-    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; host cost and packed
-    sequences."""
+    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; packed sequences."""
     blocks: list[Any] = []
     titles = {
         "widths": "Head dims that are no power of two",
@@ -262,7 +245,7 @@ def others(source: Source) -> Section:
     for grid, title in titles.items():
         for bench in benches(source, (grid,)):
             blocks.append(_cells_by_kernel(bench, source, title))
-    blocks += _host(source) + _packed(source)
+    blocks += _packed(source)
     return Section("shapes", "Ablation, grouped heads, decoding, calls", (), blocks)
 
 
@@ -308,23 +291,6 @@ def _float(text: str) -> float | None:
 
 def _thousands(text: str) -> float | None:
     return float(text) / 1e3 if text else None
-
-
-def _host(source: Source) -> list[PageTable]:
-    path = "speed/host/host.csv"
-    if not source.has(path):
-        return []
-    rows = source.rows(path)
-    columns = [PageColumn("call", "situation"), PageColumn("kernel", "kernel")]
-    columns += [PageColumn(f"median, run {run}", f"run{run}", fixed(1)) for run in sorted({r["run"] for r in rows})]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for r in rows:
-        key = (r["situation"], r["kernel"])
-        found.setdefault(key, {"situation": key[0], "kernel": look(key[1]).title})[f"run{r['run']}"] = float(
-            r["median_us"]
-        )
-    title = "Host time of a call before the GPU does anything, microseconds"
-    return [PageTable("host", title, columns, list(found.values()), (path,))]
 
 
 def _packed(source: Source) -> list[PageTable]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fa3_reports import claims
+from fa3_reports.device import quoted
 from fa3_reports.device.source import Source
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -83,14 +84,14 @@ def test_ratios_are_of_kernels_in_the_same_cell(tmp_path):
     page_of(tmp_path, how=', statistic = "max"')
     figure = {"file": "bench.csv", "ratio": ["gluon", "cudnn"], "statistic": "geometric mean"}
     (tmp_path / "bench.csv").write_text(BENCH.replace("paper,fp16,1,8,8,1,1,256,False,0,torch.cudnn,ok,\n", ""))
-    assert math.isclose(claims.value_of(Source(tmp_path), figure, {}), math.sqrt(2 * 8))
+    assert math.isclose(quoted.value_of(Source(tmp_path), figure, {}), math.sqrt(2 * 8))
 
 
 def test_figures_of_markdown_tables_are_found_by_row_and_column(tmp_path):
     (tmp_path / "a.md").write_text("# A\n| kernel | error | \n|---|---:|\n| x | 1.5 % | \n| y | 2e-3 | \n")
     read = [
-        claims.value_of(Source(tmp_path), {"file": "a.md", "row": row, "column": "error"}, {}) for row in ("x", "y")
+        quoted.value_of(Source(tmp_path), {"file": "a.md", "row": row, "column": "error"}, {}) for row in ("x", "y")
     ]
     assert read == [1.5, 2e-3]
     with pytest.raises(LookupError, match="0 rows 'z'"):
-        claims.value_of(Source(tmp_path), {"file": "a.md", "row": "z", "column": "error"}, {})
+        quoted.value_of(Source(tmp_path), {"file": "a.md", "row": "z", "column": "error"}, {})

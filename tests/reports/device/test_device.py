@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reports.device import evidence, keys, page, speed
+from fa3_reports.device import evidence, front, keys, page, speed
 from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import files
@@ -47,7 +47,7 @@ def again(folder: Path) -> str:
 def test_tables_markdown_and_facts_are_those_of_the_data_byte_for_byte(rendered):
     folder, files = rendered
     for name, text in files.items():
-        if name == page.PAGE:
+        if name.endswith(".html"):
             continue  # made and not committed
         stored = (folder / name).read_text()
         if name == page.FACTS:
@@ -72,37 +72,97 @@ def test_nothing_is_left_of_an_earlier_page(rendered):
     assert kept == {name for name in files if "/" in name}
 
 
-def test_a_page_without_its_figures_is_valid_and_asks_for_nothing_outside(rendered):
+SCRIPT = re.compile(r"<script>\n(.*?)</script>\n", re.DOTALL)
+REACHES_OUT = ("fetch", "import", "XMLHttpRequest", "WebSocket", "http", "src", "eval", "innerHTML")
+HTML = (page.PAGE, page.DETAILS)
+MARKDOWN = (page.MARKDOWN, page.DETAILS_MARKDOWN)
+
+
+def check_alone_but_for_sorting(html: str) -> None:
+    """Assert that a page asks for nothing outside, and that its one script is ours and does not either."""
+    (script,) = SCRIPT.findall(html)
+    assert script.strip() == (page.TEMPLATES / "sort.js").read_text().strip()
+    assert not [word for word in REACHES_OUT if word in script]
+    check_alone(SCRIPT.sub("", html))
+
+
+@pytest.mark.parametrize("name", HTML)
+def test_a_page_without_its_figures_is_valid_and_asks_for_nothing_outside(rendered, name):
     _, files = rendered
-    check_alone(files[page.PAGE])
+    check_alone_but_for_sorting(files[name])
 
 
 @pytest.mark.nightly
-def test_a_page_is_small_and_asks_for_nothing_outside(painted):
+@pytest.mark.parametrize("name", HTML)
+def test_a_page_is_small_and_asks_for_nothing_outside(painted, name):
     _, files = painted
-    html = files[page.PAGE]
-    check_alone(html)
+    html = files[name]
+    check_alone_but_for_sorting(html)
     assert len(html.encode()) < 2_000_000
-    assert "<script" not in html
     assert not any(mark in html for mark in ('src="http', "url(http", "@import", "<link"))
     assert html.count("<table") == html.count("</table>")
 
 
+def test_the_first_page_opens_with_few_sentences_and_is_short(rendered):
+    _, files = rendered
+    lines = files[page.MARKDOWN].splitlines()
+    first_figure = next(i for i, line in enumerate(lines) if line.startswith("<img"))
+    assert 3 <= len([line for line in lines[:first_figure] if line.startswith("- **")]) <= 5
+    assert len(lines) < 250
+    assert f"({page.DETAILS_MARKDOWN})" in files[page.MARKDOWN]
+    assert f'href="{page.DETAILS}"' in files[page.PAGE]
+
+
+def blocks_of(markdown: str) -> list[str]:
+    """Tables and figures of a page, each from its title on."""
+    return re.split(r"^(?=### |\*\*|<details>)", markdown, flags=re.MULTILINE)
+
+
 def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is_another(rendered):
-    """A keyed file that a page reads stands below a table or figure, and those of stale files say so."""
+    """A keyed file that a page reads stands below a table or figure, and those of stale files say so.
+
+    What is drawn of other people's kernels alone stands apart, and no change of ours makes it stale.
+    """
     folder, files = rendered
     source = Source(folder)
+    blocks = [block for name in MARKDOWN for block in blocks_of(files[name])]
     for path in json.loads(files[page.FACTS])["sources"]:
         if keys.key_of((folder / path).resolve()).why_stale is keys._constant:
             continue
-        blocks = [
-            b
-            for b in re.split(r"^(?=### |\*\*|<details>)", files[page.MARKDOWN], flags=re.MULTILINE)
-            if f"[{path}](" in b.partition("Data: ")[2]
-        ]
-        assert blocks, f"{path} was read for a table that does not name it, so that nobody looked at its key"
+        named = [b for b in blocks if f"[{path}](" in b.partition("Data: ")[2]]
+        assert named, f"{path} was read for a table that does not name it, so that nobody looked at its key"
+        of_ours = [b for b in named if f"[{path}](" in b.partition("Data: ")[2].partition("of other kernels also")[0]]
         if keys.why_stale(source, path):
-            assert not [b for b in blocks if "(stale)" not in b.splitlines()[0]], path
+            assert not [b for b in of_ours if "(stale)" not in b.splitlines()[0]], path
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_of_files_that_stand_apart_no_kernel_of_ours_is_drawn(device):
+    for one in front.passes(Source(REPORTS / device)):
+        whole = [run for run in one.runs if run.is_whole]
+        apart = {path: run for path in one.paths(is_whole=False) for run in one.runs if run.bench.path == path}
+        speeds = {(c.width, c.causal, c.seqlen, name): x for c in one.cells() for name, x in c.tflops.items()}
+        assert speeds
+        for (*place, name), tflops in speeds.items():
+            runs = whole if speed.is_ours(name) else one.runs
+            of = [c for run in runs for c in run.bench.cells if [c.width, c.causal, c.seqlen] == place]
+            assert tflops in [cell.tflops.get(name) for cell in of], (place, name)
+        assert not [name for run in apart.values() for name in run.peers if speed.is_ours(name)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_kernel_is_drawn_of_one_run_of_a_grid(device):
+    for one in front.passes(Source(REPORTS / device)):
+        shown = [(run.bench.grid, name) for run in one.runs for name in run.peers]
+        assert len(shown) == len(set(shown))
+        wholes = [run.bench.grid for run in one.runs if run.is_whole]
+        assert len(wholes) == len(set(wholes))
+
+
+def test_a_run_of_todays_code_is_drawn_whole_before_a_larger_stale_one():
+    passes = {one.title: one for one in front.passes(Source(REPORTS / "h200"))}
+    whole = [run for run in passes["Backward, fp16"].runs if run.is_whole]
+    assert not [run.bench.path for run in whole if run.is_stale]
 
 
 def test_ratios_are_quotients_of_the_speeds_in_the_data():
@@ -168,11 +228,29 @@ def test_predictions_are_of_the_rows_that_are_compared(device):
             assert found == pytest.approx((line.cycles, line.clock_mhz), rel=1e-5), path
 
 
-def small_device(tmp_path: Path, *, stale: bool) -> Path:
+BY_HAND = """
+title = "t"
+lede = ""
+machine = "h200"
+date = "2026-11-27"
+limits = []
+notes = []
+commands = []
+more = []
+[[conclusions]]
+text = "**Ours** are {{mean:.2f}} times as fast."
+[conclusions.figures]
+mean = {{ table = "speed", where = {{ pass = "Forward, fp16", peer = "cuDNN" }}, column = "mean" }}
+[conclusions.holds]
+mean = [{low}, 2]
+"""
+
+
+def small_device(tmp_path: Path, *, stale: bool, low: float = 1) -> Path:
     """Return a folder with one speed table of one dtype."""
     folder = tmp_path / "device"
     shutil.copytree(REPORTS / "h200" / "speed" / "flash4", folder / "speed" / "flash4")
-    shutil.copy(REPORTS / "h200" / page.HAND_WRITTEN, folder / page.HAND_WRITTEN)
+    (folder / page.HAND_WRITTEN).write_text(BY_HAND.format(low=low))
     facts = folder / "speed" / "flash4" / "bench_provenance.json"
     if stale:
         facts.write_text(json.dumps(json.loads(facts.read_text()) | {"launches_sha256": "0" * 64, "runs": []}))
@@ -180,10 +258,21 @@ def small_device(tmp_path: Path, *, stale: bool) -> Path:
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_stale_data_is_called_so_beside_its_table(tmp_path, stale):
+def test_stale_data_is_called_so_beside_its_table_and_in_its_conclusion(tmp_path, stale):
     files = page.render(small_device(tmp_path, stale=stale))
-    assert ("fp16 forward: speed over peers** (stale)" in files[page.MARKDOWN]) == stale
-    assert ('<span class="stale">stale</span>' in files[page.PAGE]) == stale
+    assert ("fp16 forward, flash4: speed over peers** (stale)" in files[page.DETAILS_MARKDOWN]) == stale
+    assert ("Speed of ours over every other kernel** (stale)" in files[page.MARKDOWN]) == stale
+    assert ("times as fast. (stale)" in files[page.MARKDOWN]) == stale
+    assert all(('<span class="stale">stale</span>' in files[name]) == stale for name in HTML)
+
+
+def test_a_conclusion_falls_with_the_figure_that_it_rests_on(tmp_path):
+    folder = small_device(tmp_path, stale=False)
+    rows = front._table(front.passes(Source(folder))).rows
+    (mean,) = (row["mean"] for row in rows if (row["pass"], row["peer"]) == ("Forward, fp16", "cuDNN"))
+    assert f"**Ours** are {mean:.2f} times as fast." in page.render(folder)[page.MARKDOWN]
+    with pytest.raises(ValueError, match=r"rests on mean in \[1.9, 2\], it is 1\.\d+ now"):
+        page.render(small_device(tmp_path / "other", stale=False, low=1.9))
 
 
 def test_the_page_follows_its_data(tmp_path):
@@ -196,7 +285,8 @@ def test_the_page_follows_its_data(tmp_path):
     files.write_text(table, "\n".join(map(json.dumps, records)) + "\n")
     after = page.render(folder)
     changed = {name for name in before if before[name] != after[name]}
-    assert {"tables/cells-flash4-forward-fp16.csv", "figures/flash4-forward-fp16-d128.svg", page.FACTS} <= changed
+    drawn = {"figures/forward-fp16-d128.svg", "figures/glance-forward.svg"}
+    assert {"tables/cells-flash4-forward-fp16.csv", "tables/speed.csv", page.FACTS, *drawn} <= changed
 
 
 @pytest.mark.parametrize(
