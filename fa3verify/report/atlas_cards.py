@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -32,55 +32,45 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The first finding of one cause of a kernel, and how many others the cause has."""
+    """The first finding of one cause of a kernel, in words, with its replay file from the page; and how many others."""
 
     row: Judged
     first: Finding
+    words: str
+    replay: str | None
     others: int
-
-    @property
-    def words(self) -> str:
-        """Return what failed and how."""
-        return f"{told(self.first.what)}: {self.first.message}"
-
-    @property
-    def replay(self) -> str | None:
-        """Return its replay file, from the page."""
-        return self.first.replay and self.row.path(self.first.replay)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What happens, to whom and on what input; ``known`` is the page that explains it, None where none does."""
+    """What happens, to whom and on what input; ``known`` is the page that explains it, None where none does.
+
+    ``lead`` is shown in full: a finding that can be replayed, and rather a kernel's than its twin's.
+    """
 
     anchor: str
     title: str
     known: Known | None
+    severity: str
+    lead: Shown
     found: tuple[Shown, ...]
 
-    @property
-    def lead(self) -> Shown:
-        """Return the finding that is shown in full: one that can be replayed, rather a kernel's than its twin's."""
-        return min(self.found, key=lambda x: (x.replay is None, x.row.entry.kernel.startswith("twin.")))
 
-    @property
-    def severity(self) -> str:
-        """Return which of :data:`SEVERITIES` it is."""
-        return severity(self.lead.first)
-
-
-def cards(rows: Sequence[Judged], known: Iterable[Known]) -> list[Card]:
+def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
     """Return every cause of every kernel on a card: those without an explanation first, and the gravest of them."""
     grouped: dict[tuple[Known | None, str], list[Shown]] = {}
-    explanations = list(known)
     for row in rows:
         for first, others in clusters(row.entry.listed):
-            shown = Shown(row, first, others)
+            shown = Shown(
+                row, first, f"{told(first.what)}: {first.message}", first.replay and row.path(first.replay), others
+            )
             whole = f"{shown.words} | {first.case or ''}"
-            found = next((each for each in explanations if each.explains(row.entry.kernel, whole)), None)
+            found = next((each for each in known if each.explains(row.entry.kernel, whole)), None)
             title = found.because if found else f"{row.label}: {why(symptoms([first])[0])}"
             grouped.setdefault((found, title), []).append(shown)
     gravest = list(SEVERITIES)
-    made = [Card("", title, found, tuple(shown)) for (found, title), shown in grouped.items()]
-    made.sort(key=lambda card: (card.known is not None, gravest.index(card.severity)))
-    return [Card(f"finding-{number}", card.title, card.known, card.found) for number, card in enumerate(made, 1)]
+    made = []
+    for number, ((found, title), shown) in enumerate(grouped.items(), 1):
+        lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.kernel.startswith("twin.")))
+        made.append(Card(f"finding-{number}", title, found, severity(lead.first), lead, tuple(shown)))
+    return sorted(made, key=lambda card: (card.known is not None, gravest.index(card.severity)))

@@ -12,17 +12,16 @@ from statistics import median
 
 from fa3verify.judging import bits_lost
 from fa3verify.report.atlas_tables import Judged, is_side, size_of
-from fa3verify.report.atlas_twins import Pair
+from fa3verify.report.atlas_twins import Twinned
 from fa3verify.report.notation import DASH, below_one
 from fa3verify.text import plural
 
 STEPS = (0.1, 0.5, 1.0, 2.0, 4.0)  # bits at which the shade changes: five kinds of kernels are told apart at a glance
 NOT_FINITE = "∞"
-NAMED = 3  # kernels that the sentence names
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ChartCell:
     """One cell: its text and tooltip, its shade or mark as CSS classes, and the bits lost where they are finite."""
 
     text: str
@@ -35,19 +34,14 @@ class Cell:
 class Line:
     """One kernel: its name within its group, its mean where it ranks, and a cell for each family of the chart.
 
-    ``twin`` says whether it is as its twin, as :attr:`Pair.mark` does; it is empty where no twin was judged.
+    ``twin`` says whether it is as its twin, as :attr:`Twinned.mark` does; it is empty where no twin was judged.
     """
 
     row: Judged
     name: str
     twin: str
     mean: float | None
-    cells: tuple[Cell, ...]
-
-    @property
-    def mean_text(self) -> str:
-        """Return the mean with one decimal, a dash where there is none."""
-        return DASH if self.mean is None else _text(self.mean)
+    cells: tuple[ChartCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +74,9 @@ class Chart:
         endless = [(line.row.label, family) for line, family, cell in shown if cell.text == NOT_FINITE]
         if endless:
             names, where = (list(dict.fromkeys(words)) for words in zip(*endless, strict=True))
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            gave = f"{plural(len(names), 'kernel')} gave NaN or infinity where the exact output is finite"
-            said.append(f"{gave} ({', '.join(names[:NAMED])}{more}; on {', '.join(where)})")
+            more = f" and {len(names) - 3} more" if names[3:] else ""
+            who = f"{plural(len(names), 'kernel')} ({', '.join(names[:3])}{more}; on {', '.join(where)})"
+            said.append(f"NaN or infinity where the exact output is finite came out of {who}")
         if unknown := sum(all(cell.bits is None for cell in line.cells) for line in lines):
             said.append(f"{plural(unknown, 'kernel')} without a figure (judged before there was one, or a quantiser)")
         return "; ".join(said) + "."
@@ -94,7 +88,7 @@ def _medians(found: Mapping[str, Sequence[float | None]]) -> list[tuple[float, s
     return [(median(values), name) for name, values in known.items() if values]
 
 
-def chart(groups: Mapping[str, Sequence[Judged]], beside: Iterable[Pair]) -> Chart:
+def chart(groups: Mapping[str, Sequence[Judged]], beside: Iterable[Twinned]) -> Chart:
     """Return the figure of kernels by group, and whether each is as its twin, where that was judged."""
     families = tuple(dict.fromkeys(f.family for rows in groups.values() for row in rows for f in row.entry.families))
     twins = {pair.kernel.label: pair.mark for pair in beside}
@@ -114,28 +108,30 @@ def _lines(rows: Sequence[Judged], families: Sequence[str], twins: Mapping[str, 
     return sorted(found, key=lambda line: math.inf if line.mean is None else line.mean)
 
 
-def _cell(row: Judged, family: str) -> Cell:
+def _cell(row: Judged, family: str) -> ChartCell:
     found = row.family(family)
     if found is None:
-        return Cell("", f"{row.label} was not judged on {family}", "none")
+        return ChartCell("", f"{row.label} was not judged on {family}", "none")
     figures = found.figures
     bits = figures.get("bits_lost")
     ratio = max(size_of(x) for key, x in figures.items() if key == "ratio_max" or is_side(key))
     title = f"{row.label} on {family}, error / bound {below_one(ratio)}"
     if figures.get("nonfinite") or bits == math.inf:
-        return Cell(NOT_FINITE, f"{title}: not finite where the exact output is", "bad")
+        return ChartCell(NOT_FINITE, f"{title}: not finite where the exact output is", "bad")
     wrong = " wrong" if ratio > 1 else ""
     if bits is None:
-        return Cell("·", f"{title}: judged, not in bits lost", f"unknown{wrong}")
-    return Cell(_text(bits), f"{title}: {bits:.2f} bits lost", f"q{sum(bits >= step for step in STEPS)}{wrong}", bits)
+        return ChartCell("·", f"{title}: judged, not in bits lost", f"unknown{wrong}")
+    return ChartCell(
+        written(bits), f"{title}: {bits:.2f} bits lost", f"q{sum(bits >= step for step in STEPS)}{wrong}", bits
+    )
 
 
-def _text(bits: float) -> str:
-    """One decimal, 0 for what rounds to it.
+def written(bits: float | None) -> str:
+    """Write bits with one decimal, 0 for what rounds to it.
 
-    >>> _text(0.04), _text(0.36), _text(math.inf)
-    ('0', '0.4', '∞')
+    >>> written(0.04), written(0.36), written(math.inf), written(None)
+    ('0', '0.4', '∞', '–')
     """
-    if not math.isfinite(bits):
-        return NOT_FINITE
+    if bits is None or not math.isfinite(bits):
+        return DASH if bits is None else NOT_FINITE
     return "0" if bits < 0.05 else f"{bits:.1f}"

@@ -213,6 +213,7 @@ def render(data: Data) -> dict[str, str]:
     shown = {title: [row for row in mine if id(row) not in apart] for title, mine in groups.items()}
     found = atlas_cards.cards(rows, data.known)
     context = {
+        "written": atlas_chart.written,
         "chart": atlas_chart.chart(shown, beside),
         "definition": bits_lost.DEFINITION,
         "cards": found,
@@ -229,7 +230,7 @@ def render(data: Data) -> dict[str, str]:
             for row in rows
         ],
         "absent": absent,
-        "counts": _counts(rows, absent),
+        "rows": rows,
         "older": sorted({row.version for row in rows if row.is_older}),
         "version": __version__,
         "glossary": GLOSSARY,
@@ -238,25 +239,11 @@ def render(data: Data) -> dict[str, str]:
     return both_pages("atlas", context, css=stylesheet("atlas.css"))
 
 
-def _grouped(rows: Iterable[Judged]) -> dict[str, list[Judged]]:
+def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
     """Kernels by operation and dtype."""
-    order = [(operation, dtype) for operation in operations.OPERATIONS for dtype in DTYPES]
-    found = {f"{operation.capitalize()}, {dtype}": (operation, dtype) for operation, dtype in order}
-    grouped = {
-        title: [row for row in rows if (row.entry.operation, row.entry.dtype) == place]
-        for title, place in found.items()
-    }
-    return {title: mine for title, mine in grouped.items() if mine}
-
-
-def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
-    verdicts = [row.entry.verdict for row in rows]
     return {
-        "pass": verdicts.count("pass"),
-        "fail": verdicts.count("fail"),
-        "inconclusive": verdicts.count("inconclusive"),
-        "not run": len(absent),
-        "older": sum(row.is_older for row in rows),
-        "problems": sum(row.entry.effort.problems for row in rows),
-        "outputs": sum(row.entry.effort.outputs for row in rows),
+        f"{operation.capitalize()}, {dtype}": mine
+        for operation in operations.OPERATIONS
+        for dtype in DTYPES
+        if (mine := [row for row in rows if (row.entry.operation, row.entry.dtype) == (operation, dtype)])
     }

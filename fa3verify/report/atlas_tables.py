@@ -114,7 +114,9 @@ def verdicts(rows: Sequence[Judged], title: str) -> PageTable:
 
 def _verdict_row(row: Judged) -> Json:
     entry = row.entry
-    return _named(row) | {
+    return {
+        "kernel": row.label,
+        "_href": f"#{row.anchor}",
         "status": entry.verdict,
         "why": reasons(entry),
         "version": f"{row.version}, older" if row.is_older else row.version,
@@ -133,7 +135,6 @@ def errors(rows: Sequence[Judged], title: str) -> PageTable:
         PageColumn("kernel", "kernel"),
         PageColumn("max error / bound", "ratio", below_one),
         PageColumn("other outputs / bound", "sides"),
-        PageColumn("largest in family", "family"),
         PageColumn("rel. RMSE, outliers: seen, unrounded", "outliers"),
         PageColumn("rel. RMSE, activations: seen, unrounded", "activations"),
         *(PageColumn(f"loss, {_short(keys)} keys", f"loss_{keys}", number) for keys in lengths),
@@ -143,21 +144,17 @@ def errors(rows: Sequence[Judged], title: str) -> PageTable:
 
 def _error_row(row: Judged) -> Json:
     entry = row.entry
-    largest = worst(entry)
-    cells = _named(row) | {
+    cells = {
+        "kernel": row.label,
+        "_href": f"#{row.anchor}",
         "ratio": max((size_of(f.figures.get("ratio_max")) for f in entry.families), default=None),
         "sides": sides(entry, entry.families),
-        "family": largest.family if largest else DASH,
     }
     for name, family in (("outliers", OUTLIERS), ("activations", ACTIVATIONS)):
         known = row.family(family)
         both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
         cells[name] = ", ".join(map(number, both)) if known else DASH
     return cells | {f"loss_{loss.seqlen_k}": loss.rel_rmse for loss in entry.loss}
-
-
-def _named(row: Judged) -> Json:
-    return {"kernel": row.label, "_href": f"#{row.anchor}"}
 
 
 def bits(entry: Entry) -> str:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from fa3verify.campaign.findings import symptoms, why
 from fa3verify.report.atlas_tables import Judged, bits, differing
 
-NO_REASON = "no reason known: both declare, claim and were judged alike"
-
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Twinned:
     """A kernel that was judged, and the row of its twin."""
 
     kernel: Judged
@@ -32,7 +30,7 @@ class Pair:
         """Return what became of both, and of two that differ why, from what their rows say."""
         found = [row.entry.verdict for row in (self.kernel, self.twin)]
         told = f"kernel {found[0]}, twin {found[1]}; bits unlike the twin's: {bits(self.kernel.entry)}"
-        return f"{told}; {'; '.join(_reasons(self.kernel, self.twin)) or NO_REASON}"
+        return f"{told}; {'; '.join(_reasons(self.kernel, self.twin)) or 'no reason known'}"
 
 
 def twin_of(kernel: str) -> str:
@@ -44,31 +42,31 @@ def twin_of(kernel: str) -> str:
     return f"twin.{kernel.removeprefix('gluon.')}"
 
 
-def pairs(rows: Sequence[Judged]) -> list[Pair]:
+def pairs(rows: Sequence[Judged]) -> list[Twinned]:
     """Return every kernel that has its twin among some rows; of a twin judged on several machines the first."""
     twins = {row.entry.kernel: row for row in reversed(rows)}
-    return [Pair(row, twins[name]) for row in rows if (name := twin_of(row.entry.kernel)) in twins]
+    return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.kernel)) in twins]
 
 
 def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
     """What the rows of a kernel and its twin do not have in common, what explains most first."""
-    given = [{why(s) for s in symptoms(row.entry.listed) if s.severity == "no result"} for row in (kernel, twin)]
-    for who, mine, other in _sides(*given):
-        yield f"{who} {', '.join(sorted(mine - other))}"
-    for who, mine, other in _sides(set(kernel.entry.policy), set(twin.entry.policy)):
-        yield f"{who} declares {', '.join(sorted(mine - other)).replace('_', ' ')}"
-    unclaimed = [set(row.entry.coverage.not_claimed if row.entry.coverage else ()) for row in (kernel, twin)]
-    for who, mine, other in _sides(*unclaimed):
-        yield f"{who} does not claim {', '.join(sorted(mine - other)).replace('_', ' ')}"
+    for (fact, mine), other in zip(_facts(kernel).items(), _facts(twin).values(), strict=True):
+        for who, alone in (("kernel", mine - other), ("twin", other - mine)):
+            if alone:
+                yield f"only the {who} {fact}{', '.join(sorted(alone)).replace('_', ' ')}"
     if kernel.version != twin.version:
         yield f"fa3verify {kernel.version} judged the kernel and {twin.version} the twin"
-    of_library = [set(re.findall(r"\d+(?:\.\d+)+", row.entry.identity.version or "")) for row in (kernel, twin)]
-    if all(of_library) and not of_library[0] & of_library[1]:
-        yield f"the kernel is of {kernel.entry.identity.version}, the twin a {twin.entry.identity.version}"
+    libraries = [row.entry.identity.version or "" for row in (kernel, twin)]
+    numbers = [set(re.findall(r"\d+(?:\.\d+)+", library)) for library in libraries]
+    if all(numbers) and not numbers[0] & numbers[1]:
+        yield f"the kernel is of {libraries[0]}, the twin a {libraries[1]}"
 
 
-def _sides(kernel: set[str], twin: set[str]) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Each side that has what the other has not."""
-    for who, mine, other in (("only the kernel", kernel, twin), ("only the twin", twin, kernel)):
-        if mine - other:
-            yield who, mine, other
+def _facts(row: Judged) -> dict[str, set[str]]:
+    """What may set a kernel apart from its twin, by the words before it: it raises, declares or does not claim this."""
+    entry = row.entry
+    return {
+        "": {why(symptom) for symptom in symptoms(entry.listed) if symptom.severity == "no result"},
+        "declares ": set(entry.policy),
+        "does not claim ": set(entry.coverage.not_claimed if entry.coverage else ()),
+    }
