@@ -85,7 +85,11 @@ def _is_below(replay: str, folder: Path) -> bool:
 
 def _of_entry(entry: Entry) -> list[Rule]:
     known = entry.operation in operations.OPERATIONS
-    measures = {*all_measures([entry.operation] if known else []), "quantisation_ratio", "quantisation_bound_ratio"}
+    measures = {
+        *all_measures([entry.operation] if known else operations.OPERATIONS),
+        "quantisation_ratio",
+        "quantisation_bound_ratio",
+    }
     covered = entry.coverage or Coverage({}, (), None, 0.0, REQUIRED, None)
     shares = [share.tried / share.claimed for share in covered.kinds.values() if share.claimed > 0]
     parts = (*entry.families, *entry.properties)
@@ -133,7 +137,7 @@ def _of_verdict(entry: Entry) -> Rule:
     against = [
         *(found.what for found in entry.findings),
         *(f"property {law.name} fails" for law in entry.properties if law.status == "fail"),
-        *(f"family {row.family} leaves its bound" for row in entry.families if _leaves_bound(row)),
+        *(f"figures of family {row.family}" for row in entry.families if _is_wrong(row)),
     ]
     share = entry.coverage.share if entry.coverage else 0.0
     was_judged = bool(entry.families or entry.properties)
@@ -147,14 +151,16 @@ def _of_verdict(entry: Entry) -> Rule:
     return holds, "verdict", f"{wanted}, where it is {entry.verdict!r}", got
 
 
-def _leaves_bound(row: FamilyFigures) -> bool:
+def _is_wrong(row: FamilyFigures) -> bool:
+    """Tell whether an output is not finite, beyond its bound, outside the stated order, or has other bits than due."""
     ratios = [x for key, x in row.figures.items() if key.startswith("ratio_") and key.endswith("_max")]
-    return bool(row.figures.get("nonfinite")) or any(x is not None and not x <= 1 for x in ratios)
+    return any(row.figures.get(key) for key in ("nonfinite", "outside", "bits_differing")) or any(
+        x is not None and not x <= 1 for x in ratios
+    )
 
 
 def _of_family(row: FamilyFigures, known: set[str]) -> list[Rule]:
     figures = {key: x for key, x in row.figures.items() if x is not None}
-    pairs = [(less, more) for less, more in NO_MORE if less in figures and more in figures]
     return [
         (row.problems > 0, "problems", "at least 1", row.problems),
         *((key in figures, f"figures.{key}", "a number", None) for key in NEEDED),
@@ -162,7 +168,8 @@ def _of_family(row: FamilyFigures, known: set[str]) -> list[Rule]:
         *((_is_legal(key, x), f"figures.{key}", "0 or more, a share at most 1", x) for key, x in figures.items()),
         *(
             (not figures[less] > figures[more] * (1 + 1e-9), f"figures.{less}", f"at most {more}", figures[less])
-            for less, more in pairs
+            for less, more in NO_MORE
+            if less in figures and more in figures
         ),
     ]
 

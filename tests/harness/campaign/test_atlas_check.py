@@ -39,9 +39,10 @@ def sent(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     for entry in content["entries"]:
         for row in (*entry["families"], *entry["properties"], *entry["findings"]):
             if row["replay"]:
-                (tmp_path / row["replay"]).parent.mkdir(exist_ok=True)
-                (tmp_path / row["replay"]).touch()
-    return tmp_path / "mine.json", content
+                for folder in (tmp_path / "sent", tmp_path):
+                    (folder / row["replay"]).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / row["replay"]).touch()
+    return tmp_path / "sent" / "mine.json", content
 
 
 def test_a_row_that_was_published_is_fine_alone(sent):
@@ -70,7 +71,45 @@ MUTILATED: dict[str, tuple[Damage, str]] = {
     ),
     "a pass that leaves its bound": (
         lambda body, good, bad: figures(good).update(ratio_lse_max="NaN"),
-        "got 'family normal leaves its bound'",
+        "got 'figures of family normal'",
+    ),
+    "a pass with other bits than its twin": (
+        lambda body, good, bad: figures(good, 4).update(bits_differing=1),
+        "got 'figures of family peaky'",
+    ),
+    "a pass outside its stated order": (
+        lambda body, good, bad: figures(good).update(outside=1),
+        "got 'figures of family normal'",
+    ),
+    "a pass of which too little was tried": (
+        lambda body, good, bad: (
+            good["coverage"].update(share=1 / 3),
+            good["coverage"]["kinds"]["batch"].update(tried=1),
+        ),
+        "entries[0].verdict: expected no finding, and enough of what it claims tried, where it is 'pass', got 'no "
+        "finding, 33% tried'",
+    ),
+    "no verdict and no reason": (
+        lambda body, good, bad: good.update(verdict="inconclusive"),
+        "entries[0].verdict: expected no finding, and a reason, where it is 'inconclusive'",
+    ),
+    "judged, but said not to be run": (
+        lambda body, good, bad: good.update(verdict="not run", reason="no GPU"),
+        "entries[0].verdict: expected nothing judged, and a reason, where it is 'not run'",
+    ),
+    "no entry": (lambda body, good, bad: body.update(entries=[]), "entries: expected at least one, got 0"),
+    "no name": (lambda body, good, bad: good.update(kernel=" "), "entries[0].kernel: expected a name, got ' '"),
+    "an operation that nobody knows": (
+        lambda body, good, bad: bad.update(operation="sideways"),
+        "entries[1].operation: expected one of forward, quantize, backward, got 'sideways'",
+    ),
+    "a family without a problem": (
+        lambda body, good, bad: good["families"][0].update(problems=0),
+        "entries[0].families[0].problems: expected at least 1, got 0",
+    ),
+    "a replay file that is reached from outside": (
+        lambda body, good, bad: good["families"][0].update(replay="../worst/gluon.fp16.json"),
+        "entries[0].families[0].replay: expected a file below the folder of the atlas",
     ),
     "a fail without a finding": (
         lambda body, good, bad: good.update(verdict="fail"),
