@@ -28,6 +28,14 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as strict JSON has them
 Record = TypeVar("Record")
 
 
+class DamagedError(ValueError):
+    """Values that are no record; ``lines`` say of each what is wrong and where, and its message is the first."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines[0])
+        self.lines = lines
+
+
 def plain(record: object) -> Any:
     """Return a record, or records in lists and objects, as JSON values; numbers that are not finite stay numbers."""
     return _converter().unstructure(record)
@@ -47,13 +55,13 @@ def read(kind: type[Record], value: object, where: str) -> Record:
 
     Raises
     ------
-    ValueError
+    DamagedError
         With the place, unless every field is there and of its type, and no other.
     """
     try:
         return _converter().structure(value, kind)
     except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(transform_error(error, where, _told)[0]) from None
+        raise DamagedError(transform_error(error, where, _told)) from None
 
 
 def _told(error: BaseException, _: type | None) -> str:

@@ -184,7 +184,7 @@ class Atlas:
         try:
             return records.read(cls, {key: value for key, value in body.items() if key != "schema"}, "atlas")
         except ValueError as error:
-            raise ValueError(f"{name} is a damaged atlas: {error}") from None
+            raise ValueError(f"{name} is a damaged atlas: {error}") from error
 
 
 def of(run: Run) -> Atlas:

@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, USAGE, fail, one_line_errors
 from fa3verify.cli.options import memory_bytes, peers_option, pool_options, seed_option
 
 
@@ -20,8 +20,16 @@ from fa3verify.cli.options import memory_bytes, peers_option, pool_options, seed
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="quick", show_default=True)
 @seed_option
 @click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
+@click.option(
+    "--check",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Judge nothing: say in one line each what is wrong with an atlas.json that is to be sent.",
+)
 @pool_options
-def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:
+def atlas(
+    kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, check: Path | None, **options: Any
+) -> None:
     """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
 
     Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
@@ -29,6 +37,14 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
     reason. The report of each library is in OUT/campaigns.
     """
     with one_line_errors():
+        if check is not None:
+            from fa3verify.campaign import atlas_check
+            from fa3verify.text import one_line
+
+            found = atlas_check.mistakes(check)
+            for line in found or ["its form is right; whether its figures are, fa3verify replay says"]:
+                click.echo(one_line(f"{check}: {line}"), err=bool(found))
+            raise Exit(USAGE if found else OK)
         from fa3verify.cli import console
         from fa3verify.commands import publish, verify
         from fa3verify.known import registry

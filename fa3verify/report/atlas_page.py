@@ -11,17 +11,17 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fa3_reference.problem import DTYPES
 from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Atlas, Entry
-from fa3verify.campaign.findings import clusters
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
-from fa3verify.judging.verdict import told
-from fa3verify.report.atlas_tables import Judged, LargestHunted, details, matrices, overview
-from fa3verify.report.build import both_pages
+from fa3verify.judging import bits_lost
+from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
+from fa3verify.report.atlas_cards import Known
+from fa3verify.report.atlas_tables import Judged, LargestHunted, details, errors, matrices, verdicts
+from fa3verify.report.build import both_pages, stylesheet
 
 PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"
@@ -71,28 +71,10 @@ GLOSSARY = (
     (
         "Verdict",
         "That of fa3verify verify: bits against the twin where there is one, bound, properties, and enough of what the "
-        "kernel claims tried. Shaded cells are more than twice the least of their row; red ones are not finite, or "
-        "above the bound. Why says it of a fail in few words, one for each symptom; the findings below say all.",
+        "kernel claims tried. In the tables shaded cells are more than twice the least of their row, and red ones are "
+        "not finite. Why says it of a fail in few words, one for each symptom; the findings say all.",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A finding that has a page: which findings of which kernels it explains, and in what words.
-
-    ``findings`` are shell patterns of ``WHAT: MESSAGE | CASE``, so that a pattern may ask for the inputs it is about.
-    """
-
-    page: str
-    kernels: tuple[str, ...]
-    findings: tuple[str, ...]
-    because: str
-
-    def explains(self, kernel: str, words: str) -> bool:
-        """Tell whether it explains what was found, in words, of a kernel."""
-        named = any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
-        return named and any(fnmatchcase(words, pattern) for pattern in self.findings)
 
 
 @dataclass(slots=True)
@@ -225,55 +207,43 @@ def _newest(ran: Iterable[tuple[str, Atlas, Entry]]) -> list[tuple[str, Atlas, E
 def render(data: Data) -> dict[str, str]:
     """Return the text of both pages, by file name."""
     rows, absent = judged(data)
-    groups = []
-    for operation in operations.OPERATIONS:
-        for dtype in DTYPES:
-            mine = [row for row in rows if (row.entry.operation, row.entry.dtype) == (operation, dtype)]
-            if mine:
-                title = f"{operation.capitalize()}, {dtype}"
-                group = {"title": title, "id": f"{operation}-{dtype}", "overview": overview(mine, title)}
-                groups.append(group | {"matrices": matrices(mine, title)})
+    beside = atlas_twins.pairs(rows)
+    apart = {id(pair.twin) for pair in beside}
+    groups = _grouped(rows)
+    shown = {title: [row for row in mine if id(row) not in apart] for title, mine in groups.items()}
+    found = atlas_cards.cards(rows, data.known)
     context = {
+        "written": atlas_chart.written,
+        "chart": atlas_chart.chart(shown, beside),
+        "definition": bits_lost.DEFINITION,
+        "cards": found,
+        "pairs": beside,
         "sources": data.sources,
-        "groups": groups,
-        "kernels": [details(row, data.compared, data.hunted) | {"findings": _findings(row, data)} for row in rows],
+        "groups": [
+            {"title": title, "id": title.lower().replace(", ", "-")}
+            | {"tables": [verdicts(mine, title), errors(mine, title)], "matrices": matrices(shown[title], title)}
+            for title, mine in groups.items()
+        ],
+        "kernels": [
+            details(row, data.compared, data.hunted)
+            | {"cards": [card for card in found if any(each.row is row for each in card.found)]}
+            for row in rows
+        ],
         "absent": absent,
-        "counts": _counts(rows, absent),
+        "rows": rows,
         "older": sorted({row.version for row in rows if row.is_older}),
         "version": __version__,
         "glossary": GLOSSARY,
         "reproduce": " ".join(source["file"] for source in data.sources),
     }
-    return both_pages("atlas", context)
+    return both_pages("atlas", context, css=stylesheet("atlas.css"))
 
 
-def _counts(rows: Sequence[Judged], absent: Sequence[Entry]) -> dict[str, int]:
-    verdicts = [row.entry.verdict for row in rows]
+def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Kernels by operation and dtype."""
     return {
-        "pass": verdicts.count("pass"),
-        "fail": verdicts.count("fail"),
-        "inconclusive": verdicts.count("inconclusive"),
-        "not run": len(absent),
-        "older": sum(row.is_older for row in rows),
-        "problems": sum(row.entry.effort.problems for row in rows),
-        "outputs": sum(row.entry.effort.outputs for row in rows),
+        f"{operation.capitalize()}, {dtype}": mine
+        for operation in operations.OPERATIONS
+        for dtype in DTYPES
+        if (mine := [row for row in rows if (row.entry.operation, row.entry.dtype) == (operation, dtype)])
     }
-
-
-def _findings(row: Judged, data: Data) -> list[Json]:
-    """The first finding of every cause, with the page that explains it."""
-    found = []
-    for first, others in clusters(row.entry.listed):
-        words = f"{told(first.what)}: {first.message}"
-        whole = f"{words} | {first.case or ''}"
-        known = next((known for known in data.known if known.explains(row.entry.kernel, whole)), None)
-        found.append(
-            {
-                "words": words,
-                "others": others,
-                "case": first.case,
-                "known": known,
-                "replay": first.replay and row.path(first.replay),
-            }
-        )
-    return found

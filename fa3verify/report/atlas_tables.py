@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from fa3verify import __version__, operations
 from fa3verify.campaign.atlas import Entry, FamilyFigures, Loss
@@ -77,7 +76,7 @@ def worst(entry: Entry) -> FamilyFigures | None:
     """The family of the largest error / bound, of whichever output."""
 
     def largest(row: FamilyFigures) -> float:
-        return max(_size(x) for key, x in row.figures.items() if key == "ratio_max" or is_side(key))
+        return max(size_of(x) for key, x in row.figures.items() if key == "ratio_max" or is_side(key))
 
     return max(entry.families, key=largest, default=None)
 
@@ -87,7 +86,7 @@ def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
     told = []
     for side in operations.find(entry.operation).sides:
         found = [row.figures.get(side.figure("ratio")) for row in rows]
-        if known := [_size(x) for x in found if x is not None]:
+        if known := [size_of(x) for x in found if x is not None]:
             told.append(f"{side.words} {below_one(max(known))}")
     return ", ".join(told) or DASH
 
@@ -97,33 +96,25 @@ def is_side(key: str) -> bool:
     return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
-def overview(rows: Sequence[Judged], title: str) -> PageTable:
-    """A row per kernel: vendors side by side."""
-    lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss})
+def verdicts(rows: Sequence[Judged], title: str) -> PageTable:
+    """A row per kernel: what became of it, and why."""
     columns = [
         PageColumn("kernel", "kernel"),
         PageColumn("verdict", "status"),
         PageColumn("why", "why"),
-        PageColumn("fa3verify", "version"),
-        PageColumn("ran on", "device"),
         PageColumn("problems searched", "problems", count),
-        PageColumn("max error / bound", "ratio", below_one),
-        PageColumn("other outputs / bound", "sides"),
-        PageColumn("largest in family", "family"),
-        PageColumn("rel. RMSE, outliers: seen, unrounded", "outliers"),
-        PageColumn("rel. RMSE, activations: seen, unrounded", "activations"),
-        *(PageColumn(f"loss, {_short(keys)} keys", f"loss_{keys}", number) for keys in lengths),
         PageColumn("bits unlike the twin's", "bits"),
         PageColumn("same call twice", "repeated"),
         PageColumn("declares", "policy"),
+        PageColumn("fa3verify", "version"),
+        PageColumn("ran on", "device"),
     ]
-    return PageTable(title, f"{title}, kernels side by side", columns, [_overview_row(row) for row in rows])
+    return PageTable(title, f"{title}: verdicts", columns, [_verdict_row(row) for row in rows])
 
 
-def _overview_row(row: Judged) -> Json:
+def _verdict_row(row: Judged) -> Json:
     entry = row.entry
-    largest = worst(row.entry)
-    cells = {
+    return {
         "kernel": row.label,
         "_href": f"#{row.anchor}",
         "status": entry.verdict,
@@ -131,12 +122,33 @@ def _overview_row(row: Judged) -> Json:
         "version": f"{row.version}, older" if row.is_older else row.version,
         "device": row.device,
         "problems": entry.effort.problems,
-        "ratio": max((_size(f.figures.get("ratio_max")) for f in entry.families), default=None),
-        "sides": sides(entry, entry.families),
-        "family": largest.family if largest else DASH,
         "bits": bits(entry),
         "repeated": repeated(entry).partition(",")[0],
         "policy": ", ".join(entry.policy).replace("_", " ") or "nothing",
+    }
+
+
+def errors(rows: Sequence[Judged], title: str) -> PageTable:
+    """A row per kernel: its largest error against the bound, its mean errors, and what long rows of keys cost it."""
+    lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss})
+    columns = [
+        PageColumn("kernel", "kernel"),
+        PageColumn("max error / bound", "ratio", below_one),
+        PageColumn("other outputs / bound", "sides"),
+        PageColumn("rel. RMSE, outliers: seen, unrounded", "outliers"),
+        PageColumn("rel. RMSE, activations: seen, unrounded", "activations"),
+        *(PageColumn(f"loss, {_short(keys)} keys", f"loss_{keys}", number) for keys in lengths),
+    ]
+    return PageTable(title, f"{title}: errors", columns, [_error_row(row) for row in rows])
+
+
+def _error_row(row: Judged) -> Json:
+    entry = row.entry
+    cells = {
+        "kernel": row.label,
+        "_href": f"#{row.anchor}",
+        "ratio": max((size_of(f.figures.get("ratio_max")) for f in entry.families), default=None),
+        "sides": sides(entry, entry.families),
     }
     for name, family in (("outliers", OUTLIERS), ("activations", ACTIVATIONS)):
         known = row.family(family)
@@ -147,11 +159,17 @@ def _overview_row(row: Judged) -> Json:
 
 def bits(entry: Entry) -> str:
     """Return how many values had other bits than the twin's."""
-    compared = [row.figures for row in entry.families if row.figures.get("bits_differing") is not None]
-    if not compared:
+    different = differing(entry)
+    if different is None:
         return "not compared"
-    differing, of = (sum(float(f[key] or 0) for f in compared) for key in ("bits_differing", "outputs"))
-    return f"{count(differing)} of {count(of)}"
+    compared = [row.figures for row in entry.families if row.figures.get("bits_differing") is not None]
+    return f"{count(different)} of {count(sum(float(f['outputs'] or 0) for f in compared))}"
+
+
+def differing(entry: Entry) -> float | None:
+    """Return how many values had other bits than the twin's, None where none was compared."""
+    found = [x for row in entry.families if (x := row.figures.get("bits_differing")) is not None]
+    return sum(found) if found else None
 
 
 def repeated(entry: Entry) -> str:
@@ -163,32 +181,22 @@ def repeated(entry: Entry) -> str:
     return f"{said}, {count(law.outputs)} outputs" if said else law.status.replace("_", " ")
 
 
-# title, note, figure of a family, how it is written
-MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | None], Callable[[Any], str]], ...] = (
+# title, note, figure of a family
+MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | None]], ...] = (
     (
         "largest known error",
         "As a multiple of the output's root mean square over the family, against the operands that the kernel saw.",
         lambda figures: _over(figures.get("max_error"), figures.get("rms"), figures.get("nonfinite")),
-        number,
     ),
     (
         "relative RMSE, operands seen",
         "Against the operands that the kernel saw.",
         lambda figures: figures.get("rel_rmse_seen"),
-        number,
     ),
     (
         "relative RMSE, unrounded inputs",
         "Against the inputs before they were rounded or quantised, as the FlashAttention-3 paper has it.",
         lambda figures: figures.get("rel_rmse_unrounded"),
-        number,
-    ),
-    (
-        "largest known error / bound",
-        "Half an ulp of the output is in every bound, so that a sound kernel comes close to 1; above 1 it left its "
-        "bound.",
-        lambda figures: figures.get("ratio_max"),
-        below_one,
     ),
 )
 
@@ -197,22 +205,22 @@ def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
     """Families by kernels, one table a figure; cells far above the least of their row are marked."""
     families = list(dict.fromkeys(row.family for judged in rows for row in judged.entry.families))
     made = []
-    for name, note, figure, write in MATRICES:
+    for name, note, figure in MATRICES:
         lines = []
         for family in families:
             known = [row.family(family) for row in rows]
             values = [figure(row.figures) if row else None for row in known]
             least = min((x for x in values if x is not None), default=0.0)
-            lines.append({"family": family, "cells": [(write(x), _mark(x, least, name)) for x in values]})
+            lines.append({"family": family, "cells": [(number(x), _mark(x, least)) for x in values]})
         heads = [(row.label, row.anchor) for row in rows]
         made.append({"title": f"{title}: {name}", "note": note, "heads": heads, "rows": lines})
     return made
 
 
-def _mark(value: float | None, least: float, name: str) -> str:
+def _mark(value: float | None, least: float) -> str:
     if value is None:
         return ""
-    if not math.isfinite(value) or (name.endswith("bound") and value > 1):
+    if not math.isfinite(value):
         return "bad"
     return "far" if value > FAR * least else ""
 
@@ -324,5 +332,6 @@ def _over(error: float | None, rms: float | None, nonfinite: float | None) -> fl
     return error / rms if error is not None and rms else None
 
 
-def _size(value: float | None) -> float:
+def size_of(value: float | None) -> float:
+    """Return a figure as maxima take it: what is not known is the least, and NaN the largest."""
     return -1.0 if value is None else math.inf if math.isnan(value) else value

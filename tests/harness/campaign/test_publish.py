@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import atlas, replay_files
+from fa3verify.campaign import atlas, atlas_check, replay_files
 from fa3verify.campaign.run import Run
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
@@ -108,9 +108,14 @@ def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(
 def test_a_planted_fault_is_seen_on_the_page(published):
     _, out, _ = published
     html = (out / "atlas.html").read_text()
-    assert '<span class="s fail">fail</span>' in html
-    assert "No page explains it" in html
-    assert 'class="n bad"' in html
+    assert '<b class="s fail">✗</b>' in html
+    assert "no page explains it" in html
+    assert ' wrong"' in html  # a cell of the chart beyond its bound
+
+
+def test_what_was_published_may_be_sent(published):
+    _, out, _ = published
+    assert atlas_check.mistakes(out / atlas.FILE) == []
 
 
 def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):

@@ -1,0 +1,181 @@
+"""Check an atlas that somebody sends: that it is one, and that what it says holds together, a line for each mistake.
+
+The records of :mod:`fa3verify.campaign.atlas` say which keys there are and of which type. Types cannot say the rest:
+counts that do not add up, a verdict that its findings contradict, errors below 0, replay files that are not there.
+Whether the figures are true, only a replay says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+from fa3verify import operations
+from fa3verify.campaign import atlas
+from fa3verify.campaign.atlas import Atlas, Entry, FamilyFigures
+from fa3verify.cases.coverage import REQUIRED, Coverage
+from fa3verify.files import stored
+from fa3verify.judging.metrics import all_measures
+from fa3verify.records import DamagedError
+
+Rule = tuple[bool, str, str, object]  # whether it holds, the path of a value, what is expected, and what is there
+NEEDED = ("outputs", "nonfinite", "unbounded", "rms", "max_error", "ratio_max", "rel_rmse_seen", "ulp_max")
+NO_MORE = (("nonfinite", "outputs"), ("unbounded", "outputs"), ("rmse_seen", "max_error"), ("ulp_p50", "ulp_max"))
+
+
+def mistakes(path: Path) -> list[str]:
+    """Return what is wrong with an atlas, one line each: the place, what is expected, and what is there.
+
+    Raises
+    ------
+    ValueError
+        For a file that cannot be read, or is no atlas of this schema.
+    """
+    try:
+        found = atlas.read(path)
+    except ValueError as error:
+        if not isinstance(error.__cause__, DamagedError):
+            raise
+        lines = [line.rpartition(" @ atlas") for line in error.__cause__.lines]
+        return [f"{place.lstrip('.') or 'the file'}: {what}" for what, _, place in lines]
+    return [f"{place}: expected {wanted}, got {got!r}" for holds, place, wanted, got in _of(found, path) if not holds]
+
+
+def _of(found: Atlas, path: Path) -> list[Rule]:
+    twice = [name for name, count in Counter(entry.kernel for entry in found.entries).items() if count > 1]
+    return [
+        (bool(re.match(r"\d+\.\d+\.\d+", found.version)), "version", "that of fa3verify, as 0.2.0", found.version),
+        (
+            bool(re.match(r"\d{4}(-\d\d){2}T\d\d(:\d\d){2}", found.started)),
+            "started",
+            "a moment as 2026-01-02T03:04:05+00:00",
+            found.started,
+        ),
+        (bool(found.entries), "entries", "at least one", 0),
+        (not twice, "entries", "every kernel once", twice),
+        *(
+            (holds, f"entries[{number}].{place}", wanted, got)
+            for number, entry in enumerate(found.entries)
+            for holds, place, wanted, got in (*_of_entry(entry), *_of_replays(entry, path.parent))
+        ),
+    ]
+
+
+def _of_replays(entry: Entry, folder: Path) -> list[Rule]:
+    """Every replay file is below the folder of the atlas: whoever gets it must be able to run it."""
+    return [
+        (
+            _is_below(each.replay, folder),
+            f"{name}[{number}].replay",
+            "a file below the folder of the atlas",
+            each.replay,
+        )
+        for name in ("families", "properties", "findings")
+        for number, each in enumerate(getattr(entry, name))
+        if each.replay is not None
+    ]
+
+
+def _is_below(replay: str, folder: Path) -> bool:
+    place = PurePosixPath(replay)
+    return not place.is_absolute() and ".." not in place.parts and stored(folder / place).is_file()
+
+
+def _of_entry(entry: Entry) -> list[Rule]:
+    known = entry.operation in operations.OPERATIONS
+    measures = {
+        *all_measures([entry.operation] if known else operations.OPERATIONS),
+        "quantisation_ratio",
+        "quantisation_bound_ratio",
+    }
+    covered = entry.coverage or Coverage({}, (), None, 0.0, REQUIRED, None)
+    shares = [share.tried / share.claimed for share in covered.kinds.values() if share.claimed > 0]
+    parts = (*entry.families, *entry.properties)
+    names = Counter([*(row.family for row in entry.families), *(law.name for law in entry.properties)])
+    problems = sum(part.problems for part in parts)
+    outputs = sum(row.figures.get("outputs") or 0 for row in entry.families) + sum(x.outputs for x in entry.properties)
+    return [
+        (bool(entry.kernel.strip()), "kernel", "a name", entry.kernel),
+        (entry.dtype is not None or not parts, "dtype", "that of a kernel that was judged", entry.dtype),
+        (known, "operation", f"one of {', '.join(operations.OPERATIONS)}", entry.operation),
+        (
+            entry.effort.problems == problems,
+            "effort.problems",
+            f"{problems}, the sum of its parts",
+            entry.effort.problems,
+        ),
+        (entry.effort.outputs == outputs, "effort.outputs", f"{outputs:g}, the sum of its parts", entry.effort.outputs),
+        (len(names) == len(parts), "families", "every family and property once", names.most_common(1)),
+        _of_verdict(entry),
+        *(
+            (0 <= share.tried <= share.claimed, f"coverage.kinds.{kind}.tried", f"0 to {share.claimed}", share.tried)
+            for kind, share in covered.kinds.items()
+        ),
+        (covered.share == min(shares, default=0.0), "coverage.share", "the least share of its kinds", covered.share),
+        (covered.required == REQUIRED, "coverage.required", f"{REQUIRED}", covered.required),
+        *(
+            (holds, f"families[{number}].{place}", wanted, got)
+            for number, row in enumerate(entry.families)
+            for holds, place, wanted, got in _of_family(row, measures)
+        ),
+        *(
+            (
+                (loss.rel_rmse is None) == bool(loss.missing) and not (loss.rel_rmse or 0) < 0,
+                f"loss[{number}].rel_rmse",
+                "a figure of 0 or more, or else a reason in missing",
+                loss.rel_rmse,
+            )
+            for number, loss in enumerate(entry.loss)
+        ),
+    ]
+
+
+def _of_verdict(entry: Entry) -> Rule:
+    """A kernel fails if something was found, passes if nothing was and enough was tried, and else has a reason."""
+    against = [
+        *(found.what for found in entry.findings),
+        *(f"property {law.name} fails" for law in entry.properties if law.status == "fail"),
+        *(f"figures of family {row.family}" for row in entry.families if _is_wrong(row)),
+    ]
+    share = entry.coverage.share if entry.coverage else 0.0
+    was_judged = bool(entry.families or entry.properties)
+    holds, wanted = {
+        "pass": (not against and share >= REQUIRED and was_judged, "no finding, and enough of what it claims tried"),
+        "fail": (bool(entry.findings), "at least one finding"),
+        "inconclusive": (not against and bool(entry.reason), "no finding, and a reason"),
+        "not run": (not against and not was_judged and bool(entry.reason), "nothing judged, and a reason"),
+    }[entry.verdict]
+    got = against[0] if against else f"no finding, {share:.0%} tried"
+    return holds, "verdict", f"{wanted}, where it is {entry.verdict!r}", got
+
+
+def _is_wrong(row: FamilyFigures) -> bool:
+    """Tell whether an output is not finite, beyond its bound, outside the stated order, or has other bits than due."""
+    ratios = [x for key, x in row.figures.items() if key.startswith("ratio_") and key.endswith("_max")]
+    return any(row.figures.get(key) for key in ("nonfinite", "outside", "bits_differing")) or any(
+        x is not None and not x <= 1 for x in ratios
+    )
+
+
+def _of_family(row: FamilyFigures, known: set[str]) -> list[Rule]:
+    figures = {key: x for key, x in row.figures.items() if x is not None}
+    return [
+        (row.problems > 0, "problems", "at least 1", row.problems),
+        *((key in figures, f"figures.{key}", "a number", None) for key in NEEDED),
+        *((key in known, f"figures.{key}", "a figure of this operation", x) for key, x in figures.items()),
+        *((_is_legal(key, x), f"figures.{key}", "0 or more, a share at most 1", x) for key, x in figures.items()),
+        *(
+            (not figures[less] > figures[more] * (1 + 1e-9), f"figures.{less}", f"at most {more}", figures[less])
+            for less, more in NO_MORE
+            if less in figures and more in figures
+        ),
+    ]
+
+
+def _is_legal(key: str, x: float) -> bool:
+    """Tell whether a figure can have a value: errors are not negative, and NaN is what a NaN output makes of a mean."""
+    if key == "bias" or (key == "ratio_median" and math.isnan(x)):
+        return True
+    return 0 <= x <= (1 if key in ("bit_equal", "determined") else math.inf)
