@@ -240,7 +240,7 @@ def provenance(sanitizer: Path) -> str:
     version = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
     facts = {
         **{name: query(field) for name, field in _MACHINE.items()},
-        **evidence_facts("forward+packed+quantize+backward"),
+        **evidence_facts("forward+packed+paged+quantize+backward"),
         "sanitizer": next(line for line in version if line.startswith("Version")),
         "date_utc": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
     }

@@ -21,7 +21,7 @@ Evidence = Literal[
     "timeline",
     "backward",
     "forward+packed",
-    "forward+packed+quantize+backward",
+    "forward+packed+paged+quantize+backward",
 ]
 # Keys of launches by the hash of them all: of measurements from before provenance held the keys themselves, and of
 # probes from after it, whose PTX the code of that time was compiled to as well.
