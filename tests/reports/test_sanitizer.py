@@ -107,5 +107,5 @@ def test_every_shipped_launch_was_examined_by_every_tool_and_every_report_is_exp
     assert all(name.startswith("backward_") for name in backwards)
     longest = {"backward_d256_dense", *(x.name for x in shipped() if x.name.startswith("backward_d192_"))}
     assert {(tool, name) for tool, name in cut if tool != "synccheck"} == {("racecheck", name) for name in longest}, (
-        "synccheck ends a backward at the barrier that it misjudges; racecheck of the longest was ended after 75 s or more"
+        "synccheck ends a backward at the barrier that it misjudges; racecheck of the longest was ended after 75 s"
     )

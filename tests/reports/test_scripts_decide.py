@@ -31,6 +31,11 @@ NAMES = (
     "k_descale",
     "v_descale",
     "softmax_scale",
+    "window_size_right",
+    "k_new",
+    "v_new",
+    "rotary_cos",
+    "rotary_sin",
 )
 
 
@@ -47,6 +52,24 @@ def attend(q, k, v):
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     s = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     return torch.einsum("hqk,khd->qhd", s.softmax(-1), v), s.logsumexp(-1)
+
+
+def rotated(defect, q, k, v, given):
+    """Return out of a call that appends and rotates, whose window has no left side."""
+    stored, count, right = int(given["seqused_k"][0]), len(q), given["window_size_right"]
+
+    def turned(x, positions):
+        cos, sin = (given[name].double()[positions][:, None] for name in ("rotary_cos", "rotary_sin"))
+        a, b = x.double().chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+    own = stored + torch.arange(count)
+    q = turned(q, torch.full_like(own, stored) if defect == "wide" and right >= count - 1 else own)
+    k = torch.cat([k[0, :stored].double(), turned(given["k_new"][0], own)])
+    v = torch.cat([v[0, :stored], given["v_new"][0]]).double()
+    s = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    hidden = torch.arange(len(k)) > (own + right)[:, None]
+    return torch.einsum("hqk,khd->qhd", s.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
 def flash3(defect):
@@ -97,6 +120,8 @@ def flash2(defect):
 def served(defect):
     def operator(*given):
         call = {name: x for name, x in zip(NAMES, given, strict=True) if x is not None}
+        if "rotary_cos" in call:
+            return (rotated(defect, call["q"], call["k"], call["v"], call),)
         return flash3(defect)(**call)
 
     schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in NAMES])
@@ -143,6 +168,7 @@ SCRIPTS = {
     "flash3_nan_behind_a_cache": "leak",
     "vllm_nan_behind_a_cache": "leak",
     "sglang_nan_behind_a_cache": "leak",
+    "sglang_rotary_of_a_wide_window": "wide",
     "dew_packed_gradients": "leak",
     "flash2_weights_of_splits": "weights",
     "flash2_nan_in_a_split": "nan",
