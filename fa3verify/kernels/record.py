@@ -119,7 +119,7 @@ class Candidate:
     Raises
     ------
     ValueError
-        For an unknown accumulator, or one beside an order or of a quantiser.
+        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function.
     """
 
     name: str
@@ -147,6 +147,11 @@ class Candidate:
     page_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.order is not None and not callable(self.order):
+            raise ValueError(
+                f"{self.name}: order must be a function of a configuration, such as lambda config: "
+                f"{type(self.order).__name__}(...), got one {type(self.order).__name__}"
+            )
         if self.accumulator is None:
             return
         if self.accumulator not in (known := get_args(Accumulator)):

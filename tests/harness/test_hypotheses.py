@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.bounds.model import BackwardModel, KernelModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
@@ -313,9 +313,13 @@ def test_a_stated_order_is_the_only_hypothesis_and_its_summary_has_no_word_of_ot
             {"accumulator": "fp32", "order": forward.order_of_family},
             r"mine\.bf16 takes no accumulator, got 'fp32': its order",
         ),
+        (
+            {"order": KernelModel.any_order("bf16", "bf16")},
+            "such as lambda config: KernelModel",
+        ),
     ],
 )
-def test_an_accumulator_that_says_nothing_or_contradicts_an_order_is_refused(facts, match):
+def test_an_order_that_is_no_function_or_an_accumulator_that_contradicts_one_or_says_nothing_is_refused(facts, match):
     with pytest.raises(ValueError, match=match):
         kernel_of(of_p, **facts)
 

@@ -15,12 +15,14 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem
 from fa3_reports import recordings
 from fa3_reports.__main__ import main
+from fa3_reports.bits import serving_cases
 from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.bits.recorded_cases import cases
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.known.peers import PEERS
 from tests.sampling import sampled
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -97,6 +99,12 @@ def test_the_cases_of_committed_recordings_are_those_that_a_new_one_would_have(p
     dtypes = tuple({launch.case.problem.dtype for launch in recording.launches})
     own = next((made for suffix, made in SETS.items() if path.stem.endswith(suffix)), None)
     again = own(recording.library, dtypes) if own else cases(recording.library, dtypes, rounds=8)
+    if PEERS[recording.library].serves:
+        again = [
+            case  # absorbed heads end the process of SGLang's build as it was reduced
+            for case in serving_cases.cases(recording.library, dtypes, rounds=4)
+            if not (recording.library == "sglang" and case.problem.qv)
+        ]
     assert [launch.case.key() for launch in recording.launches] == [case.key() for case in again]
 
 
