@@ -191,7 +191,7 @@ class Examined(NamedTuple):
 
 def run(settings: Settings, sanitizer: Path, tell: Callable[[str], None]) -> Examined:
     """Run launches under tools, several processes at a time; kernels of other packages are not examined."""
-    jobs = [(tool, name) for tool in settings.tools for name in settings.launches]
+    jobs: list[tuple[Tool, str]] = [(tool, name) for tool in settings.tools for name in settings.launches]
     names = [name for _, name in jobs]
     commands = [_command(sanitizer, tool, name) for tool, name in jobs]
     texts = []
