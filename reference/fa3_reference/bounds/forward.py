@@ -441,7 +441,9 @@ def _accumulate(
     sizes = carried, added, aligned, reached
     lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model, terms)
     lost = lost + terms.rescale * carried * rescaled * OUTWARD
-    lost += (3 * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
+    # Outside a tensor core each product may vanish below the normal range, and each sum.
+    vanished = 3 + (2 * w.visible.sum(1)[:, None] if model.accumulator != "wgmma" else 0)
+    lost += (vanished * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
     is_running = model.order.weights != "normalised"
     lift = 2.0**8 if is_running and model.order.rescale == "lazy" else 1.0

@@ -437,7 +437,8 @@ def accumulate(
         exact = what_is_exact(t, d, own, sizes, m)
         lost = cut(sizes, n, steps, rescaled > 0, exact, m)
         lost += carried * rescaled * FLOAT64_ROOM
-        lost += (3 * tiny(m) + steps * m.core.tiny) * max(r.factor_v(j) for j in block) / unit
+        vanished = 3 if m.accumulator == "wgmma" else 3 + 2 * n  # products and sums
+        lost += (vanished * tiny(m) + steps * m.core.tiny) * max(r.factor_v(j) for j in block) / unit
         t.o_error[d] = (t.o_error[d] + da + lost) * FLOAT64_ROOM
         t.o[d] += pv
         t.o2[d] += sum(w.p * x * x for w, x in zip(ws, v, strict=True))
