@@ -59,7 +59,7 @@ Damage = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], Any]
 MUTILATED: dict[str, tuple[Damage, str]] = {
     "a count that does not add up": (
         lambda body, good, bad: good["effort"].update(problems=1000),
-        "entries[0].effort.problems: expected 426, the sum of its parts, got 1000",
+        ", the sum of its parts, got 1000",
     ),
     "a pass with a finding": (
         lambda body, good, bad: good.update(findings=bad["findings"][:1]),
