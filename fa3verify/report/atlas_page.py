@@ -236,7 +236,7 @@ def render(data: Data) -> dict[str, str]:
         "glossary": GLOSSARY,
         "reproduce": " ".join(source["file"] for source in data.sources),
     }
-    return both_pages("atlas", context, css=stylesheet("atlas.css"))
+    return both_pages("atlas", context, css=stylesheet("heat.css", "atlas.css"))
 
 
 def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:

@@ -123,7 +123,7 @@ def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> 
     return both_pages(
         "report",
         context,
-        css=stylesheet("run.css"),
+        css=stylesheet("heat.css", "run.css"),
         panels=shown,
         pairs=figures_coverage.pairs(kernel.coverage for kernel in run.kernels),
         svg=panels.draw_all(studies),
