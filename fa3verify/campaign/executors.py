@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed, processes
+from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed, default_workers, processes
 from fa3verify.campaign.profiles import PROFILES
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
@@ -37,11 +37,11 @@ def make_executor(settings: Settings) -> Executor:
         return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
     memory_bytes = settings.memory_bytes
     if memory_bytes is None:
-        memory_bytes = _fair_share(settings.workers or os.cpu_count() or 1)
+        memory_bytes = fair_share(settings.workers or default_workers())
     return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
 
 
-def _fair_share(workers: int) -> int | None:
+def fair_share(workers: int) -> int | None:
     """Bytes of memory for each worker, None where the machine does not say how much it has."""
     try:
         return max(LEAST_MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // workers)

@@ -257,8 +257,13 @@ class IsolatingPool(Executor):
         return not mine.is_ended
 
 
+def default_workers() -> int:
+    """Return how many processes a pool has where nobody says: one per core."""
+    return os.cpu_count() or 1
+
+
 def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int | None = None) -> Executor:
     """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core."""
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
-    return IsolatingPool(workers or os.cpu_count() or 1, limit_s, memory_bytes=memory_bytes)
+    return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes)

@@ -1,4 +1,4 @@
-"""Verb atlas: every kernel that runs here, each library judged by a campaign of its own, side by side in one page."""
+"""Verb atlas: every kernel that runs here, each judged by a campaign of its own, side by side in one page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def atlas(
 
     Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
     references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
-    reason. The report of each library is in OUT/campaigns.
+    reason. The report of each is in OUT/campaigns.
     """
     with one_line_errors():
         if check is not None:

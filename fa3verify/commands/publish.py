@@ -1,8 +1,9 @@
-"""The atlas of many kernels: a campaign for each library, what its forwards lose over long rows, and the pages of it.
+"""The atlas of many kernels: a campaign for each, what a forward loses over long rows, and the pages of it.
 
-A library costs its own entries only: atlas and pages are written again after each, and one that fails has its reason in
-them. Losses come last. ``OUT/worst`` gets a replay file a kernel, of the largest case of every family, and one a cause
-of its findings.
+A kernel costs its own entry only: atlas and pages are written again after each, and one that fails has its reason in
+them. Several kernels are judged side by side, each by a few processes of its own: what one of them does to its process
+or to its GPU context harms no other, and where one waits for its last task the others go on. ``OUT/worst`` gets a
+replay file a kernel, of the largest case of every family, and one a cause of its findings.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +24,8 @@ from typing import Any
 
 from fa3verify.campaign import atlas, replay_files, summary
 from fa3verify.campaign.atlas import Atlas, Entry, EntryFinding, Loss
-from fa3verify.campaign.executors import make_executor
-from fa3verify.campaign.pool import TaskError
+from fa3verify.campaign.executors import fair_share, make_executor
+from fa3verify.campaign.pool import TaskError, default_workers
 from fa3verify.campaign.run import CaseRow, Run
 from fa3verify.cases.case import Case
 from fa3verify.commands import verify
@@ -33,6 +37,7 @@ from fa3verify.text import of_error, one_line
 from fa3verify.timed.timing import query
 
 CAMPAIGNS = "campaigns"
+PROCESSES = 4  # of one kernel: each imports and compiles for itself, for ten seconds and more where it needs a GPU
 WORST = "worst"
 LOSS_V_MEAN = 1.0
 LOSS_LIMIT_S = 600.0
@@ -42,38 +47,66 @@ LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the lon
 def run(
     settings: verify.Settings, known: dict[str, Candidate], tell: Callable[[str], None], *, resume: bool = False
 ) -> Atlas:
-    """Judge the kernels of ``settings``, a library after the other, and write ``atlas.json``, its pages and replays.
+    """Judge the kernels of ``settings``, some side by side, and write ``atlas.json``, its pages and replays.
 
     Parameters
     ----------
     settings : Settings
-        ``out`` takes the atlas, and ``out/campaigns`` the report of each library.
+        ``out`` takes the atlas, and ``out/campaigns`` the report of each kernel.
     known : dict
         What is known by name of the kernels; those that are unavailable are entries that say why.
     tell : callable
-        Gets one line per library.
+        Gets one line per kernel.
     resume : bool
         Keep the judged entries of an atlas of the same profile and seed that is there already.
 
     Returns
     -------
     Atlas
+
+    Raises
+    ------
+    KeyboardInterrupt
+        At an interruption, after all processes have ended; kernels that were judged stay in the atlas.
     """
     made = _empty(settings)
     kept = _stored(settings, made) if resume else ()
     missing = [_missing(known[name]) for name in settings.kernels if name in known and known[name].unavailable]
-    done = {entry.kernel for entry in (*kept, *missing)}
-    made = _write(settings.out, replace(made, entries=(*kept, *missing)))
-    todo = [name for name in settings.kernels if name not in done]
-    for library, names in groupby(todo, lambda name: name.rpartition(".")[0]):
-        found = _judged(settings, library, tuple(names))
-        made = _write(settings.out, replace(made, entries=(*made.entries, *found)))
-        tell(", ".join(f"{entry.kernel} {entry.verdict}" for entry in found))
-    for name, loss in _losses(settings, [entry.kernel for entry in made.entries if _may_lose(entry)]):
-        entries = tuple(replace(entry, loss=loss) if entry.kernel == name else entry for entry in made.entries)
-        made = _write(settings.out, replace(made, entries=entries))
-        tell(f"{name} over long rows: {', '.join(each.missing or f'{each.rel_rmse:.2e}' for each in loss)}")
+    there = {entry.kernel: entry for entry in (*kept, *missing)}
+    made = _write(settings.out, replace(made, entries=tuple(there.values())))
+    todo = [name for name in settings.kernels if name not in there or _may_lose(there[name])]
+    workers = settings.workers or default_workers()
+    lanes = max(1, workers // PROCESSES)
+    own = replace(settings, workers=workers // lanes, memory_bytes=settings.memory_bytes or fair_share(workers))
+    stopped = threading.Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt(signal.SIGINT)
+
+    def whole(name: str) -> Entry:
+        entry = there.get(name) or _judged(own, name, check)
+        return replace(entry, loss=_losses(own, name, check)) if _may_lose(entry) else entry
+
+    with ThreadPoolExecutor(lanes) as pool:
+        futures = [pool.submit(whole, name) for name in todo]
+        try:
+            for future in as_completed(futures):
+                entry = future.result()
+                others = tuple(each for each in made.entries if each.kernel != entry.kernel)
+                made = _write(settings.out, replace(made, entries=(*others, entry)))
+                tell(_told(entry))
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return made
+
+
+def _told(entry: Entry) -> str:
+    """Return in one line what became of a kernel."""
+    losses = ", ".join(each.missing or f"{each.rel_rmse:.2e}" for each in entry.loss)
+    return f"{entry.kernel} {entry.verdict}" + (f", over long rows {losses}" if losses else "")
 
 
 def _may_lose(entry: Entry) -> bool:
@@ -118,31 +151,34 @@ def _write(out: Path, made: Atlas) -> Atlas:
     return made
 
 
-def _judged(settings: verify.Settings, library: str, names: tuple[str, ...]) -> list[Entry]:
-    """Entries of one library; whatever it does to the campaign is the reason that it has none."""
-    own = replace(settings, kernels=names, out=settings.out / CAMPAIGNS / (library or names[0]), studies=False)
+def _judged(settings: verify.Settings, name: str, check: Callable[[], None]) -> Entry:
+    """The entry of one kernel; whatever it does to the campaign is the reason that it has none."""
+    campaign = settings.out / CAMPAIGNS / _stem(name)
     try:
-        found = verify.run(own, lambda total, outcome: None)
+        found = verify.run(
+            replace(settings, kernels=(name,), out=campaign, studies=False), lambda total, outcome: check()
+        )
     except Exception as error:
-        return [atlas.not_run(name, of_error(error)) for name in names]
-    return [_published(entry, found, own.out, settings.out) for entry in atlas.of(found).entries]
+        return atlas.not_run(name, of_error(error))
+    (entry,) = atlas.of(found).entries
+    return _published(entry, found, campaign, settings.out)
 
 
-def _losses(settings: verify.Settings, names: Sequence[str]) -> Iterator[tuple[str, tuple[Loss, ...]]]:
-    """Accumulator loss of kernels at every length, or why there is none."""
-    if not names:
-        return
-    executor = make_executor(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S))
-    asked = {
-        name: {
+def _stem(kernel: str) -> str:
+    """What files of a kernel are called."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", kernel)
+
+
+def _losses(settings: verify.Settings, name: str, check: Callable[[], None]) -> tuple[Loss, ...]:
+    """Accumulator loss of a kernel at every length, or why there is none."""
+    with make_executor(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S)) as executor:
+        asked = {
             keys: executor.submit(accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed)
             for keys, rows in LOSS_ROWS.items()
         }
-        for name in names
-    }
-    for name, each in asked.items():
-        yield name, tuple(_loss(keys, future) for keys, future in each.items())
-    executor.shutdown()
+        while wait(asked.values(), timeout=1).not_done:
+            check()
+        return tuple(_loss(keys, future) for keys, future in asked.items())
 
 
 def _loss(seqlen_k: int, future: Any) -> Loss:
@@ -158,8 +194,7 @@ def _loss(seqlen_k: int, future: Any) -> Loss:
 
 def _published(entry: Entry, found: Run, campaign: Path, out: Path) -> Entry:
     """An entry as it is published: its replay files below ``out``, of every family the largest case."""
-    stem = re.sub(r"[^A-Za-z0-9._+-]", "_", entry.kernel)
-    path = out / WORST / f"{stem}.json"
+    path = out / WORST / f"{_stem(entry.kernel)}.json"
     largest = _largest([case for case in found.cases if case.kernel == entry.kernel])
     (kernel,) = (kernel for kernel in found.kernels if kernel.name == entry.kernel)
     replay_files.write_largest(path, entry.kernel, largest, kernel.hypothesis)

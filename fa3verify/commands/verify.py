@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 PARTIAL = ".partial"
+Progress = Callable[[int, Outcome | None], None]  # the number of tasks, and None at the start, then each outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, xr.Dataset], li
     return datasets, failures
 
 
-def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> Run:
+def run(settings: Settings, progress: Progress) -> Run:
     """Run a campaign and write everything below ``settings.out``.
 
     Parameters
@@ -178,7 +179,7 @@ def run(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> 
     raise Interrupted(part.interrupted_by, f"{report}; {_told_kept(settings)}", found)
 
 
-def run_shard(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> ShardRun:
+def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     """Run one shard and write it below ``settings.out``.
 
     Raises
@@ -237,7 +238,7 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     return conclude(replace(first, started=began, wall_s=longest_s), outcomes, settings, compared, updated)
 
 
-def carry_out(settings: Settings, progress: Callable[[int, Outcome | None], None]) -> tuple[shards.Part, list[Outcome]]:
+def carry_out(settings: Settings, progress: Progress) -> tuple[shards.Part, list[Outcome]]:
     """Run the tasks of a campaign, or of one shard of it, as :func:`run` says; of the part only its outcomes are left
     out."""
     started = datetime.now(UTC)

@@ -6,10 +6,12 @@ font. One kernel has one colour everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 INK = "#000001"
 MUTED = "#000002"
 GRID = "#000003"
+_drawing = threading.RLock()
 SERIES = tuple(f"#0000a{i}" for i in range(8))
 _CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
     c: f"var(--c{i})" for i, c in enumerate(SERIES)
@@ -71,9 +74,11 @@ def new_figure(*, width: float = 9.2, height: float = 3.4) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def styled():
-    """Context in which figures must be drawn and rendered."""
-    return mpl.rc_context(STYLE)
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Context in which figures must be drawn and rendered, of one thread at a time: matplotlib's style is global."""
+    with _drawing, mpl.rc_context(STYLE):
+        yield
 
 
 def log_axis(ax: Axes, which: str, *, base: int = 10, ticks: Sequence[float] = ()) -> None:

@@ -1,8 +1,10 @@
-"""The atlas of many libraries: its own replay files, one that fails costs its own entries, and a run that goes on."""
+"""The atlas of many kernels: its own replay files, one that fails costs its own entry, and a run that goes on."""
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,13 @@ def small_campaign(settings: verify.Settings, progress: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
-    """An atlas of a right kernel, a faulty one, a library that fails, and one that is not there."""
+    """An atlas of a right kernel, a faulty one, one that fails, and one that is not there."""
     out, told = tmp_path_factory.mktemp("published"), []
     known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "run", small_campaign)
-        patch.setattr(publish, "_losses", lambda settings, names: [(name, LOSS) for name in names])
-        settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out)
+        patch.setattr(publish, "_losses", lambda settings, name, check: LOSS)
+        settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out, workers=1)
         made = publish.run(settings, known, told.append)
     return made, out, told
 
@@ -46,16 +48,15 @@ def entry(made: atlas.Atlas, name: str) -> atlas.Entry:
     return found
 
 
-def test_a_library_that_fails_costs_its_own_entries(published):
+def test_a_kernel_that_fails_costs_its_own_entry(published):
     made, out, told = published
     assert atlas.read(out / atlas.FILE) == made
     assert {e.kernel for e in made.entries} == {*NAMES, "absent.fp16"}
     assert told == [
-        "twin.fp16 inconclusive, twin.fp16+stale_v fail",
+        "twin.fp16 inconclusive, over long rows 5.73e-01",
+        "twin.fp16+stale_v fail, over long rows 5.73e-01",
         "broken.fp16 not run",
         "twin.quantize inconclusive",
-        "twin.fp16 over long rows: 5.73e-01",
-        "twin.fp16+stale_v over long rows: 5.73e-01",
     ]
     assert [e.kernel for e in made.entries if e.loss == LOSS] == ["twin.fp16", "twin.fp16+stale_v"]
     assert entry(made, "broken.fp16").reason == "RuntimeError: two lines"
@@ -127,7 +128,7 @@ def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
         raise RuntimeError("again")
 
     monkeypatch.setattr(verify, "run", nothing)
-    monkeypatch.setattr(publish, "_losses", lambda settings, names: ran.extend(names) or [])
+    monkeypatch.setattr(publish, "_losses", lambda settings, name, check: ran.append(name) or ())
     again = publish.run(verify.Settings(NAMES, "quick", 0, out), {}, lambda text: None, resume=True)
     assert ran == ["broken.fp16"]
     assert entry(again, "twin.fp16") == entry(made, "twin.fp16")
@@ -145,14 +146,58 @@ def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
 def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
     settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
-    found = dict(publish._losses(settings, ["twin.fp16", "tests.harness.campaign.test_publish:no_kernel"]))
-    (ours,) = found["twin.fp16"]
+    (ours,) = publish._losses(settings, "twin.fp16", lambda: None)
     assert (ours.seqlen_k, ours.rows, ours.missing) == (64, 2, None)
     assert ours.rel_rmse is not None
     assert 0 < ours.rel_rmse < 1e-3
-    (none,) = found["tests.harness.campaign.test_publish:no_kernel"]
+    (none,) = publish._losses(settings, "tests.harness.campaign.test_publish:no_kernel", lambda: None)
     assert none.rel_rmse is None
     assert "ValueError" in str(none.missing)
+
+
+def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_machine(tmp_path, monkeypatch):
+    together, given = threading.Barrier(2, timeout=20), []
+
+    def waiting(settings, progress):
+        given.append((settings.kernels, settings.workers, settings.memory_bytes))
+        together.wait()
+        raise RuntimeError("judged")
+
+    monkeypatch.setattr(verify, "run", waiting)
+    names = ("twin.fp16", "twin.bf16")
+    settings = verify.Settings(names, "quick", 0, tmp_path, workers=2 * publish.PROCESSES, memory_bytes=1 << 33)
+    made = publish.run(settings, {}, lambda text: None)
+    assert sorted(given) == [((name,), publish.PROCESSES, 1 << 33) for name in sorted(names)]
+    assert {each.reason for each in made.entries} == {"RuntimeError: judged"}
+
+
+def test_an_interruption_ends_every_campaign_and_keeps_what_was_judged(tmp_path, monkeypatch):
+    def until_stopped(settings, progress):
+        if settings.kernels == ("twin.quantize",):
+            return small_run(settings.kernels, TRIED, settings.out)
+        while True:
+            progress(1, None)
+            time.sleep(0.01)
+
+    def interrupted(text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "run", until_stopped)
+    settings = verify.Settings(("twin.fp16", "twin.quantize"), "quick", 0, tmp_path, workers=2 * publish.PROCESSES)
+    with pytest.raises(KeyboardInterrupt):
+        publish.run(settings, {}, interrupted)
+    assert [each.kernel for each in atlas.read(tmp_path / atlas.FILE).entries] == ["twin.quantize"]
+
+
+def test_losses_end_where_the_atlas_is_interrupted(tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        publish._losses(settings, "twin.fp16", stop)
+    assert time.monotonic() - began < 60
 
 
 def test_an_atlas_names_no_machine_path(published):
