@@ -32,7 +32,8 @@ class PageColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Rows of values by column key, from the files ``data``; ``fold`` hides it until it is asked for.
+    """Rows of values by column key, from the files ``data``; ``fold`` hides it until it is asked for, and ``stale`` is
+    None where its files say it.
 
     A row has besides ``_worst`` where it is shaded, and ``_href`` where its first cell is a link.
     """
@@ -44,7 +45,7 @@ class PageTable:
     data: tuple[str, ...] = ()
     note: str = ""
     fold: bool = False
-    stale: bool = False
+    stale: bool | None = None
 
     def cell(self, row: Json, column: PageColumn) -> str:
         """Return what a cell says, a dash where a text is not there."""

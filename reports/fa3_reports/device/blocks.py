@@ -54,7 +54,7 @@ class Figure:
     """Drawings under one title, ``abreast`` so many, from the files ``data``; ``reading`` tells what to see.
 
     Of the files ``others`` only rows of other projects' kernels are drawn, which no change of ours makes stale.
-    ``fold`` hides it until it is asked for.
+    ``stale`` is None where its files say it. ``fold`` hides it until it is asked for.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Figure:
     drawings: Sequence[Drawing]
     data: tuple[str, ...]
     reading: str
-    stale: bool = False
+    stale: bool | None = None
     others: tuple[str, ...] = ()
     abreast: int = 3
     fold: bool = False

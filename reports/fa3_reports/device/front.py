@@ -16,7 +16,7 @@ from fa3_reports.device import accuracy, speed
 from fa3_reports.device.blocks import Drawing, Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_speed, draw_strips
 from fa3_reports.device.kernels import in_order, is_ours, look
-from fa3_reports.device.keys import why_stale
+from fa3_reports.device.keys import is_kernel_stale, why_stale
 from fa3_reports.device.source import Source
 from fa3_reports.device.speed import Bench, Cell
 from fa3verify.report.notation import number
@@ -155,13 +155,20 @@ def at_a_glance(source: Source, every: Sequence[Pass]) -> Section:
     data = dict.fromkeys(path for one in every for path in one.paths(is_whole=True))
     title = "Speed of ours over the fastest other kernel of the same run"
     reading = f"{FASTER} fp16, bf16 and e4m3 are formats of numbers; e4m3 has 8 bits."
-    figure = Figure("glance", title, drawings, (*data, *([SERVING] if served else [])), reading)
+    files = (*data, *([SERVING] if served else []))
+    figure = Figure("glance", title, drawings, files, reading, _is_stale(source, files))
     return Section("glance", "", (), [figure] if drawings else ())
 
 
-def charts(every: Sequence[Pass]) -> Section:
+def _is_stale(source: Source, files: Iterable[str]) -> bool:
+    """Tell whether ratios are of a kernel that has changed: they are of what ships, whatever else a run timed."""
+    return any(is_kernel_stale(source, path, "gluon") for path in files)
+
+
+def charts(source: Source, every: Sequence[Pass]) -> Section:
     """Speed as papers draw it, and the ratios to every other kernel."""
-    blocks: list[Any] = [_table(every)] if every else []
+    tables = {what: [one for one in every if one.what == what] for what in GRIDS}
+    blocks: list[Any] = [_table(source, what, of) for what, of in tables.items() if of]
     for i, one in enumerate(every):
         own = in_order(name for run in one.runs if not run.is_whole for name in run.peers)
         added = f" Of runs of their own: {', '.join(look(name).title for name in own)}." if own else ""
@@ -187,8 +194,8 @@ def charts(every: Sequence[Pass]) -> Section:
     return Section("speed", "Speed", text if blocks else (), blocks)
 
 
-def _table(every: Sequence[Pass]) -> PageTable:
-    """Our mean speed over each other kernel, by head_dim."""
+def _table(source: Source, what: str, every: Sequence[Pass]) -> PageTable:
+    """Our mean speed over each other kernel in one pass, by head_dim."""
     rows: list[dict[str, Any]] = []
     widths: set[str] = set()
     for one in every:
@@ -200,19 +207,20 @@ def _table(every: Sequence[Pass]) -> PageTable:
             widths |= set(of)
             worst = min(pairs, key=lambda pair: pair[1])
             rows.append(
-                {"pass": one.title, "peer": look(peer).title if peer else FASTEST}
+                {"dtype": one.dtype, "peer": look(peer).title if peer else FASTEST}
                 | {"cells": len(pairs)}
                 | {"mean": geometric_mean(ratio for _, ratio in pairs), "worst": worst[1], "cell": worst[0].name}
                 | {f"d{width}": geometric_mean(ratios) for width, ratios in of.items()}
             )
-    columns = [PageColumn("pass", "pass"), PageColumn("over", "peer"), PageColumn("mean", "mean", fixed(2))]
+    columns = [PageColumn("dtype", "dtype"), PageColumn("over", "peer"), PageColumn("mean", "mean", fixed(2))]
     columns += [PageColumn(f"d{width}", f"d{width}", fixed(2)) for width in sorted(widths, key=_by_width)]
     columns += [PageColumn("shapes", "cells", whole), PageColumn("slowest", "worst", fixed(2))]
     columns.append(PageColumn("which", "cell"))
     shown = (run for one in every for run in one.runs if run.is_whole or not run.is_stale)
     note = "Geometric means of speed over speed: above 1 ours is faster. d64 is head_dim 64."
     data = tuple(dict.fromkeys(run.bench.path for run in shown))
-    return PageTable("speed", "Speed of ours over every other kernel", columns, rows, data, note)
+    title = f"{what.capitalize()}: speed of ours over every other kernel"
+    return PageTable(f"speed-{what}", title, columns, rows, data, note, stale=_is_stale(source, data))
 
 
 def _served(source: Source) -> list[dict[str, Any]]:

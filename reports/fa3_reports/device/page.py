@@ -104,7 +104,7 @@ def render(folder: Path) -> dict[str, str]:
     every = front.passes(source)
     shown = [
         front.at_a_glance(source, every),
-        front.charts(every),
+        front.charts(source, every),
         front.decoding(source),
         front.errors(source, every),
         front.overlap(source),
@@ -197,11 +197,11 @@ def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
 
 
 def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
-    """Return a section whose blocks are marked where one of their files is stale, and its long tables folded."""
+    """Return a section whose blocks are marked where they, or one of their files, are stale, its long tables folded."""
     blocks = [
         replace(
             block,
-            stale=any(path in reasons for path in block.data),
+            stale=any(path in reasons for path in block.data) if block.stale is None else block.stale,
             fold=block.fold or (isinstance(block, PageTable) and len(block.rows) > MOST_ROWS),
         )
         for block in section.blocks

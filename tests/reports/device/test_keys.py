@@ -124,6 +124,18 @@ def test_rows_of_a_bench_are_stale_by_the_run_that_they_are_of(tmp_path):
     assert keys.why_stale(Source(there.parent), there.name).startswith("6 of 48 rows: ")
 
 
+def test_a_kernel_is_stale_by_its_own_rows_alone(monkeypatch):
+    """A change of the chained FP8 kernel says nothing of the one that ships, whose ratios stand on the first page."""
+    changed = frozenset({"e4m3_d128_dense_chained"})
+    monkeypatch.setattr(keys, "changed_since", lambda *args: changed)
+    source, path = Source(REPORTS / "h200"), "speed/paper_grid/bench.jsonl"
+    assert keys.why_stale(source, path)
+    assert not keys.is_kernel_stale(source, path, "gluon")
+    assert keys.is_kernel_stale(source, path, "gluon.chained")
+    monkeypatch.setattr(keys, "changed_since", lambda *args: frozenset({"e4m3_d128_dense"}))
+    assert keys.is_kernel_stale(source, path, "gluon")
+
+
 def test_a_row_of_the_ledger_is_current_only_where_its_twin_and_its_plan_are_todays(tmp_path):
     """All 2,662 rows were of another twin's code while the page said that 0 digests differ."""
     there = copied(REPORTS / "h100" / "recordings" / "compared.csv", tmp_path)
