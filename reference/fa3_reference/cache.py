@@ -283,14 +283,37 @@ def check_written(
     _, sizes = rotated(problem, np.abs(operands.q), np.abs(operands.k), of_sizes=True)
     least = FORMATS[problem.dtype].min_subnormal + 2.0**-125
     allowed = sizes * 2.0**-7 + least if cache.rotary_dim else np.zeros(())
-    is_written = np.array_equal(v, operands.v) and bool(np.all(np.abs(k.astype(np.float64) - want) <= allowed))
+    has_values = np.array_equal(v.astype(np.float32), operands.v.astype(np.float32), equal_nan=True)
+    is_written = has_values and bool(np.all(np.abs(k.astype(np.float64) - want) <= allowed))
     if not is_written and np.isfinite(want).all():
         raise RuntimeError("it did not write the keys that it appends into its cache")
 
 
+def with_cache(problem: AttentionProblem, cache: Cache) -> AttentionProblem:
+    """Return a problem, packed, whose keys lie in a cache; one that has its own cache stays as it is.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Batched or packed.
+    cache : Cache
+        Where its keys are to lie.
+
+    Returns
+    -------
+    AttentionProblem
+        Of the same values.
+    """
+    if problem.cache is not None:
+        return problem
+    lengths = (problem.seqlens_q, problem.seqlens_k)
+    if not problem.is_varlen:
+        lengths = ((problem.seqlen_q,) * problem.batch, (problem.seqlen_k,) * problem.batch)
+    return replace(problem, seqlens_q=lengths[0], seqlens_k=lengths[1], cache=cache)
+
+
 def in_cache(problem: AttentionProblem, operands: Operands, cache: Cache) -> tuple[AttentionProblem, Operands]:
-    """Return a problem, packed, whose keys lie in a cache, and its operands; one that has its own cache stays as it
-    is.
+    """Return a problem as :func:`with_cache` does, and its operands; one that has its own cache stays as it is.
 
     Parameters
     ----------
@@ -310,12 +333,8 @@ def in_cache(problem: AttentionProblem, operands: Operands, cache: Cache) -> tup
     """
     if problem.cache is not None:
         return problem, operands
-    lengths = (problem.seqlens_q, problem.seqlens_k)
-    if not problem.is_varlen:
-        lengths = ((problem.seqlen_q,) * problem.batch, (problem.seqlen_k,) * problem.batch)
     packed = {name: x.reshape(-1, *x.shape[-2:]) for name in "qkv" for x in [getattr(operands, name)]}
-    problem = replace(problem, seqlens_q=lengths[0], seqlens_k=lengths[1], cache=cache)
-    return problem, replace(operands, **packed)
+    return with_cache(problem, cache), replace(operands, **packed)
 
 
 def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fa3_kernels.plan.config import default_config
 from fa3_reference import prepare
 from fa3_reference.attention import attention
-from fa3_reference.cache import Cache, gathered, in_cache, rotary_tables, rotated, serve
+from fa3_reference.cache import Cache, check_written, gathered, in_cache, rotary_tables, rotated, serve
 from fa3_reference.problem import AttentionProblem
 
 SIZES = {"nheads": 4, "nheads_kv": 2, "head_dim": 32, "dtype": "bf16"}
@@ -170,6 +170,17 @@ def test_a_batched_problem_is_packed_on_its_way_to_a_cache():
     np.testing.assert_array_equal(call["q"], operands.q)
     np.testing.assert_array_equal(gathered(packed, call)[0].reshape(operands.k.shape), operands.k)
     assert in_cache(packed, moved, Cache())[0] is packed
+
+
+def test_nan_among_the_values_that_are_appended_is_written_like_a_number():
+    problem = AttentionProblem.varlen((2,), (20,), **SIZES, cache=Cache(8, new=(2,)))
+    operands = _operands(problem)
+    operands.v[-1] = np.nan
+    call = serve(problem, operands)
+    whole = serve(replace(problem, cache=Cache(8)), operands)
+    check_written(problem, operands, call, (whole["k_cache"], whole["v_cache"]))
+    with pytest.raises(RuntimeError, match="did not write"):
+        check_written(problem, operands, call, (whole["k_cache"], call["v_cache"]))
 
 
 def test_a_problem_with_a_cache_survives_json():
