@@ -22,7 +22,17 @@ from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
 from fa3_reference.scales import SHARING
 from fa3verify.inputs.serving import draw_served
-from fa3verify.operations.operation import FEATURES, SERVING, TWIN, Arrays, Chosen, Operation, Output, Outputs
+from fa3verify.operations.operation import (
+    FEATURES,
+    SERVED_BLOCKS,
+    SERVING,
+    TWIN,
+    Arrays,
+    Chosen,
+    Operation,
+    Output,
+    Outputs,
+)
 from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
@@ -190,7 +200,10 @@ class Forward(Operation):
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
-        return frozenset() if scheme is None else SHARING[scheme.granularity].claim(problem.group)
+        if scheme is None:
+            return frozenset()
+        claim = SHARING[scheme.granularity].claim(problem.group)
+        return claim | {SERVED_BLOCKS} if "block_descale" in claim and problem.serving else claim
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         if (problem.dtype == "e4m3") != (scheme is not None):

@@ -40,6 +40,9 @@ TWIN = "fa3_kernels.twin"
 CACHES = frozenset({"seqused_k", "paged", "append", "rotary", "leftpad", "batch_idx", "fp8_cache", "fp8_rows"})
 SERVING = frozenset({"sinks", "attention_chunk", "qv"}) | CACHES
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
+# What descales of blocks need in a call that serves: FlashAttention-3's function for caches has no way to give them, so
+# that a kernel may take such descales in other calls and claim caches.
+SERVED_BLOCKS = "served_block_descale"
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
 Chosen = tuple[QuantScheme | None, tuple[tuple[str, Setting], ...]]  # the scheme and the changes of a case
@@ -181,7 +184,9 @@ class Operation(ABC):
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
-        """Return the features of :data:`DESCALES` that a kernel needs for a case; none by default."""
+        """Return the features of :data:`DESCALES` that a kernel needs for a case, and :data:`SERVED_BLOCKS`; none by
+        default.
+        """
         return frozenset()
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:

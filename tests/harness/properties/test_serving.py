@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.record import Candidate
+from fa3verify.known.registry import find
 from fa3verify.properties.runner import run_law
 from fa3verify.properties.serving import SERVING_LAWS
 from tests.harness.kernels import serving_kernels as kernels
@@ -110,6 +112,14 @@ def test_a_mistake_of_serving_breaks_its_law_without_bits(name):
 def test_what_lies_behind_is_asked_in_rows_of_a_kernel_that_takes_pages_as_well():
     wrong = _candidate(_leaking_in_rows, BOTH, name="wrong", bitwise=())
     assert _status("what_lies_behind_never_matters", wrong) == "fail"
+
+
+def test_a_sink_and_its_key_are_one_number():
+    """With a scale of 1 / sqrt(128) a sink was rounded to binary32, and a right kernel off by 1.00002 bounds."""
+    twin = find("twin.bf16")
+    kernel = replace(twin, features=twin.features | {"sinks"})
+    found = run_law(LAWS["a_sink_is_a_key_without_value"], kernel, max_examples=12, seed=1, shrink_seconds=0)
+    assert found.status == "pass", found.violation
 
 
 def test_laws_of_serving_are_not_asked_of_kernels_that_do_not_serve():
