@@ -109,7 +109,8 @@ class Candidate:
         configuration of another problem is not tried on it.
     launchable : callable, optional
         ``launchable(problem, config)`` raises ValueError where no launch of a problem has a configuration. Without it
-        every configuration that ``changeable`` leads to can be run.
+        every configuration that ``changeable`` leads to can be run. A property that comes from a call to one that
+        serves is not tried on it in a configuration that only the first has.
     identity : callable, optional
         ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
         kernel runs.
@@ -252,6 +253,11 @@ class Candidate:
         str or None
             The reason in words; None if a caller can.
         """
+        if self.launchable is not None and problem.serving:  # of which a launch has fewer choices than of others
+            try:
+                self.launchable(problem, config)
+            except ValueError as error:
+                return one_line(error)
         if not self.fixes_config:
             return None
         try:

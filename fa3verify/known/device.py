@@ -1,5 +1,5 @@
-"""Our kernels on the GPU: operands from numpy, one launch, and its results back, bit for bit; and gradients as peers'
-are prepared.
+"""Our kernels on the GPU: operands from numpy, one launch or call over a cache, and its results back, bit for bit; and
+gradients as peers' are prepared.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.launch import Descales, forward, packed_of
 from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
-from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.cache import Cache, check_written, in_cache, serve
+from fa3_reference.problem import Array, AttentionProblem, Operands
 from fa3verify.known.launches import Backward, GivenBackward, Gradients, Keywords, Options
 from fa3verify.tensors.convert import to_gpu, to_numpy
 
@@ -37,6 +39,67 @@ def run_forward(problem: AttentionProblem, operands: Operands, options: Keywords
     choices = Choices(**options)
     out, lse = forward(q, k, v, semantics, choices, descales=descales_of(operands), packed=packed_of(problem))
     return to_numpy(out), to_numpy(lse)
+
+
+def run_served(
+    problem: AttentionProblem, operands: Operands, options: Keywords, arrays: Mapping[str, Array] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Call :func:`fa3_kernels.api.flash_attn_with_kvcache` for a problem.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Where it has no cache, its keys lie in rows of one.
+    operands : Operands
+        Descales are one for each sequence and head.
+    options : dict
+        num_splits, pack_gqa and, of e4m3, promotion_interval.
+    arrays : mapping of str to array, optional
+        What it is called with instead of what :func:`fa3_reference.cache.serve` gives.
+
+    Returns
+    -------
+    out, lse : ndarray
+        As the twin returns them.
+
+    Raises
+    ------
+    ValueError
+        For what the kernels do not take.
+    RuntimeError
+        If the call left another cache than it should (:func:`fa3_reference.cache.check_written`).
+    """
+    asked = problem
+    problem, operands = in_cache(problem, operands, Cache())
+    arrays = serve(problem, operands) if arrays is None else arrays
+    call: Keywords = {name: to_gpu(x) for name, x in arrays.items()} | _factors_of(operands)
+    for name in {"k_new", "v_new"} & call.keys():
+        call[name[0]] = call.pop(name)
+    if "cu_seqlens_q" in call:
+        call["max_seqlen_q"] = problem.seqlen_q
+    if problem.cache is not None:
+        call["rotary_interleaved"] = problem.cache.interleaved
+    out, lse = flash_attn_with_kvcache(
+        softmax_scale=problem.softmax_scale,
+        causal=problem.causal,
+        window_size=problem.window,
+        softcap=problem.softcap,
+        return_softmax_lse=True,
+        **call,
+        **options,
+    )
+    check_written(problem, operands, arrays, (to_numpy(call["k_cache"]), to_numpy(call["v_cache"])))
+    lse = lse.transpose(0, 1) if asked.is_varlen and lse.ndim == 3 else lse
+    return to_numpy(out.reshape(asked.out_shape)), to_numpy(lse.reshape(asked.lse_shape))
+
+
+def _factors_of(operands: Operands) -> Keywords:
+    """Return the descales of a call over a cache."""
+    given = {f"{name}_descale": getattr(operands, f"{name}_descale") for name in "qkv"}
+    given = {name: x for name, x in given.items() if x is not None}
+    if blocks := max((x.block_rows for x in given.values()), default=0):
+        raise ValueError(f"descales of a call over a cache are one for each sequence and head, got blocks of {blocks}")
+    return {name: to_gpu(x.values) for name, x in given.items()}
 
 
 def descales_of(operands: Operands) -> Descales:

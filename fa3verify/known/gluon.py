@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fa3_kernels.plan.backward import BackwardConfig
-from fa3_kernels.plan.choose import config_of
+from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.request import check_pages
+from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.record import Candidate
@@ -25,31 +28,74 @@ if TYPE_CHECKING:
 
 _CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
+_SERVED_CHOICES = ("num_splits", "pack_gqa")  # of flash_attn_with_kvcache
+_SERVED_FP8_CHOICES = ("promotion_interval",)
+_PAGE_SIZES = (16, 64, 8, 256, 32, 128, 512, 1024)  # whole tiles of keys, or such as fill one, at every head_dim
 
 
-def _identity(part: str) -> dict[str, str | None]:
-    """Version, the hash of everything that a part of the library launches, and the GPU."""
+def _identity(*parts: str) -> dict[str, str | None]:
+    """Version, the hash of everything that parts of the library launch, and the GPU."""
     from fa3_kernels.audit.evidence import evidence_sha256
     from fa3verify.known.launches import device_name
 
-    return {"version": f"fa3verify {__version__}", "sha256": evidence_sha256(part), "device": device_name()}
+    launches = "\n".join(map(evidence_sha256, parts))
+    sha256 = launches if len(parts) == 1 else hashlib.sha256(launches.encode()).hexdigest()
+    return {"version": f"fa3verify {__version__}", "sha256": sha256, "device": device_name()}
+
+
+def configure(problem: AttentionProblem, **options: Any) -> Config:
+    """Return the configuration that a launch with these options has.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Where it has a cache or sinks, the launch is that of :func:`fa3_kernels.api.flash_attn_with_kvcache`; of sinks
+        without a cache, with keys in rows of one.
+    **options
+        As of :func:`fa3_kernels.plan.choose.config_of`.
+
+    Raises
+    ------
+    ValueError
+        For what no launch takes.
+    """
+    if not problem.serving:
+        return config_of(problem, **options)
+    problem = with_cache(problem, Cache())
+    config = over_cache(problem, config_of(problem, **options))
+    if problem.cache is not None and problem.cache.page_size:
+        check_pages(problem.cache.page_size, config.tile_n)
+    return config
 
 
 def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
     """Return the options with which a launch has this very configuration; ValueError where none give it."""
-    names = _CHOICES + (_FP8_CHOICES if problem.dtype == "e4m3" else ())
+    serves = bool(problem.serving)
+    names = _SERVED_CHOICES if serves else _CHOICES
+    if problem.dtype == "e4m3":
+        names += _SERVED_FP8_CHOICES if serves else _FP8_CHOICES
     options: Keywords = {name: getattr(config, name) for name in names}
-    options["tile"] = (config.tile_m, config.tile_n)
-    if config_of(problem, **options) != config:
-        raise ValueError(f"of a GPU kernel's configuration only tile, {', '.join(names)} can be changed")
+    if serves:
+        config = over_cache(with_cache(problem, Cache()), config)  # a property may bring that of a call without one
+    else:
+        options["tile"] = (config.tile_m, config.tile_n)
+    if configure(problem, **options) != config:
+        where = " over a cache only" if serves else " only tile,"
+        raise ValueError(f"of a GPU kernel's configuration{where} {', '.join(names)} can be changed")
     return options
 
 
 def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> Result:
     options = launch_options(problem, config)
-    from fa3verify.known.device import run_forward
+    from fa3verify.known import device
 
-    return Result(*run_forward(problem, operands, options))
+    run = device.run_served if problem.serving else device.run_forward
+    return Result(*run(problem, operands, options))
+
+
+def _serving(dtype: Dtype) -> frozenset[str]:
+    """Return what flash_attn_with_kvcache takes that other calls do not; operands of e4m3 are not rotated."""
+    return traits_of(OURS).serving - (frozenset({"rotary"}) if dtype == "e4m3" else frozenset())
 
 
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
@@ -93,15 +139,16 @@ def gpu() -> tuple[Candidate, ...]:
             f"gluon.{name}",
             dtype,
             _forward,
-            partial(config_of, **options),
-            FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"},
+            partial(configure, **options),
+            (FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}) | _serving(dtype),
             f"{about} on a Hopper GPU",
             reason,
             twin=f"twin.{name}",
             order=order_of_family,
             changeable=changeable(dtype, options),
             launchable=launch_options,
-            identity=partial(_identity, "forward"),
+            identity=partial(_identity, "forward", "packed", "paged"),
+            page_sizes=_PAGE_SIZES,
         )
         for name, dtype, options, about in _FORWARDS
     )

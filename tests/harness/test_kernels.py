@@ -25,7 +25,9 @@ from fa3verify.kernels import loading, record, twins
 from fa3verify.known import registry
 from fa3verify.known.gluon import gpu
 from fa3verify.known.registry import find
+from fa3verify.operations.operation import SERVING
 from fa3verify.properties import runner
+from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.tensors import here as gpu_room
 
@@ -215,7 +217,10 @@ def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
             kernel.run(problem, None, replace(kernel.configure(problem), **change))
 
 
-@pytest.mark.parametrize("law", STRUCTURE_LAWS, ids=lambda law: law.name)
+OF_GPU = tuple(law for law in (*STRUCTURE_LAWS, *SERVING_LAWS) if law.applies(gpu()[0]))
+
+
+@pytest.mark.parametrize("law", OF_GPU, ids=lambda law: law.name)
 @pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
 def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, law):
     kernel = next(c for c in gpu() if c.name == name)
@@ -223,10 +228,12 @@ def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, l
 
     def run(problem, operands, config):
         kernel.launchable(problem, config)
+        blocks = [x.block_rows for x in (operands.q_descale, operands.k_descale, operands.v_descale) if x]
+        assert not problem.serving or not any(blocks), "no function for caches takes descales of blocks"
         return twin.run(problem, operands, config)
 
     judged = runner.run_law(law, replace(kernel, run=run), max_examples=6, seed=0, shrink_seconds=0)
-    assert judged.status == "pass", judged.violation
+    assert judged.status == ("pass" if law.applies(kernel) else "not_applicable"), judged.violation
 
 
 # Dimensions of what operands hold: no launch chooses by them, and without them an array is made in a third of the time.
@@ -242,6 +249,8 @@ def test_no_case_of_the_covering_array_asks_a_gpu_kernel_for_a_configuration_tha
     monkeypatch.setattr(space, "claimed", lambda kernel: of_launches)
     cases = [case for _, case in cover(kernel, 2, 0) if case]
     assert any(dict(case.changes).get("pack_gqa") for case in cases)
+    needed = frozenset().union(*(case.problem.serving for case in cases))
+    assert needed == kernel.features & SERVING
     for case in cases:
         config = replace(kernel.configure(case.problem), **dict(case.changes))
         kernel.launchable(case.problem, config)

@@ -74,7 +74,11 @@ def test_seven_heads_a_group_differ_beside_ten_queries():
 
 
 @pytest.mark.parametrize(
-    "kernel", ["gluon.fp16", "gluon.bf16", "gluon.e4m3", "vllm.bf16" + PAGED, "sglang.bf16" + PAGED]
+    "kernel",
+    [
+        *("gluon.fp16", "gluon.bf16", "gluon.e4m3", "gluon.bf16" + PAGED, "gluon.e4m3" + PAGED),
+        *("vllm.bf16" + PAGED, "sglang.bf16" + PAGED),
+    ],
 )
 @pytest.mark.parametrize("change", ["neighbours", "batch", "chunk"])
 @pytest.mark.parametrize("own", [(1, 700), (50, 700)])
