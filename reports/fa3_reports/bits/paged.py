@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.twin.forward import forward as twin_forward
@@ -23,7 +22,7 @@ from fa3_reports.bits.forward import Bits, counted, differing
 from fa3_reports.bits.forward_cases import DTYPES, Case
 from fa3_reports.bits.paged_cases import cases, operands
 from fa3_reports.bits.table import CaseTable
-from fa3verify.tensors.convert import to_gpu, to_numpy
+from fa3verify.known.device import run_served
 
 FAULTS = ("none", "next_page", "stale_page", "one_key_less", "one_key_more", "sink_base_2", "sink_dropped")
 COLUMNS = (
@@ -98,33 +97,9 @@ def with_fault(call: Mapping[str, Array], fault: str) -> dict[str, Array]:
 def device_bits(case: Case, given: Operands, fault: str = "none") -> Bits:
     """Bits of O and LSE on the GPU; memory that the launch does not write is filled with NaN."""
     torch.use_deterministic_algorithms(True)
-    problem = case.problem
     choices = {name: x for name, x in case.choices.items() if name != "out_dtype"}
-    call = {name: to_gpu(x) for name, x in with_fault(serve(problem, given), fault).items()}
-    options: dict[str, Any] = {f"{name}_descale": getattr(given, f"{name}_descale") for name in "qkv"}
-    options = {name: to_gpu(x.values) for name, x in options.items() if x is not None}
-    for name in "kv":
-        if f"{name}_new" in call:
-            call[name] = call.pop(f"{name}_new")
-    if "cu_seqlens_q" in call:
-        options["max_seqlen_q"] = problem.seqlen_q
-    out, lse = flash_attn_with_kvcache(
-        call.pop("q"),
-        call.pop("k_cache"),
-        call.pop("v_cache"),
-        softmax_scale=problem.softmax_scale,
-        causal=problem.causal,
-        window_size=problem.window,
-        softcap=problem.softcap,
-        rotary_interleaved=_cache_of(problem).interleaved,
-        return_softmax_lse=True,
-        **call,
-        **options,
-        **choices,
-    )
-    lse = lse.transpose(0, 1) if lse.ndim == 3 else lse
-    values = to_numpy(out.reshape(problem.out_shape))
-    return values.view(np.int16), to_numpy(lse.reshape(problem.lse_shape).contiguous()).view(np.int32)
+    out, lse = run_served(case.problem, given, choices, with_fault(serve(case.problem, given), fault))
+    return out.view(np.int16), lse.view(np.int32)
 
 
 def others(case: Case) -> list[Case]:
