@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from fa3_reports.device import accuracy, speed
 from fa3_reports.device.blocks import Drawing, Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_speed, draw_strips
 from fa3_reports.device.kernels import in_order, is_ours, look
-from fa3_reports.device.keys import is_kernel_stale, why_stale
-from fa3_reports.device.source import Source
+from fa3_reports.device.keys import is_stale, why_stale
+from fa3_reports.device.source import Row, Source
 from fa3_reports.device.speed import Bench, Cell
 from fa3verify.report.notation import number
 from fa3verify.report.svg import SERIES
@@ -77,6 +77,10 @@ class Pass:
         of_whole = dict.fromkeys(run.bench.path for run in self.runs if run.is_whole)
         others = dict.fromkeys(run.bench.path for run in self.runs if run.bench.path not in of_whole)
         return tuple(of_whole if is_whole else others)
+
+    def draws(self, row: Row) -> bool:
+        """Tell whether a row of a whole run is of ours and of this dtype."""
+        return row["dtype"] == self.dtype and is_ours(row["kernel"])
 
     def cells(self) -> list[Cell]:
         """Return the cells with all their kernels."""
@@ -156,13 +160,18 @@ def at_a_glance(source: Source, every: Sequence[Pass]) -> Section:
     title = "Speed of ours over the fastest other kernel of the same run"
     reading = f"{FASTER} fp16, bf16 and e4m3 are formats of numbers; e4m3 has 8 bits."
     files = (*data, *([SERVING] if served else []))
-    figure = Figure("glance", title, drawings, files, reading, _is_stale(source, files))
+    figure = Figure("glance", title, drawings, files, reading, _is_stale(source, files, _ships))
     return Section("glance", "", (), [figure] if drawings else ())
 
 
-def _is_stale(source: Source, files: Iterable[str]) -> bool:
-    """Tell whether ratios are of a kernel that has changed: they are of what ships, whatever else a run timed."""
-    return any(is_kernel_stale(source, path, "gluon") for path in files)
+def _is_stale(source: Source, files: Iterable[str], shown: Callable[[Row], bool]) -> bool:
+    """Tell whether what is shown of some files is of a kernel that has changed since, whatever else they hold."""
+    return any(is_stale(source, path, shown) for path in files)
+
+
+def _ships(row: Row) -> bool:
+    """Tell whether a row is of the kernel that ships, of which ratios are."""
+    return row["kernel"] == "gluon"
 
 
 def charts(source: Source, every: Sequence[Pass]) -> Section:
@@ -185,7 +194,9 @@ def charts(source: Source, every: Sequence[Pass]) -> Section:
             for width, cells in by_width.items()
         ]
         title = f"{one.title}: TFLOP/s over sequence length"
-        figure = Figure(name, title, drawings, one.paths(is_whole=True), reading, abreast=4, fold=i >= OPEN)
+        files = one.paths(is_whole=True)
+        stale = _is_stale(source, files, one.draws)
+        figure = Figure(name, title, drawings, files, reading, stale, abreast=4, fold=i >= OPEN)
         blocks.append(replace(figure, others=one.paths(is_whole=False)))
     text = [
         "All kernels of a shape are timed in turns on the same operands, and a kernel of ours has a speed only where "
@@ -220,7 +231,7 @@ def _table(source: Source, what: str, every: Sequence[Pass]) -> PageTable:
     note = "Geometric means of speed over speed: above 1 ours is faster. d64 is head_dim 64."
     data = tuple(dict.fromkeys(run.bench.path for run in shown))
     title = f"{what.capitalize()}: speed of ours over every other kernel"
-    return PageTable(f"speed-{what}", title, columns, rows, data, note, stale=_is_stale(source, data))
+    return PageTable(f"speed-{what}", title, columns, rows, data, note, stale=_is_stale(source, data, _ships))
 
 
 def _served(source: Source) -> list[dict[str, Any]]:

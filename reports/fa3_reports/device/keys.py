@@ -247,14 +247,14 @@ def why_stale(source: Source, path: str) -> str:
     return key_of((source.root / path).resolve()).why_stale(source, path)
 
 
-def is_kernel_stale(source: Source, path: str, kernel: str) -> bool:
-    """Tell whether a file is not known to show one kernel as it is now; of the records of a bench, by its own rows."""
+def is_stale(source: Source, path: str, shown: Callable[[Row], bool]) -> bool:
+    """Tell whether a file is not known to show the code as it is now; of the records of a bench, by the rows shown."""
     if not why_stale(source, path) or not path.endswith(".jsonl"):
         return bool(why_stale(source, path))
     about = source.json(source.provenance_of(path))
     function = "backward" if about["evidence_of"] == "backward" else "forward"
     rows = _rows_since(source, path, about, changed_launches(about))
     try:
-        return any(concerns(row, since, function) for row, since in rows if row["kernel"] == kernel)
+        return any(concerns(row, since, function) for row, since in rows if shown(row))
     except KeyError:
         return True

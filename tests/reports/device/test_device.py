@@ -121,8 +121,8 @@ def blocks_of(markdown: str) -> list[str]:
 def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is_another(rendered):
     """A keyed file that a page reads stands below a table or figure, and those of stale files say so.
 
-    What is drawn of other people's kernels alone stands apart, and no change of ours makes it stale. Ratios are of the
-    kernel that ships, and are stale where its rows are.
+    What is drawn of other people's kernels alone stands apart, and no change of ours makes it stale. Charts
+    and ratios of speed are stale where a row that they show is.
     """
     folder, files = rendered
     source = Source(folder)
@@ -135,9 +135,23 @@ def test_every_table_and_figure_is_called_stale_where_the_key_of_a_file_of_it_is
         of_ours = [b for b in named if f"[{path}](" in b.partition("Data: ")[2].partition("of other kernels also")[0]]
         if keys.why_stale(source, path):
             heads = [b.splitlines()[0] for b in of_ours]
-            ratios = [head for head in heads if re.search("speed of ours over", head, re.IGNORECASE)]
-            assert not [head for head in heads if "(stale)" not in head and head not in ratios], path
-            assert not keys.is_kernel_stale(source, path, "gluon") or all("(stale)" in head for head in ratios), path
+            by_row = [head for head in heads if re.search("speed of ours over|TFLOP/s over", head, re.IGNORECASE)]
+            assert not [head for head in heads if "(stale)" not in head and head not in by_row], path
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_speed_is_called_stale_where_a_row_that_it_shows_is(device):
+    source = Source(REPORTS / device)
+    every = front.passes(source)
+    shown = {block.name: block.stale for block in front.charts(source, every).blocks}
+    assert set(shown) == {"speed-forward", "speed-backward", *(f"{one.what}-{one.dtype}" for one in every)}
+    for one in every:
+        ships, ours = (
+            any(keys.is_stale(source, path, lambda row, own=own: own(row)) for path in one.paths(is_whole=True))
+            for own in (lambda row, of=one: of.draws(row) and row["kernel"] == "gluon", one.draws)
+        )
+        assert shown[f"{one.what}-{one.dtype}"] == ours
+        assert shown[f"speed-{one.what}"] or not ships
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -124,16 +124,16 @@ def test_rows_of_a_bench_are_stale_by_the_run_that_they_are_of(tmp_path):
     assert keys.why_stale(Source(there.parent), there.name).startswith("6 of 48 rows: ")
 
 
-def test_a_kernel_is_stale_by_its_own_rows_alone(monkeypatch):
+def test_what_is_shown_of_a_bench_is_stale_by_its_own_rows_alone(monkeypatch):
     """A change of the chained FP8 kernel says nothing of the one that ships, whose ratios stand on the first page."""
-    changed = frozenset({"e4m3_d128_dense_chained"})
-    monkeypatch.setattr(keys, "changed_since", lambda *args: changed)
     source, path = Source(REPORTS / "h200"), "speed/paper_grid/bench.jsonl"
-    assert keys.why_stale(source, path)
-    assert not keys.is_kernel_stale(source, path, "gluon")
-    assert keys.is_kernel_stale(source, path, "gluon.chained")
-    monkeypatch.setattr(keys, "changed_since", lambda *args: frozenset({"e4m3_d128_dense"}))
-    assert keys.is_kernel_stale(source, path, "gluon")
+    both = {"gluon", "gluon.chained"}  # a chained launch has all that a plain one has
+    for changed, stale in (("e4m3_d128_dense_chained", {"gluon.chained"}), ("e4m3_d128_dense", both)):
+        monkeypatch.setattr(keys, "changed_since", lambda *args, changed=changed: frozenset({changed}))
+        assert keys.why_stale(source, path)
+        for kernel in both:
+            assert keys.is_stale(source, path, lambda row, kernel=kernel: row["kernel"] == kernel) == (kernel in stale)
+        assert not keys.is_stale(source, path, lambda row: row["dtype"] != "e4m3")
 
 
 def test_a_row_of_the_ledger_is_current_only_where_its_twin_and_its_plan_are_todays(tmp_path):
