@@ -24,7 +24,10 @@ from fa3verify.kernels.record import Candidate, fitting, needed_features
 
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
-_MOST_ELEMENTS = 2**22  # of K in a layer of a quick campaign
+# Of K, which has fewer keys where it has more channels. Judging 2^27 of a forward takes up to 7.4 GiB, and 2^24 of
+# gradients 4.8: a worker has 8 at least, for its kernel too.
+_MOST_ELEMENTS = {"quick": 2**22, "release": 2**26, "soak": 2**26}
+_MOST_OF_GRADIENTS = 2**24
 _MOST_CHANNELS = 4096  # of K; larger layers are served by eight GPUs, each with its share of the heads
 _RECIPES = (Recipe("normal"), Recipe("peaky"), Recipe("offset_v"))
 _VALUE_DIMS = ((192, 128), (64, 256), (128, 64), (256, 128), (40, 72), (96, 160))
@@ -93,7 +96,7 @@ def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
     if candidate.operation == "quantize":
         return
     rng = np.random.default_rng([seed, 7])
-    problems = [*_layers(candidate.dtype, profile, rng), *_sizes(candidate, profile, rng)]
+    problems = [*_layers(candidate, profile, rng), *_sizes(candidate, profile, rng)]
     for i, problem in enumerate(problems):
         problem = _fitted(candidate, problem)
         if needed_features(problem) <= candidate.features and candidate.supports(problem):
@@ -117,19 +120,23 @@ def probes(candidate: Candidate) -> Iterator[Case]:
             yield Case(candidate.name, problem, Recipe("normal", seed=i), scheme, (), candidate.operation)
 
 
-def _layers(dtype: Dtype, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
-    """Layers of models: a dozen in a quick campaign, whose keys are fewer where there are many heads; else all."""
+def _layers(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+    """Layers of models: a dozen in a quick campaign, else all; their keys are fewer where there are many channels."""
     chosen = models()
     if profile == "quick":
         chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:_FEW])
     for i, model in enumerate(chosen):
         shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
-        longest = _LONGEST[profile]
-        if profile == "quick":
-            longest = min(longest, max(1024, _MOST_ELEMENTS * shard // (model.nheads_kv * model.head_dim)))
+        most = _most_elements(candidate, profile) * shard // (model.nheads_kv * model.head_dim)
+        longest = min(_LONGEST[profile], max(1024, most))
         longest = max(longest, min(model.window + 300, _LONGEST[profile]))
         part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
-        yield part.problem(dtype, (1, 3, 2)[i % 3], longest)
+        yield part.problem(candidate.dtype, (1, 3, 2)[i % 3], longest)
+
+
+def _most_elements(candidate: Candidate, profile: str) -> int:
+    most = _MOST_ELEMENTS[profile]
+    return min(most, _MOST_OF_GRADIENTS) if candidate.operation == "backward" else most
 
 
 def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
@@ -144,7 +151,7 @@ def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iter
         yield AttentionProblem(1, 2, 2, 5, 150, int(rng.choice(dims)), softmax_scale=scale, **plain)
     for keys in np.exp(rng.uniform(np.log(300), np.log(_LONGEST[profile]), 4)).astype(int):
         yield AttentionProblem(1, 2, 1, 3, int(keys), dims[0], causal=bool(keys % 2), **plain)
-    for keys in (4096, _LONGEST[profile]):
+    for keys in (4096, min(_LONGEST[profile], _most_elements(candidate, profile) // dims[-1])):
         yield AttentionProblem(1, 1, 1, 2, keys, dims[-1], **plain)
     yield AttentionProblem(1, 1, 1, 2100, 20, dims[0], **plain)
     yield AttentionProblem(17, 1, 1, 2, 33, dims[0], **plain)

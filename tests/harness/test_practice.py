@@ -40,6 +40,15 @@ def test_a_quick_campaign_asks_a_dozen_layers_of_4096_keys_and_a_release_all():
     assert max(case.problem.seqlen_k for case in release) >= 131_072
 
 
+@pytest.mark.parametrize(("name", "most"), [("twin.fp16", 2**26), ("twin.e4m3", 2**26), ("twin.backward.bf16", 2**24)])
+@pytest.mark.parametrize("profile", ["quick", "release", "soak"])
+def test_no_case_of_practice_needs_more_memory_than_a_worker_has(name, most, profile):
+    """A layer of 16 heads of 192 channels over 131,072 keys ended every release campaign in a MemoryError."""
+    kernel = replace(registry.find(name), head_dims=(64, 128, 192, 256))
+    problems = [case.problem for case in practice(kernel, profile, 0)]
+    assert max(p.nheads_kv * p.head_dim * p.batch * p.seqlen_k for p in problems) <= most
+
+
 def test_cases_of_practice_are_those_of_their_seed():
     kernel = registry.find("twin.bf16")
     assert list(practice(kernel, "quick", 3)) == list(practice(kernel, "quick", 3))
