@@ -15,8 +15,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -78,15 +78,11 @@ def run(
     workers = settings.workers or default_workers()
     lanes = max(1, workers // PROCESSES)
     own = replace(settings, workers=workers // lanes, memory_bytes=settings.memory_bytes or fair_share(workers))
-    stopped = threading.Event()
-
-    def check() -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt(signal.SIGINT)
+    pools = _Pools()
 
     def whole(name: str) -> Entry:
-        entry = there.get(name) or _judged(own, name, check)
-        return replace(entry, loss=_losses(own, name, check)) if _may_lose(entry) else entry
+        entry = there.get(name) or _judged(own, name, pools)
+        return replace(entry, loss=_losses(own, name, pools)) if _may_lose(entry) else entry
 
     with ThreadPoolExecutor(lanes) as pool:
         futures = [pool.submit(whole, name) for name in todo]
@@ -97,10 +93,46 @@ def run(
                 made = _write(settings.out, replace(made, entries=(*others, entry)))
                 tell(_told(entry))
         except BaseException:
-            stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
+            pools.end()
             raise
     return made
+
+
+class _Pools:
+    """The processes of all kernels that are judged now, which an interruption ends at once."""
+
+    def __init__(self) -> None:
+        self._made: set[Executor] = set()
+        self._lock = threading.Lock()
+        self._has_ended = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt after the end."""
+        if self._has_ended:
+            raise KeyboardInterrupt(signal.SIGINT)
+
+    @contextlib.contextmanager
+    def pool(self, settings: verify.Settings) -> Iterator[Executor]:
+        """Processes for one kernel, which end with the context."""
+        with self._lock:
+            self.check()
+            made = make_executor(settings)
+            self._made.add(made)
+        try:
+            with made:
+                yield made
+        finally:
+            with self._lock:
+                self._made.discard(made)
+
+    def end(self) -> None:
+        """End all processes, and let no others begin."""
+        with self._lock:
+            self._has_ended = True
+            running = tuple(self._made)
+        for each in running:
+            each.shutdown(wait=False, cancel_futures=True)
 
 
 def _told(entry: Entry) -> str:
@@ -151,13 +183,13 @@ def _write(out: Path, made: Atlas) -> Atlas:
     return made
 
 
-def _judged(settings: verify.Settings, name: str, check: Callable[[], None]) -> Entry:
+def _judged(settings: verify.Settings, name: str, pools: _Pools) -> Entry:
     """The entry of one kernel; whatever it does to the campaign is the reason that it has none."""
     campaign = settings.out / CAMPAIGNS / _stem(name)
+    own = replace(settings, kernels=(name,), out=campaign, studies=False)
     try:
-        found = verify.run(
-            replace(settings, kernels=(name,), out=campaign, studies=False), lambda total, outcome: check()
-        )
+        with pools.pool(own) as executor:
+            found = verify.run(own, lambda total, outcome: pools.check(), executor)
     except Exception as error:
         return atlas.not_run(name, of_error(error))
     (entry,) = atlas.of(found).entries
@@ -169,16 +201,16 @@ def _stem(kernel: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", kernel)
 
 
-def _losses(settings: verify.Settings, name: str, check: Callable[[], None]) -> tuple[Loss, ...]:
+def _losses(settings: verify.Settings, name: str, pools: _Pools) -> tuple[Loss, ...]:
     """Accumulator loss of a kernel at every length, or why there is none."""
-    with make_executor(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S)) as executor:
+    with pools.pool(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S)) as executor:
         asked = {
             keys: executor.submit(accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed)
             for keys, rows in LOSS_ROWS.items()
         }
-        while wait(asked.values(), timeout=1).not_done:
-            check()
-        return tuple(_loss(keys, future) for keys, future in asked.items())
+        found = tuple(_loss(keys, future) for keys, future in asked.items())
+    pools.check()  # what was ended is no loss
+    return found
 
 
 def _loss(seqlen_k: int, future: Any) -> Loss:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -144,13 +145,15 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, xr.Dataset], li
     return datasets, failures
 
 
-def run(settings: Settings, progress: Progress) -> Run:
+def run(settings: Settings, progress: Progress, executor: Executor | None = None) -> Run:
     """Run a campaign and write everything below ``settings.out``.
 
     Parameters
     ----------
     progress : callable
         Called with (number of tasks, None) at the start and (number of tasks, outcome) after each.
+    executor : Executor, optional
+        What runs its tasks, and is shut down behind them; by default one as the settings say.
 
     Returns
     -------
@@ -167,7 +170,7 @@ def run(settings: Settings, progress: Progress) -> Run:
         the twins stay in the journal and are not run again next time.
     """
     compared, updated = _baselines(settings)
-    part, outcomes = carry_out(settings, progress)
+    part, outcomes = carry_out(settings, progress, executor)
     if part.interrupted_by is None:
         try:
             return conclude(part, outcomes, settings, compared, updated)
@@ -238,14 +241,16 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     return conclude(replace(first, started=began, wall_s=longest_s), outcomes, settings, compared, updated)
 
 
-def carry_out(settings: Settings, progress: Progress) -> tuple[shards.Part, list[Outcome]]:
+def carry_out(
+    settings: Settings, progress: Progress, executor: Executor | None = None
+) -> tuple[shards.Part, list[Outcome]]:
     """Run the tasks of a campaign, or of one shard of it, as :func:`run` says; of the part only its outcomes are left
     out."""
     started = datetime.now(UTC)
     clock = settings.began_s or time.monotonic()
     interrupted_by = None
     captures = list_captures(settings.activations) if settings.activations else ()
-    executor = make_executor(settings)
+    executor = executor or make_executor(settings)
     try:
         introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)

@@ -23,7 +23,7 @@ LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
 NAMES = ("twin.fp16", "twin.fp16+stale_v", "broken.fp16", "twin.quantize")
 
 
-def small_campaign(settings: verify.Settings, progress: Any) -> Run:
+def small_campaign(settings: verify.Settings, progress: Any, executor: Any) -> Run:
     """A campaign of two families and two properties, in this process; nothing else of verify is left out."""
     if settings.kernels[0].startswith("broken"):
         raise RuntimeError("two\nlines")
@@ -37,7 +37,7 @@ def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "run", small_campaign)
-        patch.setattr(publish, "_losses", lambda settings, name, check: LOSS)
+        patch.setattr(publish, "_losses", lambda settings, name, pools: LOSS)
         settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out, workers=1)
         made = publish.run(settings, known, told.append)
     return made, out, told
@@ -123,12 +123,12 @@ def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
     made, out, _ = published
     ran: list[str] = []
 
-    def nothing(settings, progress):
+    def nothing(settings, progress, executor):
         ran.extend(settings.kernels)
         raise RuntimeError("again")
 
     monkeypatch.setattr(verify, "run", nothing)
-    monkeypatch.setattr(publish, "_losses", lambda settings, name, check: ran.append(name) or ())
+    monkeypatch.setattr(publish, "_losses", lambda settings, name, pools: ran.append(name) or ())
     again = publish.run(verify.Settings(NAMES, "quick", 0, out), {}, lambda text: None, resume=True)
     assert ran == ["broken.fp16"]
     assert entry(again, "twin.fp16") == entry(made, "twin.fp16")
@@ -146,11 +146,11 @@ def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
 def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
     settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
-    (ours,) = publish._losses(settings, "twin.fp16", lambda: None)
+    (ours,) = publish._losses(settings, "twin.fp16", publish._Pools())
     assert (ours.seqlen_k, ours.rows, ours.missing) == (64, 2, None)
     assert ours.rel_rmse is not None
     assert 0 < ours.rel_rmse < 1e-3
-    (none,) = publish._losses(settings, "tests.harness.campaign.test_publish:no_kernel", lambda: None)
+    (none,) = publish._losses(settings, "tests.harness.campaign.test_publish:no_kernel", publish._Pools())
     assert none.rel_rmse is None
     assert "ValueError" in str(none.missing)
 
@@ -158,7 +158,7 @@ def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
 def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_machine(tmp_path, monkeypatch):
     together, given = threading.Barrier(2, timeout=20), []
 
-    def waiting(settings, progress):
+    def waiting(settings, progress, executor):
         given.append((settings.kernels, settings.workers, settings.memory_bytes))
         together.wait()
         raise RuntimeError("judged")
@@ -171,33 +171,34 @@ def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_
     assert {each.reason for each in made.entries} == {"RuntimeError: judged"}
 
 
-def test_an_interruption_ends_every_campaign_and_keeps_what_was_judged(tmp_path, monkeypatch):
-    def until_stopped(settings, progress):
+def test_an_interruption_ends_every_campaign_at_once_and_keeps_what_was_judged(tmp_path, monkeypatch):
+    began = threading.Event()
+
+    def sleeping(settings, progress, executor):
         if settings.kernels == ("twin.quantize",):
+            assert began.wait(60)
             return small_run(settings.kernels, TRIED, settings.out)
-        while True:
-            progress(1, None)
+        future = executor.submit(time.sleep, 3600)
+        while not future.running():
             time.sleep(0.01)
+        began.set()
+        return future.result()
 
     def interrupted(text):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify, "run", until_stopped)
+    monkeypatch.setattr(verify, "run", sleeping)
     settings = verify.Settings(("twin.fp16", "twin.quantize"), "quick", 0, tmp_path, workers=2 * publish.PROCESSES)
     with pytest.raises(KeyboardInterrupt):
         publish.run(settings, {}, interrupted)
     assert [each.kernel for each in atlas.read(tmp_path / atlas.FILE).entries] == ["twin.quantize"]
 
 
-def test_losses_end_where_the_atlas_is_interrupted(tmp_path):
-    def stop():
-        raise KeyboardInterrupt
-
-    settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
-    began = time.monotonic()
+def test_no_process_begins_after_an_interruption(tmp_path):
+    pools = publish._Pools()
+    pools.end()
     with pytest.raises(KeyboardInterrupt):
-        publish._losses(settings, "twin.fp16", stop)
-    assert time.monotonic() - began < 60
+        publish._losses(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", pools)
 
 
 def test_an_atlas_names_no_machine_path(published):
