@@ -249,9 +249,10 @@ def why_stale(source: Source, path: str) -> str:
 
 def is_stale(source: Source, path: str, shown: Callable[[Row], bool]) -> bool:
     """Tell whether a file is not known to show the code as it is now; of the records of a bench, by the rows shown."""
-    if not why_stale(source, path) or not path.endswith(".jsonl"):
+    facts = source.provenance_of(path) if path.endswith(".jsonl") else None
+    if facts is None or not why_stale(source, path):
         return bool(why_stale(source, path))
-    about = source.json(source.provenance_of(path))
+    about = source.json(facts)
     function = "backward" if about["evidence_of"] == "backward" else "forward"
     rows = _rows_since(source, path, about, changed_launches(about))
     try:
