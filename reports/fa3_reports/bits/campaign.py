@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from fa3_kernels.audit.evidence import changed_since, launch_keys
 from fa3_reports.bits import backward, forward, paged, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
-from fa3verify.campaign.pool import processes
+from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.tasks import Task
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import write_text
@@ -117,7 +116,7 @@ def fill(table: CaseTable, settings: Settings, deadline: float, tell: Callable[[
     chosen = table.chosen(settings.dtypes)
     known = read(path, table)
     todo = [case for case in chosen if table.key_of(case) not in known]
-    workers = 1 if table.is_alone else settings.workers or os.cpu_count() or 1
+    workers = 1 if table.is_alone else settings.workers or default_workers()
     pieces = table.split(todo, workers) if todo else []
     tasks = [Task("rows", table.file, _rows, {"make": table.rows, "cases": piece}) for piece in pieces]
     with processes(max(1, min(workers, len(pieces))), HANG_SECONDS) as pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,12 @@ def sanitize(
             fail(ENVIRONMENT, "compute-sanitizer, which is part of the CUDA toolkit, is not on the PATH")
         from fa3_kernels.audit.shipped import shipped
         from fa3_reports import sanitizer
+        from fa3verify.campaign.pool import default_workers
         from fa3verify.cli import console
         from fa3verify.files import csv_text, write_text
 
         names = launches or tuple(launch.name for launch in shipped())
-        settings = sanitizer.Settings(names, tools or sanitizer.TOOLS, workers or os.cpu_count() or 1, seconds)
+        settings = sanitizer.Settings(names, tools or sanitizer.TOOLS, workers or default_workers(), seconds)
         found = sanitizer.run(settings, Path(program), console.teller(quiet))
         write_text(out / "sanitizer.csv", csv_text(sanitizer.COLUMNS, found.rows))
         write_text(out / "sanitizer_provenance.json", sanitizer.provenance(Path(program)))

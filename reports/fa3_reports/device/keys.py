@@ -7,7 +7,7 @@ equality, and never by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,20 +43,25 @@ def _launches(source: Source, path: str) -> str:
         return "no provenance lies beside it"
     about = source.json(facts)
     changed = changed_launches(about)
-    function = "backward" if about["evidence_of"] == "backward" else "forward"
     is_table = path.endswith((".csv", ".jsonl"))
     folder = Path(path).parent
     beside = [path] if is_table else source.find(f"{folder}/*.csv") + source.find(f"{folder}/*.jsonl")
     tables = [x for x in beside if changed and source.provenance_of(x) == facts]
     rows = [row for x in tables for row in _rows_since(source, x, about, changed)]
-    try:
-        others = sum(concerns(row, since, function) for row, since in rows)
-    except KeyError:
-        others = len(rows)
+    others = len(_concerned(rows, about))
     if not changed or (rows and not others):
         return ""
     some = f"{count(others)} of {count(len(rows))} rows: " if others < len(rows) else ""
     return f"{some}{CHANGED}"
+
+
+def _concerned(rows: Sequence[tuple[Row, frozenset[str]]], about: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of launches that changed since; all of them where one does not say of which launch it is."""
+    function = "backward" if about["evidence_of"] == "backward" else "forward"
+    try:
+        return [row for row, since in rows if concerns(row, since, function)]
+    except KeyError:
+        return [row for row, _ in rows]
 
 
 def _rows_since(
@@ -249,13 +254,9 @@ def why_stale(source: Source, path: str) -> str:
 
 def is_stale(source: Source, path: str, shown: Callable[[Row], bool]) -> bool:
     """Tell whether a file is not known to show the code as it is now; of the records of a bench, by the rows shown."""
+    reason = why_stale(source, path)
     facts = source.provenance_of(path) if path.endswith(".jsonl") else None
-    if facts is None or not why_stale(source, path):
-        return bool(why_stale(source, path))
+    if facts is None or not reason:
+        return bool(reason)
     about = source.json(facts)
-    function = "backward" if about["evidence_of"] == "backward" else "forward"
-    rows = _rows_since(source, path, about, changed_launches(about))
-    try:
-        return any(concerns(row, since, function) for row, since in rows if shown(row))
-    except KeyError:
-        return True
+    return any(map(shown, _concerned(_rows_since(source, path, about, changed_launches(about)), about)))
