@@ -7,7 +7,7 @@ from pathlib import Path
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, require_writable
 from fa3verify.cli.options import peers_option, seed_option, workers_option
 
 
@@ -56,13 +56,17 @@ def learn(
     choice, 5 where none survives.
     """
     with one_line_errors():
+        from fa3verify.campaign.introduction import Unavailable
         from fa3verify.cli import console, console_search
         from fa3verify.commands.learn import learn_all
         from fa3verify.records import plain
 
         require_writable(str(out), json_target)
         with console.counting("head dims asked", quiet) as tell:
-            found = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
+            try:
+                found = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
+            except Unavailable as error:
+                fail(ENVIRONMENT, str(error))
         is_written = found.write(out)
         emit(plain(found), json_target)
         if json_target != "-":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fa3_kernels.plan.learned import LearnedOrder
 from fa3_kernels.plan.order import Order
-from fa3verify.campaign.introduction import found
+from fa3verify.campaign.introduction import Introduction, found, introduce_all
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.files import json_text, write_text
@@ -72,11 +72,10 @@ def learn_named(kernel: str, head_dim: int, outputs: int, seed: int) -> Learned:
     return learn(found(kernel), head_dim, outputs=outputs, seed=seed)
 
 
-def head_dims_of(kernel: str) -> tuple[int, ...]:
-    """Return, as a task, the head dims at which a kernel is asked where none is named."""
-    candidate = found(kernel)
-    taken = [d for d in HEAD_DIMS if candidate.head_dims is None or d in candidate.head_dims]
-    return tuple(taken or (candidate.head_dims or HEAD_DIMS)[:1])
+def _head_dims(introduced: Introduction) -> tuple[int, ...]:
+    """Return the head dims at which a kernel is asked where none is named."""
+    declared = introduced.head_dims
+    return tuple(d for d in HEAD_DIMS if declared is None or d in declared) or (declared or HEAD_DIMS)[:1]
 
 
 def learn_all(
@@ -108,15 +107,20 @@ def learn_all(
     Returns
     -------
     Learning
-        A head_dim at which the kernel raised, crashed or hung is told apart.
+        A head_dim at which the kernel raised, crashed or hung is told apart, and so is a kernel that did at once.
 
     Raises
     ------
     ValueError
-        If the kernel cannot be found or run here.
+        If there is no such kernel.
+    fa3verify.campaign.introduction.Unavailable
+        If it cannot run here.
     """
     with processes(workers, AN_HOUR_S) as executor:
-        dims = tuple(head_dims) or executor.submit(head_dims_of, kernel).result()
+        (introduced,) = introduce_all((kernel,), "quick", executor)
+        if introduced.failed:
+            return Learning(kernel, (), (introduced.failed,))
+        dims = tuple(head_dims) or _head_dims(introduced)
         arguments = [{"kernel": kernel, "head_dim": d, "outputs": outputs, "seed": seed} for d in dims]
         tasks = [Task("learn", f"{kernel} at head_dim {each['head_dim']}", learn_named, each) for each in arguments]
         outcomes = execute(tasks, executor, progress=lambda outcome: progress(outcome.task.label))

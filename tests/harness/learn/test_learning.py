@@ -162,6 +162,17 @@ def test_the_verb_writes_a_proposal_and_ends_with_5_where_there_is_none(tmp_path
     assert not (tmp_path / "none.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("kernel", "code", "words"),
+    [("twin.nothing", 2, "unknown kernel"), ("flash4.fp16", 3, "unavailable")],
+)
+def test_a_kernel_that_is_unknown_or_cannot_run_is_no_finding(tmp_path, monkeypatch, kernel, code, words):
+    monkeypatch.delenv("FA3VERIFY_PEERS", raising=False)
+    told = CliRunner().invoke(main, ["learn", kernel, "--head-dim", "64", "--out", str(tmp_path / "order.json")])
+    assert told.exit_code == code
+    assert words in told.output
+
+
 def test_an_order_is_of_one_kernel(file):
     told = CliRunner().invoke(main, ["verify", "twin.fp16", "twin.bf16", "--order", str(file)])
     assert told.exit_code == 2
