@@ -81,9 +81,11 @@ def _sglang_refuses(problem: AttentionProblem) -> str:
 def _flex_refuses(problem: AttentionProblem) -> str:
     """Return what the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
 
-    Calls of fewer than 128 queries pack a group of heads, if their number is a power of two, into one tile; where a
-    mask is given, that tile must fit its blocks of 128 queries.
+    A head has at least 16 channels. Calls of fewer than 128 queries pack a group of heads, if their number is a power
+    of two, into one tile; where a mask is given, that tile must fit its blocks of 128 queries.
     """
+    if min(problem.head_dim, problem.head_dim_v) < 16:
+        return f"compiled for heads of at least 16 channels, got {problem.head_dim} and {problem.head_dim_v}"
     queries = problem.seqlen_q
     group = problem.group
     is_packed = queries < 128 and group & (group - 1) == 0

@@ -13,7 +13,8 @@ from fa3verify.judging.verdict import ratio_text
 from fa3verify.kernels.policy import rows_like
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.properties.law import Setup, Trial, Violation
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation
+from fa3verify.text import one_line
 
 Found = Iterable[Violation | None]  # what each comparison of a law finds; the first violation counts
 
@@ -31,9 +32,15 @@ class CallResult:
 
 
 def called(setup: Setup) -> CallResult:
-    """Run a call, in a configuration that a caller can have: the kernel's own where it fixes one."""
+    """Run a call, in a configuration that a caller can have: the kernel's own where it fixes one.
+
+    Untaken where the kernel has none for the problem.
+    """
     if setup.candidate.unreachable(setup.problem, setup.config) is not None:
-        setup = setup._replace(config=setup.candidate.configure(setup.problem))
+        try:
+            setup = setup._replace(config=setup.candidate.configure(setup.problem))
+        except ValueError as error:
+            raise Untaken(one_line(error)) from None
     return CallResult(setup, setup.run())
 
 

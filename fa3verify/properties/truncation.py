@@ -20,7 +20,7 @@ from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import CallResult, Found, agree, called, same_bits
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation
+from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation
 from fa3verify.properties.transforms import filled, key_unit, masked_part, part, part_of_result, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
@@ -82,11 +82,16 @@ def chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
 
 
 def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
-    """Compare chunks of each prefill, and its last query alone, with the whole; ``made`` says how a chunk is called."""
+    """Compare chunks of each prefill, and its last query alone, with the whole; ``made`` says how a chunk is called.
+
+    Chunks that the kernel does not take are left out; Untaken where it takes none.
+    """
     starts = trial.parameters.get("starts")
     if not isinstance(starts, list) or not all(isinstance(n, int) and n > 0 for n in starts):
         raise ValueError(f"{trial.law}: starts must be a list of positive integers, got {starts!r}")
     whole = called(setup)
+    untaken = None
+    has_compared = False
     for seq in filled(setup.problem):
         inner = {n for n in starts if n < seq.seqlen_q}
         edges = sorted({0, *inner, seq.seqlen_q})
@@ -94,8 +99,17 @@ def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
         for rows in [*parts, decode] if seq.seqlen_q > 1 else parts:
             keys = slice(0, int(visible(setup.problem, seq)[1][rows.stop - 1]))
-            if keys.stop:  # what a call without keys returns is a policy of its own
-                yield _part_agrees(trial, whole, seq, rows, keys, made)
+            if not keys.stop:  # what a call without keys returns is a policy of its own
+                continue
+            try:
+                found = _part_agrees(trial, whole, seq, rows, keys, made)
+            except Untaken as error:
+                untaken = error
+                continue
+            has_compared = True
+            yield found
+    if untaken and not has_compared:
+        raise untaken
 
 
 TRUNCATION_LAWS = (

@@ -75,7 +75,8 @@ def not_said(run: Run) -> str:
     if not found:
         return "It says nothing of sizes that were not tried."
     sizes = tried.in_words(tried.common(found))
-    return f"It says nothing of other sizes: head_dim {sizes['head_dim']} and keys {sizes['seqlen_k']} were tried."
+    tried_of = "tried of each" if len(run.kernels) > 1 else "tried"
+    return f"It says nothing of other sizes: head_dim {sizes['head_dim']} and keys {sizes['seqlen_k']} were {tried_of}."
 
 
 def heat_map(run: Run) -> HeatMap | None:

@@ -23,7 +23,11 @@ def test_a_pass_is_told_in_one_sentence_with_what_it_does_not_say():
     made["kernels"][0]["tried"] = sizes
     told = first_screen.not_said(read(made))
     assert told == "It says nothing of other sizes: head_dim 64, 128 and keys up to 1,030 were tried."
-    assert first_screen.headline(read(summary())).startswith("All 3 kernels were right in all ")
+    several = summary()
+    for kernel in several["kernels"]:
+        kernel["tried"] = sizes
+    assert first_screen.headline(read(several)).startswith("All 3 kernels were right in all ")
+    assert first_screen.not_said(read(several)).endswith("and keys up to 1,030 were tried of each.")
 
 
 def test_a_failure_names_the_kernel_the_symptom_and_one_finding_in_the_singular():
