@@ -51,7 +51,9 @@ peers_option = click.option(
     help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
 )
 seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-workers_option = click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
+workers_option = click.option(
+    "--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core, of atlas half as many again."
+)
 # Options of the processes that kernels run in.
 pool_options = group(
     click.option(

@@ -38,6 +38,7 @@ from fa3verify.timed.timing import query
 
 CAMPAIGNS = "campaigns"
 PROCESSES = 4  # of one kernel: each imports and compiles for itself, for ten seconds and more where it needs a GPU
+CROWDING = 1.5  # processes a core: those of a kernel wait for its first call and its last task, a third of their time
 WORST = "worst"
 LOSS_V_MEAN = 1.0
 LOSS_LIMIT_S = 600.0
@@ -75,7 +76,7 @@ def run(
     there = {entry.kernel: entry for entry in (*kept, *missing)}
     made = _write(settings.out, replace(made, entries=tuple(there.values())))
     todo = [name for name in settings.kernels if name not in there or _may_lose(there[name])]
-    workers = settings.workers or default_workers()
+    workers = settings.workers or int(CROWDING * default_workers())
     lanes = max(1, workers // PROCESSES)
     own = replace(settings, workers=workers // lanes, memory_bytes=settings.memory_bytes or fair_share(workers))
     pools = _Pools()

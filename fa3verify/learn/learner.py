@@ -25,6 +25,7 @@ from fa3verify.learn.structure import K_STEP, QUADS, ROW_SUMS, Probes, Structure
 from fa3verify.operations.ratios import error_over_bound
 
 OUTPUTS = 1_000_000
+_ROWS = (64, 192)  # queries of fresh launches
 _LONGEST = 3 * KEYS  # keys of fresh launches: more than any that was learned from
 TILES = range(16, 257, 16)  # keys that the twin takes at once
 LEAST_SUM_BITS = 20  # of the row sum: the lse shows no more where its logarithm is an approximation
@@ -56,6 +57,8 @@ class Learned:
     seconds : float
     outputs, differing : int
         Values of fresh launches, which no hypothesis was chosen by, and how many differ from the first order's twin.
+    differs_at : str
+        The first fresh launch in which some do, in words.
     ratio : float
         Largest error / bound of any order in some of them.
     findings : tuple of str
@@ -78,6 +81,7 @@ class Learned:
     seconds: float
     outputs: int = 0
     differing: int = 0
+    differs_at: str = ""
     ratio: float = 0.0
     findings: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
@@ -251,18 +255,19 @@ def _judged(game: Elimination, found: Learned, outputs: int, seed: int) -> Learn
 
 
 def _held(game: Elimination, found: Learned, outputs: int, rng: np.random.Generator) -> tuple[Learned, Asking | None]:
-    """Hold the first order against launches that are longer than those learned from, and some against the bound.
+    """Hold the first order against launches of more queries and keys than it was learned from, some against the bound.
 
-    Beside what was found stands the first launch that refutes the order.
+    Kernels may have one order for few queries, as in decoding, and another for many. Beside what was found stands the
+    first launch that refutes the order.
     """
     against = None
     heads = 16 if game.launcher.is_filled else 4
-    subject = replace(game.subject, rows=64, heads=heads, longest=_LONGEST)
+    subjects = [replace(game.subject, rows=rows, heads=heads, longest=_LONGEST) for rows in _ROWS]
     kinds = (inputs.normal, inputs.wide, inputs.ramp, inputs.cancelling, inputs.causal, inputs.grouped, inputs.capped)
     total = wrong = count = 0
     ratio = 0.0
     while total < outputs:
-        question = kinds[int(rng.integers(len(kinds)))](rng, subject)
+        question = kinds[int(rng.integers(len(kinds)))](rng, subjects[int(rng.integers(len(subjects)))])
         if question is None:
             continue
         try:
@@ -276,7 +281,15 @@ def _held(game: Elimination, found: Learned, outputs: int, rng: np.random.Genera
         if count < _BOUNDED:
             ratio = max(ratio, _any_order(game.launcher, question, answer))
         count += 1
-    return replace(found, outputs=total, differing=wrong, ratio=ratio), against
+    where = _described(against.question) if against else ""
+    return replace(found, outputs=total, differing=wrong, differs_at=where, ratio=ratio), against
+
+
+def _described(question: Question) -> str:
+    """Return the sizes of a launch in words."""
+    mask = ", causal" if question.causal else ""
+    heads = f"{question.q.shape[2]} heads on {question.k.shape[2]}"
+    return f"{heads} of {question.q.shape[1]} queries over {question.k.shape[1]} keys{mask}"
 
 
 def _any_order(launcher: Launcher, question: Question, answer: Answer) -> float:
@@ -324,4 +337,4 @@ def _unsound(found: Learned, candidate: Candidate) -> Iterator[str]:
     if found.ratio > 1:
         yield f"an error is {found.ratio:.3g} times the bound of any order"
     if found.orders and found.differing:
-        yield f"{found.differing:,} fresh outputs differ from the only hypothesis left"
+        yield f"{found.differing:,} fresh outputs differ from the only hypothesis left, first in {found.differs_at}"

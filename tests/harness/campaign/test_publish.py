@@ -155,7 +155,11 @@ def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
     assert "ValueError" in str(none.missing)
 
 
-def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_machine(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("workers", "cores"), [(2 * publish.PROCESSES, 1), (0, 6)])
+def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_machine(
+    tmp_path, monkeypatch, workers, cores
+):
+    """Where nobody says how many there are half as many again as cores: nine, four for each of two kernels."""
     together, given = threading.Barrier(2, timeout=20), []
 
     def waiting(settings, progress, executor):
@@ -164,8 +168,9 @@ def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_
         raise RuntimeError("judged")
 
     monkeypatch.setattr(verify, "run", waiting)
+    monkeypatch.setattr(publish, "default_workers", lambda: cores)
     names = ("twin.fp16", "twin.bf16")
-    settings = verify.Settings(names, "quick", 0, tmp_path, workers=2 * publish.PROCESSES, memory_bytes=1 << 33)
+    settings = verify.Settings(names, "quick", 0, tmp_path, workers=workers, memory_bytes=1 << 33)
     made = publish.run(settings, {}, lambda text: None)
     assert sorted(given) == [((name,), publish.PROCESSES, 1 << 33) for name in sorted(names)]
     assert {each.reason for each in made.entries} == {"RuntimeError: judged"}

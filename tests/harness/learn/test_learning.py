@@ -66,6 +66,22 @@ def test_a_known_mistake_is_named(name, words):
     assert any(words in told for told in found.findings), found.findings
 
 
+@pytest.mark.nightly
+def test_another_order_for_many_queries_leaves_no_proposal():
+    """Compiled FlexAttention visits tiles in another order from 128 queries on than below."""
+    few, many = registry.find("twin.fp16"), registry.find("twin.flash3.dew.fp16")
+
+    def run(problem, operands, config):
+        twin = few if problem.seqlen_q < 128 else many
+        return twin.run(problem, operands, twin.configure(problem))
+
+    learned = learn(replace(few, name="mine", run=run), 64, outputs=200_000)
+    assert learned.orders
+    assert not learned.is_whole
+    assert "of 192 queries over" in " ".join(learned.findings)
+    assert Learning("mine", (learned,), ()).proposal is None
+
+
 @pytest.mark.parametrize("which", [1, 8], ids=str)
 def test_of_a_kernel_outside_the_space_none_survives_and_what_is_certain_is_so(which):
     made, facts = OUTSIDE[which]

