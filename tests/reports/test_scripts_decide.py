@@ -117,6 +117,14 @@ def flash2(defect):
     return forward
 
 
+def efficient(defect):
+    def forward(q, k, v, *_):
+        out, lse = flash2(None)(q, k, v)
+        return out, torch.where(lse.isinf(), 0.0, lse) if defect else lse
+
+    return forward
+
+
 def served(defect):
     def operator(*given):
         call = {name: x for name, x in zip(NAMES, given, strict=True) if x is not None}
@@ -173,6 +181,7 @@ SCRIPTS = {
     "flash2_weights_of_splits": "weights",
     "flash2_nan_in_a_split": "nan",
     "flash2_packed_groups": (1, "Traceback\nRuntimeError: shape '[2, 1, 2, 64]' is invalid for input of size 128"),
+    "efficient_lse_without_weight": "finite",
     "cudnn_low_scores": "low",
     "cudnn_one_query_and_key": (-11, ""),
 }
@@ -196,6 +205,7 @@ def test_a_sound_library_is_mended_and_a_defect_shows(stem, is_right, tmp_path, 
         monkeypatch.setattr(torch.ops, space, SimpleNamespace(fwd=served(defect)), raising=False)
     aten = torch.ops.aten
     monkeypatch.setattr(aten, "_scaled_dot_product_flash_attention", flash2(defect))
+    monkeypatch.setattr(aten, "_scaled_dot_product_efficient_attention", efficient(defect))
     monkeypatch.setattr(aten, "_scaled_dot_product_cudnn_attention", lambda *x: (*flash2(None)(*x[:3]), *range(7)))
     monkeypatch.setattr(aten, "_scaled_dot_product_cudnn_attention_backward", cudnn_backward(defect))
     code, said = defect if isinstance(defect, tuple) else (0, "")
