@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ class _Worker:
                 self.printed = (self.printed + piece)[-TAIL_BYTES:]
         pipe.close()
 
-    def run(self, call: tuple, limit_s: float) -> worker.Message:
-        """Send one call and wait for the message with its value.
+    def run(self, call: memoryview, limit_s: float) -> worker.Message:
+        """Send one pickled call and wait for the message with its value.
 
         TaskError if it raised, WorkerLost if this worker is lost with it and has ended.
         """
@@ -113,7 +114,7 @@ class _Worker:
         self.note.clear()
         case = None
         try:
-            self.pipe.send(call)
+            self.pipe.send_bytes(call)
             while True:
                 if not self.pipe.poll(max(0.0, deadline - time.monotonic())):
                     former = case
@@ -187,7 +188,7 @@ class IsolatingPool(Executor):
     def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
         self._limit_s = limit_s
         self._memory_bytes = memory_bytes
-        self._tasks: queue.SimpleQueue[tuple[_Isolated, tuple] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Isolated, memoryview] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()
         self._threads = [threading.Thread(target=self._own_worker, daemon=True) for _ in range(workers)]
@@ -195,11 +196,11 @@ class IsolatingPool(Executor):
             thread.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Queue a picklable call."""
+        """Queue a call; one that cannot be pickled raises here what pickle says."""
         if self._stopped.is_set():
             raise RuntimeError("the pool is shut down")
         future = _Isolated()
-        self._tasks.put((future, (fn, args, kwargs)))
+        self._tasks.put((future, ForkingPickler.dumps((fn, args, kwargs))))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -236,7 +237,7 @@ class IsolatingPool(Executor):
         if mine is not None:
             mine.stop(0.0 if self._stopped.is_set() else PATIENCE_S)
 
-    def _is_done(self, future: _Isolated, call: tuple, mine: _Worker) -> bool:
+    def _is_done(self, future: _Isolated, call: memoryview, mine: _Worker) -> bool:
         """Run a call; whether its worker can run another."""
         found: worker.Message | TaskError
         future.given_to(mine)
@@ -263,7 +264,10 @@ def default_workers() -> int:
 
 
 def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int | None = None) -> Executor:
-    """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core."""
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core.
+
+    Of torch.compile each would start as many processes as there are cores.
+    """
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(variable, "1")
     return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes)

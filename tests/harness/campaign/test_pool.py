@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -295,3 +296,22 @@ def test_a_time_that_is_over_and_an_error_end_what_runs():
         executor.submit(time.sleep, 600)
         raise ValueError("of the one who waits")
     assert time.monotonic() - began_s < 60
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "1"), ("3", "3")])
+def test_a_process_has_one_thread_of_every_library_unless_the_user_says_otherwise(monkeypatch, given, wanted):
+    """Torch's compiler among them: each process would start as many of its own as the machine has cores."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, given or "1")
+        if given is None:
+            monkeypatch.delenv(name)
+    with processes(1) as executor:
+        assert [executor.submit(os.getenv, name).result() for name in names] == [wanted] * 4
+
+
+def test_a_call_that_cannot_be_sent_raises_at_once(pool):
+    """It ended the thread that sends it, and whoever asked waited without end."""
+    with pytest.raises((pickle.PicklingError, AttributeError), match=r"[Pp]ickle"):
+        pool.submit(lambda: 1)
+    assert pool.submit(abs, -1).result(timeout=60) == 1
