@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from fa3verify.campaign import atlas
-from fa3verify.campaign.atlas import Entry
+from fa3verify.campaign.atlas import Entry, FamilyFigures
 from fa3verify.campaign.run import Run
 from fa3verify.files import Json, write_text
 from fa3verify.report import dataset, moved
@@ -180,7 +180,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
     """Compare two kernels, family by family."""
     before, after = names
     sides = [
-        {family.family: family.figures for family in side.entries[name].families}
+        {family.family: family for family in side.entries[name].families}
         for side, name in zip((old, new), names, strict=True)
     ]
     families = []
@@ -245,9 +245,13 @@ def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
     return FamilyRatio(name, word, ratio, cases=cases, because=because)
 
 
-def _of_pooled(name: str, old: Mapping[str, float | None], new: Mapping[str, float | None]) -> FamilyRatio:
-    """Compare a family by its figures alone."""
-    if broken := _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output"):
+def _of_pooled(name: str, before: FamilyFigures, now: FamilyFigures) -> FamilyRatio:
+    """Compare a family by its figures alone; of other cases they say no more than that an output is not finite now."""
+    old, new = before.figures, now.figures
+    broken = _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output")
+    if (before.problems, before.seeds) != (now.problems, now.seeds) and not (broken and broken.word == "worse"):
+        return FamilyRatio(name, "not told apart", because=f"other cases: {now.problems}, {before.problems} before")
+    if broken:
         return broken
     if dict(old) == dict(new):
         return FamilyRatio(name, "equal", 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,22 @@ def test_of_atlases_no_family_has_an_interval(tmp_path):
         in (tmp_path / "out" / "against.md").read_text()
     )
     assert found.exit_code == 0
+
+
+def test_figures_of_other_cases_are_not_held_against_each_other(tmp_path):
+    """A kernel that claims more is asked more: its error had been told as 11.5 times as large."""
+    sides = [against.read(stored(tmp_path / n, made()).with_name("atlas.json")) for n in "ab"]
+    entry = sides[1].entries[KERNEL]
+    for figures, word, because in (
+        ({"rel_rmse_unrounded": 7.6e28}, "not told apart", "other cases"),
+        ({"nonfinite": 3}, "worse", "not finite in 3 outputs"),
+    ):
+        asked = replace(entry.families[0], problems=195, figures=entry.families[0].figures | figures)
+        more = replace(entry, families=(asked, *entry.families[1:]))
+        found = against.compared(sides[0], replace(sides[1], entries={KERNEL: more}), (KERNEL, KERNEL))
+        assert (found.families[0].word, math.isnan(found.families[0].ratio)) == (word, True)
+        assert because in found.families[0].because
+        assert "times as large" not in found.sentence()
 
 
 def test_a_history_draws_the_number_of_every_run_below_a_folder_oldest_first(tmp_path):
