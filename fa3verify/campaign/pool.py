@@ -266,7 +266,7 @@ def default_workers() -> int:
 def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int | None = None) -> Executor:
     """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core.
 
-    Of torch.compile each would start as many processes as there are cores.
+    Without the last of these variables torch's compiler would start as many more in each as there are cores.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(variable, "1")

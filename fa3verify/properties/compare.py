@@ -14,7 +14,6 @@ from fa3verify.kernels.policy import rows_like
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
-from fa3verify.text import one_line
 
 Found = Iterable[Violation | None]  # what each comparison of a law finds; the first violation counts
 
@@ -36,11 +35,11 @@ def called(setup: Setup) -> CallResult:
 
     Untaken where the kernel has none for the problem.
     """
-    if setup.candidate.unreachable(setup.problem, setup.config) is not None:
+    if (words := setup.candidate.unreachable(setup.problem, setup.config)) is not None:
         try:
             setup = setup._replace(config=setup.candidate.configure(setup.problem))
-        except ValueError as error:
-            raise Untaken(one_line(error)) from None
+        except ValueError:
+            raise Untaken(words) from None
     return CallResult(setup, setup.run())
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from fa3_reference.problem import Sequence
+from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
@@ -90,26 +90,31 @@ def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
     if not isinstance(starts, list) or not all(isinstance(n, int) and n > 0 for n in starts):
         raise ValueError(f"{trial.law}: starts must be a list of positive integers, got {starts!r}")
     whole = called(setup)
+    taken = 0
     untaken = None
-    has_compared = False
-    for seq in filled(setup.problem):
+    for seq, rows, keys in _pieces(setup.problem, starts):
+        try:
+            found = _part_agrees(trial, whole, seq, rows, keys, made)
+        except Untaken as error:
+            untaken = error
+        else:
+            taken += 1
+            yield found
+    if untaken and not taken:
+        raise untaken
+
+
+def _pieces(problem: AttentionProblem, starts: Iterable[int]) -> Iterator[tuple[Sequence, slice, slice]]:
+    """Yield the rows of every chunk, and of the last query alone, each with the keys that it sees."""
+    for seq in filled(problem):
         inner = {n for n in starts if n < seq.seqlen_q}
         edges = sorted({0, *inner, seq.seqlen_q})
         parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
         for rows in [*parts, decode] if seq.seqlen_q > 1 else parts:
-            keys = slice(0, int(visible(setup.problem, seq)[1][rows.stop - 1]))
-            if not keys.stop:  # what a call without keys returns is a policy of its own
-                continue
-            try:
-                found = _part_agrees(trial, whole, seq, rows, keys, made)
-            except Untaken as error:
-                untaken = error
-                continue
-            has_compared = True
-            yield found
-    if untaken and not has_compared:
-        raise untaken
+            keys = slice(0, int(visible(problem, seq)[1][rows.stop - 1]))
+            if keys.stop:  # what a call without keys returns is a policy of its own
+                yield seq, rows, keys
 
 
 TRUNCATION_LAWS = (

@@ -249,10 +249,11 @@ def _of_pooled(name: str, before: FamilyFigures, now: FamilyFigures) -> FamilyRa
     """Compare a family by its figures alone; of other cases they say no more than that an output is not finite now."""
     old, new = before.figures, now.figures
     broken = _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output")
-    if (before.problems, before.seeds) != (now.problems, now.seeds) and not (broken and broken.word == "worse"):
-        return FamilyRatio(name, "not told apart", because=f"other cases: {now.problems}, {before.problems} before")
-    if broken:
+    has_other_cases = (before.problems, before.seeds) != (now.problems, now.seeds)
+    if broken and (broken.word == "worse" or not has_other_cases):
         return broken
+    if has_other_cases:
+        return FamilyRatio(name, "not told apart", because=f"other cases: {now.problems}, {before.problems} before")
     if dict(old) == dict(new):
         return FamilyRatio(name, "equal", 1.0)
     measure = next((m for m in MEASURES if old.get(m) and new.get(m)), None)

@@ -68,7 +68,7 @@ def test_a_known_mistake_is_named(name, words):
 
 @pytest.mark.nightly
 def test_another_order_for_many_queries_leaves_no_proposal():
-    """Compiled FlexAttention visits tiles in another order from 128 queries on than below."""
+    """Compiled FlexAttention is another kernel below 128 queries than from there on."""
     few, many = registry.find("twin.fp16"), registry.find("twin.flash3.dew.fp16")
 
     def run(problem, operands, config):
