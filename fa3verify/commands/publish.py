@@ -16,11 +16,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from fa3verify.campaign import atlas, replay_files, summary
 from fa3verify.campaign.atlas import Atlas, Entry, EntryFinding, Loss
@@ -41,7 +40,6 @@ PROCESSES = 4  # of one kernel: each imports and compiles for itself, for ten se
 CROWDING = 1.5  # processes a core: those of a kernel wait for its first call and its last task, a third of their time
 WORST = "worst"
 LOSS_V_MEAN = 1.0
-LOSS_LIMIT_S = 600.0
 LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the longest takes as long as the one before it
 
 
@@ -81,12 +79,8 @@ def run(
     own = replace(settings, workers=workers // lanes, memory_bytes=settings.memory_bytes or fair_share(workers))
     pools = _Pools()
 
-    def whole(name: str) -> Entry:
-        entry = there.get(name) or _judged(own, name, pools)
-        return replace(entry, loss=_losses(own, name, pools)) if _may_lose(entry) else entry
-
     with ThreadPoolExecutor(lanes) as pool:
-        futures = [pool.submit(whole, name) for name in todo]
+        futures = [pool.submit(_entry, own, name, pools, there.get(name)) for name in todo]
         try:
             for future in as_completed(futures):
                 entry = future.result()
@@ -184,15 +178,32 @@ def _write(out: Path, made: Atlas) -> Atlas:
     return made
 
 
-def _judged(settings: verify.Settings, name: str, pools: _Pools) -> Entry:
-    """The entry of one kernel; whatever it does to the campaign is the reason that it has none."""
+def _entry(settings: verify.Settings, name: str, pools: _Pools, judged: Entry | None = None) -> Entry:
+    """Judge one kernel and measure its losses, or only these where it was judged already.
+
+    Whatever the kernel does to the campaign is the reason that its entry has no verdict. The losses are asked first:
+    the processes that measure them would otherwise wait until the kernel has introduced itself.
+    """
+    losses: dict[int, Future] = {}
+    try:
+        with pools.pool(settings) as executor:
+            for keys, rows in LOSS_ROWS.items():
+                asked = accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed
+                losses[keys] = executor.submit(*asked)
+            entry = judged or _judged(settings, name, executor, pools.check)
+    except Exception as error:
+        entry = judged or atlas.not_run(name, of_error(error))
+    pools.check()  # what was ended is no loss
+    if not _may_lose(entry):
+        return entry
+    return replace(entry, loss=tuple(_loss(keys, future) for keys, future in losses.items()))
+
+
+def _judged(settings: verify.Settings, name: str, executor: Executor, check: Callable[[], None]) -> Entry:
+    """Judge one kernel, and shut the executor down."""
     campaign = settings.out / CAMPAIGNS / _stem(name)
     own = replace(settings, kernels=(name,), out=campaign, studies=False)
-    try:
-        with pools.pool(own) as executor:
-            found = verify.run(own, lambda total, outcome: pools.check(), executor)
-    except Exception as error:
-        return atlas.not_run(name, of_error(error))
+    found = verify.run(own, lambda total, outcome: check(), executor)
     (entry,) = atlas.of(found).entries
     return _published(entry, found, campaign, settings.out)
 
@@ -202,23 +213,12 @@ def _stem(kernel: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", kernel)
 
 
-def _losses(settings: verify.Settings, name: str, pools: _Pools) -> tuple[Loss, ...]:
-    """Accumulator loss of a kernel at every length, or why there is none."""
-    with pools.pool(replace(settings, task_limit_s=settings.task_limit_s or LOSS_LIMIT_S)) as executor:
-        asked = {
-            keys: executor.submit(accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed)
-            for keys, rows in LOSS_ROWS.items()
-        }
-        found = tuple(_loss(keys, future) for keys, future in asked.items())
-    pools.check()  # what was ended is no loss
-    return found
-
-
-def _loss(seqlen_k: int, future: Any) -> Loss:
+def _loss(seqlen_k: int, future: Future) -> Loss:
+    """What became of one measurement."""
     rows = LOSS_ROWS[seqlen_k]
     try:
         (found,) = future.result() or [None]
-    except TaskError as error:
+    except (TaskError, CancelledError) as error:
         return Loss(seqlen_k, rows, None, None, one_line(str(error)))
     if found is None:
         return Loss(seqlen_k, rows, None, None, "it does not take this length")

@@ -12,11 +12,12 @@ import numpy as np
 import xarray as xr
 
 from fa3_kernels.twin.forward import forward
-from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels import watch
 from fa3verify.known import registry
 from fa3verify.studies.study import HEAD_DIM, Extent, Profile, Records, Study, meaning, pivot, relative, seen, texts
 
@@ -79,21 +80,23 @@ EXTENTS: dict[Profile, Extent] = {
 
 
 @functools.lru_cache(maxsize=1)
-def _inputs(
-    dtype: Dtype, v_mean: float, seqlen_k: int, rows: int, seed: int
-) -> tuple[AttentionProblem, Operands, np.ndarray]:
-    """Return a problem, its operands, and the exact output of these."""
-    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=dtype)
-    arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
-    return problem, *seen(problem, arrays, QuantScheme("tensor"))
+def _inputs(problem: AttentionProblem, v_mean: float, seed: int) -> tuple[Operands, np.ndarray]:
+    """Return the operands of a problem, and the exact output of these."""
+    with watch.warming(f"draws of {problem.seqlen_k} keys"):
+        arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
+        return seen(problem, arrays, QuantScheme("tensor"))
 
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Records:
-    """Return relative RMSE and gain of one kernel, of any dtype, at one length; nothing where it does not take that."""
+    """Return relative RMSE and gain of one forward, of any dtype, at one length; nothing where it does not take
+    that, or is no forward."""
     candidate = None if kernel == EXACT else registry.find(kernel)
-    problem, operands, truth = _inputs(candidate.dtype if candidate else "e4m3", v_mean, seqlen_k, rows, seed)
+    if candidate and candidate.operation != operations.FORWARD:
+        return []
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype if candidate else "e4m3")
     if candidate and candidate.refusal(problem):
         return []
+    operands, truth = _inputs(problem, v_mean, seed)
     if candidate is None:
         out = forward(problem, operands, ideal=frozenset({"pv"})).out
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import atlas, atlas_check, replay_files
+from fa3verify.campaign import atlas, atlas_check, pool, replay_files
 from fa3verify.campaign.run import Run
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
@@ -30,6 +30,11 @@ def small_campaign(settings: verify.Settings, progress: Any, executor: Any) -> R
     return small_run(settings.kernels, TRIED, settings.out)
 
 
+@pytest.fixture(autouse=True)
+def short_rows(monkeypatch):
+    monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     """An atlas of a right kernel, a faulty one, one that fails, and one that is not there."""
@@ -37,7 +42,8 @@ def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "run", small_campaign)
-        patch.setattr(publish, "_losses", lambda settings, name, pools: LOSS)
+        patch.setattr(publish, "LOSS_ROWS", {64: 2})
+        patch.setattr(publish, "_loss", lambda seqlen_k, future: LOSS[0])
         settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out, workers=1)
         made = publish.run(settings, known, told.append)
     return made, out, told
@@ -128,7 +134,6 @@ def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
         raise RuntimeError("again")
 
     monkeypatch.setattr(verify, "run", nothing)
-    monkeypatch.setattr(publish, "_losses", lambda settings, name, pools: ran.append(name) or ())
     again = publish.run(verify.Settings(NAMES, "quick", 0, out), {}, lambda text: None, resume=True)
     assert ran == ["broken.fp16"]
     assert entry(again, "twin.fp16") == entry(made, "twin.fp16")
@@ -143,16 +148,50 @@ def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
     assert found["rel_rmse"] < 0.1
 
 
-def test_a_loss_that_was_not_measured_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
+def without_loss(made: atlas.Atlas, name: str) -> atlas.Entry:
+    """A forward that was judged, as an atlas has it whose losses are still to be measured."""
+    return replace(entry(made, "twin.fp16"), kernel=name, loss=())
+
+
+def test_a_loss_that_was_not_measured_says_why(published, tmp_path):
     settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
-    (ours,) = publish._losses(settings, "twin.fp16", publish._Pools())
+    (ours,) = publish._entry(settings, "twin.fp16", publish._Pools(), without_loss(published[0], "twin.fp16")).loss
     assert (ours.seqlen_k, ours.rows, ours.missing) == (64, 2, None)
     assert ours.rel_rmse is not None
     assert 0 < ours.rel_rmse < 1e-3
-    (none,) = publish._losses(settings, "tests.harness.campaign.test_publish:no_kernel", publish._Pools())
+    name = "tests.harness.campaign.test_publish:no_kernel"
+    (none,) = publish._entry(settings, name, publish._Pools(), without_loss(published[0], name)).loss
     assert none.rel_rmse is None
     assert "ValueError" in str(none.missing)
+
+
+def test_what_is_no_forward_and_what_takes_no_long_rows_has_no_loss():
+    assert accumulator_loss.measure("twin.quantize", 1.0, 64, 2, 0) == []
+    assert accumulator_loss.measure("twin.backward.fp16", 1.0, 64, 2, 0) == []
+    assert accumulator_loss.measure("twin.vllm.bf16", 1.0, 64, 2, 0) == []
+
+
+def test_losses_are_measured_by_the_processes_of_the_campaign_before_anything_else(published, tmp_path, monkeypatch):
+    """They are not begun for it again, and they are done when it is."""
+    asked: list[str] = []
+
+    def campaign(settings, progress, executor):
+        before = len(asked)
+        found = small_run(settings.kernels, TRIED, settings.out)
+        assert (before, executor.submit(int, "64").result()) == (1, 64)
+        executor.shutdown()
+        return found
+
+    class Noted(pool.IsolatingPool):
+        def submit(self, fn, /, *args, **kwargs):
+            asked.append(fn.__name__)
+            return super().submit(fn, *args, **kwargs)
+
+    monkeypatch.setattr(verify, "run", campaign)
+    monkeypatch.setattr(publish, "make_executor", lambda settings: Noted(1, 60.0))
+    made = publish._entry(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", publish._Pools())
+    assert asked == ["measure", "int"]
+    assert [each.missing for each in made.loss] == [None]
 
 
 @pytest.mark.parametrize(("workers", "cores"), [(2 * publish.PROCESSES, 1), (0, 6)])
@@ -203,7 +242,7 @@ def test_no_process_begins_after_an_interruption(tmp_path):
     pools = publish._Pools()
     pools.end()
     with pytest.raises(KeyboardInterrupt):
-        publish._losses(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", pools)
+        publish._entry(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", pools)
 
 
 def test_an_atlas_names_no_machine_path(published):
