@@ -23,10 +23,13 @@ _pace: dict[str, float] = {}  # seconds of a kernel's call, measured once: a tri
 
 def _calls(setup: Setup, trial: Trial) -> Found:
     setups = _alternating(setup)
-    began = time.monotonic()
     firsts = [each.run() for each in setups]
-    pace = _pace.setdefault(setup.candidate.name, (time.monotonic() - began) / len(setups))
-    count = min(CALLS, max(12, int(_SECONDS / max(pace, 1e-6))))
+    if setup.candidate.name not in _pace:  # of calls that compile nothing any more
+        began = time.monotonic()
+        for each in setups:
+            each.run()
+        _pace[setup.candidate.name] = (time.monotonic() - began) / len(setups)
+    count = min(CALLS, max(12, int(_SECONDS / max(_pace[setup.candidate.name], 1e-6))))
     for i in range(count):
         if i == count // 2:
             _reseed(trial.case.recipe.seed + 1)
