@@ -32,6 +32,14 @@ QUANTISER = (
     ("subtract_k_mean", False),
 )
 CORNERS = {
+    "the largest seed has no next one that torch takes": (
+        "calls_leave_no_trace",
+        "torch.math.fp16",
+        ONE | {"seqlen_q": 2, "seqlen_k": 8},
+        Recipe("normal", (("std", 1.0),), 2**64 - 1),
+        (),
+        {},
+    ),
     "dO V^T of a row without a key overflows": (
         "rows_without_a_key_have_zero_dq",
         "twin.backward.bf16",
