@@ -164,7 +164,7 @@ def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iter
 
 def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem without what is left out by a kernel's claims that no size needs: grouped heads, a mask, a
-    softcap; with lengths that it takes.
+    softcap; with lengths that it takes, and fewer keys where every query head has its own.
     """
     features = candidate.features
     changes: dict[str, Any] = {}
@@ -180,5 +180,8 @@ def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
         changes["causal"] = False
     if not problem.is_varlen:
         changes["seqlen_q"] = fitting(problem.seqlen_q, candidate)
-        changes["seqlen_k"] = fitting(problem.seqlen_k, candidate)
+        of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
+        changes["seqlen_k"] = fitting(
+            min(problem.seqlen_k, _most_elements(candidate, "release") // of_a_key), candidate
+        )
     return replace(problem, **changes)
