@@ -20,7 +20,7 @@ from tests.harness.report.test_report import _parse, check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
-ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h200"))
+ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100"))
 BESIDE = ("../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
 FIGURES = {
     "ratio_max": 0.875,
