@@ -181,7 +181,6 @@ def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     if not problem.is_varlen:
         changes["seqlen_q"] = fitting(problem.seqlen_q, candidate)
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
-        changes["seqlen_k"] = fitting(
-            min(problem.seqlen_k, _most_elements(candidate, "release") // of_a_key), candidate
-        )
+        most = _most_elements(candidate, "release") // of_a_key  # what a worker has memory for, in any profile
+        changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), candidate)
     return replace(problem, **changes)

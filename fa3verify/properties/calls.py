@@ -24,17 +24,23 @@ _pace: dict[str, float] = {}  # seconds of a kernel's call, measured once: a tri
 def _calls(setup: Setup, trial: Trial) -> Found:
     setups = _alternating(setup)
     firsts = [each.run() for each in setups]
-    if setup.candidate.name not in _pace:  # of calls that compile nothing any more
-        began = time.monotonic()
-        for each in setups:
-            each.run()
-        _pace[setup.candidate.name] = (time.monotonic() - began) / len(setups)
-    count = min(CALLS, max(12, int(_SECONDS / max(_pace[setup.candidate.name], 1e-6))))
+    count = _count(setups)
     for i in range(count):
         if i == count // 2:
             _reseed((trial.case.recipe.seed + 1) % 2**64)
         which = i % len(setups)
         yield _repeated(trial, setups[which], setups[which].run(), firsts[which], i + len(setups))
+
+
+def _count(setups: list[Setup]) -> int:
+    """Return how many calls a trial makes, by the time of those that compile nothing any more."""
+    name = setups[0].candidate.name
+    if name not in _pace:
+        began = time.monotonic()
+        for each in setups:
+            each.run()
+        _pace[name] = (time.monotonic() - began) / len(setups)
+    return min(CALLS, max(12, int(_SECONDS / max(_pace[name], 1e-6))))
 
 
 def _alternating(setup: Setup) -> list[Setup]:

@@ -30,9 +30,11 @@ def small_campaign(settings: verify.Settings, progress: Any, executor: Any) -> R
     return small_run(settings.kernels, TRIED, settings.out)
 
 
-@pytest.fixture(autouse=True)
-def short_rows(monkeypatch):
-    monkeypatch.setattr(publish, "LOSS_ROWS", {64: 2})
+@pytest.fixture(scope="module", autouse=True)
+def short_rows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish, "LOSS_ROWS", {64: 2})
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,6 @@ def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "run", small_campaign)
-        patch.setattr(publish, "LOSS_ROWS", {64: 2})
         patch.setattr(publish, "_loss", lambda seqlen_k, future: LOSS[0])
         settings = verify.Settings((*NAMES, "absent.fp16"), "quick", 0, out, workers=1)
         made = publish.run(settings, known, told.append)
@@ -172,7 +173,7 @@ def test_what_is_no_forward_and_what_takes_no_long_rows_has_no_loss():
 
 
 def test_losses_are_measured_by_the_processes_of_the_campaign_before_anything_else(published, tmp_path, monkeypatch):
-    """They are not begun for it again, and they are done when it is."""
+    """No process is started for them alone, and they have ended when the campaign has."""
     asked: list[str] = []
 
     def campaign(settings, progress, executor):
