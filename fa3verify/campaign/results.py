@@ -61,11 +61,11 @@ class CaseResult(CaseFigures):
 
 
 @dataclass(frozen=True, slots=True)
-class CoverResult:
-    """Holds what judging a covering array gave; ``feasible`` are the points of all its rows."""
+class Judged:
+    """Holds what judging cases gave; ``feasible`` are the points of all rows of a covering array."""
 
+    records: tuple[CaseResult, ...]
     feasible: tuple[Point, ...] = ()
-    records: tuple[CaseResult, ...] = ()
 
 
 def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> Assumed | None:

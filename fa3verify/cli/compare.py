@@ -13,7 +13,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_err
 from fa3verify.cli.options import Options, is_given, peers_option, workers_option
 
 if TYPE_CHECKING:
-    from fa3verify.campaign.tasks import Task
+    from fa3verify.campaign.tasks import Call
 
 Axes = dict[str, list[int | str]]  # what changes, and its values; none are its own ones
 
@@ -109,9 +109,9 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
 
 
-def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
+def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Call]:
     """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
-    from fa3verify.campaign.tasks import Task
+    from fa3verify.campaign.tasks import Call
     from fa3verify.compare.problems import SIZES
     from fa3verify.compare.table import compare_pair
     from fa3verify.known.registry import find
@@ -123,7 +123,7 @@ def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
     ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
     given = {"a": kernel, "b": other, "problem": problem}
     return [
-        Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
+        Call(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
         for name, values in ranges.items()
     ]
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fa3verify.campaign import atlas, replay_files, shards
+from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import finding, ordered
@@ -25,7 +25,7 @@ from fa3verify.campaign.introduction import Introduction, Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import provenance, summarize, verdict_of
-from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.campaign.tasks import Call, Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
@@ -125,7 +125,7 @@ def study_tasks(kernels: Sequence[Introduction], settings: Settings) -> list[Tas
             own = study.of_kernel(name, settings.profile, settings.seed)
             units += [(unit, twins.is_twin(name)) for unit in own]
         for unit, durable in units:
-            tasks.append(Task(f"study {study.name}", f"study: {study.name}", study.measure, unit, durable))
+            tasks.append(Call(f"study: {study.name}", study.measure, unit, durable=durable))
     return tasks
 
 
@@ -137,7 +137,7 @@ def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, xr.Dataset], li
     datasets = {}
     failures = []
     for study in STUDIES:
-        mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
+        mine = [o for o in outcomes if o.task.label == f"study: {study.name}"]
         lost = [o for o in mine if o.error]
         failures += [finding("-", f"study {study.name}", o.error or "", crashed=True) for o in lost]
         if len(lost) < len(mine) and not any(o.skipped for o in mine):
@@ -202,7 +202,7 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     lost = [
         finding("-", outcome.task.label, outcome.error, crashed=True)
         for outcome in outcomes
-        if outcome.error and outcome.task.kind not in ("law", "family")
+        if outcome.error and outcome.task.kernel == campaign.NO_KERNEL
     ]
     return ShardRun(str(part.shard), path.name, len(outcomes), (*found.failures, *lost))
 
@@ -363,7 +363,8 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
 
 def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
     """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(
+    tasks: list[Task] = []
+    tasks += plan.plan(
         list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
     )
     if settings.only:

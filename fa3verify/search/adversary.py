@@ -17,7 +17,7 @@ from fa3verify.campaign.findings import finding
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding
-from fa3verify.campaign.tasks import Outcome, Task, execute
+from fa3verify.campaign.tasks import Call, Outcome, execute
 from fa3verify.files import Json, json_text, write_text
 from fa3verify.operations import FORWARD
 from fa3verify.records import plain, read
@@ -102,7 +102,7 @@ def search_island(dtype: str, name: str, seed: list[int], problems: int, operati
     return plain(SEARCHES[operation](island_of(dtype, name, operation), seed).until(problems))
 
 
-def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWARD) -> list[Task]:
+def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWARD) -> list[Call]:
     """Return the searches that together judge so many problems for every dtype."""
     planned = []
     for dtype in dtypes:
@@ -113,11 +113,11 @@ def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWA
             for index, island in enumerate(own):
                 arguments = {"dtype": dtype, "name": island.name, "seed": [seed, index, part]}
                 arguments |= {"problems": -(-share // parts), "operation": operation}
-                planned.append(Task("adversary", f"adversary: {dtype} {island.name}", search_island, arguments))
+                planned.append(Call(f"adversary: {dtype} {island.name}", search_island, arguments))
     return planned
 
 
-def assembled(outcomes: Sequence[Outcome]) -> Adversary:
+def assembled(outcomes: Sequence[Outcome[Call]]) -> Adversary:
     """Put the findings of searches, all of one operation, together by dtype and island."""
     found: dict[str, dict[str, Findings]] = {}
     for outcome in outcomes:
@@ -157,7 +157,7 @@ def run(
         If a process was lost.
     """
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: Outcome[Call]) -> None:
         outcome.result()
         arguments = outcome.task.arguments
         progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
@@ -193,7 +193,7 @@ def replay_file(path: Path) -> list[tuple[str, str, dict[str, float]]]:
     return [(what, stored, search.JUDGE.again(*search.individual(values))) for what, stored, values in finds]
 
 
-def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Task]:
+def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Call]:
     """Return the searches for the forward twins among the kernels, none where the profile has no budget."""
     dtypes = [kernel.removeprefix("twin.") for kernel in kernels if kernel in ("twin.fp16", "twin.bf16", "twin.e4m3")]
     return plan(dtypes, PROBLEMS[profile], seed) if profile in PROBLEMS else []
@@ -201,7 +201,9 @@ def tasks(kernels: tuple[str, ...], profile: ProfileName, seed: int) -> list[Tas
 
 def write(outcomes: list[Outcome], out: Path) -> list[Finding]:
     """Write what the searches found beside the report and return a failure for every hole and for every lost search."""
-    mine = [outcome for outcome in outcomes if outcome.task.kind == "adversary"]
+    mine = [
+        outcome for outcome in outcomes if isinstance(outcome.task, Call) and outcome.task.function is search_island
+    ]
     if not mine:
         return []
     found = assembled([outcome for outcome in mine if not outcome.error and not outcome.skipped])

@@ -18,8 +18,8 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.plan import plan
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.campaign.tasks import plan
 from fa3verify.cases import space
 from fa3verify.cli.main import main
 from fa3verify.compare.axes import AXES
@@ -29,6 +29,7 @@ from fa3verify.known import registry
 from fa3verify.properties.law import Law, Trial
 from fa3verify.properties.runner import run_law
 from fa3verify.properties.table import LAWS
+from fa3verify.records import plain
 
 PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
@@ -63,7 +64,7 @@ def plans() -> dict[str, str]:
     for name in KERNELS:
         for profile in PROFILES:
             introduced = introduce(name, profile)
-            tasks = [(task.kind, task.label, task.durable, task.arguments) for task in plan([introduced], profile, 0)]
+            tasks = [(task.kind, task.label, plain(task)) for task in plan([introduced], profile, 0)]
             cases = [
                 case.to_json()
                 for family in introduced.families
