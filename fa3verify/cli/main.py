@@ -11,7 +11,6 @@ from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG, USAGE, fail
 from fa3verify.cli.hazards import hazards
-from fa3verify.cli.invariance import invariance
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.learn import learn
 from fa3verify.cli.merge import merge
@@ -24,12 +23,13 @@ from fa3verify.cli.verify import verify
 
 JOURNEYS = {
     "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),
-    "Look for the worst": (hunt, compare, invariance, adversary),
+    "Look for the worst": (hunt, compare, adversary),
     "Choose a schedule, without a GPU": (tune, simulate, hazards, audit),
     "On a GPU": (bench,),
 }
 MOVED = {  # what a verb of before is called today
     "info": "kernels",
+    "invariance": "compare KERNEL --prove",
     "trace": "simulate --trace FILE",
 }
 

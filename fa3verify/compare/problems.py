@@ -9,7 +9,16 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.kernels.record import Candidate
 
 Fields = dict[str, Any]
-SIZES = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")  # that somebody may choose
+PAIR: Fields = {  # the problem on which two kernels are compared, unless somebody chooses its sizes
+    "batch": 1,
+    "nheads": 2,
+    "nheads_kv": 1,
+    "seqlen_q": 4,
+    "seqlen_k": 300,
+    "head_dim": 128,
+    "causal": False,
+}
+SIZES = tuple(PAIR)  # that somebody may choose
 LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 
 

@@ -20,7 +20,7 @@ from fa3_kernels.plan.traits import traits_of
 from fa3_kernels.twin.forward import forward
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.invariance.plans import Batch, planner
+from fa3verify.compare.proof.plans import Batch, planner
 
 KEYS, OTHERS, CAPACITY = 2000, 3000, 3008
 SIZES = {"nheads": 32, "nheads_kv": 8, "head_dim": 128, "causal": True}

@@ -1,4 +1,4 @@
-"""This module makes the plans of batches, of every kernel whose launches are known."""
+"""The plans of batches, of every kernel whose launches are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
-from fa3verify.invariance.row import Rows, bits_of_rows
+from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry

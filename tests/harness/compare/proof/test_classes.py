@@ -9,8 +9,8 @@ import pytest
 from fa3_kernels.plan.config import default_config
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
-from fa3verify.invariance.classes import ANY, BatchLimits, enumerate_calls, stretches, with_batches
-from fa3verify.invariance.plans import Batch, planner
+from fa3verify.compare.proof.classes import ANY, BatchLimits, enumerate_calls, stretches, with_batches
+from fa3verify.compare.proof.plans import Batch, planner
 
 LIMITS = BatchLimits(16, 128, 6000)
 MHA = {"nheads": 32, "nheads_kv": 32, "head_dim": 128, "causal": True}

@@ -1,4 +1,4 @@
-"""This module runs both sides of what the plan says: calls of one class return equal bits, calls of two do not.
+"""Both sides of what the plan says, run: calls of one class return equal bits, calls of two do not.
 
 A kernel on a GPU runs whole batches. Of a twin one kv head of the row's sequence is computed, as either plan has it; a
 few batches that are little work run as a whole beside that.
@@ -12,9 +12,9 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.compare.bits import First, first_difference, size_of
+from fa3verify.compare.proof.plans import Batch, Planner
 from fa3verify.compare.run import RECIPES, call_of
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.invariance.plans import Batch, Planner
 from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
