@@ -142,7 +142,7 @@ def _run(kernel: str | None, other: str | None, tasks: list[Task], sizes: Fields
 def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, options: Options) -> int:
     """Prove that a row of a kernel has the same bits in every batch, or print which calls give it which."""
     from fa3verify.compare.proof import BatchLimits, prove, words
-    from fa3verify.compare.proof.classes import Change
+    from fa3verify.compare.proof.plans import Change
 
     if kernel is None or other:
         raise ValueError(

@@ -157,8 +157,8 @@ def simulate(
             write_text(svg, svg_gantt(drawn, 0, shown, f"{title}first {shown:.0f} cycles of a CTA"))
         timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
         if target:
-            events = timeline.write_trace(target, timelines, found.clock_mhz)
-            figures["trace"] = {"events": events, "cycles": trace.cycles, **timeline.per_block(drawn, stamps)}
+            written = timeline.write_trace(target, timelines, found.clock_mhz, stamps)
+            figures["trace"] = {"cycles": trace.cycles, **written}
         emit(figures, json_target)
         if json_target != "-":
             if not options["quiet"]:

@@ -82,24 +82,19 @@ def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Time
     return {name: simulated, measured: aligned(stamps, simulated)}
 
 
-def per_block(simulated: list[Bar], stamps: Stamps | None) -> dict[str, float]:
-    """Return the cycles per key block of both timelines; empty where none was measured."""
-    from fa3verify.timed.stamps import cycles_per_block
-
-    if stamps is None:
-        return {}
-    figures = {"simulated_cycles_per_block": cycles_per_block(simulated)}
-    return figures | {"measured_cycles_per_block": stamps.cycles_per_block}
-
-
-def write_trace(path: Path, timelines: Timelines, clock_mhz: float) -> int:
-    """Write timelines as Chrome JSON, and return how many events that are."""
+def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stamps | None) -> Json:
+    """Write timelines as Chrome JSON; return how many events that are and, of two, the cycles per key block of both."""
     from fa3_simulator.timeline import chrome_trace
     from fa3verify.files import write_text
+    from fa3verify.timed.stamps import cycles_per_block
 
     events = chrome_trace(timelines, clock_mhz)
     write_text(path, json.dumps(events))
-    return len(events["traceEvents"])
+    figures = {"events": len(events["traceEvents"])}
+    if stamps is None:
+        return figures
+    simulated = cycles_per_block(next(iter(timelines.values())))
+    return figures | {"simulated_cycles_per_block": simulated, "measured_cycles_per_block": stamps.cycles_per_block}
 
 
 def print_timelines(timelines: Timelines, cycles: float) -> None:

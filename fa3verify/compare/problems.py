@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
@@ -38,6 +39,11 @@ def causal(tokens: int, sizes: Fields) -> Fields:
 def dense(keys: int, *, rows: int = 8, batch: int = 1) -> Fields:
     """A few rows that see all keys."""
     return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
+
+
+def always(fields: Fields) -> Callable[[Any, Fields], Fields]:
+    """Return the problem of an axis that is the same at each of its values."""
+    return lambda _, sizes: fields | sizes
 
 
 def beside(neighbours: int | str, sizes: Fields) -> Fields:

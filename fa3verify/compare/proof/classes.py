@@ -13,14 +13,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, groupby, product
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.config import Config
 from fa3verify.compare.proof.plans import Batch, Lengths, Planner
 from fa3verify.compare.proof.row import Rows
 
-Change = Literal["neighbours", "batch", "chunk"]
 MOST_CASES = 6_000  # beyond which a refutation leaves cases out; a proof never does
 _DRAWN = 300  # batches of any number of sequences, drawn beside those of three
 _FEW = 6  # queries at steps, of which the batches of three sequences are made
@@ -188,9 +187,9 @@ class Shares:
         return next(bits for stretch, bits in reversed(self.of(config).items()) if stretch.first <= blocks)
 
 
-def enumerate_calls(planner: Planner, change: Change, own: Lengths, limits: BatchLimits) -> Enumerated:
+def enumerate_calls(planner: Planner, own: Lengths, limits: BatchLimits) -> Enumerated:
     """Return the classes of calls that differ in one way, without more batches than that takes."""
-    if change == "neighbours":
+    if planner.change == "neighbours":
         base = planner.bits(Batch((own,)))
         ranges = Ranges.of(planner, own, limits)
         shares = Shares(planner, own, limits)
@@ -202,17 +201,17 @@ def enumerate_calls(planner: Planner, change: Change, own: Lengths, limits: Batc
         is_complete = len(classes) == 1 or ranges == ranges.thinned(MOST_CASES)
         return Enumerated(planner, names, classes, is_complete, {Batch((own,)): base})
     calls = [Batch((own,) * n) for n in range(1, limits.sequences + 1)]
-    if change == "chunk":
+    if planner.change == "chunk":
         chunks = sorted(_chunks(own[1], limits, planner.sizes), key=lambda call: (call.lengths, call.behind))
         calls = list(dict.fromkeys((Batch((own,)), *chunks)))
     batches = {call: planner.bits(call) for call in calls}
     classes = {}
     for call, bits in batches.items():
-        count = len(call.lengths) if change == "batch" else call.lengths[0][0]
+        count = len(call.lengths) if planner.change == "batch" else call.lengths[0][0]
         classes.setdefault(bits, []).append((Stretch(count, count), Stretch(call.behind, call.behind)))
     is_cut = any(each.is_merged for rows in classes for row in rows for each in row)
-    names = ("sequences" if change == "batch" else "queries", "behind")
-    return Enumerated(planner, names, classes, change == "batch" or not is_cut, batches)
+    names = ("sequences" if planner.change == "batch" else "queries", "behind")
+    return Enumerated(planner, names, classes, planner.change == "batch" or not is_cut, batches)
 
 
 def _classes(planner: Planner, ranges: Ranges, shares: Shares, base: Rows) -> dict[Rows, list[PlanCase]]:

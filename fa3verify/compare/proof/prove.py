@@ -9,11 +9,11 @@ from typing import Any
 
 from fa3_reference.cache import Cache
 from fa3verify import __version__
-from fa3verify.compare.proof.classes import BatchLimits, Change, Enumerated, Stretch, enumerate_calls, with_batches
-from fa3verify.compare.proof.confirm import Confirmed, can_run, confirm, is_little
-from fa3verify.compare.proof.plans import Batch, Lengths, Planner, planner
+from fa3verify.compare.proof.classes import BatchLimits, Enumerated, Stretch, enumerate_calls, with_batches
+from fa3verify.compare.proof.confirm import can_run, confirm, is_little
+from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, planner
 from fa3verify.compare.proof.row import RowBits, Rows
-from fa3verify.compare.run import RECIPES
+from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.files import Json
 
 SCHEMA = "fa3verify.proof/1"
@@ -35,7 +35,7 @@ class CallClass:
         Whether all calls with statistics in these ranges are of the class; otherwise its calls are among them.
     batch : Batch, optional
         The smallest of its calls that was planned as a whole.
-    confirmed : tuple of Confirmed
+    confirmed : tuple of Compared
         Against the call alone, and within the class.
     """
 
@@ -43,7 +43,7 @@ class CallClass:
     ranges: Mapping[str, tuple[Stretch, ...]]
     is_exact: bool
     batch: Batch | None
-    confirmed: tuple[Confirmed, ...]
+    confirmed: tuple[Compared, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,34 +187,32 @@ def prove(
         raise ValueError(
             f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest"
         )
-    answers = []
-    for change in changes:
-        planned = replace(asked, is_packed=is_packed and change != "batch", is_one=change == "chunk", known={})
-        answers.append(_answer(planned, change, own, limits, runs))
-    return Proof(kernel, asked.sizes, own, limits, tuple(answers))
+    answers = tuple(_answer(replace(asked, change=change, known={}), own, limits, runs) for change in changes)
+    return Proof(kernel, asked.sizes, own, limits, answers)
 
 
-def _answer(asked: Planner, change: Change, own: Lengths, limits: BatchLimits, runs: bool) -> Answer:
-    found = enumerate_calls(asked, change, own, limits)
-    if change == "neighbours":
+def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> Answer:
+    found = enumerate_calls(asked, own, limits)
+    is_any_batch = asked.change == "neighbours"
+    if is_any_batch:
         found = with_batches(found, own, limits)
-    ran = _ran(found) if runs and change == "neighbours" else {}
+    ran = _ran(found) if runs and is_any_batch else {}
     by_query = list(zip(*found.classes, strict=True))
     row = next((n for n, each in enumerate(by_query) if len(set(each)) > 1), len(by_query) - 1)
     cases = [case for each in found.classes.values() for case in each]
     call = found.leaves
     return Answer(
-        change=change,
+        change=asked.change,
         row=row,
         classes=tuple(_class(found, bits, row, cases, runs) for bits in found.classes),
         cases=len(cases),
         is_complete=found.is_complete,
         smallest=call,
         from_keys=_from_keys(found, call) if call else 0,
-        checked=len(found.batches) if change == "neighbours" else 0,
+        checked=len(found.batches) if is_any_batch else 0,
         ran=len(ran),
         against=(*found.against[:_RUN], *(batch for batch, is_equal in ran.items() if not is_equal)),
-        remedies=tuple(_remedies(asked, change, own, limits)) if call else (),
+        remedies=tuple(_remedies(asked, own, limits)) if call else (),
     )
 
 
@@ -264,24 +262,24 @@ def _from_keys(found: Enumerated, call: Batch) -> int:
         """Without the merge of a single part, which changes the sign of a zero at most."""
         (queries, _), *rest = batch.lengths
         own = (queries, keys + batch.behind)
-        rows = planner.bits(Batch((own, *(rest if planner.is_packed else [own] * len(rest))), batch.behind))
+        rows = planner.bits(Batch(planner.around(own, rest), batch.behind))
         return [{replace(each, is_merged=each.is_merged and len(each.parts) > 1) for each in row} for row in rows]
 
     return next((n for n in range(was[0], was[1]) if bits(call, n) != bits(found.alone, n)), was[1])
 
 
-def _remedies(asked: Planner, change: Change, own: Lengths, limits: BatchLimits) -> Iterator[str]:
+def _remedies(asked: Planner, own: Lengths, limits: BatchLimits) -> Iterator[str]:
     """Yield what a caller may choose so that there is one class: each single choice, or the fewest that do it."""
 
     def is_one_class(planner: Planner) -> bool:
-        return len(enumerate_calls(planner, change, own, limits).classes) == 1
+        return len(enumerate_calls(planner, own, limits).classes) == 1
 
     is_cut = any(config.num_splits > 1 for config in asked.known.values())
     known = asked.config(1, own).traits.choices if is_cut else frozenset[str]()
     choices = [x for x in (("num_splits", 1), ("pack_gqa", False), ("pack_gqa", True)) if x[0] in known]
     single = [f"{name}={str(value).lower()}" for name, value in choices if is_one_class(asked.chosen(name, value))]
     yield from single
-    if single or change == "batch":
+    if single or asked.change == "batch":
         return
     unsplit = asked.chosen("num_splits", 1) if "num_splits" in known else asked
     words = "num_splits=1 and " if "num_splits" in known else ""

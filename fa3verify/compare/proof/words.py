@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa3verify.compare.proof.classes import ANY, Change, Stretch
-from fa3verify.compare.proof.confirm import Confirmed
-from fa3verify.compare.proof.plans import Batch, Lengths
+from fa3verify.compare.proof.classes import ANY, Stretch
+from fa3verify.compare.proof.plans import Batch, Change, Lengths
 from fa3verify.compare.proof.prove import Answer, CallClass, Proof
+from fa3verify.compare.run import Compared
 
 WORDS: dict[Change, str] = {
     "neighbours": "beside any sequences of a packed call",
@@ -45,7 +45,7 @@ def lines(answer: Answer, own: Lengths) -> Iterator[str]:
     if count > _SHOWN:
         yield f"  and {count - _SHOWN} more, which --json has"
     if refused := {each.refused for found in answer.classes for each in found.confirmed if each.refused}:
-        yield f"  not run: {', '.join(refused)}"
+        yield f"  not run: {', '.join(refused).replace('ValueError: ', '')}"
     if answer.smallest:
         since = f"; it differs from {answer.from_keys:,} keys of the row on" if answer.from_keys > 1 else ""
         yield f"  the smallest call that leaves A: {call(answer.smallest, answer.change)}{since}"
@@ -66,7 +66,7 @@ def _class(name: str, each: CallClass, count: int) -> tuple[str, str, str, str]:
     return name, " or ".join(each.bits), where, results if each.batch else "no such call was found"
 
 
-def _result(found: Confirmed) -> str:
+def _result(found: Compared) -> str:
     if not found.outputs:
         return "not run"
     if found.first is None:

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from fa3_kernels.plan.choose import config_of
 from fa3verify.cli.main import main
 from fa3verify.compare.proof import BatchLimits, prove
-from fa3verify.compare.proof.confirm import confirm
-from fa3verify.compare.proof.plans import Batch, planner
+from fa3verify.compare.proof.confirm import WHOLE, confirm
+from fa3verify.compare.proof.plans import Batch, Change, planner
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.forward import Result
 
@@ -63,7 +63,7 @@ def test_a_kernel_that_looks_at_its_neighbours_is_caught_by_the_batches_that_run
     assert confirm(fickle, alone, batch, FEW, is_whole=True).first is not None
 
 
-CALLS = {  # pairs of calls that share a row
+CALLS: dict[Change, tuple[Batch, Batch]] = {  # pairs of calls that share a row
     "neighbours": (Batch(((1, 300), (3, 200))), Batch(((1, 300), (2, 40), (20, 33)))),
     "batch": (Batch(((2, 300),) * 2), Batch(((2, 300),) * 3)),
     "chunk": (Batch(((1, 300),)), Batch(((40, 307),), 7)),
@@ -73,7 +73,7 @@ CALLS = {  # pairs of calls that share a row
 @pytest.mark.parametrize("kernel", ["twin.bf16", "twin.e4m3", "twin.flash3.bf16", "twin.flash3.bf16[num_splits=3]"])
 @pytest.mark.parametrize("change", CALLS)
 def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, change):
-    asked = planner(kernel, SIZES | {"head_dim": 128}, is_packed=change != "batch", is_one=change == "chunk")
+    asked = planner(kernel, SIZES | {"head_dim": 128}, change)
     seen = []
 
     def run(problem, operands, config):
@@ -84,7 +84,7 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
     there = replace(asked, candidate=replace(asked.candidate, name="released", run=run))
     alone, batch = CALLS[change]
     result = confirm(there, alone, batch, FEW)
-    assert result.is_whole
+    assert result.what == WHOLE
     assert result.outputs > 0
     assert (result.first is None) is (asked.bits(alone) == asked.bits(batch))
     plain = [(len(x.lengths), x.lengths[0][0]) if change == "batch" else tuple(zip(*x.lengths)) for x in (alone, batch)]
@@ -104,10 +104,10 @@ def test_a_kernel_that_cannot_run_here_is_planned_as_it_would_be_launched_and_ru
 
 @pytest.mark.parametrize("behind", [0, 9])
 def test_a_row_in_a_chunk_has_the_bits_of_its_decode(behind):
-    asked = planner("twin.bf16", SIZES, is_one=True)
+    asked = planner("twin.bf16", SIZES, "chunk")
     result = confirm(asked, Batch(((1, 200),)), Batch(((40 + behind, 200 + behind),), behind), FEW)
     assert (result.first, result.outputs) == (None, 4 * 64 + 4)
-    flash3 = planner("twin.flash3.bf16", SIZES, is_one=True)
+    flash3 = planner("twin.flash3.bf16", SIZES, "chunk")
     assert confirm(flash3, Batch(((1, 200),)), Batch(((40 + behind, 200 + behind),), behind), FEW).first is not None
 
 

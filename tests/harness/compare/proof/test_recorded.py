@@ -50,7 +50,7 @@ def planned(family, dtype, case):
     longest = max(k for _, k in batch.lengths) if metadata == "1" else CAPACITY
     family, _, pages = family.partition(".")
     sizes = SIZES | ({"cache": Cache(16)} if pages else {})
-    asked = planner(f"twin.{family}.{dtype}[num_splits={splits}]", sizes, is_one=True)
+    asked = planner(f"twin.{family}.{dtype}[num_splits={splits}]", sizes, "chunk")
     asked = replace(asked, declared=(0, longest))
     config = asked.config(len(batch.lengths), asked.longest(batch.lengths))
     return replace(config, num_splits=asked.splits(config, batch.lengths)), asked.bits(batch)
