@@ -178,9 +178,7 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     if not equals:
         return name, []
     if match := re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", values):
-        first = int(match[1])
-        stop = int(match[2])
-        step = int(match[3] or 1)
+        first, stop, step = (int(n or 1) for n in match.groups())
         if step and first < stop:
             return name, list(range(first, stop, step))
     elif re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", values):
@@ -191,7 +189,10 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
 
 
 def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[Task]:
-    """The comparisons of two kernels: the problem of the sizes, or that with one size over a range."""
+    """The comparisons of two kernels: the problem of the sizes, or that with one size over a range.
+
+    ValueError for what a comparison of two kernels would leave out.
+    """
     from fa3verify.campaign.tasks import Task
     from fa3verify.compare.problems import PAIR
     from fa3verify.compare.table import compare_pair
@@ -200,7 +201,14 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
     if ":" not in other:
         find(other)
     problem = PAIR | sizes | {"dtype": find(kernel).dtype}
-    _check_pairs(axes, sizes)
+    known = sorted(set(PAIR) - {"causal"})
+    for name, values in axes.items():
+        if name not in known:
+            raise ValueError(f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
+        if values and name in sizes:
+            raise ValueError(f"{name} is given by --over or as a size, got {sizes[name]} beside {len(values)} values")
+        if wrong := [value for value in values if type(value) is not int]:
+            raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
     if out:
         raise ValueError("the table that --out writes is of one kernel, or of none; --json takes two as well")
     ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
@@ -209,17 +217,3 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
         Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
         for name, values in ranges.items()
     ]
-
-
-def _check_pairs(axes: Axes, sizes: Fields) -> None:
-    """Raise ValueError for what a comparison of two kernels would leave out."""
-    from fa3verify.compare.problems import SIZES
-
-    known = sorted(set(SIZES) - {"causal"})
-    for name, values in axes.items():
-        if name not in known:
-            raise ValueError(f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
-        if values and name in sizes:
-            raise ValueError(f"{name} is given by --over or as a size, got {sizes[name]} beside {len(values)} values")
-        if wrong := [value for value in values if type(value) is not int]:
-            raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")

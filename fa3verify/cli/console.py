@@ -319,8 +319,5 @@ def print_environment(facts: Json) -> None:
     console = Console(highlight=False)
     console.print()
     for name, value in facts.items():
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                console.print(f"{key:20} {escape(str(inner if inner is not None else 'not set'))}", soft_wrap=True)
-        else:
-            console.print(f"{name:20} {escape(str(value))}", soft_wrap=True)
+        for key, fact in (value if isinstance(value, dict) else {name: value}).items():
+            console.print(f"{key:20} {escape('not set' if fact is None else str(fact))}", soft_wrap=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
 VALIDATES_WITH = ("validate", "machine", "json_target")
-SVG_CYCLES = 20000
 
 
 def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
@@ -135,7 +134,7 @@ def simulate(
             return
         from fa3_simulator.hazards import check
         from fa3_simulator.run import estimate, in_words
-        from fa3_simulator.timeline import bars, svg_gantt
+        from fa3_simulator.timeline import bars
 
         stamps = timeline.stamps_of(target, measured, options)
         problem, config, machine = setup(options)
@@ -150,11 +149,8 @@ def simulate(
         figures["hazards"] = [hazard._asdict() for hazard in hazards]
         drawn = bars(program, trace)
         if svg:
-            from fa3verify.files import write_text
-
-            shown = min(trace.cycles, SVG_CYCLES)
-            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz: "
-            write_text(svg, svg_gantt(drawn, 0, shown, f"{title}first {shown:.0f} cycles of a CTA"))
+            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz"
+            timeline.write_svg(svg, drawn, trace.cycles, title)
         timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
         if target:
             written = timeline.write_trace(target, timelines, found.clock_mhz, stamps)

@@ -1,4 +1,4 @@
-"""What ``simulate --trace`` writes: the timeline of one CTA for Perfetto, beside a measured one."""
+"""The timeline of one CTA that ``simulate`` draws: as text, as SVG, and for Perfetto beside a measured one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import rich_click as click
 
 from fa3verify.cli.exits import letters, require_device
 from fa3verify.cli.options import Options, given_options
+from fa3verify.files import write_text
 
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     Timelines = dict[str, list[Bar]]  # by what each is called
 
+SVG_CYCLES = 20000
 GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
 
 
@@ -82,10 +84,17 @@ def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Time
     return {name: simulated, measured: aligned(stamps, simulated)}
 
 
+def write_svg(path: Path, drawn: list[Bar], cycles: float, title: str) -> None:
+    """Write what begins a timeline of so many cycles as a drawing."""
+    from fa3_simulator.timeline import svg_gantt
+
+    shown = min(cycles, SVG_CYCLES)
+    write_text(path, svg_gantt(drawn, 0, shown, f"{title}: first {shown:.0f} cycles of a CTA"))
+
+
 def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stamps | None) -> Json:
     """Write timelines as Chrome JSON; return how many events that are and, of two, the cycles per key block of both."""
     from fa3_simulator.timeline import chrome_trace
-    from fa3verify.files import write_text
     from fa3verify.timed.stamps import cycles_per_block
 
     events = chrome_trace(timelines, clock_mhz)
