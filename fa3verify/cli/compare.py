@@ -145,9 +145,8 @@ def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, opt
     from fa3verify.compare.proof.plans import Change
 
     if kernel is None or other:
-        raise ValueError(
-            f"--prove is of one kernel, got {' and '.join([kernel, other]) if kernel and other else 'none'}"
-        )
+        got = " and ".join(filter(None, (kernel, other))) or "none"
+        raise ValueError(f"--prove is of one kernel, got {got}")
     if given := given_options(RUNS):
         raise ValueError(f"--prove does not take {', '.join(given)}")
     known: tuple[Change, ...] = get_args(Change)

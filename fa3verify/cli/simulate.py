@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli import timeline
 from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors
 from fa3verify.cli.options import Options, given_options, is_given, machine_option, problem_options, schedule_options
 
@@ -135,6 +134,7 @@ def simulate(
         from fa3_simulator.hazards import check
         from fa3_simulator.run import estimate, in_words
         from fa3_simulator.timeline import bars
+        from fa3verify.cli import timeline
 
         stamps = timeline.stamps_of(target, measured, options)
         problem, config, machine = setup(options)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.cta import AnyConfig
+from fa3_simulator.timeline import Bar, chrome_trace, svg_gantt, text_gantt
 from fa3verify.cli.exits import letters, require_device
 from fa3verify.cli.options import Options, given_options
-from fa3verify.files import write_text
+from fa3verify.files import Json, write_text
+from fa3verify.timed.stamps import Stamps, aligned, cycles_per_block, read
 
-if TYPE_CHECKING:
-    from fa3_reference.problem import AttentionProblem
-    from fa3_simulator.cta import AnyConfig
-    from fa3_simulator.timeline import Bar
-    from fa3verify.files import Json
-    from fa3verify.timed.stamps import Stamps
-
-    Timelines = dict[str, list[Bar]]  # by what each is called
-
+Timelines = dict[str, list[Bar]]  # by what each is called
 SVG_CYCLES = 20000
 GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
 
@@ -30,8 +26,6 @@ def stamps_of(target: Path | None, measured: Path | None, options: Options) -> S
 
     ValueError for options that are not of a trace, or not of one beside a measured timeline.
     """
-    from fa3verify.timed.stamps import read
-
     measure = options["measure"]
     if (measured or measure) and not target:
         raise ValueError("--measured and --measure draw beside what --trace FILE writes: give that as well")
@@ -54,9 +48,6 @@ def stamps_of(target: Path | None, measured: Path | None, options: Options) -> S
 
 def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> tuple[float, Stamps | None, str]:
     """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
-    from fa3_kernels.plan.config import Config
-    from fa3verify.timed.stamps import read
-
     assert isinstance(config, Config)  # as --backward is not taken
     if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
         raise ValueError(
@@ -76,8 +67,6 @@ def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> t
 
 def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Timelines:
     """Return the simulated timeline and, where one was measured, that one aligned with it."""
-    from fa3verify.timed.stamps import aligned
-
     if stamps is None:
         return {name: simulated}
     measured = f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {stamps.slowdown - 1:+.1%} by the stamps"
@@ -86,17 +75,12 @@ def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Time
 
 def write_svg(path: Path, drawn: list[Bar], cycles: float, title: str) -> None:
     """Write what begins a timeline of so many cycles as a drawing."""
-    from fa3_simulator.timeline import svg_gantt
-
     shown = min(cycles, SVG_CYCLES)
     write_text(path, svg_gantt(drawn, 0, shown, f"{title}: first {shown:.0f} cycles of a CTA"))
 
 
 def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stamps | None) -> Json:
     """Write timelines as Chrome JSON; return how many events that are and, of two, the cycles per key block of both."""
-    from fa3_simulator.timeline import chrome_trace
-    from fa3verify.timed.stamps import cycles_per_block
-
     events = chrome_trace(timelines, clock_mhz)
     write_text(path, json.dumps(events))
     figures = {"events": len(events["traceEvents"])}
@@ -110,8 +94,6 @@ def print_timelines(timelines: Timelines, cycles: float) -> None:
     """Print the same cycles of every timeline as text, with names where there are two; simulated ones are ``cycles``
     long.
     """
-    from fa3_simulator.timeline import text_gantt
-
     _, *measured = timelines.values()
     end = min([cycles, *(max(bar.stop for bar in drawn) for drawn in measured)])
     for name, drawn in timelines.items():
