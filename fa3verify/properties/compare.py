@@ -126,6 +126,16 @@ def agree(
     return within(what, got.outputs, of(expected.outputs), summed(got.bound, of(expected.bound)))
 
 
+def agreeing(what: str, make: Callable[[Setup, Trial], tuple[Setup, Setup]]) -> Callable[[Setup, Trial], Found]:
+    """Return the check of a law of kind "agreement" of two whole calls, which ``make`` makes of the one of a trial."""
+
+    def found(setup: Setup, trial: Trial) -> Found:
+        one, other = make(setup, trial)
+        yield agree(trial, what, got=called(one), expected=called(other))
+
+    return found
+
+
 def slack(setup: Setup) -> Outputs:
     """Return how far two runs of one call may differ, by name; it is empty for a kernel that claims equal bits."""
     if setup.candidate.claims("repeated_run_is_identical"):
