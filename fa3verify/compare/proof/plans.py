@@ -142,7 +142,7 @@ def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") 
     if asked.operation != FORWARD:
         raise ValueError(f"only forward kernels are asked, {name} computes {asked.operation}")
     if not (twins.is_twin(asked.name) or asked.twin):
-        raise ValueError(f"nobody knows how {name} is launched: fa3verify compare {name} runs pairs of calls instead")
+        raise ValueError(f"nobody knows how {name} is launched: without --prove pairs of its calls run")
     twin = asked
     if asked.twin:  # which knows choices that a launch resolves, such as num_splits=0
         _, bracket, choices = name.partition("[")
