@@ -1,4 +1,4 @@
-"""simulate, trace and tune as a user calls them."""
+"""simulate, its traces, and tune as a user calls them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_figures_as_json_are_consistent() -> None:
 
 def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--seqlen", 1024, "--causal")[0] == 0
+    assert run("simulate", "--trace", target, "--seqlen", 1024, "--causal")[0] == 0
     events = json.loads(target.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {"tensor core", "producer", "consumer 0", "consumer 1"}
@@ -84,7 +84,7 @@ def test_the_backward_honours_kernel_tile_stages_window_and_svg(tmp_path: Path) 
 
 def test_trace_draws_the_backward(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--backward", "--kernel", "flash3", "--seqlen", 1024)[0] == 0
+    assert run("simulate", "--trace", target, "--backward", "--kernel", "flash3", "--seqlen", 1024)[0] == 0
     events = json.loads(target.read_text())["traceEvents"]
     assert {"Q K^T (consumer 1)", "dQ warp"} <= {e["name"] for e in events} | {e["args"].get("name") for e in events}
 
@@ -128,13 +128,25 @@ def test_tune_backward_refuses_what_it_cannot_build(option: tuple) -> None:
     assert "--backward does not take" in err
 
 
-@pytest.mark.parametrize("verb", ["simulate", "trace"])
 @pytest.mark.parametrize("option", [("--schedule", "none"), ("--p-in-smem",), ("--promotion-interval", 0)])
-def test_the_backward_refuses_options_it_does_not_take_by_name(verb: str, option: tuple, tmp_path: Path) -> None:
-    target = (tmp_path / "trace.json",) if verb == "trace" else ()
-    code, _, err = run(verb, *target, "--backward", *option)
+def test_the_backward_refuses_options_it_does_not_take_by_name(option: tuple, tmp_path: Path) -> None:
+    code, _, err = run("simulate", "--trace", tmp_path / "trace.json", "--backward", *option)
     assert code == 2
     assert f"--backward does not take {option[0]}" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_says_where_it_is_beside_the_figures_and_in_json(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    call = ("simulate", "--seqlen", 1024)
+    _, out, _ = run(*call, "--trace", target)
+    count = len(json.loads(target.read_text())["traceEvents"])
+    assert out.startswith(run(*call)[1])
+    assert out.splitlines()[-1].startswith(f"{target}: {count} events, ")
+    figures = json.loads(run(*call, "--trace", target, "--json", "-")[1])
+    assert figures.pop("trace") == {"events": count, "cycles": pytest.approx(figures["cta_cycles"], abs=1)}
+    assert figures == json.loads(run(*call, "--json", "-")[1])
+    assert run(*call, "--trace", target, "--quiet")[1] == f"{target}\n"
 
 
 def test_svg_is_one_picture(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fa3_kernels.plan.traits import traits_of
 from fa3_kernels.twin.forward import forward
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.invariance.plans import Batch, planner
+from fa3verify.compare.proof.plans import Batch, planner
 
 KEYS, OTHERS, CAPACITY = 2000, 3000, 3008
 SIZES = {"nheads": 32, "nheads_kv": 8, "head_dim": 128, "causal": True}
@@ -50,7 +50,7 @@ def planned(family, dtype, case):
     longest = max(k for _, k in batch.lengths) if metadata == "1" else CAPACITY
     family, _, pages = family.partition(".")
     sizes = SIZES | ({"cache": Cache(16)} if pages else {})
-    asked = planner(f"twin.{family}.{dtype}[num_splits={splits}]", sizes, is_one=True)
+    asked = planner(f"twin.{family}.{dtype}[num_splits={splits}]", sizes, "chunk")
     asked = replace(asked, declared=(0, longest))
     config = asked.config(len(batch.lengths), asked.longest(batch.lengths))
     return replace(config, num_splits=asked.splits(config, batch.lengths)), asked.bits(batch)

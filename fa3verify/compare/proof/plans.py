@@ -1,21 +1,22 @@
-"""This module makes the plans of batches, of every kernel whose launches are known."""
+"""The plans of batches, of every kernel whose launches are known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
-from fa3verify.invariance.row import Rows, bits_of_rows
+from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.operations import FORWARD
 
+Change = Literal["neighbours", "batch", "chunk"]
 Lengths = tuple[int, int]  # queries and keys of a sequence
 
 
@@ -48,10 +49,8 @@ class Planner:
         Fields of the problem that no batch changes: heads, head_dim, dtype, mask, and the cache of one over pages.
     candidate : Candidate
         What is run to confirm it.
-    is_packed : bool
-        Whether sequences are packed, each with its lengths; otherwise all have the own ones.
-    is_one : bool
-        Whether one query of the sequence is asked about, and otherwise all.
+    change : {"neighbours", "batch", "chunk"}
+        What changes between calls.
     declared : (int, int)
         What the caller gives as the longest at least: max_seqlen_q, and max_seqlen_k or the capacity of a page table.
     """
@@ -60,10 +59,23 @@ class Planner:
     configure: Callable[[AttentionProblem], Any]
     sizes: Mapping[str, Any]
     candidate: Candidate
-    is_packed: bool = True
-    is_one: bool = False
+    change: Change = "neighbours"
     declared: Lengths = (0, 0)
     known: dict[tuple[int, Lengths], Config] = field(default_factory=dict)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences are packed, each with its lengths; otherwise all have the own ones."""
+        return self.change != "batch" and "varlen" in self.candidate.features
+
+    def around(self, own: Lengths, others: Sequence[Lengths]) -> tuple[Lengths, ...]:
+        """Return the lengths of a call with so many others beside the own sequence."""
+        return (own, *(others if self.is_packed else [own] * len(others)))
+
+    def asked(self, behind: int, own: Lengths) -> range:
+        """Return the queries that are asked about, of which so many are behind: one where its chunk changes, or all."""
+        stop = own[0] - behind
+        return range(stop - 1 if self.change == "chunk" else 0, stop)
 
     def problem(self, lengths: tuple[Lengths, ...]) -> AttentionProblem:
         """Return the call of these sequences; over pages it is one of packed ones."""
@@ -98,8 +110,7 @@ class Planner:
 
     def rows(self, config: Config, own: Lengths, num_splits: int, behind: int = 0) -> Rows:
         """Return what decides the bits of a sequence whose keys are cut into so many parts."""
-        stop = own[0] - behind
-        return bits_of_rows(self.problem((own,)), config, own, num_splits, range(stop - 1 if self.is_one else 0, stop))
+        return bits_of_rows(self.problem((own,)), config, own, num_splits, self.asked(behind, own))
 
     def blocks(self, config: Config, lengths: tuple[Lengths, ...]) -> int:
         """Return the key blocks that the row tiles of one head visit where nothing is masked."""
@@ -111,10 +122,10 @@ class Planner:
         plain, _, given = self.name.partition("[")
         kept = [each for each in given[:-1].split(",") if each and each.partition("=")[0] != name]
         changed = f"{plain}[{','.join([*kept, f'{name}={str(value).lower()}'])}]"
-        return planner(changed, self.sizes, is_packed=self.is_packed, is_one=self.is_one)
+        return planner(changed, self.sizes, self.change)
 
 
-def planner(name: str, sizes: Mapping[str, Any], *, is_packed: bool = True, is_one: bool = False) -> Planner:
+def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") -> Planner:
     """Return the planner of a kernel by its name, of which ``twin.`` may be left out.
 
     Raises
@@ -131,7 +142,7 @@ def planner(name: str, sizes: Mapping[str, Any], *, is_packed: bool = True, is_o
     if asked.operation != FORWARD:
         raise ValueError(f"only forward kernels are asked, {name} computes {asked.operation}")
     if not (twins.is_twin(asked.name) or asked.twin):
-        raise ValueError(f"nobody knows how {name} is launched: fa3verify compare {name} runs pairs of calls instead")
+        raise ValueError(f"nobody knows how {name} is launched: without --prove pairs of its calls run")
     twin = asked
     if asked.twin:  # which knows choices that a launch resolves, such as num_splits=0
         _, bracket, choices = name.partition("[")
@@ -147,6 +158,4 @@ def planner(name: str, sizes: Mapping[str, Any], *, is_packed: bool = True, is_o
         configure = partial(default_config, **changes)
     elif changes.get("num_splits") == 0:
         configure = twin.configure
-    return Planner(
-        name, configure, {**sizes, "dtype": asked.dtype}, twin if asked.unavailable else asked, is_packed, is_one
-    )
+    return Planner(name, configure, {**sizes, "dtype": asked.dtype}, twin if asked.unavailable else asked, change)

@@ -1,4 +1,4 @@
-"""This module runs both sides of what the plan says: calls of one class return equal bits, calls of two do not.
+"""Both sides of what the plan says, run: calls of one class return equal bits, calls of two do not.
 
 A kernel on a GPU runs whole batches. Of a twin one kv head of the row's sequence is computed, as either plan has it; a
 few batches that are little work run as a whole beside that.
@@ -6,44 +6,25 @@ few batches that are little work run as a whole beside that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.compare.bits import First, first_difference, size_of
-from fa3verify.compare.run import RECIPES, call_of
+from fa3verify.compare.axes import Pair
+from fa3verify.compare.proof.plans import Batch, Planner
+from fa3verify.compare.run import RECIPES, Compared, call_of, compare_pairs
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.invariance.plans import Batch, Planner
-from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
-from fa3verify.properties.law import Setup, Untaken
+from fa3verify.properties.law import Setup
 
 MOST_WORK = 1 << 22  # elements of K, and a 64th of the products, of a batch that a twin runs as a whole
+WHOLE = "calls as they are"
+ONE_HEAD = "one kv head of the row's sequence"
 MOST_DRAWN = 1 << 26  # elements of Q, or of K, of a batch that a kernel on a GPU runs
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """Holds what two calls returned.
-
-    Parameters
-    ----------
-    outputs : int
-        That were compared; 0 where nothing ran.
-    is_whole : bool
-        Whether the batch ran as a whole.
-    first : First, optional
-        The first output that differs.
-    refused : str
-        Why nothing ran.
-    """
-
-    outputs: int
-    is_whole: bool
-    first: First | None = None
-    refused: str = ""
 
 
 def confirm(
@@ -53,7 +34,7 @@ def confirm(
     recipes: tuple[Recipe, ...] = RECIPES,
     *,
     is_whole: bool = False,
-) -> Confirmed:
+) -> Compared:
     """Run the row of two calls on several families of inputs, until an output differs.
 
     Parameters
@@ -66,16 +47,12 @@ def confirm(
         Whether all of the batch runs, beside its first sequence alone; on a GPU it always does.
     """
     is_whole = is_whole or not is_twin(planner.candidate.name)
-    outputs = 0
-    try:
-        for recipe in recipes:
-            a, b = (_called if is_whole else _computed)(planner, (alone, batch), recipe)
-            outputs = outputs + size_of(a, b)
-            if first := first_difference(a, b):
-                return Confirmed(outputs, is_whole, first)
-    except (Refused, Untaken) as error:
-        return Confirmed(0, is_whole, refused=str(error).removeprefix("ValueError: "))
-    return Confirmed(outputs, is_whole)
+
+    def pairs(_: None, recipe: Recipe) -> Iterator[Pair]:
+        plain, changed = (_called if is_whole else _computed)(planner, (alone, batch), recipe)
+        yield Pair(plain, changed, partial(_cut, planner, alone), partial(_cut, planner, batch))
+
+    return compare_pairs(WHOLE if is_whole else ONE_HEAD, (None,), recipes, pairs)
 
 
 def can_run(planner: Planner, batch: Batch) -> bool:
@@ -97,15 +74,13 @@ def _own(calls: tuple[Batch, ...]) -> tuple[int, int, int]:
     return max(x.lengths[0][0] - x.behind for x in calls), max(x.behind for x in calls), keys - behind
 
 
-def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Outputs]:
-    """Make two calls whose first sequences are cut from one, and return the rows of both."""
+def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Setup]:
+    """Return two calls whose first sequences are cut from one."""
     before, behind, keys = _own(calls)
     own = (before + behind, keys + behind)
     rest = (*calls[0].lengths[1:], *calls[1].lengths[1:])
-    setup = call_of(
-        planner.candidate, planner.problem((own, *(rest if planner.is_packed else [own] * len(rest)))), recipe
-    )
-    results = []
+    setup = call_of(planner.candidate, planner.problem(planner.around(own, rest)), recipe)
+    made = []
     start = 1
     for call in calls:
         stop = before + call.behind
@@ -113,10 +88,9 @@ def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> lis
         rows = ((stop - call.lengths[0][0], stop), (0, call.lengths[0][1]))
         problem = planner.problem(call.lengths)
         config = planner.candidate.config_for(problem)
-        one = setup._replace(problem=problem, operands=_picked(setup, picked, rows), config=config)
-        results.append(_cut(one.run(), planner, call))
+        made.append(setup._replace(problem=problem, operands=_picked(setup, picked, rows), config=config))
         start = start + len(call.lengths) - 1
-    return results
+    return made
 
 
 def _picked(setup: Setup, picked: list[int], rows: tuple[tuple[int, int], tuple[int, int]]) -> Operands:
@@ -136,14 +110,14 @@ def _picked(setup: Setup, picked: list[int], rows: tuple[tuple[int, int], tuple[
     return replace(given, **cut)
 
 
-def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Outputs]:
-    """Compute one kv head of the first sequence as either plan has it, and return the rows of both."""
+def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Setup]:
+    """Return one kv head of the first sequence as either plan computes it."""
     sizes = {name: value for name, value in planner.sizes.items() if name != "cache"}
     sizes |= {"nheads": sizes["nheads"] // sizes["nheads_kv"], "nheads_kv": 1}
     before, behind, keys = _own(calls)
     problem = AttentionProblem(1, seqlen_q=before + behind, seqlen_k=keys + behind, **sizes)
     setup = call_of(planner.candidate, problem, recipe)
-    results = []
+    made = []
     for call in calls:
         queries, seqlen_k = call.lengths[0]
         stop = before + call.behind
@@ -153,14 +127,14 @@ def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> l
             operands=_picked(setup, [0], ((stop - queries, stop), (0, seqlen_k))),
             config=replace(config, num_splits=planner.splits(config, call.lengths)),
         )
-        results.append(_cut(one.run(), planner, call))
-    return results
+        made.append(one)
+    return made
 
 
-def _cut(outputs: Outputs, planner: Planner, call: Batch) -> Outputs:
+def _cut(planner: Planner, call: Batch, outputs: Outputs) -> Outputs:
     """Return the outputs of the rows that are asked about."""
-    stop = call.lengths[0][0] - call.behind
-    rows = slice(stop - 1 if planner.is_one else 0, stop)
+    asked = planner.asked(call.behind, call.lengths[0])
+    rows = slice(asked.start, asked.stop)
     out = outputs["out"] if outputs["out"].ndim == 3 else outputs["out"][0]
     lse = outputs["lse"] if outputs["lse"].ndim == 2 else outputs["lse"][0]
     return {"out": out[rows], "lse": lse[:, rows]}

@@ -1,26 +1,28 @@
-"""This module answers whether a row's bits depend on more than the row, and holds the answer."""
+"""Whether a row's bits depend on more than the row: the answer, and how it is found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fa3_reference.cache import Cache
 from fa3verify import __version__
-from fa3verify.compare.run import RECIPES
+from fa3verify.compare.proof.classes import BatchLimits, Enumerated, Stretch, enumerate_calls, with_batches
+from fa3verify.compare.proof.confirm import can_run, confirm, is_little
+from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, planner
+from fa3verify.compare.proof.row import RowBits, Rows
+from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.files import Json
-from fa3verify.invariance.classes import BatchLimits, Change, Enumerated, Stretch, enumerate_calls, with_batches
-from fa3verify.invariance.confirm import Confirmed, can_run, confirm, is_little
-from fa3verify.invariance.plans import Batch, Lengths, Planner, planner
-from fa3verify.invariance.row import RowBits, Rows
 
-SCHEMA = "fa3verify.invariance/1"
+SCHEMA = "fa3verify.proof/1"
+SIZES: dict[str, Any] = {"nheads": 32, "nheads_kv": 8, "head_dim": 128, "causal": True}  # unless somebody chooses
 _RUN = 3  # batches that a twin runs as a whole
 
 
 @dataclass(frozen=True, slots=True)
-class EqualBits:
+class CallClass:
     """Holds one class of calls.
 
     Parameters
@@ -33,7 +35,7 @@ class EqualBits:
         Whether all calls with statistics in these ranges are of the class; otherwise its calls are among them.
     batch : Batch, optional
         The smallest of its calls that was planned as a whole.
-    confirmed : tuple of Confirmed
+    confirmed : tuple of Compared
         Against the call alone, and within the class.
     """
 
@@ -41,11 +43,11 @@ class EqualBits:
     ranges: Mapping[str, tuple[Stretch, ...]]
     is_exact: bool
     batch: Batch | None
-    confirmed: tuple[Confirmed, ...]
+    confirmed: tuple[Compared, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Varied:
+class Answer:
     """Holds the answer for one thing that changes between calls.
 
     Parameters
@@ -53,7 +55,7 @@ class Varied:
     change : {"neighbours", "batch", "chunk"}
     row : int
         The query whose bits are told, the first that tells classes apart.
-    classes : tuple of EqualBits
+    classes : tuple of CallClass
         The class of the call alone first.
     cases : int
         That were planned.
@@ -74,7 +76,7 @@ class Varied:
 
     change: Change
     row: int
-    classes: tuple[EqualBits, ...]
+    classes: tuple[CallClass, ...]
     cases: int
     is_complete: bool
     smallest: Batch | None
@@ -93,7 +95,7 @@ class Varied:
 
 
 @dataclass(frozen=True, slots=True)
-class Invariance:
+class Proof:
     """Holds what the bits of a row depend on beside its own operands.
 
     Parameters
@@ -104,14 +106,14 @@ class Invariance:
     own : (int, int)
         Queries and keys of the row's sequence.
     limits : BatchLimits
-    answers : tuple of Varied
+    answers : tuple of Answer
     """
 
     kernel: str
     sizes: Mapping[str, Any]
     own: Lengths
     limits: BatchLimits
-    answers: tuple[Varied, ...]
+    answers: tuple[Answer, ...]
 
     @property
     def is_invariant(self) -> bool | None:
@@ -126,17 +128,17 @@ class Invariance:
         return {"schema": SCHEMA, "version": __version__, **body}
 
 
-def invariance(
+def prove(
     kernel: str,
     *,
     seqlen_q: int = 1,
     seqlen_k: int = 2000,
-    changes: tuple[Change, ...] = (),
+    changes: Iterable[Change] = (),
     limits: BatchLimits = BatchLimits(),  # noqa: B008 (a value)
     runs: bool = True,
     page_size: int = 0,
     **sizes: Any,
-) -> Invariance:
+) -> Proof:
     """Decide whether the bits of a row depend on more than the row, by enumerating plans.
 
     Parameters
@@ -154,11 +156,11 @@ def invariance(
     page_size : int
         Keys of a page; 0 where keys lie in one piece.
     **sizes : int, bool or tuple
-        Fields of the problem that no call changes; nheads, nheads_kv and head_dim must be among them.
+        Fields of the problem that no call changes; by default those of :data:`SIZES`.
 
     Returns
     -------
-    Invariance
+    Proof
         For finite operands; what lies beyond the limits is not spoken of.
 
     Raises
@@ -168,56 +170,49 @@ def invariance(
 
     Examples
     --------
-    >>> sizes = {"nheads": 8, "nheads_kv": 2, "head_dim": 128, "causal": True, "limits": BatchLimits(8, 64, 1024)}
-    >>> invariance("twin.bf16", seqlen_k=300, changes=("neighbours",), runs=False, **sizes).is_invariant
+    >>> sizes = {"nheads": 8, "nheads_kv": 2, "limits": BatchLimits(8, 64, 1024)}
+    >>> prove("twin.bf16", seqlen_k=300, changes=("neighbours",), runs=False, **sizes).is_invariant
     True
-    >>> invariance("vllm.e4m3", seqlen_k=300, runs=False, page_size=16, **sizes).answers[0].smallest
+    >>> prove("vllm.e4m3", seqlen_k=300, runs=False, page_size=16, **sizes).answers[0].smallest
     Batch(lengths=((1, 300), (17, 17)), behind=0)
     """
     own = (seqlen_q, seqlen_k)
     if min(own) < 1 or limits.sequences < 2:
         raise ValueError(f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}")
     limits = BatchLimits(limits.sequences, max(limits.queries, seqlen_q), max(limits.keys, seqlen_k))
-    asked = planner(kernel, sizes | ({"cache": Cache(page_size)} if page_size else {}))
+    asked = planner(kernel, SIZES | sizes | ({"cache": Cache(page_size)} if page_size else {}))
     is_packed = "varlen" in asked.candidate.features
+    changes = tuple(changes) or (("neighbours", "batch") if is_packed else ("batch",))
     if "neighbours" in changes and not is_packed:
         raise ValueError(
-            f"{kernel} takes no packed sequences, so that it has no neighbours; --vary batch asks the rest"
+            f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest"
         )
-    answers = tuple(
-        _varied(
-            replace(asked, is_packed=is_packed and change != "batch", is_one=change == "chunk", known={}),
-            change,
-            own,
-            limits,
-            runs,
-        )
-        for change in changes or (("neighbours", "batch") if is_packed else ("batch",))
-    )
-    return Invariance(kernel, asked.sizes, own, limits, answers)
+    answers = tuple(_answer(replace(asked, change=change, known={}), own, limits, runs) for change in changes)
+    return Proof(kernel, asked.sizes, own, limits, answers)
 
 
-def _varied(asked: Planner, change: Change, own: Lengths, limits: BatchLimits, runs: bool) -> Varied:
-    found = enumerate_calls(asked, change, own, limits)
-    if change == "neighbours":
+def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> Answer:
+    found = enumerate_calls(asked, own, limits)
+    is_any_batch = asked.change == "neighbours"
+    if is_any_batch:
         found = with_batches(found, own, limits)
-    ran = _ran(found) if runs and change == "neighbours" else {}
+    ran = _ran(found) if runs and is_any_batch else {}
     by_query = list(zip(*found.classes, strict=True))
     row = next((n for n, each in enumerate(by_query) if len(set(each)) > 1), len(by_query) - 1)
     cases = [case for each in found.classes.values() for case in each]
     call = found.leaves
-    return Varied(
-        change,
-        row,
-        tuple(_equal(found, bits, row, cases, runs) for bits in found.classes),
-        len(cases),
-        found.is_complete,
-        call,
-        _from_keys(found, call) if call else 0,
-        len(found.batches) if change == "neighbours" else 0,
-        len(ran),
-        (*found.against[:_RUN], *(batch for batch, is_equal in ran.items() if not is_equal)),
-        tuple(_remedies(asked, change, own, limits)) if call else (),
+    return Answer(
+        change=asked.change,
+        row=row,
+        classes=tuple(_class(found, bits, row, cases, runs) for bits in found.classes),
+        cases=len(cases),
+        is_complete=found.is_complete,
+        smallest=call,
+        from_keys=_from_keys(found, call) if call else 0,
+        checked=len(found.batches) if is_any_batch else 0,
+        ran=len(ran),
+        against=(*found.against[:_RUN], *(batch for batch, is_equal in ran.items() if not is_equal)),
+        remedies=tuple(_remedies(asked, own, limits)) if call else (),
     )
 
 
@@ -231,25 +226,20 @@ def _ran(found: Enumerated) -> dict[Batch, bool]:
     return {batch: result.first is None for batch, result in results.items() if result.outputs}
 
 
-def _equal(found: Enumerated, bits: Rows, row: int, cases: list[tuple[Stretch, ...]], runs: bool) -> EqualBits:
+def _class(found: Enumerated, bits: Rows, row: int, cases: list[tuple[Stretch, ...]], runs: bool) -> CallClass:
     batches = [batch for batch, known in found.batches.items() if known == bits]
     base = next(iter(found.classes))
     asked = [batch for batch in batches if can_run(found.planner, batch)]
     pairs = [(found.alone, asked[0])] if asked and bits != base else []
     pairs += [(asked[0], asked[-1])] if len(asked) > 1 else []
     own = found.classes[bits]
-    ranges = {}
-    count = 1
-    for name, values, every in zip(found.names, zip(*own, strict=True), zip(*cases, strict=True), strict=False):
-        count = count * len(set(values))
-        if _merged(values) != _merged(every):
-            ranges[name] = _merged(values)
-    return EqualBits(
-        tuple(sorted(each.told() for each in bits[row])),
-        ranges,
-        count == len(own),
-        batches[0] if batches else None,
-        tuple(confirm(found.planner, *pair) for pair in pairs if runs),
+    columns = list(zip(found.names, zip(*own, strict=True), zip(*cases, strict=True), strict=False))
+    return CallClass(
+        bits=tuple(sorted(each.told() for each in bits[row])),
+        ranges={name: _merged(values) for name, values, every in columns if _merged(values) != _merged(every)},
+        is_exact=math.prod(len(set(values)) for _, values, _ in columns) == len(own),
+        batch=batches[0] if batches else None,
+        confirmed=tuple(confirm(found.planner, *pair) for pair in pairs if runs),
     )
 
 
@@ -272,24 +262,24 @@ def _from_keys(found: Enumerated, call: Batch) -> int:
         """Without the merge of a single part, which changes the sign of a zero at most."""
         (queries, _), *rest = batch.lengths
         own = (queries, keys + batch.behind)
-        rows = planner.bits(Batch((own, *(rest if planner.is_packed else [own] * len(rest))), batch.behind))
+        rows = planner.bits(Batch(planner.around(own, rest), batch.behind))
         return [{replace(each, is_merged=each.is_merged and len(each.parts) > 1) for each in row} for row in rows]
 
     return next((n for n in range(was[0], was[1]) if bits(call, n) != bits(found.alone, n)), was[1])
 
 
-def _remedies(asked: Planner, change: Change, own: Lengths, limits: BatchLimits) -> Iterator[str]:
+def _remedies(asked: Planner, own: Lengths, limits: BatchLimits) -> Iterator[str]:
     """Yield what a caller may choose so that there is one class: each single choice, or the fewest that do it."""
 
     def is_one_class(planner: Planner) -> bool:
-        return len(enumerate_calls(planner, change, own, limits).classes) == 1
+        return len(enumerate_calls(planner, own, limits).classes) == 1
 
     is_cut = any(config.num_splits > 1 for config in asked.known.values())
     known = asked.config(1, own).traits.choices if is_cut else frozenset[str]()
     choices = [x for x in (("num_splits", 1), ("pack_gqa", False), ("pack_gqa", True)) if x[0] in known]
     single = [f"{name}={str(value).lower()}" for name, value in choices if is_one_class(asked.chosen(name, value))]
     yield from single
-    if single or change == "batch":
+    if single or asked.change == "batch":
         return
     unsplit = asked.chosen("num_splits", 1) if "num_splits" in known else asked
     words = "num_splits=1 and " if "num_splits" in known else ""

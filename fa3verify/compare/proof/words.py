@@ -1,13 +1,13 @@
-"""This module says what a reader is told of an answer."""
+"""What a reader is told of a proof."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa3verify.invariance.answer import EqualBits, Invariance, Varied
-from fa3verify.invariance.classes import ANY, Change, Stretch
-from fa3verify.invariance.confirm import Confirmed
-from fa3verify.invariance.plans import Batch, Lengths
+from fa3verify.compare.proof.classes import ANY, Stretch
+from fa3verify.compare.proof.plans import Batch, Change, Lengths
+from fa3verify.compare.proof.prove import Answer, CallClass, Proof
+from fa3verify.compare.run import Compared
 
 WORDS: dict[Change, str] = {
     "neighbours": "beside any sequences of a packed call",
@@ -18,7 +18,7 @@ _SHOWN = 12  # classes, of which JSON has all
 _FEW = 4  # ranges of one statistic
 
 
-def headline(found: Invariance) -> str:
+def headline(found: Proof) -> str:
     """Return the answer in one line."""
     verdict = {True: "invariant", False: "NOT invariant", None: "not decided"}[found.is_invariant]
     sizes = found.sizes
@@ -31,7 +31,7 @@ def headline(found: Invariance) -> str:
     return f"{found.kernel}: {verdict}; {_row(found.own)}, {heads}; {within}"
 
 
-def lines(answer: Varied, own: Lengths) -> Iterator[str]:
+def lines(answer: Answer, own: Lengths) -> Iterator[str]:
     """Yield an answer: its classes, the smallest call that leaves the first, remedies, and what was checked."""
     count = len(answer.classes)
     least = "" if answer.is_complete else "at least "
@@ -45,7 +45,7 @@ def lines(answer: Varied, own: Lengths) -> Iterator[str]:
     if count > _SHOWN:
         yield f"  and {count - _SHOWN} more, which --json has"
     if refused := {each.refused for found in answer.classes for each in found.confirmed if each.refused}:
-        yield f"  not run: {', '.join(refused)}"
+        yield f"  not run: {', '.join(refused).replace('ValueError: ', '')}"
     if answer.smallest:
         since = f"; it differs from {answer.from_keys:,} keys of the row on" if answer.from_keys > 1 else ""
         yield f"  the smallest call that leaves A: {call(answer.smallest, answer.change)}{since}"
@@ -57,7 +57,7 @@ def lines(answer: Varied, own: Lengths) -> Iterator[str]:
         yield f"  that bits follow from these statistics: {tried}, {result}"
 
 
-def _class(name: str, each: EqualBits, count: int) -> tuple[str, str, str, str]:
+def _class(name: str, each: CallClass, count: int) -> tuple[str, str, str, str]:
     found = {what: _ranges(each.ranges[what], each.is_exact) for what in each.ranges if set(each.ranges[what]) != {ANY}}
     where = ", ".join(f"{what} {text}" for what, text in found.items()) or "every call"
     if count > 1 and not each.is_exact:
@@ -66,7 +66,7 @@ def _class(name: str, each: EqualBits, count: int) -> tuple[str, str, str, str]:
     return name, " or ".join(each.bits), where, results if each.batch else "no such call was found"
 
 
-def _result(found: Confirmed) -> str:
+def _result(found: Compared) -> str:
     if not found.outputs:
         return "not run"
     if found.first is None:

@@ -1,4 +1,4 @@
-"""This module enumerates the statistics of batches, and with them the classes of calls that give a row equal bits.
+"""The statistics of batches, enumerated, and with them the classes of calls that give a row equal bits.
 
 What a plan depends on is the number of sequences, the longest queries and keys, and, where packed sequences share the
 multiprocessors, the key blocks of the whole call. Lengths between two steps of every rule of the plan are one case, so
@@ -11,16 +11,15 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, groupby, product
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.config import Config
-from fa3verify.invariance.plans import Batch, Lengths, Planner
-from fa3verify.invariance.row import Rows
+from fa3verify.compare.proof.plans import Batch, Lengths, Planner
+from fa3verify.compare.proof.row import Rows
 
-Change = Literal["neighbours", "batch", "chunk"]
 MOST_CASES = 6_000  # beyond which a refutation leaves cases out; a proof never does
 _DRAWN = 300  # batches of any number of sequences, drawn beside those of three
 _FEW = 6  # queries at steps, of which the batches of three sequences are made
@@ -98,7 +97,7 @@ def stretches(first: int, last: int, signature: Callable[[int], Any]) -> list[St
     return [Stretch(group[0], group[-1]) for group in groups]
 
 
-class Axes(NamedTuple):
+class Ranges(NamedTuple):
     """Holds the ranges of the number of sequences and of longest lengths, between the steps of all rules."""
 
     sequences: list[Stretch]
@@ -106,7 +105,7 @@ class Axes(NamedTuple):
     keys: list[Stretch]
 
     @classmethod
-    def of(cls, planner: Planner, own: Lengths, limits: BatchLimits) -> Axes:
+    def of(cls, planner: Planner, own: Lengths, limits: BatchLimits) -> Ranges:
         """Find the steps: tiles of rows and keys, one query, what is rounded, windows, L2, and the plan itself."""
         sizes = planner.sizes
         element = 1 if sizes["dtype"] == "e4m3" else 2
@@ -131,13 +130,13 @@ class Axes(NamedTuple):
             sequences = [Stretch(n, n) for n in range(2, limits.sequences + 1)]
         return cls(sequences, queries, stretches(own[1], limits.keys, of_keys))
 
-    def thinned(self, most: int) -> Axes:
-        """Return the same axes with fewer ranges, whose combinations are at most so many."""
-        axes = list(self)
-        while len(axes[0]) * len(axes[1]) * len(axes[2]) > most:
-            widest = max(range(3), key=lambda i: len(axes[i]))
-            axes[widest] = [*axes[widest][:-1:2], axes[widest][-1]]
-        return Axes(*axes)
+    def thinned(self, most: int) -> Ranges:
+        """Return the same with fewer ranges, whose combinations are at most so many."""
+        ranges = list(self)
+        while len(ranges[0]) * len(ranges[1]) * len(ranges[2]) > most:
+            widest = max(range(3), key=lambda i: len(ranges[i]))
+            ranges[widest] = [*ranges[widest][:-1:2], ranges[widest][-1]]
+        return Ranges(*ranges)
 
     def case(self, sequences: int, lengths: Lengths) -> tuple[int, Lengths]:
         """Return the first numbers of the ranges that hold some."""
@@ -188,36 +187,36 @@ class Shares:
         return next(bits for stretch, bits in reversed(self.of(config).items()) if stretch.first <= blocks)
 
 
-def enumerate_calls(planner: Planner, change: Change, own: Lengths, limits: BatchLimits) -> Enumerated:
+def enumerate_calls(planner: Planner, own: Lengths, limits: BatchLimits) -> Enumerated:
     """Return the classes of calls that differ in one way, without more batches than that takes."""
-    if change == "neighbours":
+    if planner.change == "neighbours":
         base = planner.bits(Batch((own,)))
-        axes = Axes.of(planner, own, limits)
+        ranges = Ranges.of(planner, own, limits)
         shares = Shares(planner, own, limits)
         classes: dict[Rows, list[PlanCase]] = {}
-        for tried in (axes.thinned(MOST_CASES), axes):
+        for tried in (ranges.thinned(MOST_CASES), ranges):
             if len(classes) < 2:
                 classes = {base: [], **_classes(planner, tried, shares, base)}
         names = ("sequences", "max_seqlen_q", "max_seqlen_k", "blocks")
-        is_complete = len(classes) == 1 or axes == axes.thinned(MOST_CASES)
+        is_complete = len(classes) == 1 or ranges == ranges.thinned(MOST_CASES)
         return Enumerated(planner, names, classes, is_complete, {Batch((own,)): base})
     calls = [Batch((own,) * n) for n in range(1, limits.sequences + 1)]
-    if change == "chunk":
+    if planner.change == "chunk":
         chunks = sorted(_chunks(own[1], limits, planner.sizes), key=lambda call: (call.lengths, call.behind))
         calls = list(dict.fromkeys((Batch((own,)), *chunks)))
     batches = {call: planner.bits(call) for call in calls}
     classes = {}
     for call, bits in batches.items():
-        count = len(call.lengths) if change == "batch" else call.lengths[0][0]
+        count = len(call.lengths) if planner.change == "batch" else call.lengths[0][0]
         classes.setdefault(bits, []).append((Stretch(count, count), Stretch(call.behind, call.behind)))
     is_cut = any(each.is_merged for rows in classes for row in rows for each in row)
-    names = ("sequences" if change == "batch" else "queries", "behind")
-    return Enumerated(planner, names, classes, change == "batch" or not is_cut, batches)
+    names = ("sequences" if planner.change == "batch" else "queries", "behind")
+    return Enumerated(planner, names, classes, planner.change == "batch" or not is_cut, batches)
 
 
-def _classes(planner: Planner, axes: Axes, shares: Shares, base: Rows) -> dict[Rows, list[PlanCase]]:
+def _classes(planner: Planner, ranges: Ranges, shares: Shares, base: Rows) -> dict[Rows, list[PlanCase]]:
     found: dict[Rows, list[PlanCase]] = {base: []}
-    for sequences, queries, keys in product(*axes):
+    for sequences, queries, keys in product(*ranges):
         shared = shares.of(planner.config(sequences.first, (queries.first, keys.first)))
         for blocks, bits in shared.items():
             found.setdefault(bits, []).append((sequences, queries, keys, blocks if len(shared) > 1 else ANY))
@@ -240,32 +239,32 @@ def _chunks(keys: int, limits: BatchLimits, sizes: Any) -> Iterator[Batch]:
 def with_batches(found: Enumerated, own: Lengths, limits: BatchLimits) -> Enumerated:
     """Return the classes of a packed row with batches around it that were planned as a whole, and what refutes them."""
     planner = found.planner
-    axes = Axes.of(planner, own, limits)
+    ranges = Ranges.of(planner, own, limits)
     shares = Shares(planner, own, limits)
     batches = dict(found.batches)
     against = []
-    for batch in _batches(planner, own, limits, axes):
+    for batch in _batches(planner, own, limits, ranges):
         bits = planner.bits(batch)
-        case = planner.config(*axes.case(len(batch.lengths), planner.longest(batch.lengths)))
+        case = planner.config(*ranges.case(len(batch.lengths), planner.longest(batch.lengths)))
         if bits != shares.at(case, planner.blocks(case, batch.lengths)):
             against.append(batch)
         batches.setdefault(batch, bits)
-    known = Enumerated(planner, found.names, found.classes, found.is_complete, batches, tuple(against))
+    known = replace(found, batches=batches, against=tuple(against))
     if call := known.leaves:
         call = _shrunk(planner, call, found.batches[found.alone])
-        batches = {found.alone: batches[found.alone], call: planner.bits(call), **batches}
-    return Enumerated(planner, found.names, found.classes, found.is_complete, batches, tuple(against))
+        known = replace(known, batches={found.alone: batches[found.alone], call: planner.bits(call), **batches})
+    return known
 
 
-def _batches(planner: Planner, own: Lengths, limits: BatchLimits, axes: Axes) -> Iterator[Batch]:
+def _batches(planner: Planner, own: Lengths, limits: BatchLimits, ranges: Ranges) -> Iterator[Batch]:
     """Yield equal neighbours, few ones first, every batch of up to three sequences at steps, and drawn ones."""
-    configs = {planner.config(2, (each.first, own[1])): each.first for each in reversed(axes.queries)}
+    configs = {planner.config(2, (each.first, own[1])): each.first for each in reversed(ranges.queries)}
     steps = sorted(configs.values())[:_FEW]
     tile_n = planner.config(1, own).tile_n
     few = sorted({1, *steps, *(n - 1 for n in steps if n > 1), limits.queries})
     counts = sorted({*(1 << n for n in range(limits.sequences.bit_length())), limits.sequences - 1})
     for count in [n for n in counts if n < limits.sequences]:
-        some = axes if count == 1 else axes.thinned(_MANY)
+        some = ranges if count == 1 else ranges.thinned(_MANY)
         keys = sorted({1, own[1], *(each.first for each in some.keys), limits.keys})
         for queries, n in product(few, keys):
             yield Batch((own, *((queries, max(queries, n)),) * count))

@@ -1,4 +1,4 @@
-"""This module says what of a plan decides the bits of a row, as a value: two calls with equal values give equal bits.
+"""What of a plan decides the bits of a row, as a value: two calls with equal values give equal bits.
 
 Operands of the row are its own, so that a neighbour, the batch and the schedule reach it through this value alone. That
 holds for finite operands: a block that other rows of the tile see adds 0 times V to this one, which is NaN where V is

@@ -9,8 +9,8 @@ import pytest
 from fa3_kernels.plan.config import default_config
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
-from fa3verify.invariance.classes import ANY, BatchLimits, enumerate_calls, stretches, with_batches
-from fa3verify.invariance.plans import Batch, planner
+from fa3verify.compare.proof.classes import ANY, BatchLimits, enumerate_calls, stretches, with_batches
+from fa3verify.compare.proof.plans import Batch, planner
 
 LIMITS = BatchLimits(16, 128, 6000)
 MHA = {"nheads": 32, "nheads_kv": 32, "head_dim": 128, "causal": True}
@@ -21,10 +21,7 @@ PAGED = " over pages"
 def found_of(kernel, sizes, own, change="neighbours", limits=LIMITS):
     """A kernel's name has PAGED behind it where its keys lie in pages."""
     pages = {"cache": Cache(16)} if kernel.endswith(PAGED) else {}
-    asked = replace(
-        planner(kernel.removesuffix(PAGED), sizes | pages), is_packed=change != "batch", is_one=change == "chunk"
-    )
-    found = enumerate_calls(asked, change, own, limits)
+    found = enumerate_calls(planner(kernel.removesuffix(PAGED), sizes | pages, change), own, limits)
     return with_batches(found, own, limits) if change == "neighbours" else found
 
 
@@ -123,7 +120,7 @@ def test_a_plan_that_follows_something_else_is_refuted():
         return replace(default_config(problem, family="flash3"), tile_n=128 if few else 96)
 
     asked = replace(plain, configure=by_sum, known={})
-    found = with_batches(enumerate_calls(asked, "neighbours", (1, 700), LIMITS), (1, 700), LIMITS)
+    found = with_batches(enumerate_calls(asked, (1, 700), LIMITS), (1, 700), LIMITS)
     assert found.against
 
 
@@ -147,7 +144,7 @@ def test_parts_that_grow_with_the_call_are_refuted():
         return replace(config, num_splits=2 if problem.seqlen_k > 5000 and problem.batch % 2 else 4)
 
     asked = replace(plain, configure=grown, known={})
-    found = with_batches(enumerate_calls(asked, "neighbours", (1, 4000), LIMITS), (1, 4000), LIMITS)
+    found = with_batches(enumerate_calls(asked, (1, 4000), LIMITS), (1, 4000), LIMITS)
     assert len(found.classes) > 4
     assert found.leaves is not None
 
@@ -174,6 +171,6 @@ def test_lengths_that_the_caller_declares_count_as_the_longest():
 def test_a_problem_has_the_lengths_of_its_batch():
     asked = planner("twin.bf16", GQA)
     assert asked.problem(((1, 9), (2, 5))).seqlens_k == (9, 5)
-    assert replace(asked, is_packed=False).problem(((2, 9),) * 3) == AttentionProblem(
+    assert replace(asked, change="batch").problem(((2, 9),) * 3) == AttentionProblem(
         3, seqlen_q=2, seqlen_k=9, **GQA, dtype="bf16"
     )
