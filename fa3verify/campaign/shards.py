@@ -20,7 +20,7 @@ from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
 from fa3verify.records import NOT_WRITTEN
 
-SCHEMA = "fa3verify.shard/1"
+SCHEMA = "fa3verify.shard/2"
 FILES = "shard-*-of-*.json"
 _NOT_COMPARED = ("cpu_count", "git")  # a clone without tags has another name for the same sources, which are compared
 
@@ -60,7 +60,6 @@ class Asked:
     kernels: tuple[str, ...]
     profile: ProfileName
     seed: int
-    studies: bool
     sources: str
 
 
@@ -121,7 +120,7 @@ def estimated_s(task: Task) -> float:
         profile = PROFILES[arguments["profile"]]
         scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in profile.shapes)
         return 1.5e-6 * profile.seeds * scores
-    return max(0.05, 1e-6 * arguments.get("seqlen_k", 0) * arguments.get("rows", 1))
+    return 0.05
 
 
 def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:

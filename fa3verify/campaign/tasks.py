@@ -1,9 +1,10 @@
-"""Run a campaign: families, laws and studies for every kernel, on any executor, resumable, to one summary."""
+"""Run a campaign: families and laws for every kernel, on any executor, resumable, to one summary."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import math
@@ -14,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
@@ -47,6 +48,7 @@ LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a tru
 PARTS = 4  # tasks that the cases of practice are dealt to
 PRACTICE = "practice"
 GIVE_UP = 3  # workers that one kernel may lose
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,11 @@ def journal_stamp(*kernels: Candidate) -> str:
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 
-def source_stamp() -> str:
+def source_stamp(packages: Sequence[str] = ("fa3_reference", "fa3_kernels", "fa3verify")) -> str:
     """Return the hash of the modules and tables of the packages that make a result."""
-    import fa3_kernels
-    import fa3_reference
-    import fa3verify
-
     digest = hashlib.sha256()
-    for package in (fa3_reference, fa3_kernels, fa3verify):
-        folder = Path(package.__path__[0])
+    for package in packages:
+        folder = Path(importlib.import_module(package).__path__[0])
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".py", ".json", ".toml"):
                 content = path.read_bytes()
@@ -244,7 +242,7 @@ def plan(
     limit: int | None = None,
     is_fail_fast: bool = False,
 ) -> list[Task]:
-    """Return the tasks of a campaign without its studies, the longest first; none for a kernel that takes no case.
+    """Return the tasks of a campaign, the longest first; none for a kernel that takes no case.
 
     With a ``limit`` no property has more trials and no family more cases; ``is_fail_fast`` ends a family at its first
     finding.
@@ -280,16 +278,13 @@ def plan(
     return sorted(tasks, key=lambda t: t.kind != "cover" and not t.label.endswith("error_within_bound"))
 
 
-class Interrupted(KeyboardInterrupt):
-    """A campaign that was interrupted: ``outcomes`` of its tasks, those that had not ended as skipped.
+class Interrupted(KeyboardInterrupt, Generic[Found]):
+    """Work that was interrupted by the signal of a number: what it had found, and a message where there is one."""
 
-    ``number`` is that of the signal; SIGINT where nobody says.
-    """
-
-    def __init__(self, number: int, outcomes: list[Outcome]) -> None:
-        super().__init__(number)
+    def __init__(self, number: int, found: Found, *message: str) -> None:
+        super().__init__(number, *message)
         self.number = number
-        self.outcomes = outcomes
+        self.found = found
 
 
 def run(
@@ -356,7 +351,7 @@ def execute(
     Raises
     ------
     Interrupted
-        With the outcomes so far, at an interruption.
+        At an interruption, with the outcomes of the tasks, those that had not ended as skipped.
     """
     found: dict[int, Outcome] = {}
 
@@ -398,8 +393,6 @@ def is_finding(outcome: Outcome) -> bool:
         return not outcome.skipped
     if outcome.task.kind == "law":
         return outcome.value.status == "fail"
-    if outcome.task.kind not in ("family", "cover"):
-        return False
     return _fails(outcome.task.label, outcome.value.records if outcome.task.kind == "cover" else outcome.value)
 
 
@@ -413,10 +406,10 @@ def _fails(label: str, records: Sequence[CaseResult]) -> bool:
 
 
 def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
-    """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
+    """CPU seconds of a campaign, by kernel and by what they were spent on: families, laws, the covering array."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:
-        found[outcome.task.kernel or "-"][outcome.task.kind] += outcome.cpu_s
+        found[str(outcome.task.kernel)][outcome.task.kind] += outcome.cpu_s
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
@@ -450,7 +443,7 @@ def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
 
 
 def of_kind(kind: str, value: Any) -> Any:
-    """Return the value of a task from JSON; ValueError for a damaged one. Those of studies and searches are JSON."""
+    """Return the value of a task from JSON; ValueError for a damaged one. Of another kind it is JSON itself."""
     from fa3verify.properties.runner import LawOutcome
 
     types = {"family": list[CaseResult], "cover": CoverResult, "law": LawOutcome}

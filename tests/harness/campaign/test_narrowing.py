@@ -18,11 +18,9 @@ from fa3verify.campaign.tasks import PARTS, Outcome, Task, execute, is_finding, 
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
-from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
-from fa3verify.search import adversary
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
@@ -31,9 +29,7 @@ CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
 
 def run(out, *arguments):
-    result = CliRunner().invoke(
-        main, ["verify", *arguments, "--quick", "--no-studies", "--workers", "1", "--out", str(out)]
-    )
+    result = CliRunner().invoke(main, ["verify", *arguments, "--quick", "--workers", "1", "--out", str(out)])
     return result, json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else None
 
 
@@ -132,13 +128,6 @@ def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
     assert executor.futures[-1].cancelled()
 
 
-def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failure(tmp_path):
-    study, search = ("study drift", {}), ("adversary", {"dtype": "fp16", "name": "one"})
-    outcomes = [Outcome(Task(kind, "", print, arguments), skipped=True) for kind, arguments in (study, search)]
-    assert assemble_studies(outcomes) == ({}, [])
-    assert adversary.write(outcomes, tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "is_one"),
     [
@@ -165,7 +154,6 @@ def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind
         ("law", LawOutcome("l", "fail"), True),
         ("family", [], False),
         ("cover", CoverResult((), (CaseResult("cover", CASE, {}, error="it raised"),)), True),
-        ("study growth", {"whatever": 0}, False),
     ],
 )
 def test_other_findings_need_no_baseline_either(kind, value, is_one):

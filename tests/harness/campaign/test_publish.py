@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import atlas, atlas_check, pool, replay_files
+from fa3verify.campaign import accumulator_loss, atlas, atlas_check, pool, replay_files
 from fa3verify.campaign.run import Run
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
-from fa3verify.studies import accumulator_loss
 from tests.harness.campaign.test_atlas import small_run
 
 TRIED = ("normal", "peaky", "repeated_run_is_identical", "error_within_bound")

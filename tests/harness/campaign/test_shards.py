@@ -47,7 +47,7 @@ def run(*arguments: object):
 
 
 def verify(out: Path, *arguments: object, kernels: tuple[str, ...] = (SOUND, WRONG)):
-    return run("verify", *kernels, "--quick", "--no-studies", "--out", out, *arguments)
+    return run("verify", *kernels, "--quick", "--out", out, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ FOREIGN = {
 def test_a_shard_of_another_campaign_is_refused_with_what_differs(three, tmp_path, monkeypatch, name):
     monkeypatch.setattr(campaign, "execute", lambda *_, **__: [])
     out = tmp_path / "foreign"
-    words = ["verify", SOUND, WRONG, "--quick", "--no-studies", "--out", out, *FOREIGN[name]]
+    words = ["verify", SOUND, WRONG, "--quick", "--out", out, *FOREIGN[name]]
     assert run(*(word for word in words if name != "profile" or word != "--quick")).exit_code == 0
     message = refused(three[0], out, three[2])
     assert "belongs to another campaign" in message
@@ -231,7 +231,6 @@ def test_the_longest_tasks_are_dealt_first():
 def test_the_estimate_of_a_task_grows_with_what_it_runs():
     law = Task("law", "x", len, {"max_examples": 40})
     family = Task("family", "x", len, {"profile": "quick"})
-    study = Task("study", "x", len, {"seqlen_k": 1_000_000, "rows": 3})
     scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in PROFILES["quick"].shapes)
-    found = [estimated_s(task) for task in (law, family, study, Task("loss", "x", len, {}))]
-    assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 3.0, 0.05])
+    found = [estimated_s(task) for task in (law, family, Task("cover", "x", len, {}))]
+    assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 0.05])

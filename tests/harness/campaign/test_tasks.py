@@ -46,9 +46,9 @@ def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
 
 def test_cpu_seconds_are_what_each_kernel_and_kind_of_task_took():
     spent = [("family", {"kernel": "a"}, 3.0), ("family", {"kernel": "a"}, 5.0), ("law", {"kernel": "a"}, 2.0)]
-    spent.append(("study s", {}, 0.5))
+    spent.append(("cover", {"kernel": "b"}, 0.5))
     outcomes = [Outcome(Task(kind, kind, double, which), None, cpu_s) for kind, which, cpu_s in spent]
-    assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"study s": 0.5}}
+    assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "b": {"cover": 0.5}}
 
 
 def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
