@@ -91,7 +91,7 @@ def run(
             stamp=journal_stamp() + source_stamp(["fa3_reports.studies"]),
             progress=lambda outcome: progress(outcome.task.label),
         )
-    write(assembled(outcomes), out, f"ProfileName {profile}, seed {seed}, by fa3verify {__version__}.")
+    write(assembled(outcomes), out, f"Profile {profile}, seed {seed}, by fa3verify {__version__}.")
     shutil.rmtree(journal, ignore_errors=True)
     return [f"{outcome.task.label}: {outcome.error}" for outcome in outcomes if outcome.error]
 

@@ -64,4 +64,5 @@ def test_the_verb_writes_what_it_has_and_names_what_was_lost(one_study, tmp_path
     assert "LOST study: growth: " in found.stdout
     assert "unknown kernel 'twin.fp17'" in found.stdout
     assert found.stdout.endswith(f"{tmp_path / 'studies.html'}\n")
+    assert "Profile quick, seed 0, by fa3verify" in (tmp_path / "studies.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"studies.html", "studies.md", "studies.nc"}
