@@ -149,7 +149,6 @@ def verify(
     baseline: str | Path | None = None,
     activations: str | Path | None = None,
     workers: int = 0,
-    studies: bool = True,
 ) -> Run:
     """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
 
@@ -171,8 +170,6 @@ def verify(
         Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int
         Number of processes; 0 is one per core.
-    studies : bool
-        Whether to run the studies behind the report's figures.
 
     Returns
     -------
@@ -202,7 +199,7 @@ def verify(
     stored = Path(baseline) if baseline else None
     own = Path(activations) if activations else None
     settings = verify.Settings(
-        names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command, activations=own
+        names, profile, seed, Path(out), stored, workers=workers, command=command, activations=own
     )
     return verify.run(settings, lambda total, outcome: None)
 

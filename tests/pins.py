@@ -22,16 +22,19 @@ import numpy as np
 from click.testing import CliRunner
 
 import fa3_kernels.plan
+import fa3_reports.studies
 import fa3_simulator
 import fa3verify
 import fa3verify.inputs
-import fa3verify.studies
 from fa3_kernels.plan.backward_plan import backward_plan
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.plan import Plan, plan_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.adversary.gradients import colony as gradients_colony
+from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
+from fa3_reports.adversary.search import search_island
 from fa3_reports.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
 from fa3_reports.microbench.suite import experiments
 from fa3_reports.mutation.schedule_faults import PLANTED
@@ -40,10 +43,7 @@ from fa3_simulator.backward_work import backward_work
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
-from fa3verify.search.adversary import search_island
 from fa3verify.search.forward import colony as forward_colony
-from fa3verify.search.gradients import colony as gradients_colony
-from fa3verify.search.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.timed import cells, results, tables
 
 FILE = Path(__file__).with_suffix(".json")
@@ -162,7 +162,7 @@ def faults() -> Rows:
 
 def figures() -> Rows:
     """Measured figures, and lists of what is asked, that stand in the code."""
-    for package in (fa3_simulator, fa3_kernels.plan, fa3verify.studies, fa3verify.inputs):
+    for package in (fa3_simulator, fa3_kernels.plan, fa3_reports.studies, fa3verify.inputs):
         for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             module = importlib.import_module(found.name)
             for name, value in sorted(vars(module).items()):

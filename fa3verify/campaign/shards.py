@@ -20,7 +20,7 @@ from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
 from fa3verify.records import NOT_WRITTEN
 
-SCHEMA = "fa3verify.shard/1"
+SCHEMA = "fa3verify.shard/2"
 FILES = "shard-*-of-*.json"
 _NOT_COMPARED = ("cpu_count", "git")  # a clone without tags has another name for the same sources, which are compared
 
@@ -60,7 +60,6 @@ class Asked:
     kernels: tuple[str, ...]
     profile: ProfileName
     seed: int
-    studies: bool
     sources: str
 
 

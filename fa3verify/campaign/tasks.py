@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import math
@@ -26,6 +27,7 @@ from fa3verify.text import of_error
 LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
 NO_KERNEL = "-"
 GIVE_UP = 3  # workers that one kernel may lose
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,15 +140,11 @@ def journal_stamp(*kernels: Candidate) -> str:
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 
-def source_stamp() -> str:
+def source_stamp(packages: Sequence[str] = ("fa3_reference", "fa3_kernels", "fa3verify")) -> str:
     """Return the hash of the modules and tables of the packages that make a result."""
-    import fa3_kernels
-    import fa3_reference
-    import fa3verify
-
     digest = hashlib.sha256()
-    for package in (fa3_reference, fa3_kernels, fa3verify):
-        folder = Path(package.__path__[0])
+    for package in packages:
+        folder = Path(importlib.import_module(package).__path__[0])
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".py", ".json", ".toml"):
                 content = path.read_bytes()
@@ -154,16 +152,13 @@ def source_stamp() -> str:
     return digest.hexdigest()
 
 
-class Interrupted(KeyboardInterrupt):
-    """A campaign that was interrupted: ``outcomes`` of its tasks, those that had not ended as skipped.
+class Interrupted(KeyboardInterrupt, Generic[Found]):
+    """Work that was interrupted by the signal of a number: what it had found, and a message where there is one."""
 
-    ``number`` is that of the signal; SIGINT where nobody says.
-    """
-
-    def __init__(self, number: int, outcomes: list[Outcome]) -> None:
-        super().__init__(number)
+    def __init__(self, number: int, found: Found, *message: str) -> None:
+        super().__init__(number, *message)
         self.number = number
-        self.outcomes = outcomes
+        self.found = found
 
 
 def run(
@@ -230,7 +225,7 @@ def execute(
     Raises
     ------
     Interrupted
-        With the outcomes so far, at an interruption.
+        At an interruption, with the outcomes of the tasks, those that had not ended as skipped.
     """
     found: dict[int, Outcome[AnyTask]] = {}
 
@@ -274,7 +269,7 @@ def is_finding(outcome: Outcome) -> bool:
 
 
 def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
-    """CPU seconds of a campaign, by kernel ("-": of none) and by what they were spent on: families, laws, a study."""
+    """CPU seconds of a campaign, by kernel and by what they were spent on: families, laws, the covering array."""
     found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:
         found[outcome.task.kernel][outcome.task.kind] += outcome.cpu_s

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import rich_click as click
 
 from fa3verify import __version__
 from fa3verify.cli.atlas import atlas
-from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG, USAGE, fail
@@ -16,18 +17,20 @@ from fa3verify.cli.learn import learn
 from fa3verify.cli.merge import merge
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
-from fa3verify.cli.search import adversary, hunt
+from fa3verify.cli.search import hunt
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
 
 JOURNEYS = {
     "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),
-    "Look for the worst": (hunt, compare, adversary),
-    "Choose a schedule, without a GPU": (tune, simulate, hazards, audit),
+    "Look for the worst": (hunt, compare),
+    "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),
 }
 MOVED = {  # what a verb of before is called today
+    "adversary": "python -m fa3_reports adversary, from a checkout",
+    "audit": "python -m fa3_reports audit, from a checkout",
     "info": "kernels",
     "invariance": "compare KERNEL --prove",
     "trace": "simulate --trace FILE",

@@ -10,7 +10,15 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors
-from fa3verify.cli.options import Options, given_options, is_given, machine_option, problem_options, schedule_options
+from fa3verify.cli.options import (
+    Options,
+    given_options,
+    gone,
+    is_given,
+    machine_option,
+    problem_options,
+    schedule_options,
+)
 
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
     from fa3verify.files import Json
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
-VALIDATES_WITH = ("validate", "machine", "json_target")
 
 
 def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
@@ -111,26 +118,17 @@ def trace_cta(
     "--measure", is_flag=True, help="Record that timeline now, on a GPU, as FILE of --trace with suffix .stamps.csv."
 )
 @click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
-@click.option(
-    "--validate",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="BENCH.csv",
-    help="Instead compare with every measured row of a bench.csv: errors, rank agreement, regret.",
-)
+@gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
 def simulate(
     clock_mhz: float | None,
     json_target: str | None,
     svg: Path | None,
     target: Path | None,
     measured: Path | None,
-    validate: Path | None,
     **options: Any,
 ) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
     with one_line_errors():
-        if validate:
-            _validate(validate, options["machine"], json_target)
-            return
         from fa3_simulator.hazards import check
         from fa3_simulator.run import estimate, in_words
         from fa3_simulator.timeline import bars
@@ -166,18 +164,6 @@ def simulate(
             fail(FINDING, refusal)
         if hazards:
             raise Exit(FINDING)
-
-
-def _validate(path: Path, machine: str, json_target: str | None) -> None:
-    from fa3_simulator.machine import load
-    from fa3verify.timed import validation as validate
-
-    if given := given_options(but=VALIDATES_WITH):
-        raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
-    figures = validate.validate(path, load(machine))
-    emit(figures, json_target)
-    if json_target != "-":
-        click.echo(validate.markdown(figures))
 
 
 def _figures(

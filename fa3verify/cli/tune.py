@@ -210,8 +210,8 @@ def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: A
     """Return the ranking with measured cycles; rank agreement and regret where two were timed."""
     import numpy as np
 
+    from fa3_simulator.tune import agreement
     from fa3verify.bench import tuning as tune_build
-    from fa3verify.timed.validation import agreement
 
     options = [tune_build.options_of(config, problem) for config in _launchable(shown)]
     measured = tune_build.measure_cycles(tune_build.cell_of(problem), options)

@@ -124,7 +124,7 @@ def read(path: Path) -> Side:
     if path.suffix != ".nc":
         found = atlas.read(path)
         return Side(name, {entry.kernel: entry for entry in found.entries}, {}, {}, found.profile, found.seed)
-    return of_run(name, dataset.from_tree(dataset.load(path))[0])
+    return of_run(name, dataset.from_tree(dataset.load(path)))
 
 
 def of_run(name: str, run: Run) -> Side:

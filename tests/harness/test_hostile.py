@@ -38,7 +38,7 @@ def campaign(tmp_path_factory, request):
         plan = planned.plan
         patch.setattr(planned, "plan", lambda *given: list(filter(is_run, plan(*given))))
         patch.setattr(coverage, "REQUIRED", 0.0)  # so little is tried here that no verdict would be given
-        options = ["--quick", "--no-studies", "--workers", "2", "--task-limit", "3", "--memory-limit", "2"]
+        options = ["--quick", "--workers", "2", "--task-limit", "3", "--memory-limit", "2"]
         files = ["--out", str(out / "out"), "--junit", str(out / "junit.xml"), "--json", "-"]
         result = CliRunner().invoke(main, ["verify", *request.param, *options, *files])
     summary = json.loads(result.stdout)

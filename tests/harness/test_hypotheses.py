@@ -176,7 +176,7 @@ def test_a_row_sum_of_rounded_weights_passes_and_every_page_says_which_hypothesi
     assert line.startswith(
         f"bound of any order, sums in binary32 (device: CPU); surviving: {ROUNDED}; refuted: {PLAIN} ("
     )
-    pages = render(parse(json.loads(json.dumps(summary.to_json())), "summary"), {}, "0" * 64)
+    pages = render(parse(json.loads(json.dumps(summary.to_json())), "summary"), "0" * 64)
     assert all(f"surviving: {ROUNDED}" in " ".join(page.split()) for page in pages.values())
 
 

@@ -75,7 +75,7 @@ def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_
 
 
 def verify(tmp_path, name: str, *more: str):
-    arguments = ["verify", name, "--quick", "--no-studies", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
+    arguments = ["verify", name, "--quick", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
     return CliRunner().invoke(main, [*arguments, *more])
 
 

@@ -22,7 +22,7 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import Dtype
-from fa3verify.search.adversary import islands_of
+from fa3_reports.adversary.search import islands_of
 from fa3verify.search.findings import Findings
 from fa3verify.search.forward.colony import ForwardColony, Island
 from fa3verify.search.forward.judge import UNROUNDED, Twin, over_bound

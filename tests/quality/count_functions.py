@@ -100,7 +100,7 @@ def of_a_verdict() -> tuple[list[str], int]:
         plan = planned.plan
         patch.setattr(verify, "make_executor", lambda settings: Inline())
         patch.setattr(planned, "plan", lambda *given: [x for x in plan(*given) if "family" in x.kind][:1])
-        settings = verify.Settings(("twin.fp16",), "quick", 0, Path(out), studies=False)
+        settings = verify.Settings(("twin.fp16",), "quick", 0, Path(out))
         is_twin = str(ROOT / "kernels" / "fa3_kernels" / "twin" / "forward.py")
 
         def once() -> tuple[list[str], int]:

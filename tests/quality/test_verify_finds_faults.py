@@ -156,7 +156,7 @@ def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
 @pytest.mark.usefixtures("in_this_process")
 def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
     name = f"twin.bf16+{Fault.DROPPED_LAST_TILE}"
-    options = ["--quick", "--no-studies", "--workers", "1", "--family", "normal", "--property", "error_within_bound"]
+    options = ["--quick", "--workers", "1", "--family", "normal", "--property", "error_within_bound"]
     run = CliRunner().invoke(main, ["verify", name, *options, "--out", str(tmp_path), "--json", "-"])
     assert run.exit_code == 1, run.output
     failures = json.loads(run.stdout)["failures"]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fa3_kernels.audit.golden import read_golden
+from fa3_kernels.audit.evidence import accepted_rows
 from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
@@ -18,7 +18,7 @@ from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import misfit
 from fa3_simulator.vector_work import other_work, transpose_trip, transpose_trips
 
-GOLDEN, H200 = read_golden(), load("h200")
+GOLDEN, H200 = accepted_rows(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")
 # Of caches the simulator knows nothing.
 FORWARD = [x for x in shipped() if x.function == "forward" and x.evidence != "paged"]

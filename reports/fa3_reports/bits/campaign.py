@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import triton
 
-from fa3_kernels.audit.evidence import changed_since, launch_keys
+from fa3_kernels.audit.evidence import launch_keys
+from fa3_reports.audit.evidence import changed_since
 from fa3_reports.bits import backward, forward, paged, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns

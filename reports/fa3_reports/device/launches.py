@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fa3_kernels.audit.probes import probes
 from fa3_kernels.plan.config import kernel_head_dim
+from fa3_reports.audit.probes import probes
 
 
 class Kind(NamedTuple):

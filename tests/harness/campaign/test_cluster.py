@@ -38,7 +38,7 @@ def cluster(tmp_path_factory):
 
 
 def settings(out: Path, scheduler: str | None) -> jobs.Settings:
-    return jobs.Settings((KERNEL,), "quick", 0, out, workers=1, scheduler=scheduler, studies=False)
+    return jobs.Settings((KERNEL,), "quick", 0, out, workers=1, scheduler=scheduler)
 
 
 def data_of(out: Path) -> xr.DataTree:

@@ -63,7 +63,7 @@ class Ran:
         notes.mkdir()
         path = os.pathsep.join(["", *(p for p in sys.path if p)])
         said = {"HOSTILE_NOTES": str(notes), "HOSTILE_OUT": str(self.out), "HOSTILE_TASKS": tasks, "PYTHONPATH": path}
-        command = [sys.executable, "-c", PROGRAM, "verify", *kernels, "--quick", "--no-studies", "--out", str(self.out)]
+        command = [sys.executable, "-c", PROGRAM, "verify", *kernels, "--quick", "--out", str(self.out)]
         self.environment = os.environ | said
         began = time.monotonic()
         done = subprocess.run(
@@ -164,7 +164,7 @@ def test_a_signal_ends_in_a_line_a_code_and_a_report_of_what_was_found(tmp_path)
     assert "interrupted when 2 of 3 tasks had ended" in ran.stdout
     line = " ".join(ran.stderr.split())
     assert "fa3verify: interrupted by SIGTERM" in line
-    assert "goes on from 1 finished task of twins and studies; kernels other than the twins begin anew" in line
+    assert "goes on from 1 finished task of twins; kernels other than the twins begin anew" in line
     assert len(list((ran.out / ".partial").glob("*.json"))) == 1
     assert not [pid for pid in ran.left if is_alive(pid)]
 

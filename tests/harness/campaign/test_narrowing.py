@@ -19,11 +19,9 @@ from fa3verify.campaign.tasks import Call, Outcome, execute, is_finding
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
-from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
-from fa3verify.search import adversary
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
@@ -32,9 +30,7 @@ CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
 
 def run(out, *arguments):
-    result = CliRunner().invoke(
-        main, ["verify", *arguments, "--quick", "--no-studies", "--workers", "1", "--out", str(out)]
-    )
+    result = CliRunner().invoke(main, ["verify", *arguments, "--quick", "--workers", "1", "--out", str(out)])
     return result, json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else None
 
 
@@ -135,14 +131,6 @@ def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
     for _ in run_tasks(tasks, executor):  # type: ignore[arg-type]
         break
     assert executor.futures[-1].cancelled()
-
-
-def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failure(tmp_path):
-    study = Call("study: drift", print, {})
-    search = Call("", adversary.search_island, {"dtype": "fp16", "name": "one"})
-    outcomes = [Outcome(task, skipped=True) for task in (study, search)]
-    assert assemble_studies(outcomes) == ({}, [])
-    assert adversary.write(outcomes, tmp_path) == []
 
 
 TASKS = {

@@ -47,7 +47,7 @@ GROWN = ("normal", "offset_v")  # families whose error is that of P
 
 def _verify(tmp_path: Path, growth: float, *options: str) -> tuple[int, dict]:
     (tmp_path / "mine.py").write_text(KERNEL.format(growth=growth))
-    asked = ["verify", "mine.py:kernel", "--quick", "--no-studies", "--quiet", "--workers", "2", *options]
+    asked = ["verify", "mine.py:kernel", "--quick", "--quiet", "--workers", "2", *options]
     code = CliRunner().invoke(main, [*asked, "--out", "out"]).exit_code
     return code, json.loads((tmp_path / "out" / "summary.json").read_text())
 
@@ -90,9 +90,7 @@ def test_an_interrupted_campaign_leaves_the_baseline_as_it_was(tmp_path):
     """It once wrote the figures of the families that had ended, and dropped the kernels that it had not judged."""
     before = gate.Baseline("quick", 0, {}).text()
     (tmp_path / "b.json").write_text(before)
-    settings = verify.Settings(
-        ("twin.quantize",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json", studies=False
-    )
+    settings = verify.Settings(("twin.quantize",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json")
 
     def interrupts(total: int, outcome: Outcome | None) -> None:
         if outcome:

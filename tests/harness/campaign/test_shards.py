@@ -46,7 +46,7 @@ def run(*arguments: object):
 
 
 def verify(out: Path, *arguments: object, kernels: tuple[str, ...] = (SOUND, WRONG)):
-    return run("verify", *kernels, "--quick", "--no-studies", "--out", out, *arguments)
+    return run("verify", *kernels, "--quick", "--out", out, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ FOREIGN = {
 def test_a_shard_of_another_campaign_is_refused_with_what_differs(three, tmp_path, monkeypatch, name):
     monkeypatch.setattr(tasks, "execute", lambda *_, **__: [])
     out = tmp_path / "foreign"
-    words = ["verify", SOUND, WRONG, "--quick", "--no-studies", "--out", out, *FOREIGN[name]]
+    words = ["verify", SOUND, WRONG, "--quick", "--out", out, *FOREIGN[name]]
     assert run(*(word for word in words if name != "profile" or word != "--quick")).exit_code == 0
     message = refused(three[0], out, three[2])
     assert "belongs to another campaign" in message

@@ -54,6 +54,20 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
+@pytest.mark.parametrize(("verb", "where"), MOVED.items())
+def test_a_verb_of_an_earlier_version_says_in_one_line_where_it_went(verb, where):
+    result = run(verb, "--seed", "1")
+    assert result.exit_code == 2
+    assert one_line(result) == f"fa3verify: {verb} is now {where}\n"
+
+
+def test_an_option_of_an_earlier_version_is_named_and_not_shown():
+    result = run("verify", "twin.fp16", "--no-studies")
+    assert result.exit_code == 2
+    assert "--no-studies is no option any more: verify makes no studies" in " ".join(result.stderr.split())
+    assert "studies" not in run("verify", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
@@ -226,7 +240,6 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
         "verify",
         "twin.fp16",
         "--quick",
-        "--no-studies",
         "--workers",
         "1",
         "--out",

@@ -186,39 +186,11 @@ def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
     assert 0 <= figures["regret_gluon"] < 0.2
 
 
-def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "bench.csv"
-    path.write_text("kernel\n")
-    assert run("simulate", "--validate", path)[0] == 2
-    assert "bench.csv, line 1: column grid is missing" in run("simulate", "--validate", path)[2]
-    assert "does not take --causal, --seqlen" in run("simulate", "--validate", path, "--causal", "--seqlen", 512)[2]
-    assert run("simulate", "--validate", tmp_path / "none.csv")[0] == 3
-    row = {
-        "grid": "paper",
-        "dtype": "fp16",
-        "batch": 1,
-        "seqlen_q": 512,
-        "seqlen_k": 512,
-        "nheads": 4,
-        "nheads_kv": 4,
-        "head_dim": 128,
-        "causal": False,
-        "kernel": "fa3",
-        "status": "ok",
-        "tile_m": "",
-        "tile_n": "",
-        "pingpong": "",
-        "overlap": "",
-        "warp_specialized": "",
-        "promotion_interval": "",
-        "burst_sm_mhz": 1500,
-        "burst_cycles": 12000,
-    }
-    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
-    code, out, _ = run("simulate", "--validate", path)
-    assert code == 0
-    assert "| flash3 fp16 d128 dense | 1 |" in out
-    assert json.loads(run("simulate", "--validate", path, "--json", "-")[1])["rows"] == 1
+def test_validate_says_where_it_went(tmp_path: Path) -> None:
+    code, _, err = run("simulate", "--validate", tmp_path / "bench.csv")
+    assert code == 2
+    words = "--validate is no option any more: python -m fa3_reports.measured.validation BENCH.csv, from a checkout"
+    assert words in " ".join(err.replace("│", " ").split())
 
 
 def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> None:

@@ -56,7 +56,7 @@ def texts(made: Run) -> str:
     printed = io.StringIO()
     with redirect_stdout(printed):
         console.print_run(made, Path("out"), quiet=False)
-    pages = build.render(made, {}, "ab" * 32)
+    pages = build.render(made, "ab" * 32)
     page = FROM_MATPLOTLIB.sub("", pages[build.PAGE].partition("</style>")[2])
     sections = re.split(r"(?=<section|<h2|<h3|<figure|<details)", page)
     parts = {

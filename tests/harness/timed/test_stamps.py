@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.audit.evidence import changed_since
-from fa3_kernels.audit.probes import instrumented
+from fa3_reports.audit.evidence import changed_since
+from fa3_reports.audit.probes import instrumented
 from fa3_simulator.timeline import COLOURS, Bar
 from fa3verify.cli.main import main
 from fa3verify.timed import stamps
