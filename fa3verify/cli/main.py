@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import rich_click as click
 
 from fa3verify import __version__

@@ -13,7 +13,7 @@ from fa3_reports.studies.study import Study
 from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp, source_stamp
+from fa3verify.campaign.tasks import Call, Outcome, execute, journal_stamp, source_stamp
 from fa3verify.files import replacing, write_text
 from fa3verify.kernels import twins
 from fa3verify.report import svg
@@ -34,7 +34,7 @@ LIMITS = (
 )
 
 
-def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[Task]:
+def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[Call]:
     """Return the units of all studies, with the accumulator loss of these kernels beside that of our twins."""
     tasks = []
     for study in STUDIES:
@@ -43,15 +43,19 @@ def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[T
             units = accumulator_loss.units(profile, seed, (*accumulator_loss.KERNELS, *kernels))
         for unit in units:
             durable = unit.get("kernel") not in kernels or twins.is_twin(unit["kernel"])
-            tasks.append(Task(study.name, f"study: {study.name}", study.measure, unit, durable))
+            tasks.append(Call(_label(study), study.measure, unit, durable=durable))
     return tasks
+
+
+def _label(study: Study) -> str:
+    return f"study: {study.name}"
 
 
 def assembled(outcomes: Sequence[Outcome]) -> dict[Study, xr.Dataset]:
     """Return the data of every study that has any; a lost unit costs a NaN."""
     found = {}
     for study in STUDIES:
-        results = [outcome.value for outcome in outcomes if outcome.task.kind == study.name and not outcome.error]
+        results = [outcome.value for outcome in outcomes if outcome.task.label == _label(study) and not outcome.error]
         if results:
             found[study] = study.assemble(results)
     return found
