@@ -360,9 +360,12 @@ class Consumer:
             stream.store(out, staged)
 
     def store_together(self, size: int) -> None:
-        """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""
+        """O of all consumers through V's memory, when all have read V: the last one stores it, and V may be loaded when
+        it has left.
+        """
         stream = self.stream
         last = self.s.consumers - 1
+        stream.bar_sync(self.shared.together)
         stream.write(Slot(f"out.{self.index}", size, "v"))
         stream.vector(self.work["store"])
         stream.fence()

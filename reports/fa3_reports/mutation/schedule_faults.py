@@ -191,7 +191,7 @@ def wrong_parity() -> Program:
 # (museum row, what is wrong, the program)
 PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
-    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 1)),
+    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 3)),
     (
         35,
         "a consumer sees an uninitialised mbarrier",
