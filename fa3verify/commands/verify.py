@@ -202,7 +202,7 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     lost = [
         finding("-", outcome.task.label, outcome.error, crashed=True)
         for outcome in outcomes
-        if outcome.error and outcome.task.kind not in ("law", "family")
+        if outcome.error and outcome.task.kind not in ("law", "family", "cover")
     ]
     return ShardRun(str(part.shard), path.name, len(outcomes), (*found.failures, *lost))
 
