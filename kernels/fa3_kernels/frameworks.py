@@ -18,7 +18,7 @@ import torch
 from torch.library import Library
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.gluon.launch import Packed, forward, packed_by
 from fa3_kernels.gluon.launch_backward import backward, check_differentiable
 from fa3_kernels.operators import options_of
 from fa3_kernels.plan.request import Semantics
@@ -184,11 +184,7 @@ def _window(window: tuple[int | None, int | None]) -> tuple[int, int]:
 
 
 def _packed(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int) -> Packed | None:
-    if starts_q is None and starts_k is None:
-        return None
-    if starts_q is None or starts_k is None:
-        raise ValueError("packed sequences need the starts of queries and of keys")
-    return Packed(starts_q, starts_k, max_q, max_k)
+    return None if starts_q is None and starts_k is None else packed_by(starts_q, starts_k, max_q, max_k)
 
 
 def _refuse(dropout_p: float, **others: object) -> None:
