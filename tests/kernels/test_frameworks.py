@@ -4,8 +4,11 @@ here, so that no GPU is needed; tests/gpu/test_frameworks.py runs the kernels.""
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.optional
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -40,8 +43,9 @@ def attention(q, k, v, **options):
 
 def packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options):
     """The same of packed sequences, one after the other."""
-    assert max_q >= starts_q.diff().max()
-    assert max_k >= starts_k.diff().max()
+    for starts, rows, longest in ((starts_q, len(q), max_q), (starts_k, len(k), max_k)):
+        assert (starts[0], starts[-1]) == (0, rows)
+        assert 0 <= starts.diff().min() <= starts.diff().max() <= longest
     parts = [
         attention(q[None, a:b], k[None, c:d], v[None, c:d], **options)
         for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:], strict=True)
@@ -245,3 +249,126 @@ def test_packed_sequences_do_not_see_each_other(registered, is_told):
     both = outputs(of, input_ids=ids, position_ids=positions, use_cache=False, **told)
     each = [outputs(of, input_ids=part) for part in (ids[:, :5], ids[:, 5:])]
     assert torch.allclose(both, torch.cat(each, 1), atol=2e-5)
+
+
+TEXT = [0, 1, 2, 0, 1, 2, 3]  # sequences of three and four tokens
+IMAGE = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]  # a token, four patches, a token
+PATCHES = [[0, 0, 0, 0, 2], [0, 0, 1, 1, 2], [0, 1, 0, 1, 2]]  # an image in front
+POSITIONS = {
+    "none": (None, None),
+    "of one sequence": ([[0, 1, 2, 3]], None),
+    "packed": ([TEXT], [0, 3, 7]),
+    "without a batch": (TEXT, [0, 3, 7]),
+    "from two on, as RoBERTa's": ([[2, 3, 4, 2, 3]], [0, 3, 5]),
+    "of a continued chunk": ([[7, 8, 9]], None),
+    "packed behind a continued chunk": ([[3, 4, 5, 0, 1]], [0, 3, 5]),
+    "of padding on the left": ([[1, 1, 0, 1, 2]], [0, 2, 5]),
+    "all zero": ([[0, 0, 0]], [0, 1, 2, 3]),
+    "of three axes": ([[[0, 1, 2, 3]]] * 3, None),
+    "of three axes, packed": ([[TEXT]] * 3, [0, 3, 7]),
+    "of an image": ([[x] for x in IMAGE], None),
+    "of images, packed": ([[x + x] for x in IMAGE], [0, 6, 12]),
+    "of images in front, packed": ([[x + y] for x, y in zip(PATCHES, IMAGE, strict=True)], [0, 5, 11]),
+    "of text in front of the axes": ([[TEXT], [[4, 5, 6, 0, 1, 2, 3]], [[4, 5, 6, 0, 1, 2, 3]], [TEXT]], [0, 3, 7]),
+    "of text, one sequence": ([[[0, 1, 2, 3, 4, 5]], *([x] for x in IMAGE)], None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_say_where_sequences_start(name, dtype):
+    from fa3_kernels.frameworks import _starts
+
+    given, want = POSITIONS[name]
+    positions = None if given is None else torch.tensor(given, dtype=dtype)
+    q = torch.zeros(1, 3 if positions is None else positions.shape[-1], 1, 8)
+    found = _starts(q, q, {"position_ids": positions})
+    assert (found and found[0].tolist()) == want
+    assert _starts(torch.cat([q, q]), torch.cat([q, q]), {"position_ids": positions}) is None
+    assert _starts(q[:, :1], q, {"position_ids": positions}) is None
+    if found:
+        assert found[0].dtype == found[1].dtype == torch.int32
+        assert found[2] == found[3] == max(b - a for a, b in pairwise(want))
+
+
+def test_positions_of_another_number_of_tokens_are_refused():
+    from fa3_kernels.frameworks import _starts
+
+    q = torch.zeros(1, 4, 1, 8)
+    with pytest.raises(ValueError, match=r"one position for each of 4 tokens, got \(1, 4, 2\)"):
+        _starts(q, q, {"position_ids": torch.zeros(1, 4, 2, dtype=torch.int64)})
+
+
+@hypothesis.given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(0, 5))
+def test_starts_are_those_of_transformers_own_flash_attention(positions, first):
+    theirs = pytest.importorskip("transformers.modeling_flash_attention_utils", reason="needs transformers")
+    from fa3_kernels.frameworks import _starts
+
+    given = torch.tensor([[first, *(first + n for n in positions)]])
+    q = torch.zeros(1, given.shape[1], 1, 8)
+    found = _starts(q, q, {"position_ids": given})
+    (want, _), (longest, _) = theirs.prepare_fa_kwargs_from_position_ids(given)
+    if found is None:
+        assert want.tolist() == [0, given.shape[1]]
+    else:
+        assert theirs._is_packed_sequence(given, 1)
+        assert found[0].tolist() == want.tolist()
+        assert found[2] == int(longest)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONS if name != "none"])
+def test_gradients_of_packed_sequences_are_those_of_each_alone(frameworks, name):
+    given, starts = POSITIONS[name]
+    positions = torch.tensor(given)
+    rows = positions.shape[-1]
+    leaves = [draw(1, heads, rows, 8, seed=heads).requires_grad_() for heads in (4, 2, 2)]
+    dout = draw(1, rows, 4, 8, seed=9)
+
+    def run(leaves, dout, **more):
+        out, _ = frameworks._attention_of_model(torch.nn.Module(), *leaves, None, is_causal=True, **more)
+        return out, *torch.autograd.grad(out, leaves, dout)
+
+    found = run(leaves, dout, position_ids=positions)
+    parts = [run([x[:, :, a:b] for x in leaves], dout[:, a:b]) for a, b in pairwise(starts or [0, rows])]
+    for x, alone, axis in zip(found, zip(*parts, strict=True), (1, 2, 2, 2), strict=True):
+        assert torch.allclose(x, torch.cat(alone, axis), atol=1e-6)
+
+
+QWEN2_VL = {
+    "text_config": {
+        **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+    },
+    "vision_config": {
+        **{"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "in_channels": 3},
+        **{"patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    },
+    **{"image_token_id": 35, "video_token_id": 36, "vision_start_token_id": 33, "vision_end_token_id": 34},
+}
+
+
+def test_packed_images_and_text_do_not_see_each_other(registered):
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Qwen2VLConfig"):
+        pytest.skip("needs Qwen2-VL")
+    ids = torch.tensor([[5, 33, 35, 35, 35, 35, 34, 6, 7, 8]])
+    grid = torch.tensor([[1, 4, 4]])
+    types = (ids == 35).int()
+    image = draw(16, 24)
+    logits = {}
+    for kind in ("fa3verify", "eager"):
+        config = transformers.Qwen2VLConfig(**QWEN2_VL)
+        config._attn_implementation = kind
+        torch.manual_seed(0)
+        of = transformers.Qwen2VLForConditionalGeneration(config).eval()
+        axes, _ = of.model.get_rope_index(ids, types, grid)
+        planes = torch.cat([torch.arange(10).expand(1, 1, -1), axes])
+        for n in (1, 2):
+            given = {"input_ids": ids.repeat(1, n), "position_ids": planes.repeat(1, 1, n)}
+            given |= {"pixel_values": image.repeat(n, 1), "image_grid_thw": grid.repeat(n, 1)}
+            logits[kind, n] = outputs(of, **given, mm_token_type_ids=types.repeat(1, n), use_cache=False)
+    for n in (1, 2):
+        assert torch.allclose(logits["fa3verify", n], logits["eager", n], atol=2e-5)
+    assert torch.allclose(logits["fa3verify", 2], logits["fa3verify", 1].repeat(1, 2, 1), atol=2e-5)
