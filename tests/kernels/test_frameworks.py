@@ -10,47 +10,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests.kernels.plain_attention import POSITIONS, QWEN2_VL, attention, packed_attention, probabilities
+
 pytestmark = pytest.mark.optional
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("torch.nn.attention", reason="needs torch's registry")
-
-
-def probabilities(q, k, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
-    """P of (batch, seqlen, nheads, head_dim), bottom-right aligned, and lse; as many heads of k as of q."""
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
-    left, right = window_size
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if causal:
-        hidden |= distance > 0
-    if right >= 0:
-        hidden |= distance > right
-    if left >= 0:
-        hidden |= distance < -left
-    scores = scores.masked_fill(hidden, -math.inf)
-    lse = scores.logsumexp(-1)
-    return torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None]), lse
-
-
-def attention(q, k, v, **options):
-    """Output like q, and lse."""
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    p, lse = probabilities(q, k, **options)
-    return torch.einsum("bhqk,bkhd->bqhd", p, v.float()).to(q.dtype), lse
-
-
-def packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options):
-    """The same of packed sequences, one after the other."""
-    for starts, rows, longest in ((starts_q, len(q), max_q), (starts_k, len(k), max_k)):
-        assert (starts[0], starts[-1]) == (0, rows)
-        assert 0 <= starts.diff().min() <= starts.diff().max() <= longest
-    parts = [
-        attention(q[None, a:b], k[None, c:d], v[None, c:d], **options)
-        for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:], strict=True)
-    ]
-    return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
 
 
 def options_of(semantics):
@@ -67,15 +31,27 @@ def forward(q, k, v, semantics, choices, *, packed=None):
     return attention(q, k, v, **options) if packed is None else packed_attention(q, k, v, *packed, **options)
 
 
-def backward(dout, q, k, v, out, lse, semantics, **options):
-    """Stands for fa3_kernels.gluon.launch_backward.backward; one batch, by the formulas."""
-    assert options == {"packed": None, "is_deterministic": False}
+def backward(dout, q, k, v, out, lse, semantics, *, packed, is_deterministic):  # noqa: PLR0913 (its signature)
+    """Stands for fa3_kernels.gluon.launch_backward.backward, by the formulas."""
+    assert is_deterministic == torch.are_deterministic_algorithms_enabled()
+    if packed is None:
+        return gradients(dout, q, k, v, out, lse, semantics)
+    found = []
+    for a, b, c, d in zip(*(x for y in packed[:2] for x in (y[:-1], y[1:])), strict=True):
+        of_rows = (dout[a:b], q[a:b], k[c:d], v[c:d], out[a:b], lse[:, a:b])
+        found.append(gradients(*(x[None] for x in of_rows), semantics))
+    return tuple(torch.cat(x, 1)[0] for x in zip(*found, strict=True))
+
+
+def gradients(dout, q, k, v, out, lse, semantics):
+    """Of one batch of sequences that are all as long."""
     group = q.shape[2] // k.shape[2]
     all_k, all_v = (x.repeat_interleave(group, 2) for x in (k, v))
     p, again = probabilities(q, all_k, **options_of(semantics))
     assert torch.allclose(again, lse, atol=1e-6)
     dots = (dout * out).sum(-1).transpose(1, 2)[..., None]
-    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, all_v) - dots) * semantics.softmax_scale
+    scale = semantics.softmax_scale or 1 / math.sqrt(q.shape[-1])
+    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, all_v) - dots) * scale
     dk, dv = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
     grouped = (x.unflatten(2, (-1, group)).sum(3) for x in (dk, dv))
     return torch.einsum("bhqk,bkhd->bqhd", ds, all_k), *grouped
@@ -156,6 +132,26 @@ def test_varlen_attention_of_torch_passes_starts_and_window(on_cpu, window):
         wanted, of_lse = attention(*(x[None, a:b] for x in (q, k, v)), window_size=window)
         assert torch.allclose(out[a:b], wanted[0])
         assert torch.allclose(lse[:, a:b], of_lse[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0)])
+def test_gradients_of_varlen_attention_of_torch_are_those_of_the_mathematics(on_cpu, window, deterministic):
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="needs torch's varlen attention")
+    lengths = [(5, 5), (0, 0), (3, 7), (4, 0)]  # of queries and of keys
+    starts_q, starts_k = (torch.tensor([0, *x]).cumsum(0).int() for x in zip(*lengths, strict=True))
+    q, k, v = (draw(n, 2, 8, seed=i).requires_grad_() for i, n in enumerate((12, 12, 12)))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        out = varlen.varlen_attn(q, k, v, starts_q, starts_k, 5, 7, window_size=window)
+        dout = draw(*out.shape, seed=4)
+        found = torch.autograd.grad(out, (q, k, v), dout)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    plain, _ = packed_attention(q, k, v, starts_q, starts_k, 5, 7, window_size=window)
+    wanted = torch.autograd.grad(plain, (q, k, v), dout)
+    assert torch.allclose(out, plain, atol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
 
 
 def test_what_the_kernels_do_not_do_is_refused(on_cpu, frameworks):
@@ -251,29 +247,6 @@ def test_packed_sequences_do_not_see_each_other(registered, is_told):
     assert torch.allclose(both, torch.cat(each, 1), atol=2e-5)
 
 
-TEXT = [0, 1, 2, 0, 1, 2, 3]  # sequences of three and four tokens
-IMAGE = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]  # a token, four patches, a token
-PATCHES = [[0, 0, 0, 0, 2], [0, 0, 1, 1, 2], [0, 1, 0, 1, 2]]  # an image in front
-POSITIONS = {
-    "none": (None, None),
-    "of one sequence": ([[0, 1, 2, 3]], None),
-    "packed": ([TEXT], [0, 3, 7]),
-    "without a batch": (TEXT, [0, 3, 7]),
-    "from two on, as RoBERTa's": ([[2, 3, 4, 2, 3]], [0, 3, 5]),
-    "of a continued chunk": ([[7, 8, 9]], None),
-    "packed behind a continued chunk": ([[3, 4, 5, 0, 1]], [0, 3, 5]),
-    "of padding on the left": ([[1, 1, 0, 1, 2]], [0, 2, 5]),
-    "all zero": ([[0, 0, 0]], [0, 1, 2, 3]),
-    "of three axes": ([[[0, 1, 2, 3]]] * 3, None),
-    "of three axes, packed": ([[TEXT]] * 3, [0, 3, 7]),
-    "of an image": ([[x] for x in IMAGE], None),
-    "of images, packed": ([[x + x] for x in IMAGE], [0, 6, 12]),
-    "of images in front, packed": ([[x + y] for x, y in zip(PATCHES, IMAGE, strict=True)], [0, 5, 11]),
-    "of text in front of the axes": ([[TEXT], [[4, 5, 6, 0, 1, 2, 3]], [[4, 5, 6, 0, 1, 2, 3]], [TEXT]], [0, 3, 7]),
-    "of text, one sequence": ([[[0, 1, 2, 3, 4, 5]], *([x] for x in IMAGE)], None),
-}
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_say_where_sequences_start(name, dtype):
@@ -332,21 +305,6 @@ def test_gradients_of_packed_sequences_are_those_of_each_alone(frameworks, name)
     parts = [run([x[:, :, a:b] for x in leaves], dout[:, a:b]) for a, b in pairwise(starts or [0, rows])]
     for x, alone, axis in zip(found, zip(*parts, strict=True), (1, 2, 2, 2), strict=True):
         assert torch.allclose(x, torch.cat(alone, axis), atol=1e-6)
-
-
-QWEN2_VL = {
-    "text_config": {
-        **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
-        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
-    },
-    "vision_config": {
-        **{"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "in_channels": 3},
-        **{"patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2},
-    },
-    **{"image_token_id": 35, "video_token_id": 36, "vision_start_token_id": 33, "vision_end_token_id": 34},
-}
 
 
 def test_packed_images_and_text_do_not_see_each_other(registered):
