@@ -100,6 +100,7 @@ def concluded(
     outputs: Mapping[str, tuple[int, int]],
     properties: Collection[str],
     is_forward: bool,
+    refused: str | None = None,
 ) -> SizesTried:
     """Return what was tried of a kernel, with what nobody asked of it.
 
@@ -117,6 +118,8 @@ def concluded(
         Those that were checked.
     is_forward : bool
         Whether it is a forward, so that gradients are another kernel's.
+    refused : str, optional
+        Why it does not take some problem that it claims.
     """
     is_repeated = any(name in properties for name in REPEATED)
     is_strided = LAYOUTS in properties
@@ -129,6 +132,7 @@ def concluded(
         "gradients": is_forward,
         "tensors that are not contiguous": not is_strided,
         "repeated runs": not is_repeated,
+        f"what the kernel refuses: {refused}": bool(refused),
     }
     not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
     layout = STRIDED if is_strided else tried.layout

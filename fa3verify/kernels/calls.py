@@ -18,7 +18,7 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.text import of_error, of_traceback
 
 _MOST_BYTES = 2**26  # of a view that is copied
@@ -34,11 +34,8 @@ class CandidateError(Exception):
         return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
 
 
-REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
-
-
 class Refused(CandidateError):
-    """A kernel raised one of :data:`REFUSALS`: it may not support what was asked."""
+    """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: it may not support what was asked."""
 
 
 def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
