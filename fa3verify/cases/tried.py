@@ -106,6 +106,7 @@ def concluded(
     outputs: Mapping[str, tuple[int, int]],
     properties: Collection[str],
     is_forward: bool,
+    refused: str | None = None,
 ) -> SizesTried:
     """Return what was tried of a kernel, with what nobody asked of it.
 
@@ -123,6 +124,8 @@ def concluded(
         Those that were checked.
     is_forward : bool
         Whether it is a forward, so that gradients are another kernel's.
+    refused : str, optional
+        Why it does not take some problem that it claims.
     """
     is_repeated = any(name in properties for name in REPEATED)
     fixed = _fixed(tried.layouts)
@@ -135,6 +138,7 @@ def concluded(
         "gradients": is_forward,
         f"{' and '.join(fixed) if len(fixed) < 3 else 'tensors'} that are not contiguous": bool(fixed),
         "repeated runs": not is_repeated,
+        f"what the kernel refuses: {refused}": bool(refused),
     }
     not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
     return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)

@@ -19,7 +19,7 @@ from fa3verify import operations
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, Overwritten, unchanged
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.text import of_error, of_traceback
 
 
@@ -34,11 +34,10 @@ class CandidateError(Exception):
 
 
 OURS = (operations.WrongOutput, Overwritten)  # what the harness raises of a kernel
-REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
 
 
 class Refused(CandidateError):
-    """A kernel raised one of :data:`REFUSALS`: it may not support what was asked."""
+    """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: it may not support what was asked."""
 
 
 def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
