@@ -99,7 +99,7 @@ class KernelModel:
         In which order keys are visited, and where the softmax rounds.
     scores : str
         Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
-        16-bit one.
+        16-bit one, sinks once.
     probabilities : str
         Format of P as it enters the second product; ``dtype`` by default.
     accumulator : {"wgmma", "fp32", "fp16", "either"}
