@@ -132,7 +132,7 @@ class Judged(pytest.Item):
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
             path = _folder(self.config) / name
             rest = {"baseline": found.baseline, "traceback": found.traceback}
-            replay_files.write(path, found.kernel, found.what, found.content, **rest)
+            replay_files.write(path, found.kernel, found.what, found.content, **rest, is_finding=True)
             lines.append(f"  replay: fa3verify replay {path}")
         return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import math
 import os
@@ -214,13 +215,77 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
 
 
+OTHERS = [path for room in ("docs/site", "tests") for path in sorted((ROOT / room).rglob("*.md"))]
+OF_TODAY = [page for page in (*PAGES, *OTHERS) if page.name != "CHANGELOG.md"]  # which says what was renamed
+PACKAGES = {
+    "fa3verify": "",
+    "fa3_kernels": "kernels",
+    "fa3_simulator": "simulator",
+    "fa3_reference": "reference",
+    "fa3_reports": "reports",
+}
+MODULE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+(?![\w/])")
+PATH = re.compile(r"[\w.-]+/(?:[\w.-]+/)*(?:[\w-]+\.(?:py|toml|csv|jsonl?|md|npz|svg|xz))?")
+# what a reader's commands write, and files of other people's repositories
+ELSEWHERE = ("out/", "OUT/", "mine/", "baselines/", "hopper/", "flash_attn/", "torch/")
+
+
+def is_module_or_name(dotted: str) -> bool:
+    """Whether a module of ours exists, or a name of its text that follows it; torch and Triton need not be there."""
+    package, *rest = dotted.split(".")
+    place = ROOT / PACKAGES[package] / package
+    for part in rest:
+        if (place / part).is_dir():
+            place /= part
+        elif (place / f"{part}.py").is_file():
+            place /= f"{part}.py"
+        else:
+            text = (place if place.is_file() else place / "__init__.py").read_text()
+            nodes = list(ast.walk(ast.parse(text)))
+            return any(part in (getattr(x, "name", ""), getattr(x, "id", ""), getattr(x, "value", "")) for x in nodes)
+    return True
+
+
+def paths_in(text: str) -> list[str]:
+    """Paths of files and folders of the project in the code of a page: of each word of every command."""
+    words = [word for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()]
+    return [word for word in words if PATH.fullmatch(word) and not word.startswith(ELSEWHERE)]
+
+
 def test_modules_that_a_page_names_exist():
+    named = [(relative(page), name) for page in OF_TODAY for name in MODULE.findall(page.read_text())]
+    assert len(named) > 50
+    assert not [(page, name) for page, name in named if not is_module_or_name(name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "exists"),
+    [
+        ("fa3verify.kernel", True),
+        ("fa3_kernels.api.flash_attn_func", True),
+        ("fa3_kernels.gluon", True),
+        ("fa3_simulator.microbench.suite", False),
+        ("fa3_kernels.launched.launch_sha256", False),
+        ("fa3_kernels.api.flash_attn_combine", False),
+    ],
+)
+def test_a_module_that_exists_is_told_from_one_that_does_not(name, exists):
+    assert is_module_or_name(name) == exists
+
+
+def test_paths_that_a_page_names_exist():
     missing = []
-    for page in GUIDES:
-        named = re.findall(r"`([\w/]+(?:\.py|/))`", page.read_text())
-        ours = [name for name in named if "/" in name and not name.startswith("out/")]
-        missing += [(relative(page), name) for name in ours if not any((ROOT / room / name).exists() for room in ROOMS)]
+    for page in OF_TODAY:
+        places = [*(ROOT / room for room in ROOMS), page.parent]
+        for path in paths_in(page.read_text()):
+            files = (path, f"{path}.xz")  # a table that is read where it is packed
+            missing += [] if any((x / file).exists() for x in places for file in files) else [(relative(page), path)]
     assert not missing
+
+
+def test_paths_are_found_in_commands_and_files_of_others_left_out():
+    text = "See `docs/code.md`, `python -m pytest tests/gone.py` and `hopper/tile_size.h`, not a/b.py."
+    assert paths_in(text) == ["docs/code.md", "tests/gone.py"]
 
 
 INSTALLED = re.compile(

@@ -25,8 +25,8 @@ from fa3verify.judging import gate, hypotheses, sketch
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
-from fa3verify.kernels.calls import REFUSALS, CandidateError
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.records import read
 from fa3verify.text import of_error, of_traceback
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
+from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.activations import list_activations
@@ -92,8 +93,12 @@ def family_of(capture: Capture) -> str:
 
 
 def constraint(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> str | None:
-    """Return why a kernel does not take some problem of a campaign, not even adapted; None where it takes all."""
+    """Return why a kernel does not take some problem of a campaign, not even adapted, or of a class that it claims;
+    None where it takes all.
+    """
+    points = ({name: each} for name, classes in space.claimed(candidate).items() for each in classes)
     problems = [adapted(candidate, p) for p in _shapes(candidate, profile)]
+    problems += [space.case_of(candidate, point).problem for point in points]
     own = (captured_refusal(candidate, capture, profile) for capture in captures)
     return next(filter(None, (*map(candidate.refusal, problems), *own)), None)
 

@@ -26,7 +26,7 @@ Found = TypeVar("Found", LawRow, RefutedBy, WorstCase)
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
     """Holds what a replay file says: the kernel, what it broke, on what content, and which stored figure moved or which
-    sums the bound assumed, if any.
+    sums the bound assumed, if any; and whether that is a finding.
     """
 
     kernel: str
@@ -34,6 +34,11 @@ class ReplayFile:
     content: Json
     baseline: Json | None = None
     sums: str | None = None
+    is_finding: bool = False
+
+    def is_finding_of(self, kernel: str | None) -> bool:
+        """Tell whether it is of a finding of a kernel, by default of its own, and not of what was largest."""
+        return self.is_finding and kernel in (None, self.kernel)
 
 
 def write(
@@ -44,11 +49,12 @@ def write(
     baseline: MovedFigure | None = None,
     sums: str | None = None,
     traceback: dict[str, str] | None = None,
+    is_finding: bool = False,
 ) -> None:
     """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved,
     ``sums`` what the bound of a kernel that states no order assumed of them, ``traceback`` that of what it raised."""
     body: Json = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what, "content": content}
-    rest = {"baseline": plain(baseline), "sums": sums, "traceback": traceback}
+    rest = {"baseline": plain(baseline), "sums": sums, "traceback": traceback, "is_finding": is_finding}
     body |= {name: value for name, value in rest.items() if value}
     write_text(path, json.dumps(body, indent=1) + "\n")
 
@@ -91,6 +97,7 @@ class _Worst:
         content: Json | None,
         baseline: MovedFigure | None = None,
         traceback: dict[str, str] | None = None,
+        is_finding: bool = False,
     ) -> str | None:
         """Write a file unless one of this content is there, and return its path below OUT; None without content."""
         if content is None:
@@ -101,7 +108,7 @@ class _Worst:
             while f"worst/{name}.json" in self.stored.values():
                 name += "_"
             path = self.folder / f"{name}.json"
-            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback)
+            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback, is_finding)
             self.stored[key] = f"worst/{path.name}"
         return self.stored[key]
 
@@ -116,7 +123,7 @@ def write_all(run: Run, out: Path) -> Run:
     failures = []
     for number, found in enumerate(run.failures):
         stem = f"fail-{number:03d}-{found.kernel}-{found.what.split()[0]}"
-        path = worst.path(stem, found.kernel, found.what, found.content, found.baseline, found.traceback)
+        path = worst.path(stem, found.kernel, found.what, found.content, found.baseline, found.traceback, True)
         failures.append(replace(found, replay=path))
     judged: dict[tuple[str, str], list[CaseRow]] = {}
     for case in run.cases:
@@ -159,4 +166,4 @@ def read(path: Path) -> ReplayFile:
     kernel, what, content = (body.get(key) for key in ("kernel", "what", "content"))
     if not isinstance(kernel, str) or not isinstance(what, str) or not isinstance(content, dict):
         raise ValueError(f"{path} is a damaged replay file: kernel, what or content is missing")
-    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"))
+    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), bool(body.get("is_finding")))

@@ -337,6 +337,7 @@ def _ran(
         outputs=_returned(operation, cases),
         properties=[law.law for law in laws if law.status in ("pass", "fail")],
         is_forward=operation.name == operations.FORWARD,
+        refused=kernel.constraint,
     )
 
 

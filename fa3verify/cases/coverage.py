@@ -17,7 +17,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.kernels.record import Candidate, needed_features
+from fa3verify.kernels.record import Candidate, needed_features, widths
 from fa3verify.records import OMITTED
 
 COVER = "cover"  # what the cases of a covering array are called where others have their family
@@ -173,9 +173,8 @@ def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
     needs = needed_features(problem) - candidate.features
     dims = space.head_dims(candidate)
     nearest = min((n for n in dims if n >= problem.head_dim), default=max(dims, default=problem.head_dim))
-    changes: Json = {"head_dim": nearest}
-    if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim:
-        changes["head_dim_v"] = 0
+    changes: Json = {"head_dim_v": 0} if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim else {}
+    changes |= widths(candidate, nearest)
     if math.isclose(problem.softmax_scale * math.sqrt(problem.head_dim), 1.0):
         changes["softmax_scale"] = None
     plain = {"causal": ("causal", False), "window": ("window", (-1, -1)), "softcap": ("softcap", 0.0)}

@@ -20,7 +20,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate, fitting, needed_features
+from fa3verify.kernels.record import Candidate, fitting, is_absorbed, needed_features
 
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
@@ -142,7 +142,9 @@ def _most_elements(candidate: Candidate, profile: str) -> int:
 def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
     """Sizes that users launch, each beyond what the covering array has."""
     plain: dict[str, Any] = {"dtype": candidate.dtype}
-    dims = candidate.head_dims or (64, 128)
+    dims = [d for d in candidate.head_dims or (64, 128) if not is_absorbed(candidate, d)]
+    if not dims:
+        return
     for nheads, nheads_kv in _HEADS:
         yield AttentionProblem(1, nheads, nheads_kv, 2, 77, int(rng.choice(dims)), **plain)
     for head_dim, head_dim_v in _VALUE_DIMS:

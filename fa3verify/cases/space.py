@@ -23,10 +23,12 @@ from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 from fa3verify.kernels import calls
 from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import (
+    BESIDE_V,
     REFUSED,
     Candidate,
     fitting,
     head_dim_refusal,
+    is_absorbed,
     needed_descales,
     needed_features,
 )
@@ -131,7 +133,6 @@ _SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 PAGE_SIZES = (16, 64, 1, 48, 256)
 ONE_ROTATED = "rotated, one token"
-_BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 TURNS = 2  # sizes of a class at the most
 
 
@@ -226,7 +227,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
         "value_dim",
         ("as keys", "other"),
-        lambda case, config: "as keys" if case.problem.head_dim_v == case.problem.head_dim else "other",
+        lambda case, config: "other" if "head_dim_v" in needed_features(case.problem) else "as keys",
     ),
     Dimension("queries", ("part of a tile", "one", "a tile", "several tiles"), _queries),
     Dimension(
@@ -393,8 +394,8 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     }
     if chosen.get("value_dim") != "other":
         del fields["head_dim_v"]
-    if chosen.get("qv") == "on":
-        fields |= {"qv": True, "head_dim_v": head_dim - _BESIDE_V}
+    if chosen.get("qv") == "on" or is_absorbed(candidate, head_dim):
+        fields |= {"qv": True, "head_dim_v": head_dim - BESIDE_V}
     if chosen.get("sinks") == "on":
         fields["sinks"] = True
     if chosen.get("chunk") == "on":
@@ -432,7 +433,7 @@ def _cache(
     if "fp8" in stored:
         given["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]
     if stored == "leftpad":
-        given["leftpad"] = tuple(7 * (i + turn) % 20 for i in range(len(lengths_k)))
+        given["leftpad"] = tuple(1 + 7 * (i + turn) % 20 for i in range(len(lengths_k)))
     return Cache(indexed=stored == "indexed", seed=turn, **given)
 
 

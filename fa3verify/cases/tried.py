@@ -8,11 +8,15 @@ of calls that returned and whose outputs were compared with something.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fa3_reference.problem import AttentionProblem
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.record import needed_features
+from fa3verify.records import OLDER
 
 SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")
 _LONGEST = ("nheads", "seqlen_q", "seqlen_k")  # of which the largest is told
@@ -24,9 +28,7 @@ _FEATURES = {  # in words, by what a problem needs of a kernel
     "gqa": "grouped heads",
     "head_dim_v": "another head_dim of V",
 }
-LAYOUT = "contiguous"  # how every kernel gets its operands: in C order
-STRIDED = "strided, packed, broadcast and unaligned"
-LAYOUTS = "layouts_change_no_value"  # the property that asks for other layouts as well
+LAYOUT = "contiguous"  # in C order, from an address that vectors of 16 bytes may be read from
 REPEATED = ("repeated_run_is_identical", "calls_leave_no_trace")  # the properties that compare runs of one call
 
 
@@ -46,11 +48,13 @@ class SizesTried:
     features : tuple of str
         What the calls needed of a kernel.
     layout : str
-        Of the tensors.
+        Of the tensors, in words.
     repeated_runs : bool
         Whether runs of one call were compared.
     not_tried : tuple of str
         What nobody asked, in words.
+    layouts : tuple of (str, str)
+        An operand that was handed over as it lay, and how.
     """
 
     calls: int = 0
@@ -65,6 +69,7 @@ class SizesTried:
     layout: str = LAYOUT
     repeated_runs: bool = False
     not_tried: tuple[str, ...] = ()
+    layouts: tuple[tuple[str, str], ...] = field(default=(), metadata=OLDER)
 
 
 class Tried:
@@ -72,13 +77,14 @@ class Tried:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.sizes: dict[str, set[Any]] = {name: set() for name in (*SIZES, "features")}
+        self.sizes: dict[str, set[Any]] = {name: set() for name in (*SIZES, "features", "layouts")}
 
-    def add(self, problem: AttentionProblem) -> None:
-        """Note one call."""
+    def add(self, problem: AttentionProblem, operands: Operands | None = None, views: Iterable[str] = ()) -> None:
+        """Note one call, and how those operands lie that its kernel gets as they are."""
         sizes = ((problem.head_dim,), ((problem.head_dim, problem.head_dim_v),), (problem.group,), (problem.nheads,))
         lengths = ((problem.batch,), (problem.seqlen_q,), (problem.seqlen_k,))
-        self.update(SizesTried(1, *sizes, *lengths, tuple(needed_features(problem))))
+        layouts = tuple((name, _layout(getattr(operands, name))) for name in views)
+        self.update(SizesTried(1, *sizes, *lengths, tuple(needed_features(problem)), layouts=layouts))
 
     def update(self, other: SizesTried) -> None:
         """Add what another collector noted."""
@@ -100,6 +106,7 @@ def concluded(
     outputs: Mapping[str, tuple[int, int]],
     properties: Collection[str],
     is_forward: bool,
+    refused: str | None = None,
 ) -> SizesTried:
     """Return what was tried of a kernel, with what nobody asked of it.
 
@@ -117,9 +124,11 @@ def concluded(
         Those that were checked.
     is_forward : bool
         Whether it is a forward, so that gradients are another kernel's.
+    refused : str, optional
+        Why it does not take some problem that it claims.
     """
     is_repeated = any(name in properties for name in REPEATED)
-    is_strided = LAYOUTS in properties
+    fixed = _fixed(tried.layouts)
     left = sorted(set(head_dims or ()) - set(tried.head_dim))
     missing = {
         **{words: name in features and name not in tried.features for name, words in _FEATURES.items()},
@@ -127,12 +136,37 @@ def concluded(
         f"head_dim {', '.join(map(str, left))}": bool(left),
         "other head_dims, of which the kernel declares none": head_dims is None,
         "gradients": is_forward,
-        "tensors that are not contiguous": not is_strided,
+        f"{' and '.join(fixed) if len(fixed) < 3 else 'tensors'} that are not contiguous": bool(fixed),
         "repeated runs": not is_repeated,
+        f"what the kernel refuses: {refused}": bool(refused),
     }
     not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
-    layout = STRIDED if is_strided else tried.layout
-    return replace(tried, repeated_runs=is_repeated, layout=layout, not_tried=not_tried)
+    return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)
+
+
+def _layout(x: np.ndarray) -> str:
+    """Return how an array lies in memory."""
+    if is_plain(x):
+        return LAYOUT
+    return "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
+
+
+def _fixed(layouts: Iterable[tuple[str, str]]) -> list[str]:
+    """Return which of Q, K and V were contiguous in every call."""
+    return sorted({"q", "k", "v"} - {name for name, kind in layouts if kind != LAYOUT})
+
+
+def _laid(layouts: Iterable[tuple[str, str]]) -> str:
+    """Return how tensors lay, in words.
+
+    >>> _laid([("q", "strided"), ("q", "contiguous"), ("q", "unaligned")]), _laid([])
+    ('strided and unaligned q, contiguous k and v', 'contiguous')
+    """
+    kinds = sorted({kind for _, kind in layouts} - {LAYOUT})
+    words = " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:]))) or LAYOUT
+    fixed = _fixed(layouts)
+    moved = " and ".join(name for name in "qkv" if name not in fixed)
+    return f"{words} {moved}, {LAYOUT} {' and '.join(fixed)}" if moved and fixed else words
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
@@ -147,11 +181,12 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
         return first
     shared: Any = {
         name: tuple(x for x in getattr(first, name) if all(x in getattr(other, name) for other in others))
-        for name in SIZES
+        for name in (*SIZES, "layouts")
     }
     shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
     calls = min(each.calls for each in found)
-    return SizesTried(calls, **shared, repeated_runs=all(each.repeated_runs for each in found))
+    repeated_runs = all(each.repeated_runs for each in found)
+    return SizesTried(calls, **shared, layout=_laid(shared["layouts"]), repeated_runs=repeated_runs)
 
 
 def line(found: Sequence[SizesTried | None]) -> str:

@@ -117,7 +117,7 @@ def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None)
         console.print("\n" + "  ".join(parts))
     _print_findings(console, run.failures, out, str(out / "summary.json"))
     for kernel in run.kernels:
-        if kernel.inconclusive:
+        if kernel.inconclusive and kernel.verdict == "inconclusive":
             words = f"{escape(kernel.name)}: {escape(kernel.inconclusive)}"
             console.print(f"[yellow]INCONCLUSIVE[/yellow] {words}", soft_wrap=True)
     verdict = run.verdict

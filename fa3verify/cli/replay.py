@@ -7,7 +7,7 @@ from pathlib import Path
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, OK, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
 from fa3verify.cli.options import peers_option
 
 
@@ -26,7 +26,9 @@ from fa3verify.cli.options import peers_option
 def replay(
     file: Path, kernel: str | None, family: str | None, activations: Path | None, json_target: str | None
 ) -> None:
-    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property."""
+    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property, 5 if this call alone shows
+    nothing of what was found of the kernel.
+    """
     with one_line_errors():
         from fa3verify.campaign import replay_files
         from fa3verify.cli import console
@@ -37,4 +39,4 @@ def replay(
         emit(found._asdict(), json_target)
         if json_target != "-":
             console.print_replay(stored, found)
-        raise Exit(OK if found.holds else FINDING)
+        raise Exit(FINDING if not found.holds else NOTHING if stored.is_finding_of(kernel) else OK)

@@ -173,8 +173,8 @@ def _figures(
     found: Estimate,
     traced: tuple[Program, Costs, Trace],
 ) -> Json:
-    """Return what is printed and written as JSON; the closed form is the forward's alone, other kernels the
-    backward's.
+    """Return what is printed and written as JSON; the closed form and the softmax are the forward's alone, other
+    kernels the backward's.
     """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.cta import machine_of
@@ -188,6 +188,8 @@ def _figures(
     ticks = sum(overlap.ledger.values()) or 1
     if isinstance(config, Config):
         beside = {
+            # below 0 the tensor core idles for longer than the softmax takes, and so for another reason
+            "hidden_softmax": overlap.hidden_softmax if overlap.hidden_softmax >= 0 else None,
             "closed_form_cycles": round(closed_form(problem, config, machine)),
             "merge_cycles": round(found.around_cycles),
         }
@@ -205,7 +207,6 @@ def _figures(
         **beside,
         "tensor_efficiency": overlap.tensor_efficiency,
         "overlap_efficiency": overlap.overlap_efficiency,
-        "hidden_softmax": overlap.hidden_softmax,
         "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
         "cta_cycles": round(found.cta_cycles),
         "times_as_fast_if_free": {
@@ -241,10 +242,11 @@ def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
         click.echo(f"  {figures['layout']}; key tiles add {order}")
     if figures["binds"] == "hbm":
         click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
+    hidden = figures.get("hidden_softmax")
     click.echo(
         f"  tensor efficiency {figures['tensor_efficiency']:.3f}, "
-        f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds), "
-        f"hidden softmax {figures['hidden_softmax']:.3f}"
+        f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds)"
+        + ("" if hidden is None else f", hidden softmax {hidden:.3f}")
     )
     free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
     click.echo(f"  times as fast if free: {free}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +31,7 @@ def draw_served(problem: AttentionProblem, recipe: Recipe) -> tuple[NDArray[np.f
     q, k, v : float64 arrays in the problem's shapes
         As :meth:`Recipe.draw` returns them.
     sinks : float64 (nheads,)
-        Only of a problem that has them. Every format of 16 bits holds them, but for the sinks of rows whose lse is
-        beyond that of fp16.
+        Only of a problem that has them. Binary32 holds them, in which kernels are given them, and no format of 16 bits.
     """
     q, k, v = recipe.draw(problem)
     if problem.qv:
@@ -52,4 +50,4 @@ def _sinks(problem: AttentionProblem, arrays: tuple[NDArray[np.float64], ...], s
         usable = rows[np.isfinite(rows)]
         found[head] += usable[rng.integers(usable.size)] if usable.size else 0.0
         found[head] += SINKS_OVER_LSE[(seed + head) % len(SINKS_OVER_LSE)]
-    return found.astype(ml_dtypes.bfloat16).astype(np.float64)
+    return found.astype(np.float32).astype(np.float64)

@@ -13,6 +13,7 @@ import numpy as np
 from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Floats, Operands
+from fa3verify.kernels.handed import unchanged
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
 from fa3verify.operations.forward import Result
@@ -74,6 +75,12 @@ class ArrayFunction:
     gradients: GradientsOf = ""
     page_size: int = 16
 
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return which operands the function gets as they lie in memory, where those of others are copied."""
+        is_copied = self.device != "cpu" or self.gradients
+        return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
+
     def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
         """Return a configuration that says the formats; of a function nothing else is known.
 
@@ -91,7 +98,7 @@ class ArrayFunction:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
         sizes = {name: min(getattr(problem, name), MAX_HEAD_DIM) for name in ("head_dim", "head_dim_v")}
         plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None)
-        return default_config(plain, out_dtype=self.out_dtype) if self.out_dtype else default_config(plain)
+        return default_config(plain, out_dtype=self.out_dtype if problem.dtype == "e4m3" else "")
 
     def run(
         self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig
@@ -119,15 +126,21 @@ class ArrayFunction:
         given = serve(problem, operands)
         stored = {name: np.array(x) for name, x in given.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
-        inputs = tuple(self._operand(given.pop(name), problem) for name in names)
+        inputs = {name: self._operand(given.pop(name), problem) for name in names}
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
-            found = tuple(map(self._array, self._gradients(inputs, operands, problem, options)))
+            inputs |= self._of_forward(operands, problem)
+            options |= {} if operands.dlse is None else {"dlse": self._foreign(operands.dlse)}
+        call: Callable[..., Any] = self._by_autograd if self.gradients == "autograd" else self.function
+        with unchanged(inputs | options):
+            returned = call(*inputs.values(), **options)
+        if self.gradients:
+            found = tuple(map(self._array, returned))
             return *(self._layout(x, problem) for x in found[:3]), *found[3:]
-        returned = self.function(*inputs, **options)
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
-        check_written(problem, operands, stored, (self._array(inputs[1]), self._array(inputs[2])))
+        if stored:
+            check_written(problem, operands, stored, (self._array(inputs["k_cache"]), self._array(inputs["v_cache"])))
         return self._result(problem, asked, self._array(out), None if lse is None else self._array(lse))
 
     def _result(self, problem: AttentionProblem, asked: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
@@ -141,22 +154,17 @@ class ArrayFunction:
             lse = lse.swapaxes(0, 1).reshape(asked.lse_shape)
         return Result(out, lse)
 
-    def _gradients(
-        self,
-        inputs: tuple[Any, ...],
-        operands: BackwardOperands,
-        problem: AttentionProblem,
-        options: dict[str, Any],
-    ) -> Any:
-        """Return the gradients as the function returns them, or as autograd takes them of it."""
-        dout = self._given(operands.dout, problem)
-        options |= {} if operands.dlse is None else {"dlse": self._foreign(operands.dlse)}
+    def _of_forward(self, operands: BackwardOperands, problem: AttentionProblem) -> dict[str, Any]:
+        """Return what gradients are taken of beside q, k and v, of which autograd runs a forward of its own."""
+        dout = {"dout": self._given(operands.dout, problem)}
         if self.gradients == "autograd":
-            from fa3verify.tensors.convert import gradients_of
+            return dout
+        return dout | {"out": self._given(operands.out, problem), "lse": self._foreign(operands.lse)}
 
-            return gradients_of(self.function, inputs, dout, **options)
-        out = self._given(operands.out, problem)
-        return self.function(*inputs, dout, out, self._foreign(operands.lse), **options)
+    def _by_autograd(self, *inputs: Any, **options: Any) -> Any:
+        from fa3verify.tensors.convert import gradients_of
+
+        return gradients_of(self.function, inputs[:3], inputs[3], **options)
 
     def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
         return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x

@@ -18,10 +18,9 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.handed import MOST_BYTES, Overwritten, unchanged
+from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.text import of_error, of_traceback
-
-_MOST_BYTES = 2**26  # of a view that is copied
 
 
 class CandidateError(Exception):
@@ -31,14 +30,14 @@ class CandidateError(Exception):
     def traceback(self) -> dict[str, str] | None:
         """That of what the kernel raised, as :func:`fa3verify.text.of_traceback`; None where it raised nothing."""
         cause = self.__cause__
-        return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
+        return None if cause is None or isinstance(cause, OURS) else of_traceback(cause)
 
 
-REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
+OURS = (operations.WrongOutput, Overwritten)  # what the harness raises of a kernel
 
 
 class Refused(CandidateError):
-    """A kernel raised one of :data:`REFUSALS`: it may not support what was asked."""
+    """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: it may not support what was asked."""
 
 
 def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
@@ -68,11 +67,13 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     """
     process = os.getpid()
     given = sealed(operands)
+    arrays = {f.name: getattr(x := getattr(given, f.name), "values", x) for f in fields(given)}
     try:
-        with watch.warming(candidate.name), np.errstate():  # which ends what the kernel sets for its own sums
+        # np.errstate ends what the kernel sets for its own sums.
+        with watch.warming(candidate.name), np.errstate(), unchanged(arrays):
             returned = candidate.run(copy(problem), given, copy(config))
         named = operations.find(candidate.operation).named(returned, problem, config)
-    except operations.WrongOutput as error:
+    except OURS as error:
         raise CandidateError(str(error)) from error
     except REFUSALS as error:
         raise Refused(of_error(error) + _hint(error)) from error
@@ -83,8 +84,6 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work
-    if changed := [f.name for f in fields(operands) if not _same(getattr(given, f.name), getattr(operands, f.name))]:
-        raise CandidateError(f"changed its operand {' and '.join(changed)}")
     return {name: np.array(x, order="C") for name, x in named.items()}
 
 
@@ -117,10 +116,10 @@ def _sealed(x: Any) -> Any:
 def _laid(x: np.ndarray) -> np.ndarray:
     """Return a copy of a view with its strides and its place in memory; what lies between is of no array.
 
-    A view of more memory than :data:`_MOST_BYTES` is returned itself.
+    A view of more memory than :data:`MOST_BYTES` is returned itself.
     """
     low, high = np.lib.array_utils.byte_bounds(x)
-    if high - low > _MOST_BYTES:
+    if high - low > MOST_BYTES:
         return x.view()
     start = x.__array_interface__["data"][0]
     memory = np.full(high - low + 64, 0x7F, np.uint8)  # NaN of e4m3, and a large number of the others
@@ -128,13 +127,3 @@ def _laid(x: np.ndarray) -> np.ndarray:
     copy = np.ndarray(x.shape, x.dtype, memory, first + start - low, x.strides)
     copy[...] = x
     return copy
-
-
-def _same(a: np.ndarray | Descale | None, b: np.ndarray | Descale | None) -> bool:
-    """Tell whether two arrays, or the values of two descales, have the same bits."""
-    if isinstance(a, Descale) and isinstance(b, Descale):
-        return a.block_rows == b.block_rows and _same(a.values, b.values)
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        return a is b
-    bits = f"u{b.dtype.itemsize}"
-    return (a.shape, a.dtype) == (b.shape, b.dtype) and bool((a.view(bits) == b.view(bits)).all())

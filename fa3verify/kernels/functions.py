@@ -115,8 +115,9 @@ def array_candidate(
     Raises
     ------
     ValueError
-        For a misspelt fact, dtype, layout, feature, property, accumulator or kind of gradients, with the list of those
-        that exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside an order.
+        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with the
+        list of those that exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside
+        an order.
 
     Examples
     --------
@@ -127,7 +128,7 @@ def array_candidate(
     operation = "backward" if gradients else operations.FORWARD
     features = frozenset(facts.get("features", ("causal", "gqa")))
     dtypes = tuple(dtypes)
-    _check_facts(facts, dtypes, features, layout, gradients, library)
+    _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     pages = (facts.get("page_sizes") or (16,))[0]
     side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages)
     title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
@@ -142,7 +143,13 @@ def array_candidate(
 
 
 def _check_facts(
-    facts: CandidateFacts, dtypes: tuple[str, ...], features: frozenset[str], layout: str, gradients: str, library: str
+    facts: CandidateFacts,
+    dtypes: tuple[str, ...],
+    features: frozenset[str],
+    layout: str,
+    gradients: str,
+    library: str,
+    out_dtype: str,
 ) -> None:
     """Raise ValueError for a word that no candidate knows, with those that it knows."""
     if gradients == "autograd" and library != "torch":
@@ -157,6 +164,7 @@ def _check_facts(
         *((feature, taken, "feature") for feature in sorted(features)),
         (layout, get_args(Layout), "layout"),
         (gradients, get_args(GradientsOf), "gradients"),
+        (out_dtype, ("", *get_args(OutDtype)), "out_dtype"),
     )
     for value, known, what in asked:
         if value not in known:

@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype
 from fa3verify import operations
+from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.operations import AnyConfig
 from fa3verify.text import MOST_BYTES, one_line
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from fa3verify.cases.case import Case
 
 
+BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 _PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
 Accumulator = Literal["fp32", "wgmma", "either"]
 
 
 # Head dims that a kernel which declares none refused when it was asked in this process, by its name.
 REFUSED: dict[str, frozenset[int]] = {}
+REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Candidate:
         ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
         forward :class:`Result`).
     configure : callable
-        ``configure(problem)``: the operation's configuration (for a forward ``Config``). ValueError if unsupported.
+        ``configure(problem)``: the operation's configuration (for a forward ``Config``). What it refuses by ValueError
+        or NotImplementedError is not asked of the kernel, in no case and no property.
     features : frozenset of str
         Subset of those of its operation, above all :data:`fa3verify.operations.FEATURES`; problems that need others
         are never sent.
@@ -190,10 +194,33 @@ class Candidate:
         ValueError
             If the problem or the changes are unsupported.
         """
-        config = replace(self.configure(copy(problem)), **dict(changes))
+        config = replace(self.configured(problem), **dict(changes))
         if self.launchable is not None:
             self.launchable(problem, config)
         return config
+
+    def configured(self, problem: AttentionProblem) -> AnyConfig:
+        """Return the configuration that the kernel itself chooses for a problem.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            What is computed; the kernel sees a copy.
+
+        Returns
+        -------
+        Config, BackwardConfig, GradientConfig or QuantizeConfig
+            Of the kernel's operation.
+
+        Raises
+        ------
+        ValueError
+            If it refuses the problem by one of :data:`REFUSALS`.
+        """
+        try:
+            return self.configure(copy(problem))
+        except NotImplementedError as error:
+            raise ValueError(one_line(error)) from error
 
     def claims(self, law: str) -> bool:
         """Tell whether it claims the bits of a property that not every kernel has.
@@ -261,7 +288,7 @@ class Candidate:
         if not self.fixes_config:
             return None
         try:
-            own = self.configure(copy(problem))
+            own = self.configured(problem)
         except ValueError as error:
             return one_line(error)
         if chosen(own, config, self.changeable) is not None:
@@ -288,7 +315,7 @@ class Candidate:
         if words := self.misfit(problem):
             return words
         try:
-            self.configure(copy(problem))
+            self.configured(problem)
         except ValueError as error:
             return one_line(error)
         return None
@@ -350,6 +377,17 @@ def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None
     return found if replace(own, **found) == config else None
 
 
+def is_absorbed(candidate: Candidate, head_dim: int) -> bool:
+    """Tell whether a head_dim is that of absorbed heads alone, as no V is so wide."""
+    return "qv" in candidate.features and head_dim > MAX_HEAD_DIM_V
+
+
+def widths(candidate: Candidate, head_dim: int) -> Json:
+    """Return the fields of a plain problem that say how wide its heads are; absorbed ones have a V that is narrower."""
+    absorbed: Json = {"qv": True, "head_dim_v": head_dim - BESIDE_V} if is_absorbed(candidate, head_dim) else {}
+    return {"head_dim": head_dim} | absorbed
+
+
 def fitting(n: int, candidate: Candidate) -> int:
     """Return the smallest length that a kernel takes and that is no smaller."""
     return math.ceil(max(n, candidate.min_seqlen) / candidate.seqlen_multiple) * candidate.seqlen_multiple
@@ -364,7 +402,8 @@ def head_dim_refusal(candidate: Candidate, head_dim: int) -> str | None:
         If there is no problem of such a head_dim.
     """
     n = fitting(_PLAIN_LENGTH, candidate)
-    plain = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
-    problems = [AttentionProblem(head_dim=head_dim, causal=causal, **plain) for causal in (False, True)]
+    sizes: Json = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
+    plain = sizes | widths(candidate, head_dim)
+    problems = [AttentionProblem(causal=causal, **plain) for causal in (False, True)]
     refusals = [candidate.refusal(problem) for problem in problems]
     return None if None in refusals else refusals[0]

@@ -15,6 +15,7 @@ from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import Array, AttentionProblem, Operands
+from fa3verify.kernels.handed import unchanged
 from fa3verify.known.launches import Backward, GivenBackward, Gradients, Keywords, Options
 from fa3verify.tensors.convert import to_gpu, to_numpy
 
@@ -37,7 +38,8 @@ def run_forward(problem: AttentionProblem, operands: Operands, options: Keywords
     q, k, v = map(to_gpu, (operands.q, operands.k, operands.v))
     semantics = Semantics.of(problem)
     choices = Choices(**options)
-    out, lse = forward(q, k, v, semantics, choices, descales=descales_of(operands), packed=packed_of(problem))
+    with unchanged({"q": q, "k": k, "v": v}):
+        out, lse = forward(q, k, v, semantics, choices, descales=descales_of(operands), packed=packed_of(problem))
     return to_numpy(out), to_numpy(lse)
 
 
@@ -79,15 +81,16 @@ def run_served(
         call["max_seqlen_q"] = problem.seqlen_q
     if problem.cache is not None:
         call["rotary_interleaved"] = problem.cache.interleaved
-    out, lse = flash_attn_with_kvcache(
-        softmax_scale=problem.softmax_scale,
-        causal=problem.causal,
-        window_size=problem.window,
-        softcap=problem.softcap,
-        return_softmax_lse=True,
-        **call,
-        **options,
-    )
+    with unchanged(call):
+        out, lse = flash_attn_with_kvcache(
+            softmax_scale=problem.softmax_scale,
+            causal=problem.causal,
+            window_size=problem.window,
+            softcap=problem.softcap,
+            return_softmax_lse=True,
+            **call,
+            **options,
+        )
     check_written(problem, operands, arrays, (to_numpy(call["k_cache"]), to_numpy(call["v_cache"])))
     lse = lse.transpose(0, 1) if asked.is_varlen and lse.ndim == 3 else lse
     return to_numpy(out.reshape(asked.out_shape)), to_numpy(lse.reshape(asked.lse_shape))
@@ -116,7 +119,8 @@ def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> Quantiz
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in given:
             tensors[f"max_seqlen_{name[-1]}"] = int(np.diff(given[name]).max())
-    return quantize_qkv(**tensors, **options)
+    with unchanged(tensors):
+        return quantize_qkv(**tensors, **options)
 
 
 def load_backward(name: str) -> Backward:

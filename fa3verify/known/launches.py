@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.cache import serve
+from fa3_reference.cache import check_written, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify import operations
+from fa3verify.kernels.handed import unchanged
 from fa3verify.known.libraries import Unsupported, library
 from fa3verify.known.peers import PEERS
 from fa3verify.tensors.convert import to_gpu, to_numpy
@@ -146,8 +147,13 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
     operation = "backward" if isinstance(operands, BackwardOperands) else operations.FORWARD
     serves = name in PEERS and PEERS[name].serves
     tensors = served(problem, operands) if serves else given(problem, operands)
-    output = loaded(name, operation)(problem, tensors, options)()
-    torch.cuda.synchronize()
+    named = tensors if isinstance(tensors, dict) else tensors._asdict()
+    with unchanged(named):
+        output = loaded(name, operation)(problem, tensors, options)()
+        torch.cuda.synchronize()
+    if problem.cache is not None:
+        after = (to_numpy(named["k_cache"]), to_numpy(named["v_cache"]))
+        check_written(problem, operands, serve(problem, operands), after)
     found = output[:2] if isinstance(output, LaunchOutput) else output
     return tuple(None if x is None else to_numpy(x) for x in found)
 

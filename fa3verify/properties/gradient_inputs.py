@@ -15,7 +15,7 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.properties.compare import Found, against_truth
-from fa3verify.properties.law import Setup, Trial, Violation, set_up
+from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.trials import Wanted, drawn, law
 
 _OF = ("backward",)
@@ -42,14 +42,19 @@ def _far_scores(setup: Setup, trial: Trial) -> Found:
 
 
 def _telling_lengths(setup: Setup, trial: Trial) -> Found:
-    """One query, and half a tile of them, under every mask that the kernel claims."""
+    """One query, and half a tile of them, under every mask that the kernel claims and of those that it takes."""
     seqlen_k = trial.integer("seqlen_k", 1, max(HALF_TILES))
     candidate = setup.candidate
     masks = {name: mask for name, mask in MASKS.items() if name == "dense" or name in candidate.features}
+    taken = []
     for seqlen_q, (name, mask) in product((1, 64), masks.items()):
         plain = replace(setup.problem, causal=False, window=(-1, -1), seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         problem = adapted(candidate, replace(plain, **mask))
-        words = f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys"
+        if candidate.supports(problem):
+            taken.append((f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys", problem))
+    if not taken:
+        raise Untaken("the kernel refuses every mask beside so few queries")
+    for words, problem in taken:
         yield against_truth(set_up(candidate, replace(trial.case, problem=problem)), words)
 
 

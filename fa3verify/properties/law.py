@@ -25,6 +25,7 @@ from fa3verify.kernels.calls import Refused as Refused
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
+from fa3verify.text import one_line
 
 SCHEMA = "fa3verify.trial/1"
 Drawn = dict[str, object]  # parameters of a law: JSON values, which the law checks when it reads them
@@ -162,7 +163,7 @@ class Law:
 
 
 class Untaken(Exception):
-    """A law led to a size, descales or a configuration that the kernel declares not to take: the trial says nothing."""
+    """A law led to a size, descales or a configuration that the kernel does not take: the trial says nothing."""
 
 
 class Setup(NamedTuple):
@@ -179,8 +180,8 @@ class Setup(NamedTuple):
         return operations.find(self.candidate.operation)
 
     def run(self) -> Outputs:
-        """Run the kernel by :func:`fa3verify.kernels.calls.run`; Untaken where it declares not to take the call."""
-        if words := self.candidate.misfit(self.problem) or self.candidate.unreachable(self.problem, self.config):
+        """Run the kernel by :func:`fa3verify.kernels.calls.run`; Untaken where it does not take the call."""
+        if words := self.candidate.refusal(self.problem) or self.candidate.unreachable(self.problem, self.config):
             raise Untaken(words)
         return calls.run(self.candidate, self.problem, self.operands, self.config)
 
@@ -207,13 +208,10 @@ class Setup(NamedTuple):
 
 
 def set_up(candidate: Candidate, case: Case) -> Setup:
-    """Return the call a case describes; Untaken where it has descales that the kernel does not claim to take."""
+    """Return the call a case describes; Untaken where the kernel does not take its descales, or refuses it."""
     try:
         candidate.check_descales(case)
-    except ValueError as error:
-        raise Untaken(str(error)) from None
-    try:
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
-        raise Refused(f"ValueError: {error}") from error
+        raise Untaken(one_line(error)) from None
     return Setup(candidate, case.problem, case.operands(), config)

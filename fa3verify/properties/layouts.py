@@ -99,9 +99,9 @@ LAYOUTS: Mapping[str, Callable[[Arrays], Arrays]] = {
 
 
 def is_strided(candidate: Candidate) -> bool:
-    """Tell whether a kernel is a function of arrays, which takes them as they lie in memory."""
+    """Tell whether a kernel is a function of arrays that gets some as they lie in memory."""
     side = getattr(candidate.run, "__self__", None)
-    return isinstance(side, ArrayFunction) and side.device == "cpu" and not side.gradients
+    return isinstance(side, ArrayFunction) and bool(side.views)
 
 
 def _arrays(setup: Setup) -> Arrays:

@@ -101,7 +101,7 @@ class _Search:
             named = operation.named(returned, problem, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in named.values())
-                self.called.add(problem)
+                self.called.add(problem, operands, getattr(run.__self__, "views", ()))  # type: ignore[attr-defined]
             for output in operation.sides:
                 if output.optional and output.is_due(problem) and self.trial:
                     self.optional.setdefault((output.name, output.name in named), self.trial)

@@ -17,7 +17,7 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
-from fa3verify.kernels.record import Candidate, head_dim_refusal
+from fa3verify.kernels.record import Candidate, head_dim_refusal, is_absorbed, widths
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
@@ -36,7 +36,8 @@ class Wanted:
     ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``permuted`` for three sequences
     and kv heads or more, which have orders that are not their own inverse; ``grouped`` for shared kv heads;
     ``unseen``, three times of four, for rows that a causal mask hides every key from, beside keys of two tiles;
-    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always.
+    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always. ``absorbed``
+    heads, whose K holds V, are for laws that change neither alone.
     """
 
     masks: Literal["any", "none", "causal", "window", "some"] = "any"
@@ -49,6 +50,7 @@ class Wanted:
     permuted: bool = False
     unseen: bool = False
     empty: bool = True
+    absorbed: bool = False
     longest_q: int = MAX_SEQLEN
     seqlens_k: tuple[int, ...] = ()
     families: tuple[str, ...] | None = None
@@ -107,11 +109,13 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         varlen = "varlen" in candidate.features and draw(st.booleans())
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
-    head_dim = draw(st.sampled_from(candidate.head_dims or _dims(candidate)))
+    dims = [d for d in candidate.head_dims or _dims(candidate) if wanted.absorbed or not is_absorbed(candidate, d)]
+    assume(dims)
+    head_dim = draw(st.sampled_from(dims))
     rest: Json = {
         "nheads": nheads_kv * group,
         "nheads_kv": nheads_kv,
-        "head_dim": head_dim,
+        **widths(candidate, head_dim),
         "dtype": candidate.dtype,
         "softmax_scale": draw(st.sampled_from((None, 0.25, 0.05))),
         **_mask(draw, candidate, wanted),
@@ -191,4 +195,8 @@ def law(
     def check(candidate: Candidate, trial: Trial) -> Violation | None:
         return first(compare(set_up(candidate, trial.case), trial))
 
-    return Law(name, statement, kind, applies, trials, check, of)
+    def fits(candidate: Candidate) -> bool:
+        is_plain = not all(is_absorbed(candidate, d) for d in candidate.head_dims or (0,))
+        return (is_plain or wanted.absorbed) and applies(candidate)
+
+    return Law(name, statement, kind, fits, trials, check, of)

@@ -74,7 +74,10 @@ _BY_BATCH: tuple[dict[str, int], ...] = (
     {"batch": 16, "rows": 1, "width": 128, "columns": 128},
 )
 _CHAINS: tuple[dict[str, int], ...] = ({"batch": 16, "rows": 1, "width": 64, "columns": 64}, *_BY_BATCH[2:])
-_CASES = (Ground("cases"), Ground("long cases", wanted=Wanted(seqlens_k=LONG, longest_q=4, empty=False)))
+_CASES = (
+    Ground("cases", wanted=Wanted(absorbed=True)),
+    Ground("long cases", wanted=Wanted(absorbed=True, seqlens_k=LONG, longest_q=4, empty=False)),
+)
 
 
 def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tuple[Ground, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fa3_kernels.cached import flash_attn_with_kvcache
-from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.gluon.launch import forward, packed_by
 from fa3_kernels.gluon.launch_backward import check_differentiable
 from fa3_kernels.operators import (
     PROMOTION_INTERVAL,
@@ -191,7 +191,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
         Starts of the sequences, from 0 to the number of rows, on the GPU of q. They are read there alone, so no call
         waits for the GPU: the schedule is made there too.
     max_seqlen_q, max_seqlen_k : int
-        At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed.
+        At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed. A tensor
+        of one integer is waited for where it is on the GPU.
     seqused_q, seqused_k : None
         Refused unless None.
     softmax_scale : float, optional
@@ -244,6 +245,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     torch.Size([300, 8, 64])
     """
     refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
+    packed = packed_by(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     factors = factors_of(q_descale, k_descale, v_descale, k, cu_seqlens_q)
     descales = descales_of(*factors, descale_blocks)
     if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
@@ -251,10 +253,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
             q,
             k,
             v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
+            *packed,
             *factors,
             softmax_scale,
             causal,
@@ -271,7 +270,6 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
         semantics, choices = options_of(
             softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
         )
-        packed = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.launch import Paged, forward
+from fa3_kernels.gluon.launch import Paged, forward, whole
 from fa3_kernels.gluon.launch_append import append
 from fa3_kernels.operators import PROMOTION_INTERVAL, descales_of, factors_of, options_of, refuse
 from fa3_kernels.plan.request import ONE_PAGE
@@ -43,7 +43,7 @@ def _queries(
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:
             raise ValueError("cu_seqlens_q needs max_seqlen_q, the longest sequence of queries there may be")
-        return cu_seqlens_q, cu_seqlens_q.numel() - 1, max_seqlen_q
+        return cu_seqlens_q, cu_seqlens_q.numel() - 1, whole("max_seqlen_q", max_seqlen_q)
     if q.ndim != 4:
         raise ValueError(
             f"q must be (batch, seqlen_q, nheads, head_dim), or packed with cu_seqlens_q, got {(*q.shape,)}"
@@ -79,8 +79,8 @@ def _cache(
         room *= page_table.shape[-1]
     if cache_seqlens is None:
         cache_seqlens = _numbers(room, 0, batch, device)
-    elif isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=device)
+    elif not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = torch.full((batch,), whole("cache_seqlens", cache_seqlens), dtype=torch.int32, device=device)
     first_keys = _numbers(0, 0, batch, device) if cache_leftpad is None else cache_leftpad
     return _Cache(cache_seqlens, page_table, first_keys, page_size, room)
 
@@ -222,7 +222,7 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
         raise ValueError("attention over a cache has no gradient: call it under torch.no_grad()")
     starts, batch, longest_q = _queries(q, cu_seqlens_q, max_seqlen_q)
     cache = _cache(k_cache, batch, q.device, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
-    longest_k = cache.room if max_seqlen_k is None else min(max_seqlen_k, cache.room)
+    longest_k = cache.room if max_seqlen_k is None else min(whole("max_seqlen_k", max_seqlen_k), cache.room)
     paged = Paged(starts, cache.seqused_k, longest_q, longest_k, cache.page_table, cache.first_keys, cache.page_size)
     rows = q if cu_seqlens_q is not None else q.flatten(0, 1)
     rotary = (rotary_cos, rotary_sin, rotary_seqlens)
@@ -265,5 +265,6 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     )
     if cu_seqlens_q is None:
         out = out.view(batch, longest_q, q.shape[2], -1)
-        lse = lse.view(q.shape[2], batch, longest_q).transpose(0, 1) if return_softmax_lse else lse
+        if return_softmax_lse:  # contiguous, as upstream's
+            lse = lse.view(q.shape[2], batch, longest_q).transpose(0, 1).contiguous()
     return (out, lse) if return_softmax_lse else out

@@ -18,7 +18,7 @@ import torch
 from torch.library import Library
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.gluon.launch import Packed, forward, packed_by
 from fa3_kernels.gluon.launch_backward import backward, check_differentiable
 from fa3_kernels.operators import options_of
 from fa3_kernels.plan.request import Semantics
@@ -26,6 +26,7 @@ from fa3_kernels.plan.request import Semantics
 __all__ = ["register_with_torch", "register_with_transformers"]
 
 NAME = "fa3verify"
+WITH_TEXT = 4  # planes of position_ids: a token's place in its text, then time, height and width
 _Tensors = tuple[torch.Tensor, ...]
 
 
@@ -184,11 +185,7 @@ def _window(window: tuple[int | None, int | None]) -> tuple[int, int]:
 
 
 def _packed(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: int, max_k: int) -> Packed | None:
-    if starts_q is None and starts_k is None:
-        return None
-    if starts_q is None or starts_k is None:
-        raise ValueError("packed sequences need the starts of queries and of keys")
-    return Packed(starts_q, starts_k, max_q, max_k)
+    return None if starts_q is None and starts_k is None else packed_by(starts_q, starts_k, max_q, max_k)
 
 
 def _refuse(dropout_p: float, **others: object) -> None:
@@ -254,18 +251,29 @@ def _starts(
 ) -> tuple[torch.Tensor, torch.Tensor, int, int] | None:
     """Return where the packed sequences of a batch of one start, as it is told or as position_ids begin anew; else
     None.
+
+    As in Transformers' flash attention a sequence begins at the smallest position. Of positions along several axes
+    (MRoPE) all must be smallest there, for the patches of an image share some of theirs; where the text's own stand in
+    front of three axes, they alone count.
     """
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, max_q, max_k = (others.get(name) for name in names)
     if starts_q is not None and starts_k is not None and max_q is not None and max_k is not None:
         return starts_q.int(), starts_k.int(), int(max_q), int(max_k)
     positions = others.get("position_ids")
-    if positions is None or len(q) != 1 or q.shape[1] == 1 or q.shape[1] != k.shape[1]:
+    rows = q.shape[1]
+    if positions is None or len(q) != 1 or rows <= 1 or rows != k.shape[1]:
         return None
-    first = (positions.flatten() == positions.min()).nonzero().flatten().int()
-    if len(first) <= 1:
+    if positions.shape[-1] != rows:
+        raise ValueError(f"position_ids must have one position for each of {rows} tokens, got {(*positions.shape,)}")
+    planes = positions.reshape(-1, rows)
+    if len(planes) == WITH_TEXT:
+        planes = planes[:1]
+    begins = (planes == planes.amin(1, keepdim=True)).all(0)
+    begins[0] = True  # tokens in front of the smallest position are a sequence, too
+    starts = torch.nn.functional.pad(begins.nonzero().flatten(), (0, 1), value=rows).int()
+    if len(starts) <= 2:
         return None
-    starts = torch.cat([first, first.new_tensor([q.shape[1]])])
     longest = int(starts.diff().max())
     return starts, starts, longest, longest
 

@@ -241,6 +241,7 @@ def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...]
     x[..., second] = a * sin + b * cos
 
 
+@np.errstate(invalid="ignore")  # of keys that are not finite
 def check_written(
     problem: AttentionProblem, operands: Operands, before: Mapping[str, Any], after: tuple[Any, Any]
 ) -> None:
@@ -281,12 +282,18 @@ def check_written(
     k, v = gathered(whole, {**before, **stored, "cache_seqlens": lengths})
     _, want = rotated(problem, operands.q, operands.k)
     _, sizes = rotated(problem, np.abs(operands.q), np.abs(operands.k), of_sizes=True)
-    least = FORMATS[problem.dtype].min_subnormal + 2.0**-125
-    allowed = sizes * 2.0**-7 + least if cache.rotary_dim else np.zeros(())
+    kept = FORMATS[problem.dtype]
+    allowed = sizes * 2.0**-7 + kept.min_subnormal + 2.0**-125 if cache.rotary_dim else np.zeros(sizes.shape)
     has_values = np.array_equal(v.astype(np.float32), operands.v.astype(np.float32), equal_nan=True)
-    is_written = has_values and bool(np.all(np.abs(k.astype(np.float64) - want) <= allowed))
-    if not is_written and np.isfinite(want).all():
+    if not (has_values and _holds(k.astype(np.float64), want, allowed, kept.max_finite)):
         raise RuntimeError("it did not write the keys that it appends into its cache")
+
+
+def _holds(got: np.ndarray, want: np.ndarray, allowed: np.ndarray, largest: float) -> bool:
+    """Tell whether keys are what they should be: NaN for NaN, and an infinity where the format holds nothing larger."""
+    is_near = (got == want) | (np.isfinite(want) & (np.abs(got - want) <= allowed))
+    is_beyond = np.isinf(got) & (np.sign(got) * want + allowed > largest)
+    return bool(np.all(is_near | is_beyond | (np.isnan(got) & np.isnan(want))))
 
 
 def with_cache(problem: AttentionProblem, cache: Cache) -> AttentionProblem:

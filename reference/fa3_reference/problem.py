@@ -188,15 +188,16 @@ class AttentionProblem:
     def serving(self) -> frozenset[str]:
         """What a kernel must have to serve this problem: ``sinks``, ``attention_chunk``, ``qv``, and of caches
         ``seqused_k``, ``paged``, ``append``, ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``.
+        What is handed over counts, of no keys too: a kernel without it has no such argument.
         """
         needs = {"sinks": self.sinks, "attention_chunk": self.attention_chunk > 0, "qv": self.qv}
         if (cache := self.cache) is not None:
             needs |= {
                 "seqused_k": not cache.page_size,
                 "paged": cache.page_size > 0,
-                "append": any(cache.new),
+                "append": bool(cache.new),
                 "rotary": cache.rotary_dim > 0,
-                "leftpad": any(cache.leftpad),
+                "leftpad": bool(cache.leftpad),
                 "batch_idx": cache.indexed,
                 "fp8_cache": cache.fp8 in ("tensor", "head"),
                 "fp8_rows": cache.fp8 == "row",

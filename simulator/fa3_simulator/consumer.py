@@ -344,12 +344,9 @@ class Consumer:
         self.read_output()
         stream.vector(self.work["epilogue"])
         if self.s.traits.output_in_v:
-            self.store_together(size)
+            self.store_together()
             return
-        if self.s.output_in_query_slot:
-            out = self.query(tile)
-        else:
-            out = Slot(f"out.{self.index}", self.shared.bytes_of["out"])
+        out = self.query(tile) if self.s.output_in_query_slot else self.shared.out[self.index]
         staged = WARPGROUP_ROWS * staged_channels(self.s) * 2
         for _ in range(-(-size // staged)):
             stream.store_wait()
@@ -359,18 +356,21 @@ class Consumer:
             stream.bar_sync(self.shared.epilogue[self.index])
             stream.store(out, staged)
 
-    def store_together(self, size: int) -> None:
-        """O of all consumers through V's memory: the last one stores it, and V may be loaded when it has left."""
+    def store_together(self) -> None:
+        """O of all consumers through V's memory, when all have read V: the last one stores it, and V may be loaded when
+        it has left.
+        """
         stream = self.stream
         last = self.s.consumers - 1
-        stream.write(Slot(f"out.{self.index}", size, "v"))
+        stream.bar_sync(self.shared.together)
+        stream.write(self.shared.out[self.index])
         stream.vector(self.work["store"])
         stream.fence()
         if self.index < last:
             stream.bar_arrive(self.shared.together)
             return
         stream.bar_sync(self.shared.together)
-        for consumer in range(self.s.consumers):
-            stream.store(Slot(f"out.{consumer}", size, "v"), size)
+        for out in self.shared.out:
+            stream.store(out, out.bytes)
         stream.store_wait()
         stream.arrive(self.shared.stored)

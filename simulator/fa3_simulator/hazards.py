@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.machine import Machine
-from fa3_simulator.program import NONE, Op, Program
+from fa3_simulator.program import NONE, Op, Program, regions
 
 LOCAL = (Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE)  # touch nothing shared
 _METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}
@@ -32,24 +32,24 @@ _METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}
 
 @dataclass(slots=True)
 class Access:
-    """Last write of a slot and the reads since; an epoch is (component of the vector clock, value)."""
+    """Last write of a region and the reads since; an epoch is (component of the vector clock, value)."""
 
     written: int = 0  # number of writes so far
     writer: str = "nobody"
-    is_load: bool = False  # whether the last one is of TMA
+    loaded: int = NONE  # the slot that it was loaded into, if the last one is of TMA
     readers: set[str] = field(default_factory=set)  # actors that read its contents
-    loads: dict[frozenset[str], int] = field(default_factory=dict)  # readers of every load before, and its number
+    loads: dict[tuple[int, frozenset[str]], int] = field(default_factory=dict)  # slot and readers of each, its number
     issue: tuple[int, int] | None = None  # accumulators: the wgmma group that writes
     reads: dict[int, tuple[int, str]] = field(default_factory=dict)  # by component the last one's value and name
 
-    def replaced(self, writer: str, *, is_load: bool) -> None:
+    def replaced(self, writer: str, loaded: int = NONE) -> None:
         """Other contents."""
         self.keep_readers()
-        self.written, self.writer, self.is_load, self.readers = self.written + 1, writer, is_load, set()
+        self.written, self.writer, self.loaded, self.readers = self.written + 1, writer, loaded, set()
 
     def keep_readers(self) -> None:
-        if self.is_load:
-            self.loads.setdefault(frozenset(self.readers), self.written)
+        if self.loaded != NONE:
+            self.loads.setdefault((self.loaded, frozenset(self.readers)), self.written)
 
 
 @dataclass(slots=True)
@@ -72,10 +72,12 @@ class Checker:
         self.program, self.rng = program, None if seed is None else random.Random(seed)
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.stops = [len(ops) for ops in self.ops]
-        self.actors, self.slots = len(program.actors), len(program.slots)
+        self.holders = list(regions(program.slots))  # slots of each region
+        self.parts = [[r for r, some in enumerate(self.holders) if x in some] for x in range(len(program.slots))]
+        self.actors, self.regions = len(program.actors), len(self.holders)
         # components: own clock, wgmma groups and stores of each actor; writes seen by threads and by TMA / wgmma of
-        # each slot; rounds known to have ended of each mbarrier and named barrier
-        self.size = 3 * self.actors + 2 * self.slots + len(program.mbarriers) + len(program.named_barriers)
+        # each region; rounds known to have ended of each mbarrier and named barrier
+        self.size = 3 * self.actors + 2 * self.regions + len(program.mbarriers) + len(program.named_barriers)
         self.clock = [[0] * self.size for _ in program.actors]
         for actor in range(self.actors):
             self.clock[actor][actor] = 1
@@ -83,22 +85,22 @@ class Checker:
         self.joined: list[int | None] = [None] * self.actors  # the round of a named barrier it waits to end
         self.groups = [0] * self.actors
         self.stores = [0] * self.actors
-        self.scattered: list[set[int]] = [set() for _ in program.actors]  # written by all threads, no barrier since
-        self.access = [Access() for _ in program.slots]
+        self.scattered: list[set[int]] = [set() for _ in program.actors]  # regions all threads wrote, no barrier since
+        self.access = [Access() for _ in self.holders]
         zero = [0] * self.size
         self.mbarriers = [Phase(m.arrivals, gathered=zero[:], released=zero[:]) for m in program.mbarriers]
         self.named = [Phase(b.threads, gathered=zero[:], released=zero[:]) for b in program.named_barriers]
         self.loads: list[tuple[int, int, list[int]]] = []  # barrier, bytes, clock
         self.found: dict[Hazard, None] = {}
 
-    def by_threads(self, slot: int) -> int:
-        return 3 * self.actors + slot
+    def by_threads(self, region: int) -> int:
+        return 3 * self.actors + region
 
-    def by_proxy(self, slot: int) -> int:
-        return 3 * self.actors + self.slots + slot
+    def by_proxy(self, region: int) -> int:
+        return 3 * self.actors + self.regions + region
 
     def of_mbarrier(self, barrier: int) -> int:
-        return 3 * self.actors + 2 * self.slots + barrier
+        return 3 * self.actors + 2 * self.regions + barrier
 
     def of_named(self, barrier: int) -> int:
         return self.of_mbarrier(len(self.program.mbarriers)) + barrier
@@ -113,12 +115,13 @@ class Checker:
         for a, actor in enumerate(self.program.actors):
             if not stuck and self.stores[a] > self.clock[a][2 * self.actors + a]:
                 self.report("race", f"{actor.name} ends while its last store may still read shared memory")
-        for slot, access in zip(self.program.slots, self.access, strict=True):
+        for access in self.access:
             access.keep_readers()
-            everyone = frozenset().union(*access.loads)
-            for readers, number in access.loads.items():
+            for (slot, readers), number in access.loads.items():
+                name = self.program.slots[slot].name
+                everyone = frozenset().union(*(some for into, some in access.loads if into == slot))
                 for missing in sorted(everyone - readers) or ([] if everyone else ["anyone"]):
-                    self.report("race", f"slot {slot.name}: content number {number} is not read by {missing}")
+                    self.report("race", f"slot {name}: content number {number} is not read by {missing}")
         return list(self.found)
 
     def advance(self) -> None:
@@ -153,7 +156,10 @@ class Checker:
         )
 
     def race(self, slot: int, first: str, second: str, why: str = "") -> None:
-        self.report("race", f"slot {self.program.slots[slot].name}: {second} is not ordered after {first}{why}")
+        slots = self.program.slots
+        others = dict.fromkeys(slots[x].name for r in self.parts[slot] for x in self.holders[r] if x != slot)
+        shared = f" (shares bytes with {', '.join(others)})" if others else ""
+        self.report("race", f"slot {slots[slot].name}{shared}: {second} is not ordered after {first}{why}")
 
     def step(self, actor: int) -> None:
         """Do an actor's next operation; it stays at a named barrier until the round has ended."""
@@ -168,40 +174,42 @@ class Checker:
     def sees(self, actor: int, component: int, value: int) -> bool:
         return self.clock[actor][component] >= value
 
-    def after_reads(self, actor: int, slot: int) -> None:
-        access = self.access[slot]
+    def after_reads(self, actor: int, slot: int, access: Access) -> None:
         for component, (value, reader) in access.reads.items():
             if not self.sees(actor, component, value):
                 self.race(slot, reader, self.name(actor))
         access.reads.clear()
 
     def read(self, actor: int, slot: int, *_: int) -> None:
-        access = self.access[slot]
-        if access.issue:  # an accumulator, which its own warpgroup alone overwrites
-            if not self.sees(actor, *access.issue):
-                self.race(slot, access.writer, self.name(actor), ", which may still run")
-            return
-        if not self.sees(actor, self.by_threads(slot), access.written):
-            self.race(slot, access.writer, self.name(actor))
-        access.reads[actor] = (self.clock[actor][actor], self.name(actor))
-        access.readers.add(self.program.actors[actor].name)
+        for region in self.parts[slot]:
+            access = self.access[region]
+            if access.issue:  # an accumulator, which its own warpgroup alone overwrites
+                if not self.sees(actor, *access.issue):
+                    self.race(slot, access.writer, self.name(actor), ", which may still run")
+                continue
+            if not self.sees(actor, self.by_threads(region), access.written):
+                self.race(slot, access.writer, self.name(actor))
+            access.reads[actor] = (self.clock[actor][actor], self.name(actor))
+            access.readers.add(self.program.actors[actor].name)
 
     def write(self, actor: int, slot: int, *_: int) -> None:
-        access = self.access[slot]
-        if not self.sees(actor, self.by_threads(slot), access.written):
-            self.race(slot, access.writer, self.name(actor))
-        self.after_reads(actor, slot)
-        access.replaced(self.name(actor), is_load=False)
-        self.clock[actor][self.by_threads(slot)] = access.written
-        self.scattered[actor].add(slot)
+        for region in self.parts[slot]:
+            access = self.access[region]
+            if not self.sees(actor, self.by_threads(region), access.written):
+                self.race(slot, access.writer, self.name(actor))
+            self.after_reads(actor, slot, access)
+            access.replaced(self.name(actor))
+            self.clock[actor][self.by_threads(region)] = access.written
+            self.scattered[actor].add(region)
 
     def proxy_read(self, actor: int, slot: int, component: int, value: int) -> None:
-        access = self.access[slot]
-        if not self.sees(actor, self.by_proxy(slot), access.written):
-            seen = self.sees(actor, self.by_threads(slot), access.written)
-            self.race(slot, access.writer, self.name(actor), ": no proxy fence between them" if seen else "")
-        access.reads[component] = (value, self.name(actor))
-        access.readers.add(self.program.actors[actor].name)
+        for region in self.parts[slot]:
+            access = self.access[region]
+            if not self.sees(actor, self.by_proxy(region), access.written):
+                seen = self.sees(actor, self.by_threads(region), access.written)
+                self.race(slot, access.writer, self.name(actor), ": no proxy fence between them" if seen else "")
+            access.reads[component] = (value, self.name(actor))
+            access.readers.add(self.program.actors[actor].name)
 
     def wgmma(self, actor: int, _gemm: int, a: int, b: int, accumulator: int) -> None:
         self.groups[actor] += 1
@@ -210,8 +218,9 @@ class Checker:
         for slot in (a, b):
             if slot != NONE:
                 self.proxy_read(actor, slot, component, group)
-        access = self.access[accumulator]
-        access.issue, access.writer = (component, group), self.name(actor)
+        for region in self.parts[accumulator]:
+            access = self.access[region]
+            access.issue, access.writer = (component, group), self.name(actor)
 
     def wgmma_wait(self, actor: int, in_flight: int, *_: int) -> None:
         self.know(actor, self.actors + actor, self.groups[actor] - in_flight)
@@ -225,17 +234,18 @@ class Checker:
     def fence(self, actor: int, *_: int) -> None:
         clock = self.clock[actor]
         first = self.by_threads(0)
-        proxy = slice(self.by_proxy(0), self.by_proxy(self.slots))
-        clock[proxy] = map(max, clock[proxy], clock[first : first + self.slots])
+        proxy = slice(self.by_proxy(0), self.by_proxy(self.regions))
+        clock[proxy] = map(max, clock[proxy], clock[first : first + self.regions])
 
     def load(self, actor: int, barrier: int, size: int, slot: int, _is_far: int) -> None:
-        access = self.access[slot]
-        if not self.sees(actor, self.by_proxy(slot), access.written):
-            self.race(slot, access.writer, self.name(actor))
-        self.after_reads(actor, slot)
-        access.replaced(self.name(actor), is_load=True)
         clock = self.clock[actor][:]
-        clock[self.by_threads(slot)] = clock[self.by_proxy(slot)] = access.written
+        for region in self.parts[slot]:
+            access = self.access[region]
+            if not self.sees(actor, self.by_proxy(region), access.written):
+                self.race(slot, access.writer, self.name(actor))
+            self.after_reads(actor, slot, access)
+            access.replaced(self.name(actor), slot)
+            clock[self.by_threads(region)] = clock[self.by_proxy(region)] = access.written
         self.loads.append((barrier, size, clock))
 
     def land(self, load: tuple[int, int, list[int]]) -> None:
@@ -246,8 +256,10 @@ class Checker:
         self.complete(barrier)
 
     def store(self, actor: int, _size: int, slot: int, *_: int) -> None:
-        if slot in self.scattered[actor]:
-            self.race(slot, self.access[slot].writer, self.name(actor), ": no barrier over the warpgroup between them")
+        for region in self.scattered[actor].intersection(self.parts[slot]):
+            self.race(
+                slot, self.access[region].writer, self.name(actor), ": no barrier over the warpgroup between them"
+            )
         self.stores[actor] += 1
         self.proxy_read(actor, slot, 2 * self.actors + actor, self.stores[actor])
 

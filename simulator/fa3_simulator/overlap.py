@@ -3,8 +3,9 @@ cause.
 
 With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency B =
 max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where
-T_softmax is the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is, negative
-under contention.
+T_softmax is the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is. Where it is
+negative, the tensor core idles for longer than that work takes, and so for another reason. Of a backward it says
+nothing about the softmax, for dS and dQ are vector work too.
 """
 
 from __future__ import annotations

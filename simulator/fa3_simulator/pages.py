@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fa3_kernels.plan.choose import over_cache
+from fa3_kernels.plan.choose import check_packing, over_cache
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import check_pages
 from fa3_kernels.plan.variant import SWIZZLED_BYTES
@@ -41,11 +41,15 @@ def paged(
     Raises
     ------
     ValueError
-        For a backward, for kernels of others, whose copies of pages were not measured, and for other page sizes.
+        For a backward, for kernels of others, whose copies of pages were not measured, for other page sizes, and for
+        packed heads that a launch over pages refuses.
     """
     if not isinstance(config, Config) or not config.traits.is_built_here:
         raise ValueError("pages are simulated for the forward of our own kernels")
     check_pages(page_size, config.tile_n)
+    queries = (problem.seqlen_q,) * problem.batch
+    keys = (problem.seqlen_k,) * problem.batch
+    check_packing(replace(problem, seqlens_q=queries, seqlens_k=keys), config.pack_gqa)
     if not keeps_tile:
         config = over_cache(problem, config)
     if page_size >= config.tile_n:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -79,11 +79,48 @@ class NamedBarrier(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A buffer in shared memory, or an accumulator (bytes 0); ``inside`` names a ring whose memory it borrows."""
+    """A buffer in shared memory, or an accumulator (bytes 0).
+
+    It has memory of its own, or lies in a ``memory`` that others share: in equal parts, which begin at the bytes ``at``
+    of it.
+    """
 
     name: str
     bytes: int
-    inside: str = ""
+    memory: str = ""
+    at: tuple[int, ...] = (0,)
+
+
+def regions(slots: Sequence[Slot]) -> dict[tuple[int, ...], int]:
+    """Return how many bytes belong to which slots: two slots overlap where a region belongs to both.
+
+    A slot with memory of its own is a region, an accumulator too.
+
+    Raises
+    ------
+    ValueError
+        For a slot in shared memory that has no equal parts.
+
+    >>> regions([Slot("v[0]", 96, "v"), Slot("v[1]", 96, "v", (96,)), Slot("out", 128, "v", (0, 64))])
+    {(0, 2): 96, (1, 2): 32, (1,): 64}
+    """
+    found: dict[tuple[int, ...], int] = {(i,): slot.bytes for i, slot in enumerate(slots) if not slot.memory}
+    memories: dict[str, list[tuple[int, int, int]]] = {}  # by memory, of each part: slot, first byte, end
+    for i, slot in enumerate(slots):
+        if not slot.memory:
+            continue
+        parts = len(slot.at)
+        if not parts or not slot.bytes or slot.bytes % parts:
+            raise ValueError(f"a slot in {slot.memory} must have equal parts of a byte or more, got {slot}")
+        size = slot.bytes // parts
+        memories.setdefault(slot.memory, []).extend((i, first, first + size) for first in slot.at)
+    for held in memories.values():
+        edges = sorted({edge for _, *ends in held for edge in ends})
+        for first, end in pairwise(edges):
+            holders = tuple(dict.fromkeys(i for i, low, high in held if low <= first < high))
+            if holders:
+                found[holders] = found.get(holders, 0) + end - first
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +149,8 @@ class Program:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of the buffers and mbarriers."""
-        return sum(slot.bytes for slot in self.slots if not slot.inside) + 8 * len(self.mbarriers)
+        """Shared memory of the buffers, bytes that several share once, and of the mbarriers."""
+        return sum(regions(self.slots).values()) + 8 * len(self.mbarriers)
 
     def describe(self, actor: int, index: int) -> str:
         """One operation in words, for messages and timelines."""

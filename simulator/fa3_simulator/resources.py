@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS, slot_threads
 from fa3_kernels.plan.barriers import NamedBarrier as NamedBarrierId
-from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.variant import buffers
+from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.variant import SWIZZLED_BYTES, buffers
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
 from fa3_simulator.schedules import copies_queries
@@ -24,6 +25,7 @@ class Resources:
     k: tuple[Slot, ...]
     v: tuple[Slot, ...]
     v_raw: tuple[Slot, ...]  # as loaded, before the transpose
+    out: tuple[Slot, ...]  # of one warpgroup each; none where O leaves through Q's slots
     q_full: tuple[Mbarrier, ...]
     k_full: tuple[Mbarrier, ...]
     v_full: tuple[Mbarrier, ...]
@@ -33,12 +35,12 @@ class Resources:
     epilogue: tuple[NamedBarrier, ...]  # over one warpgroup
     producer: NamedBarrier  # over the warps of a producer that transposes
     stored: Mbarrier  # O has left V's memory
-    together: NamedBarrier  # O of all consumers is in V's memory
+    together: NamedBarrier  # of all consumers: they have read V, and then O of each is in its memory
 
 
 def slots(name: str, count: int, size: int) -> tuple[Slot, ...]:
-    """Return a ring's slots of so many bytes."""
-    return tuple(Slot(f"{name}[{i}]", size) for i in range(count))
+    """Return a ring's slots of so many bytes, one behind the other in the ring's memory."""
+    return tuple(Slot(f"{name}[{i}]", size, name, (i * size,)) for i in range(count))
 
 
 def filled(name: str, count: int, arrivals: int = 1) -> tuple[Mbarrier, ...]:
@@ -56,6 +58,27 @@ def emptied(
     return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
 
 
+def _outputs_in_v(config: Config, v_bytes: int) -> tuple[Slot, ...]:
+    """Return O of each consumer in V's memory, as upstream lays it out (hopper/epilogue_fwd.hpp).
+
+    O begins where V does, or ends there where it is larger. A panel has the channels of a swizzled row, and below each
+    other the rows of all consumers; the next one lies behind it.
+    """
+    width = gcd(config.head_dim_v, SWIZZLED_BYTES // 2)
+    part = WARPGROUP_ROWS * width * 2
+    panels = config.head_dim_v // width
+    begin = min(0, v_bytes - config.consumers * panels * part)
+    return tuple(
+        Slot(
+            f"out.{w}",
+            panels * part,
+            "v",
+            tuple(begin + (panel * config.consumers + w) * part for panel in range(panels)),
+        )
+        for w in range(config.consumers)
+    )
+
+
 @lru_cache(maxsize=64)
 def resources_of(config: Config) -> Resources:
     """Return what the warps of a forward kernel share."""
@@ -66,6 +89,7 @@ def resources_of(config: Config) -> Resources:
     first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
     turns = first + 2 * stages + q_stages if s.traits.named_rings else first
     v_full = filled("v", stages)
+    own = tuple(Slot(f"out.{w}", bytes_of["out"]) for w in range(s.consumers) if "out" in bytes_of)
     return Resources(
         config,
         bytes_of,
@@ -73,6 +97,7 @@ def resources_of(config: Config) -> Resources:
         slots("k", stages, bytes_of["k"]),
         slots("v", stages, bytes_of["v"]),
         slots("v_raw", stages, bytes_of["v_raw"]) if s.transposes_v else (),
+        _outputs_in_v(s, stages * bytes_of["v"]) if s.traits.output_in_v else own,
         filled("q", q_stages, s.consumers if copies_queries(s) else 1),
         filled("k", stages),
         v_full,

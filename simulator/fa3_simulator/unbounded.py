@@ -26,7 +26,7 @@ import numpy as np
 
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.hazards import LOCAL, Access, Checker, Phase
-from fa3_simulator.program import Actor, Builder, Op, Program
+from fa3_simulator.program import Actor, Builder, Op, Program, regions
 from fa3_simulator.schedules import TileBlocks
 
 Word = tuple[int, ...]  # blocks of each tile
@@ -57,7 +57,7 @@ class _Family:
         self.known: dict[Word, Streams] = {}
         self.actors: tuple[Actor, ...] = ()
         self.waiting: list[frozenset[int]] = []  # actors at each mbarrier, then at each named barrier
-        self.touching: list[frozenset[int]] = []  # those that may overwrite each slot, or read it
+        self.touching: list[frozenset[int]] = []  # those that may overwrite each region of memory, or read it
 
     def prepare(self, word: Word) -> None:
         """See all slots and barriers, and who uses them, in the program of a long word."""
@@ -72,7 +72,8 @@ class _Family:
             len(n.named_barriers.index), (Op.BAR_SYNC, 1)
         )
         touched = ((Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
-        self.touching = users(len(n.slots.index), *touched)
+        of_slots = users(len(n.slots.index), *touched)
+        self.touching = [frozenset().union(*(of_slots[x] for x in some)) for some in regions(tuple(n.slots.index))]
 
     def streams(self, word: Word) -> Streams:
         if word not in self.known:
@@ -91,7 +92,7 @@ class _Family:
         (kind, *operands) = row
 
         def slot(x: int) -> int:
-            return x if x < 0 else names.slots(program.slots[x]._replace(bytes=0))
+            return x if x < 0 else names.slots(program.slots[x])
 
         def gemm(x: int) -> int:
             return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16))
@@ -160,7 +161,8 @@ def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
     n = family.names
     actors = tuple((a.name, a.threads) for a in family.actors)
-    return streams, actors, tuple(n.mbarriers.index), tuple(n.named_barriers.index), tuple(n.slots.index)
+    slots = tuple(slot.name for slot in n.slots.index), tuple(regions(tuple(n.slots.index)))
+    return streams, actors, tuple(n.mbarriers.index), tuple(n.named_barriers.index), slots
 
 
 def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True, most: int = MOST_WORDS) -> Proof:
@@ -261,7 +263,7 @@ def normal_form(checker: Checker, family: _Family) -> tuple:
         None if j is None else c.named[c.ops[a][c.pc[a]][1]].done - j for a, j in enumerate(c.joined)
     )  # rounds since each entered the one it waits to end
     slots = tuple(
-        (tuple(sorted(epoch(*e) for e in epochs)), x.is_load, tuple(sorted(x.readers)), frozenset(x.loads))
+        (tuple(sorted(epoch(*e) for e in epochs)), x.loaded, tuple(sorted(x.readers)), frozenset(x.loads))
         for x, epochs in zip(c.access, live, strict=True)
     )
     return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(map(frozenset, c.scattered))

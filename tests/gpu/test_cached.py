@@ -116,6 +116,25 @@ def test_a_sink_of_minus_infinity_is_none_and_one_that_is_large_takes_all():
     assert bool((lse - 60).abs().max() < 1e-4)
 
 
+@pytest.mark.parametrize("seqlen_q", [1, 3])
+def test_lse_is_contiguous_and_has_the_values_of_one_piece(seqlen_q):
+    import torch
+
+    from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
+
+    q, k, v = packed(seqlen_q=seqlen_q)
+    table = shuffled(16)
+    caches = [in_pages(x, 16, table) for x in (k, v)]
+    options: dict[str, Any] = {"num_splits": 1, "causal": True}
+    _, lse = flash_attn_with_kvcache(
+        q, *caches, cache_seqlens=lengths(), page_table=table, return_softmax_lse=True, **options
+    )
+    given = (starts(*(seqlen_q,) * len(LENGTHS)), starts(*LENGTHS), seqlen_q, max(LENGTHS))
+    _, want = flash_attn_varlen_func(q.flatten(0, 1), k, v, *given, return_attn_probs=True, **options)
+    assert lse.is_contiguous()
+    assert torch.equal(lse, want.view(8, len(LENGTHS), seqlen_q).transpose(0, 1))
+
+
 @pytest.mark.parametrize("is_interleaved", [True, False])
 def test_keys_that_are_appended_are_attended_to(is_interleaved):
     import torch

@@ -83,6 +83,48 @@ def test_deterministic_gradients_repeat_and_all_have_their_dk_and_dv(name: str) 
     assert all(torch.equal(x, y) for x, y in zip(first[1:], of_any_order[1:], strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (30, 8)}, {"window_size": (-1, 8)}])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_without_a_key_are_zero(deterministic: bool, is_packed: bool, options: dict[str, Any]) -> None:
+    import torch
+
+    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+
+    q = torch.randn(2, 100, 4, 64, device="cuda", dtype=torch.float16).requires_grad_()
+    none = torch.zeros(2, 0, 2, 64, device="cuda", dtype=torch.float16).requires_grad_()
+    if is_packed:
+        starts = torch.tensor([0, 100, 200], dtype=torch.int32, device="cuda")
+        lengths = (starts, torch.zeros_like(starts), 100, 0)
+        rows = [x.flatten(0, 1) for x in (q, none, none)]
+        out = flash_attn_varlen_func(*rows, *lengths, deterministic=deterministic, **options)
+    else:
+        out = flash_attn_func(q, none, none, deterministic=deterministic, **options)
+    assert not out.any()
+    dq, dk = torch.autograd.grad(out, (q, none), torch.ones_like(out))
+    assert (dq.shape, dk.shape) == (q.shape, none.shape)
+    assert not dq.any()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_longest_lengths_as_tensors_and_numpy_integers_give_the_gradients_of_integers(deterministic: bool) -> None:
+    import torch
+
+    from fa3_kernels.api import flash_attn_varlen_func
+
+    q, k, v = (torch.randn(300, n, 64, device="cuda", dtype=torch.float16).requires_grad_() for n in (4, 2, 2))
+    starts = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")
+    found = []
+    for longest in (200, np.int64(200), torch.tensor(200), starts.diff().max()):
+        out = flash_attn_varlen_func(
+            q, k, v, starts, starts, longest, longest, causal=True, deterministic=deterministic
+        )
+        found.append((out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))))
+    for others in found[1:]:
+        for i, (x, y) in enumerate(zip(found[0], others, strict=True)):
+            assert torch.equal(x, y) or (i == 1 and not deterministic and torch.allclose(x, y, atol=2e-2))
+
+
 @pytest.mark.parametrize("name", ["dense", "packed"])
 def test_operators_with_gradients_pass_opcheck(name: str) -> None:
     import torch

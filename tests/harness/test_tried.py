@@ -14,11 +14,13 @@ from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.cases import coverage, tried
+from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law
 from fa3verify.report.tables import what_was_tried
 from tests.harness import third_party
+from tests.harness.kernels import serving_kernels
 
 PLAIN = AttentionProblem(1, 6, 2, 5, 40, 64)
 PACKED = AttentionProblem.varlen((3, 9), (7, 700), nheads=4, nheads_kv=4, head_dim=192, head_dim_v=128, causal=True)
@@ -101,11 +103,39 @@ def test_what_ran_is_not_among_what_was_not_tried():
     assert ran.not_tried == ("windows", "softcap", "tensors that are not contiguous")
 
 
-def test_a_property_of_layouts_tries_them():
-    ran = concluded(PLAIN, properties=(tried.LAYOUTS, *tried.REPEATED))
-    assert ran.layout == tried.STRIDED
-    assert ran.repeated_runs
-    assert "tensors that are not contiguous" not in ran.not_tried
+def test_repeated_runs_are_those_of_a_property_that_compares_them():
+    assert concluded(PLAIN, properties=tried.REPEATED).repeated_runs
+
+
+def _strided(q, k, v, **given):
+    """Refuse what is not contiguous."""
+    if not all(x.flags.c_contiguous for x in (q, k, v)):
+        raise ValueError("arrays must be contiguous")
+    return serving_kernels.plain(q, k, v, **given)
+
+
+@pytest.mark.parametrize(
+    ("function", "features", "layout", "left"),
+    [
+        (serving_kernels.plain, ("causal", "gqa"), "broadcast, strided and unaligned", ""),
+        (_strided, ("causal", "gqa"), "unaligned", ""),
+        (serving_kernels.cached, ("causal", "gqa", "paged"), "strided and unaligned q, contiguous k and v", "k and v"),
+    ],
+)
+def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_did_not_refuse(
+    function, features, layout, left
+):
+    """Strided tensors were said to be tried of caches, which had been contiguous in every call."""
+    (kernel,) = array_candidate(function, name="k", dtypes=("bf16",), layout="bshd", features=features)
+    law = run_law(find_law("layouts_change_no_value"), kernel, max_examples=3, seed=0)
+    assert law.status == "pass"
+    given = {"features": FEATURES, "head_dims": None, "outputs": {}, "properties": [law.law], "is_forward": True}
+    ran = tried.concluded(law.tried, **given)
+    assert ran.layout == layout
+    assert f"; {layout} tensors; " in tried.line([ran])
+    assert f"; {layout} tensors; " in tried.line([ran, ran])
+    said = [f"{left} that are not contiguous"] if left else []
+    assert [words for words in ran.not_tried if "contiguous" in words] == said
 
 
 def test_the_line_says_what_every_kernel_ran():

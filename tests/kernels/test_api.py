@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
+
+from tests.kernels.no_gpu import no_gpu
 
 pytestmark = pytest.mark.optional
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -204,6 +207,42 @@ def test_packed_sequences_need_sound_starts():
         fake(api().flash_attn_varlen_func, q, k, v, starts, starts[:2], 8, 16)
     with pytest.raises(ValueError, match="seqused_k is not supported"):
         fake(api().flash_attn_varlen_func, q, k, v, starts, starts, 8, 16, seqused_k=starts)
+
+
+@pytest.mark.parametrize("one", [np.int64, np.int32, torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32)])
+def test_the_longest_length_may_be_any_integer(one):
+    q, k, v = (x.flatten(0, 1) for x in tensors())
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    cache = torch.zeros(2, 16, 2, 64, dtype=q.dtype)
+    with no_gpu() as started:
+        for longest in (8, one(8)):
+            api().flash_attn_varlen_func(q, k, v, starts, 2 * starts, longest, 2 * longest)
+            api().flash_attn_with_kvcache(q, cache, cache, cu_seqlens_q=starts, max_seqlen_q=longest)
+            api().flash_attn_with_kvcache(q.view(2, 8, 4, 64), cache, cache, max_seqlen_k=longest)
+        kernels = [x.kernel for x in started]
+    assert kernels == 2 * kernels[: len(kernels) // 2] != []
+
+
+@pytest.mark.parametrize("longest", [8.0, torch.tensor(8.0), torch.tensor([8, 8]), None, "8"])
+def test_the_longest_length_must_be_an_integer(longest):
+    q, k, v = (x.flatten(0, 1) for x in tensors())
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    with pytest.raises(ValueError, match="max_seqlen_q must be an integer, got"):
+        api().flash_attn_varlen_func(q, k, v, starts, 2 * starts, longest, 16)
+    with pytest.raises(ValueError, match="max_seqlen_k must be an integer, got"):
+        api().flash_attn_varlen_func(q, k, v, starts, 2 * starts, 8, longest)
+
+
+@pytest.mark.parametrize("missing", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_starts_of_queries_and_of_keys_come_together(missing, is_traced):
+    q, k, v = (x.flatten(0, 1) for x in tensors())
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    given = {"cu_seqlens_q": starts, "cu_seqlens_k": 2 * starts} | {missing: None}
+    run = api().flash_attn_varlen_func
+    options = {**given, "max_seqlen_q": 8, "max_seqlen_k": 16}
+    with pytest.raises(ValueError, match=f"must be given together, got None for {missing}"):
+        fake(run, q, k, v, **options) if is_traced else run(q, k, v, **options)
 
 
 def test_only_hopper_is_accepted():

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +112,27 @@ def test_kernels_are_given_the_calls_of_the_plan_and_the_addresses_of_their_tens
         view = next(x for x in calls[1].arguments if isinstance(x, View) and x.name == name)
         assert attention[name] == Encoded(x.data_ptr(), *view.of(x.shape, x.stride()))
         assert view.block[-2] == min(page, plan.config.tile_n)
+
+
+def test_lse_is_contiguous_as_upstreams_is(started):
+    q, k, v = tensors(seqlen_q=3)
+    _, lse = flash_attn_with_kvcache(q, k, v, page_table=table(), return_softmax_lse=True)
+    assert lse.shape == (BATCH, 8, 3)
+    assert lse.is_contiguous()
+
+
+@pytest.mark.parametrize("used", [5, np.int32(5)])
+def test_one_length_of_all_sequences_may_be_any_integer(started, used):
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "fa3_kernels.cached.forward", lambda *_, packed, **__: seen.append(packed) or (torch.zeros(24), None)
+        )
+        q, k, v = tensors()
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=used, page_table=table())
+    assert seen[0].seqused_k.tolist() == [5] * BATCH
+    with pytest.raises(ValueError, match=r"cache_seqlens must be an integer, got 5\.0"):
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=5.0, page_table=table())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])

@@ -4,49 +4,17 @@ here, so that no GPU is needed; tests/gpu/test_frameworks.py runs the kernels.""
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
+
+from tests.kernels.plain_attention import POSITIONS, QWEN2_VL, attention, packed_attention, probabilities
 
 pytestmark = pytest.mark.optional
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("torch.nn.attention", reason="needs torch's registry")
-
-
-def probabilities(q, k, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
-    """P of (batch, seqlen, nheads, head_dim), bottom-right aligned, and lse; as many heads of k as of q."""
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * (softmax_scale or 1 / math.sqrt(q.shape[-1]))
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    distance = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None] - (k.shape[1] - q.shape[1])
-    left, right = window_size
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if causal:
-        hidden |= distance > 0
-    if right >= 0:
-        hidden |= distance > right
-    if left >= 0:
-        hidden |= distance < -left
-    scores = scores.masked_fill(hidden, -math.inf)
-    lse = scores.logsumexp(-1)
-    return torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None]), lse
-
-
-def attention(q, k, v, **options):
-    """Output like q, and lse."""
-    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
-    p, lse = probabilities(q, k, **options)
-    return torch.einsum("bhqk,bkhd->bqhd", p, v.float()).to(q.dtype), lse
-
-
-def packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options):
-    """The same of packed sequences, one after the other."""
-    assert max_q >= starts_q.diff().max()
-    assert max_k >= starts_k.diff().max()
-    parts = [
-        attention(q[None, a:b], k[None, c:d], v[None, c:d], **options)
-        for a, b, c, d in zip(starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:], strict=True)
-    ]
-    return torch.cat([out[0] for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
 
 
 def options_of(semantics):
@@ -63,15 +31,27 @@ def forward(q, k, v, semantics, choices, *, packed=None):
     return attention(q, k, v, **options) if packed is None else packed_attention(q, k, v, *packed, **options)
 
 
-def backward(dout, q, k, v, out, lse, semantics, **options):
-    """Stands for fa3_kernels.gluon.launch_backward.backward; one batch, by the formulas."""
-    assert options == {"packed": None, "is_deterministic": False}
+def backward(dout, q, k, v, out, lse, semantics, *, packed, is_deterministic):  # noqa: PLR0913 (its signature)
+    """Stands for fa3_kernels.gluon.launch_backward.backward, by the formulas."""
+    assert is_deterministic == torch.are_deterministic_algorithms_enabled()
+    if packed is None:
+        return gradients(dout, q, k, v, out, lse, semantics)
+    found = []
+    for a, b, c, d in zip(*(x for y in packed[:2] for x in (y[:-1], y[1:])), strict=True):
+        of_rows = (dout[a:b], q[a:b], k[c:d], v[c:d], out[a:b], lse[:, a:b])
+        found.append(gradients(*(x[None] for x in of_rows), semantics))
+    return tuple(torch.cat(x, 1)[0] for x in zip(*found, strict=True))
+
+
+def gradients(dout, q, k, v, out, lse, semantics):
+    """Of one batch of sequences that are all as long."""
     group = q.shape[2] // k.shape[2]
     all_k, all_v = (x.repeat_interleave(group, 2) for x in (k, v))
     p, again = probabilities(q, all_k, **options_of(semantics))
     assert torch.allclose(again, lse, atol=1e-6)
     dots = (dout * out).sum(-1).transpose(1, 2)[..., None]
-    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, all_v) - dots) * semantics.softmax_scale
+    scale = semantics.softmax_scale or 1 / math.sqrt(q.shape[-1])
+    ds = p * (torch.einsum("bqhd,bkhd->bhqk", dout, all_v) - dots) * scale
     dk, dv = torch.einsum("bhqk,bqhd->bkhd", ds, q), torch.einsum("bhqk,bqhd->bkhd", p, dout)
     grouped = (x.unflatten(2, (-1, group)).sum(3) for x in (dk, dv))
     return torch.einsum("bhqk,bkhd->bqhd", ds, all_k), *grouped
@@ -152,6 +132,26 @@ def test_varlen_attention_of_torch_passes_starts_and_window(on_cpu, window):
         wanted, of_lse = attention(*(x[None, a:b] for x in (q, k, v)), window_size=window)
         assert torch.allclose(out[a:b], wanted[0])
         assert torch.allclose(lse[:, a:b], of_lse[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0)])
+def test_gradients_of_varlen_attention_of_torch_are_those_of_the_mathematics(on_cpu, window, deterministic):
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="needs torch's varlen attention")
+    lengths = [(5, 5), (0, 0), (3, 7), (4, 0)]  # of queries and of keys
+    starts_q, starts_k = (torch.tensor([0, *x]).cumsum(0).int() for x in zip(*lengths, strict=True))
+    q, k, v = (draw(n, 2, 8, seed=i).requires_grad_() for i, n in enumerate((12, 12, 12)))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        out = varlen.varlen_attn(q, k, v, starts_q, starts_k, 5, 7, window_size=window)
+        dout = draw(*out.shape, seed=4)
+        found = torch.autograd.grad(out, (q, k, v), dout)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    plain, _ = packed_attention(q, k, v, starts_q, starts_k, 5, 7, window_size=window)
+    wanted = torch.autograd.grad(plain, (q, k, v), dout)
+    assert torch.allclose(out, plain, atol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
 
 
 def test_what_the_kernels_do_not_do_is_refused(on_cpu, frameworks):
@@ -245,3 +245,88 @@ def test_packed_sequences_do_not_see_each_other(registered, is_told):
     both = outputs(of, input_ids=ids, position_ids=positions, use_cache=False, **told)
     each = [outputs(of, input_ids=part) for part in (ids[:, :5], ids[:, 5:])]
     assert torch.allclose(both, torch.cat(each, 1), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_say_where_sequences_start(name, dtype):
+    from fa3_kernels.frameworks import _starts
+
+    given, want = POSITIONS[name]
+    positions = None if given is None else torch.tensor(given, dtype=dtype)
+    q = torch.zeros(1, 3 if positions is None else positions.shape[-1], 1, 8)
+    found = _starts(q, q, {"position_ids": positions})
+    assert (found and found[0].tolist()) == want
+    assert _starts(torch.cat([q, q]), torch.cat([q, q]), {"position_ids": positions}) is None
+    assert _starts(q[:, :1], q, {"position_ids": positions}) is None
+    if found:
+        assert found[0].dtype == found[1].dtype == torch.int32
+        assert found[2] == found[3] == max(b - a for a, b in pairwise(want))
+
+
+def test_positions_of_another_number_of_tokens_are_refused():
+    from fa3_kernels.frameworks import _starts
+
+    q = torch.zeros(1, 4, 1, 8)
+    with pytest.raises(ValueError, match=r"one position for each of 4 tokens, got \(1, 4, 2\)"):
+        _starts(q, q, {"position_ids": torch.zeros(1, 4, 2, dtype=torch.int64)})
+
+
+@hypothesis.given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(0, 5))
+def test_starts_are_those_of_transformers_own_flash_attention(positions, first):
+    theirs = pytest.importorskip("transformers.modeling_flash_attention_utils", reason="needs transformers")
+    from fa3_kernels.frameworks import _starts
+
+    given = torch.tensor([[first, *(first + n for n in positions)]])
+    q = torch.zeros(1, given.shape[1], 1, 8)
+    found = _starts(q, q, {"position_ids": given})
+    (want, _), (longest, _) = theirs.prepare_fa_kwargs_from_position_ids(given)
+    if found is None:
+        assert want.tolist() == [0, given.shape[1]]
+    else:
+        assert theirs._is_packed_sequence(given, 1)
+        assert found[0].tolist() == want.tolist()
+        assert found[2] == int(longest)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONS if name != "none"])
+def test_gradients_of_packed_sequences_are_those_of_each_alone(frameworks, name):
+    given, starts = POSITIONS[name]
+    positions = torch.tensor(given)
+    rows = positions.shape[-1]
+    leaves = [draw(1, heads, rows, 8, seed=heads).requires_grad_() for heads in (4, 2, 2)]
+    dout = draw(1, rows, 4, 8, seed=9)
+
+    def run(leaves, dout, **more):
+        out, _ = frameworks._attention_of_model(torch.nn.Module(), *leaves, None, is_causal=True, **more)
+        return out, *torch.autograd.grad(out, leaves, dout)
+
+    found = run(leaves, dout, position_ids=positions)
+    parts = [run([x[:, :, a:b] for x in leaves], dout[:, a:b]) for a, b in pairwise(starts or [0, rows])]
+    for x, alone, axis in zip(found, zip(*parts, strict=True), (1, 2, 2, 2), strict=True):
+        assert torch.allclose(x, torch.cat(alone, axis), atol=1e-6)
+
+
+def test_packed_images_and_text_do_not_see_each_other(registered):
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Qwen2VLConfig"):
+        pytest.skip("needs Qwen2-VL")
+    ids = torch.tensor([[5, 33, 35, 35, 35, 35, 34, 6, 7, 8]])
+    grid = torch.tensor([[1, 4, 4]])
+    types = (ids == 35).int()
+    image = draw(16, 24)
+    logits = {}
+    for kind in ("fa3verify", "eager"):
+        config = transformers.Qwen2VLConfig(**QWEN2_VL)
+        config._attn_implementation = kind
+        torch.manual_seed(0)
+        of = transformers.Qwen2VLForConditionalGeneration(config).eval()
+        axes, _ = of.model.get_rope_index(ids, types, grid)
+        planes = torch.cat([torch.arange(10).expand(1, 1, -1), axes])
+        for n in (1, 2):
+            given = {"input_ids": ids.repeat(1, n), "position_ids": planes.repeat(1, 1, n)}
+            given |= {"pixel_values": image.repeat(n, 1), "image_grid_thw": grid.repeat(n, 1)}
+            logits[kind, n] = outputs(of, **given, mm_token_type_ids=types.repeat(1, n), use_cache=False)
+    for n in (1, 2):
+        assert torch.allclose(logits["fa3verify", n], logits["eager", n], atol=2e-5)
+    assert torch.allclose(logits["fa3verify", 2], logits["fa3verify", 1].repeat(1, 2, 1), atol=2e-5)

@@ -141,12 +141,14 @@ def test_a_gradient_may_lie_anywhere_and_an_operand_only_at_a_multiple_of_16_byt
         run_backward(DENSE, given | {"q": q})
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (3, -1)}, {"window": (-1, 3)}])
 @pytest.mark.parametrize("problem", [DENSE, PACKED], ids=["dense", "packed"])
-def test_no_keys_start_no_kernel_and_give_zero(started, problem):
+def test_no_keys_start_no_kernel_and_give_zero(started, problem, mask, is_deterministic):
     lengths = {"seqlens_k": (0,) * problem.batch} if problem.is_varlen else {}
     fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-    empty = AttentionProblem(**{**fields, "seqlen_k": 0, **lengths})
-    found = run_backward(empty, tensors(empty))
+    empty = AttentionProblem(**{**fields, "causal": False, "seqlen_k": 0, **lengths, **mask})
+    found = run_backward(empty, tensors(empty), is_deterministic=is_deterministic)
     assert not started
     assert [tuple(x.shape) for x in found] == [empty.q_shape, empty.k_shape, empty.v_shape]
     assert not any(x.any() for x in found)

@@ -165,6 +165,7 @@ def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
     for failure in (law, family):
         replayed = CliRunner().invoke(main, ["replay", str(tmp_path / failure["replay"])])
         assert replayed.exit_code == 1, replayed.output
+        assert json.loads((tmp_path / failure["replay"]).read_text())["is_finding"]
         cured = CliRunner().invoke(main, ["replay", str(tmp_path / failure["replay"]), "--kernel", "twin.bf16"])
         assert cured.exit_code == 0, cured.output
 

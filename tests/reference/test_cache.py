@@ -183,6 +183,46 @@ def test_nan_among_the_values_that_are_appended_is_written_like_a_number():
         check_written(problem, operands, call, (whole["k_cache"], call["v_cache"]))
 
 
+ROTARY = Cache(8, new=(3,), rotary_dim=16)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("cache", [Cache(8, new=(3,)), ROTARY], ids=["appended", "rotated"])
+def test_an_appended_key_that_is_not_finite_hides_no_other_that_is_not_written(cache, special):
+    problem = AttentionProblem.varlen((3,), (20,), **SIZES, cache=cache)
+    operands = _operands(problem)
+    operands.k[-1, 0, :2] = special
+    call = serve(problem, operands)
+    check_written(problem, operands, call, _left(problem, operands))
+    for place, wrong in (((-2, 1, 3), 9), ((-1, 0, 0), 1), ((-1, 1, 5), np.nan)):
+        with pytest.raises(RuntimeError, match="did not write"):
+            check_written(problem, operands, call, _left(problem, operands, place, wrong))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _left(problem, operands, place=(), value=None):
+    """Return the cache that a call leaves which writes what it should, but for one number of K."""
+    _, k = rotated(problem, operands.q, operands.k)
+    written = replace(operands, k=k.astype(operands.k.dtype))
+    if place:
+        written.k[place] = value
+    whole = serve(replace(problem, cache=replace(problem.cache, new=(), rotary_dim=0)), written)
+    return whole["k_cache"], whole["v_cache"]
+
+
+def test_a_rotated_key_that_its_format_cannot_hold_is_written_as_an_infinity():
+    problem = AttentionProblem.varlen((3,), (20,), **SIZES | {"dtype": "fp16"}, cache=ROTARY)
+    operands = _operands(problem)
+    operands.k[...] = 60000
+    left = _left(problem, operands)
+    assert np.isinf(left[0].astype(float)).any()
+    check_written(problem, operands, serve(problem, operands), left)
+    place = tuple(np.argwhere(np.abs(rotated(problem, operands.q, operands.k)[1]) > 65520)[-1])
+    for wrong in (1, np.nan, 60000):
+        with pytest.raises(RuntimeError, match="did not write"):
+            check_written(problem, operands, serve(problem, operands), _left(problem, operands, place, wrong))
+
+
 def test_a_problem_with_a_cache_survives_json():
     cache = Cache(0, 2, (1, 0), leftpad=(0, 3), indexed=True, behind="nan", seed=5)
     problem = AttentionProblem.varlen((3, 1), (4, 7), **SIZES, cache=cache)

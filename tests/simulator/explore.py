@@ -8,11 +8,12 @@ vector clocks reason about one order: here the conflict itself must occur.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from fa3_simulator.deadlock import Blocked, waits_in_words
 from fa3_simulator.footprint import Hazard
-from fa3_simulator.program import NONE, Op, Program
+from fa3_simulator.program import NONE, Op, Program, regions
 
 _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE}
 
@@ -36,7 +37,7 @@ class _State(NamedTuple):
     loads: tuple[tuple[int, int, int], ...]  # in flight: mbarrier, bytes, slot
     reads: tuple[tuple[tuple[int, ...], ...], ...]  # of each actor: slots of each group in flight, oldest first
     stores: tuple[tuple[int, ...], ...]  # of each actor: slots its stores may still read
-    versions: tuple[int, ...]  # contents of each slot so far
+    versions: tuple[int, ...]  # contents of each region so far
 
 
 class _Explorer:
@@ -44,6 +45,7 @@ class _Explorer:
         self.program = program
         self.ops = [actor.ops.tolist() for actor in program.actors]
         self.own = self.barriers_of_one_actor()
+        self.holders = list(regions(program.slots))
         self.findings: dict[Hazard, None] = {}
         self.seen_version: dict[tuple[int, int], tuple[int, ...]] = {}  # what an operation read the first time
 
@@ -69,7 +71,7 @@ class _Explorer:
             (),
             ((),) * n,
             ((),) * n,
-            (0,) * len(self.program.slots),
+            (0,) * len(self.holders),
         )
 
     def run(self, limit: int) -> Explored:
@@ -131,7 +133,7 @@ class _Explorer:
             return moved._replace(reads=_set(moved.reads, actor, groups[max(0, len(groups) - x) :]))
         if kind == Op.LOAD:
             self.check_write(state, actor, z)
-            counted = moved._replace(versions=_set(moved.versions, z, moved.versions[z] + 1))
+            counted = self.replaced(moved, z)
             return counted._replace(loads=tuple(sorted((*counted.loads, (x, y, z)))))
         if kind == Op.STORE:
             self.check_read(state, actor, (y,))
@@ -143,7 +145,7 @@ class _Explorer:
             self.check_read(state, actor, (x,))
         if kind == Op.WRITE:
             self.check_write(state, actor, x)
-            return moved._replace(versions=_set(moved.versions, x, moved.versions[x] + 1))
+            return self.replaced(moved, x)
         if kind in (Op.ARRIVE, Op.EXPECT):
             return self.credit(moved, x, arrivals=1, expected=y if kind == Op.EXPECT else 0)
         return self.join(moved, actor, x) if kind == Op.BAR_ARRIVE else moved
@@ -163,6 +165,14 @@ class _Explorer:
             arrived, rounds = 0, rounds + 1
         return state._replace(named=_set(state.named, barrier, (arrived, rounds)))
 
+    def replaced(self, state: _State, slot: int) -> _State:
+        """Other contents of a slot, and of what shares bytes with it."""
+        counts = zip(state.versions, self.holders, strict=True)
+        return state._replace(versions=tuple(count + (slot in holders) for count, holders in counts))
+
+    def overlap(self, one: int, other: int) -> bool:
+        return any(one in holders and other in holders for holders in self.holders)
+
     def race(self, actor: int, state: _State, slot: int, why: str) -> None:
         row = state.pc[actor]
         where = f"{self.program.actors[actor].name} ({self.program.describe(actor, row)}, row {row})"
@@ -170,18 +180,20 @@ class _Explorer:
 
     def check_read(self, state: _State, actor: int, slots: tuple[int, ...]) -> None:
         for slot in slots:
-            if any(load[2] == slot for load in state.loads):
+            if any(self.overlap(load[2], slot) for load in state.loads):
                 self.race(actor, state, slot, "reads it while a load is under way")
-        versions = tuple(state.versions[slot] for slot in slots)
+        counts = zip(state.versions, self.holders, strict=True)
+        versions = tuple(count for count, holders in counts if not set(holders).isdisjoint(slots))
         key = (actor, state.pc[actor])
         if self.seen_version.setdefault(key, versions) != versions:
             self.race(actor, state, slots[0], "reads other contents in another order")
 
     def check_write(self, state: _State, actor: int, slot: int) -> None:
-        if any(load[2] == slot for load in state.loads):
+        if any(self.overlap(load[2], slot) for load in state.loads):
             self.race(actor, state, slot, "overwrites it while a load is under way")
         for other in range(len(self.ops)):
-            if any(slot in group for group in state.reads[other]) or slot in state.stores[other]:
+            read = chain(*state.reads[other], state.stores[other])
+            if any(self.overlap(slot, x) for x in read):
                 self.race(actor, state, slot, f"overwrites it while {self.program.actors[other].name} reads it")
 
 

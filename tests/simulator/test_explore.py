@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import product
 
@@ -11,7 +12,7 @@ import pytest
 from fa3_kernels.plan.config import Config
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
-from fa3_simulator.program import Actor, Builder, NamedBarrier, Op, Program
+from fa3_simulator.program import Actor, Builder, Gemm, Mbarrier, NamedBarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
 from tests.sampling import sampled
 from tests.simulator.explore import explore
@@ -65,6 +66,41 @@ def test_a_conflict_in_any_order_is_found_by_the_vector_clocks(schedule: Config)
                     conflicts += 1
                     assert check(broken, orders=4), f"{actor.name}: {program.describe(index, row)}"
     assert conflicts > planted / 3
+
+
+def drawn(seed: int) -> Program:
+    """Two warps that use three slots of one memory, which mostly overlap; of most the second waits for the first."""
+    rng = random.Random(seed)
+    builder, done = Builder("drawn"), Mbarrier("done", 1)
+    slots = [Slot(f"s{i}", 32, "m", (rng.choice((0, 16, 32, 48, 64)),)) for i in range(3)]
+    streams = [builder.actor(name, 32, 24) for name in rng.sample(("A", "B"), 2)]
+    for index, stream in enumerate(streams):
+        meets = rng.randrange(3)
+        for number in range(3):
+            slot, waits = rng.choice(slots), rng.random() < 0.7
+            if number == meets and seed % 8:
+                stream.wait(done, 0) if index else stream.arrive(done)
+            match rng.choice(("write", "read", "wgmma", "store")):
+                case "write":
+                    stream.write(slot)
+                    stream.fence()
+                    stream.bar_sync(NamedBarrier(f"own {index}", 1 + index, 32))
+                case "read":
+                    stream.read(slot)
+                case "wgmma":
+                    stream.wgmma(Gemm("g", 1, 64, 16, True), None, slot, Slot(f"sum {index}", 0))
+                    stream.wgmma_wait(0 if waits else 1)
+                case "store":
+                    stream.store(slot, 32)
+                    stream.store_wait(0 if waits else 1)
+        stream.store_wait()
+    return builder.build()
+
+
+def test_a_conflict_over_bytes_that_slots_share_is_found_by_the_vector_clocks() -> None:
+    conflicts = [seed for seed in range(200) if explore(drawn(seed)).findings]
+    assert 100 < len(conflicts) < 180
+    assert [seed for seed in conflicts if not check(drawn(seed))] == []
 
 
 def test_a_deadlock_of_one_order_is_found() -> None:

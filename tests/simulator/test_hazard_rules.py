@@ -14,7 +14,7 @@ import pytest
 from fa3_simulator import footprint as fits
 from fa3_simulator.hazards import Checker, check
 from fa3_simulator.machine import load
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Stream, regions
 
 H200 = load("h200")
 S = Slot("s", 64)
@@ -428,6 +428,117 @@ def test_a_fault_is_explained_by_its_rule_alone(rule: Rule) -> None:
 @each_rule
 def test_the_nearest_correct_program_is_silent_in_every_order(rule: Rule) -> None:
     assert check(rule.program(faulty=False), H200, orders=20) == []
+
+
+class Pair(NamedTuple):
+    """Two slots of one memory, and whether they have a byte in common."""
+
+    one: Slot
+    other: Slot
+    overlaps: bool
+
+
+PAIRS = (
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "m", (63,)), True),
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "m", (64,)), False),
+    Pair(Slot("one", 64, "m", (64,)), Slot("other", 64, "m"), False),
+    Pair(Slot("one", 64, "m"), Slot("other", 8, "m", (16,)), True),
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "m"), True),
+    Pair(Slot("one", 64, "m", (0, 64)), Slot("other", 64, "m", (32, 96)), False),
+    Pair(Slot("one", 64, "m", (0, 64)), Slot("other", 64, "m", (32, 95)), True),
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "m", (-63,)), True),
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "m", (-64,)), False),
+    Pair(Slot("one", 64, "m"), Slot("other", 64, "n"), False),
+    Pair(Slot("one", 64), Slot("other", 64), False),
+)
+SIDES: dict[str, Callable[[Stream, Slot], None]] = {
+    "write": lambda stream, slot: stream.write(slot),
+    "load": lambda stream, slot: stream.load(Mbarrier(f"full of {slot.name}", 1), [slot]),
+    "read": lambda stream, slot: stream.read(slot),
+    "wgmma": lambda stream, slot: stream.wgmma(GEMM, None, slot, ACC),
+    "store": lambda stream, slot: stream.store(slot, slot.bytes),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.one.at}-{pair.other.memory}{pair.other.at}")
+@pytest.mark.parametrize(("first", "second"), [(x, y) for x in SIDES for y in SIDES if {x, y} & {"write", "load"}])
+def test_two_slots_are_one_memory_where_their_bytes_overlap(pair: Pair, first: str, second: str) -> None:
+    builder, (a, b) = warps("A", "B")
+    SIDES[first](a, pair.one)
+    SIDES[second](b, pair.other)
+    texts = [hazard.text for hazard in check(builder.build()) if "shares bytes" in hazard.text]
+    assert bool(texts) == pair.overlaps
+    assert all(text.startswith(("slot one (shares bytes with other): ", "slot other (")) for text in texts)
+
+
+def test_a_fence_and_a_barrier_order_a_slot_and_what_shares_its_bytes() -> None:
+    """What A writes into the half of a slot, B's store reads whole; each lack of the two is told."""
+    half, whole = Slot("half", 32, "m", (32,)), Slot("whole", 64, "m")
+
+    def program(*, fenced: bool, met: bool) -> Program:
+        builder, (a, b) = warps("A", "B")
+        a.write(half)
+        if fenced:
+            a.fence()
+        if met:
+            a.arrive(FULL)
+            b.wait(FULL, 0)
+        b.store(whole, 64)
+        b.store_wait()
+        return builder.build()
+
+    where = "slot whole (shares bytes with half): B (store, row "
+    assert check(program(fenced=True, met=True), orders=20) == []
+    (unfenced,) = Checker(program(fenced=False, met=True)).run()
+    assert unfenced.text == f"{where}1) is not ordered after A (write half, row 0): no proxy fence between them"
+    (unmet,) = Checker(program(fenced=True, met=False)).run()
+    assert unmet.text == f"{where}0) is not ordered after A (write half, row 0)"
+
+
+def _halves(*, readers: int) -> Program:
+    """One load of a slot, of which so many warps read a half each and write there."""
+    builder, streams = warps("A", "B", "P")
+    halves = [Slot(f"half {i}", 32, "m", (32 * i,)) for i in range(2)]
+    streams[2].load(FULL, [Slot("whole", 64, "m")])
+    for stream, half in zip(streams[:readers], halves, strict=False):
+        stream.wait(FULL, 0)
+        stream.read(half)
+        stream.write(half)
+        stream.read(half)
+    return builder.build()
+
+
+def test_a_slot_that_is_read_in_parts_is_read() -> None:
+    assert check(_halves(readers=2), orders=20) == []
+    assert [x.text for x in check(_halves(readers=1))] == ["slot whole: content number 1 is not read by anyone"]
+
+
+def test_who_reads_what_is_loaded_into_one_slot_need_not_read_what_is_loaded_into_another_of_the_same_bytes() -> None:
+    builder, (a, b) = warps("A", "B")
+    seen = Mbarrier("seen", 1)
+    a.load(FULL, [Slot("for both", 64, "m")])
+    for each in (a, b):
+        each.wait(FULL, 0)
+        each.read(Slot("for both", 64, "m"))
+    b.arrive(seen)
+    a.wait(seen, 0)
+    a.load(FULL, [Slot("for A", 32, "m", (16,))])
+    a.wait(FULL, 1)
+    a.read(Slot("for A", 32, "m", (16,)))
+    assert check(builder.build(), orders=20) == []
+
+
+@pytest.mark.parametrize("slot", [Slot("s", 0, "m"), Slot("s", 65, "m", (0, 64)), Slot("s", 64, "m", ())])
+def test_a_slot_in_shared_memory_must_have_equal_parts(slot: Slot) -> None:
+    with pytest.raises(ValueError, match="a slot in m must have equal parts of a byte or more, got Slot"):
+        regions([slot])
+
+
+def test_bytes_that_slots_share_are_counted_once() -> None:
+    builder, (a,) = warps("A")
+    for slot in (Slot("one", 64, "m"), Slot("other", 64, "m", (-16, 48)), Slot("own", 8), ACC):
+        a.read(slot)
+    assert builder.build().smem_bytes == 16 + 64 + 16 + 8
 
 
 def _groups(threads: int, registers: int) -> Program:

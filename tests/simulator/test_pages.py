@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_a_step_has_the_tile_of_its_launch_and_a_tile_that_is_asked_for_stays() 
 def test_pages_that_no_tile_is_made_of_are_refused(page_size: int) -> None:
     with pytest.raises(ValueError, match=f"page_size must be a multiple of 8 that divides 128.*, got {page_size}"):
         paged(PROMPT, config_of(PROMPT), H200, page_size)
+
+
+@pytest.mark.parametrize(("nheads", "nheads_kv", "is_packed"), [(32, 8, True), (28, 4, False), (28, 4, True)])
+def test_groups_are_packed_over_pages_where_a_launch_packs_them(nheads: int, nheads_kv: int, is_packed: bool) -> None:
+    step = AttentionProblem(8, nheads, nheads_kv, 1, 1024, 128, dtype="bf16")
+    in_pages = AttentionProblem.varlen(
+        (1,) * 8, (1024,) * 8, nheads=nheads, nheads_kv=nheads_kv, head_dim=128, dtype="bf16"
+    )
+    config = config_of(step, pack_gqa=is_packed)
+    try:
+        launched = config_of(in_pages, pack_gqa=is_packed)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=f"^{re.escape(str(error))}$"):
+            paged(step, config, H200, 16)
+    else:
+        assert paged(step, config, H200, 16)[0].pack_gqa == launched.pack_gqa
 
 
 def test_kernels_of_others_are_refused() -> None:

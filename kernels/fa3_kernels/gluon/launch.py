@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,6 +44,24 @@ class Packed(NamedTuple):
     cu_seqlens_k: torch.Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+
+
+def whole(name: str, number: Any) -> int:
+    """Return a number of a caller as an int; one that is on the GPU is waited for, and a traced one stays as it is."""
+    if isinstance(number, int | torch.SymInt):
+        return number
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {number!r}") from None
+
+
+def packed_by(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: Any, max_k: Any) -> Packed:
+    """Take the starts and longest lengths that a caller gives."""
+    if starts_q is None or starts_k is None:
+        missing = "cu_seqlens_q" if starts_q is None else "cu_seqlens_k"
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be given together, got None for {missing}")
+    return Packed(starts_q, starts_k, whole("max_seqlen_q", max_q), whole("max_seqlen_k", max_k))
 
 
 class Paged(NamedTuple):

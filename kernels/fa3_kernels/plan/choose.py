@@ -107,6 +107,15 @@ def check_tile(config: Config) -> None:
     )
 
 
+def check_packing(problem: AttentionProblem, pack_gqa: bool | None) -> None:
+    """Raise ValueError where the heads of a group are to be packed and cannot be."""
+    require(
+        not pack_gqa or problem.group == 1 or can_pack(problem),
+        "pack_gqa takes groups of at most 64 heads, and powers of two over packed sequences and pages, "
+        f"got {problem.nheads} heads on {problem.nheads_kv}",
+    )
+
+
 def check_head_dims(problem: AttentionProblem) -> None:
     """Raise ValueError for a head_dim whose rows TMA cannot copy."""
     multiple = 16 if problem.dtype == "e4m3" else 8
@@ -189,11 +198,7 @@ def config_of(
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, tile)
         return replace(config, warp_specialized=False, pingpong=False)
-    require(
-        not pack_gqa or problem.group == 1 or can_pack(problem),
-        "pack_gqa takes groups of at most 64 heads, and with varlen powers of two, "
-        f"got {problem.nheads} heads on {problem.nheads_kv}",
-    )
+    check_packing(problem, pack_gqa)
     pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and problem.group > 1
     config = replace(config, pack_gqa=pack)
     require(num_splits >= 0, f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")

@@ -188,7 +188,7 @@ def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator
         units = [[last - i, i] if last - i > i else [i] for i in range(walk.fold)]
     else:
         units = [[n] for n in (range(last + 1) if walk.gang else range(last, -1, -1))]
-    size = walk.gang or num_ctas
+    size = walk.gang or max(1, num_ctas)  # without a key there is no CTA
     for first_of_stride in range(walk.stride):
         some = units[first_of_stride :: walk.stride]
         for first in range(0, len(some), size):

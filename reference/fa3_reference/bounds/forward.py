@@ -184,13 +184,16 @@ def _take_sink(state: State, sink: np.ndarray) -> None:
     state.o_error = state.o_error + np.where(is_far[:, None], state.oa + state.boa, 0.0)
 
 
-def _sink_error(sink: np.ndarray, keys: np.ndarray, terms: Terms) -> np.ndarray:
+def _sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel, terms: Terms) -> np.ndarray:
     """Bound the error of a sink's exponent in log2 units, of which the largest key may be taken as it was rounded or
     once more: log2(e), its product with the sink, the difference, two roundings of the maximum, and what the
-    logarithm of a sum adds that is large next to it.
+    logarithm of a sum adds that is large next to it; and of the sink among scores that are kept in 16 bits their
+    rounding.
     """
-    reach = np.abs(np.where(np.isneginf(sink), 0.0, sink)) + np.abs(np.where(np.isneginf(keys), 0.0, keys))
-    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (reach + _OFFSET)
+    size = np.abs(np.where(np.isneginf(sink), 0.0, sink))
+    reach = size + np.abs(np.where(np.isneginf(keys), 0.0, keys))
+    kept = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
+    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (reach + _OFFSET) + kept * size
 
 
 def _add_sink(state: State, sink: np.ndarray, model: KernelModel, terms: Terms) -> None:
@@ -198,7 +201,7 @@ def _add_sink(state: State, sink: np.ndarray, model: KernelModel, terms: Terms) 
     of_keys = (state.max, state.max_low, state.max_high)
     state.max, state.max_low, state.max_high = (np.where(np.isneginf(x), sink, x) for x in of_keys)
     p = np.exp2(sink - np.where(np.isneginf(state.max), 0.0, state.max))
-    r = LN2 * (_sink_error(sink, state.max, terms) + 2 * state.tau) + terms.exp * log_error(model.exp_error)
+    r = LN2 * (_sink_error(sink, state.max, model, terms) + 2 * state.tau) + terms.exp * log_error(model.exp_error)
     state.l = state.l + p
     state.l_up = state.l_up + p * np.expm1(r) * OUTWARD
     state.l_down = state.l_down - p * np.expm1(-r) * OUTWARD
@@ -224,7 +227,7 @@ def _add_block(
     state.keys_max = np.maximum(state.keys_max, x.max(1))
     if sink is not None:
         x = np.concatenate([x, sink[:, None]], axis=1)
-        dx = np.concatenate([dx, _sink_error(sink, x[:, :-1].max(1), terms)[:, None]], axis=1)
+        dx = np.concatenate([dx, _sink_error(sink, x[:, :-1].max(1), model, terms)[:, None]], axis=1)
         noise = np.maximum(noise, FLOAT64 * np.abs(np.where(np.isneginf(sink), 0.0, sink)))
     state.noise = np.maximum(state.noise, 2 * noise)
     state.outside |= np.isnan(x).any(axis=1, keepdims=True)

@@ -81,7 +81,8 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
         dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
         x, dx, slope = _capped(x, dx, problem.softcap, model)
     if h.sink is not None:
-        ends = ((x, h.sink * LOG2_E), (dx, 0.0), (s, 0.0), (ds, 0.0))
+        lost = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
+        ends = ((x, h.sink * LOG2_E), (dx, lost * abs(h.sink) * LOG2_E), (s, 0.0), (ds, 0.0))
         x, dx, s, ds = (_beside(of_keys, end) for of_keys, end in ends)
         slope = slope and Slope(_beside(slope.exact, 1.0), _beside(slope.error, 0.0))
     lse = (h.lse * LOG2_E)[:, None]

@@ -99,7 +99,7 @@ class KernelModel:
         In which order keys are visited, and where the softmax rounds.
     scores : str
         Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
-        16-bit one.
+        16-bit one, sinks once.
     probabilities : str
         Format of P as it enters the second product; ``dtype`` by default.
     accumulator : {"wgmma", "fp32", "fp16", "either"}
@@ -431,7 +431,8 @@ class BackwardModel:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Weights of the bound's sources of error, 1 each: an error budget sets one to 0, a test of the bound halves one.
+    """Weights of the bound's sources of error, 1 each. Tests of the bound set one to 0, or halve it, and find an input
+    whose error exceeds what is left; no verdict is by other weights.
 
     ``scores`` cuts of the tensor core in Q K^T; ``factor`` roundings of the factor that takes scores to log2 units;
     ``exponent`` rounding of x - M; ``exp`` the exponential of weights; ``rescale`` of the factor of a moved maximum

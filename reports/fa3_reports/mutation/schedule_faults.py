@@ -16,7 +16,7 @@ from fa3_simulator.backward import backward
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.forward import forward
-from fa3_simulator.program import Actor, Builder, Mbarrier, Op, Program, Slot
+from fa3_simulator.program import Actor, Builder, Mbarrier, NamedBarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
 
 TILES = [TileBlocks(5), TileBlocks(3), TileBlocks(4)]
@@ -45,10 +45,10 @@ def places(program: Program, name: str, text: str) -> list[int]:
     return found
 
 
-def dropped(program: Program, name: str, text: str, which: int | None = None) -> Program:
-    """Without the ``which``-th such operation, or without all of them."""
+def dropped(program: Program, name: str, text: str, which: int | slice = slice(None)) -> Program:
+    """Without the ``which``-th such operation, or without those of a slice, which are all of them."""
     rows = places(program, name, text)
-    gone = set(rows if which is None else [rows[which]])
+    gone = {rows[which]} if isinstance(which, int) else set(rows[which])
     return edited(program, name, lambda ops: [row for i, row in enumerate(ops) if i not in gone])
 
 
@@ -96,13 +96,39 @@ def upstream(head_dim: int) -> Program:
 def without_a_second_slot(program: Program) -> Program:
     """With one slot for dS nobody waits until the others have read that of the block before."""
     for name in ("consumer 0", "consumer 1"):
-        rows = places(program, name, "wait all warpgroups")
-        gone = set(rows[:-1:2])  # of each block the first of two, and not that of the epilogue
-        program = edited(program, name, lambda ops, gone=gone: [row for i, row in enumerate(ops) if i not in gone])
+        # of each block the first of two, and not that of the epilogue
+        program = dropped(program, name, "wait all warpgroups", slice(0, -1, 2))
     return program
 
 
+def unmet(program: Program) -> Program:
+    """O of one consumer goes to V's memory while the other may still read V: hopper/epilogue_fwd.hpp has a barrier."""
+    program = dropped(program, "consumer 0", "wait epilogue")
+    return dropped(program, "consumer 1", "wait epilogue", slice(0, None, 2))  # of each tile the first of two
+
+
+def two_of_three() -> Program:
+    """The third consumer does not meet the others in front of that write."""
+    program = flash3(**WIDE)
+    some = NamedBarrier("two consumers", 15, 256)
+    grown = replace(program, named_barriers=(*program.named_barriers, some))
+    for name in ("consumer 0", "consumer 1") * len(TILES):
+        grown = replaced(grown, name, "wait epilogue", 0, x=len(program.named_barriers))
+    return dropped(grown, "consumer 2", "wait epilogue", slice(0, None, 2))
+
+
+def written_first(**changes) -> Program:
+    """Each consumer meets the other behind its write to V's memory and not in front of it."""
+    program = flash3(**changes)
+    for name in ("consumer 0", "consumer 1"):
+        for which in range(len(TILES)):
+            program = moved(program, name, "write out", "wait epilogue", which)
+    return program
+
+
+WIDE = {"head_dim": 64, "tile_m": 192, "tile_n": 192, "pv_from_registers": False}
 FP8 = {"dtype": "e4m3"}
+FP8_TILE = {**FP8, "tile_n": 224}
 
 
 def other_trip_count(name: str, changes: dict) -> Program:
@@ -191,7 +217,7 @@ def wrong_parity() -> Program:
 # (museum row, what is wrong, the program)
 PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
-    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 1)),
+    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 3)),
     (
         35,
         "a consumer sees an uninitialised mbarrier",
@@ -282,4 +308,14 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),
     (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),
     (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
+    (0, "O is written to V's memory while another consumer reads V", lambda: unmet(flash3())),
+    (0, "two of three consumers have read V when O is written to its memory", two_of_three),
+    (0, "O is written to V's memory in front of the barrier", written_first),
+    (0, "O that reaches into V's second stage is written in front of the barrier", lambda: written_first(**FP8_TILE)),
+    (0, "V is loaded while O leaves from its memory", lambda: dropped(flash3(), "producer", "wait o_stored")),
+    (
+        0,
+        "V may be loaded when O's store has been started",
+        lambda: moved(flash3(), "consumer 1", "arrive o_stored", "wait store", 0),
+    ),
 )

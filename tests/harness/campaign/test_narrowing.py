@@ -74,6 +74,7 @@ def test_a_part_that_leaves_the_faulty_property_out_is_no_pass(tmp_path):
     assert "only properties sign_symmetry" in summary["kernels"][0]["inconclusive"]
     result, summary = run(tmp_path / "b", kernel, "--property", "causal_row*", "--fail-fast")
     assert (result.exit_code, summary["verdict"]) == (1, "fail")
+    assert "INCONCLUSIVE" not in result.stdout  # a finding is a verdict, of however small a part
 
 
 @pytest.mark.parametrize("also", [["--shard", "1/2"], ["--update-baseline", "new.json"]])

@@ -106,6 +106,17 @@ def test_a_shard_without_a_failure_has_code_0(tmp_path):
     assert verify(tmp_path, "--shard", "3/3", kernels=(SOUND,)).exit_code == 0
 
 
+def lose(kernel: str) -> None:
+    raise RuntimeError("lost")
+
+
+def test_a_lost_task_of_a_covering_array_is_one_failure_of_a_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "plan", lambda *given: [Task("cover", f"{SOUND}: cover", lose, {"kernel": SOUND})])
+    result = verify(tmp_path, "--shard", "1/1", kernels=(SOUND,))
+    assert "SHARD 1 OF 1 1 findings in 1 tasks" in result.stdout
+    assert result.stdout.count("FAIL") == 1
+
+
 @pytest.mark.parametrize("option", [("--baseline", "b.json"), ("--junit", "-"), ("--json", "-")])
 def test_what_only_the_whole_campaign_has_is_refused_of_a_shard(tmp_path, option):
     result = verify(tmp_path, "--shard", "1/2", *option)

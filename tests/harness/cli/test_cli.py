@@ -144,6 +144,18 @@ def test_a_sound_case_replays_with_code_0(replay_file):
     assert "holds" in result.stdout
 
 
+def test_a_finding_that_its_call_alone_does_not_show_is_told_and_is_no_success(replay_file):
+    """Of a kernel whose state between calls is wrong replay said "holds", with code 0 and without a word."""
+    stored = json.loads(replay_file.read_text()) | {"is_finding": True}
+    replay_file.write_text(json.dumps(stored))
+    result = run("replay", replay_file)
+    assert result.exit_code == 5
+    assert "not reproduced by this call alone: the kernel was mended since, or what was found depends" in result.stdout
+    other = run("replay", replay_file, "--kernel", "twin.flash3.fp16")
+    assert other.exit_code == 0
+    assert "not reproduced" not in other.stdout
+
+
 def test_a_broken_kernel_replays_with_code_1(replay_file):
     result = run("replay", replay_file, "--kernel", "twin.fp16+wrong_softmax_scale", "--json", "-")
     assert result.exit_code == 1

@@ -38,6 +38,30 @@ def test_figures_as_json_are_consistent() -> None:
     assert sum(figures["idle_tensor_share"].values()) == pytest.approx(1)
 
 
+def test_a_launch_over_pages_that_the_kernels_refuse_is_not_simulated() -> None:
+    step = ("--seqlen-q", 1, "--seqlen", 4096, "--batch", 8, "--page-size", 16, "--pack-gqa")
+    code, _, err = run("simulate", *step, "--nheads", 28, "--nheads-kv", 4)
+    assert code == 2
+    assert "powers of two over packed sequences and pages, got 28 heads on 4" in err
+    assert run("simulate", *step, "--nheads", 32, "--nheads-kv", 8)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_said"),
+    [
+        (("--seqlen", 2048), True),
+        (("--backward", "--seqlen", 2048), False),
+        (("--backward", "--seqlen", 2048, "--head-dim", 256), False),
+        (("--seqlen", 256, "--causal"), False),  # most of the time is its beginning and its end
+    ],
+)
+def test_hidden_softmax_is_a_share_and_said_of_forwards_that_wait_for_it(arguments: tuple, is_said: bool) -> None:
+    _, out, _ = run("simulate", *arguments)
+    assert ("hidden softmax" in out) == is_said
+    share = json.loads(run("simulate", *arguments, "--json", "-")[1]).get("hidden_softmax")
+    assert 0 <= share <= 1 if is_said else share is None
+
+
 def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
     assert run("simulate", "--trace", target, "--seqlen", 1024, "--causal")[0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_an_fp8_function_gets_its_descales_by_kv_head():
     assert passes(kernel, judge(kernel, case).measures)
 
 
+def test_an_output_format_is_that_of_fp8_functions_and_a_wrong_one_is_a_finding_not_a_refusal():
+    """ "The kernel refuses: a fp16 kernel writes fp16" was said of what the harness had refused before it called."""
+    problem = AttentionProblem(2, 4, 2, 40, 70, 64, causal=True)
+    fp16, e4m3 = array_candidate(exact, dtypes=("fp16", "e4m3"), out_dtype="bf16")
+    assert passes(fp16, judge(fp16, Case(fp16.name, problem, Recipe("normal"))).measures)
+    case = Case(e4m3.name, replace(problem, dtype="e4m3"), Recipe("normal"), QuantScheme("head"))
+    with pytest.raises(Exception, match="returned out of dtype float16, expected bfloat16"):
+        judge(e4m3, case)
+
+
 def test_an_fp8_function_gets_a_descale_for_each_query_head_where_it_claims_so_and_is_not_judged_by_them_elsewhere():
     problem = AttentionProblem(2, 4, 2, 40, 70, 64, dtype="e4m3", causal=True)
     for scheme in (QuantScheme("query_head"), QuantScheme("tensor"), QuantScheme("head")):
@@ -91,6 +102,7 @@ def test_a_misspelt_fact_is_refused_with_the_list():
             "feature must be among append, attention_chunk, batch_idx, causal, fp8_cache, fp8_rows, gqa",
         ),
         ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
+        ({"out_dtype": "fp32"}, "out_dtype must be among , fp16, bf16, got 'fp32'"),
     ):
         with pytest.raises(ValueError, match=match):
             array_candidate(exact, **facts)
@@ -129,7 +141,8 @@ def test_a_top_left_mask_is_judged_on_square_problems_alone():
     (kernel,) = array_candidate(exact, policy=Policy(causal="top_left"))
     square = AttentionProblem(1, 1, 1, 8, 8, 64, causal=True)
     assert kernel.supports(square)
-    assert "top-left" in str(kernel.refusal(AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)))
+    words = "a causal mask aligned top-left needs as many queries as keys, got 8 and 9"
+    assert words in str(kernel.refusal(AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)))
     assert kernel.supports(AttentionProblem(1, 1, 1, 8, 9, 64))
     assert adapted(kernel, AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)) == square
 

@@ -51,7 +51,7 @@ def test_causal_with_one_query_sees_every_key():
 def test_varlen_packs_only_powers_of_two():
     problem = AttentionProblem.varlen((3, 4), (50, 60), nheads=6, nheads_kv=2, head_dim=64)
     assert not config_of(problem).pack_gqa
-    with pytest.raises(ValueError, match="with varlen powers of two, got 6 heads on 2"):
+    with pytest.raises(ValueError, match="powers of two over packed sequences and pages, got 6 heads on 2"):
         config_of(problem, pack_gqa=True)
 
 
