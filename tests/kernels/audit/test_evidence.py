@@ -23,8 +23,8 @@ from fa3_kernels.audit.golden import read_rows
 from fa3_kernels.audit.launched import launch_sha256, launches_of
 from fa3_kernels.audit.probes import audited, probes
 from fa3_kernels.gluon import unsupported
-from fa3_kernels.plan.family import Shipped
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.families import FAMILIES, OURS
+from fa3_kernels.plan.families.record import Shipped
 from fa3_reports.device.keys import SEVERAL
 from fa3verify.files import read_csv
 
@@ -115,7 +115,7 @@ def forget() -> None:
     for module, cache in (
         ("plan.plan", "plan_of"),
         ("plan.tile_order", "static_schedule"),
-        ("plan.backward_plan", "backward_plan"),
+        ("plan.backward", "backward_plan"),
         ("plan.key_tiles", "key_tile_schedule"),
     ):
         getattr(import_module(f"fa3_kernels.{module}"), cache).cache_clear()
