@@ -26,11 +26,11 @@ import fa3_reports.studies
 import fa3_simulator
 import fa3verify
 import fa3verify.inputs
-from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.backward import backward_plan
+from fa3_kernels.plan.call import View
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
 from fa3_kernels.plan.plan import Plan, plan_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
-from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.adversary.gradients import colony as gradients_colony
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale

@@ -177,6 +177,7 @@ def _figures(
     kernels the backward's.
     """
     from fa3_kernels.plan.config import Config
+    from fa3_simulator.compiled import estimated
     from fa3_simulator.cta import machine_of
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
@@ -214,7 +215,7 @@ def _figures(
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-        "assumed_constants": machine.assumed(),
+        "assumed_constants": [*machine.assumed(), *estimated(config)],
     }
 
 

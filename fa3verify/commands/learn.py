@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from fa3_kernels.plan.learned import LearnedOrder
+from fa3_kernels.plan.families.learned import LearnedOrder
 from fa3_kernels.plan.order import Order
 from fa3verify.campaign.introduction import Introduction, found, introduce_all
 from fa3verify.campaign.pool import AN_HOUR_S, processes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.learned import read
+from fa3_kernels.plan.families.learned import read
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant

@@ -74,7 +74,7 @@ def registers_needed(config: Config) -> int:
     output = c.head_dim_v // 2
     queries = c.head_dim // 4 if c.holds_queries else 0
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
-    parts = output if starts_both(c) else (c.sums_in_flight if c.rotates else 1) * output // c.pv_parts[0]
+    parts = output if starts_both(c) else (c.sums_in_flight if c.adds_in_place else 1) * output // c.pv_parts[0]
     partial = parts if c.promotion_interval else 0
     held = scores + p + partial if c.overlaps else max(scores, p + partial)
     return held + output + queries + c.traits.other_registers[c.is_fp8]

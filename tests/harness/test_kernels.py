@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.families import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign import plan as planned

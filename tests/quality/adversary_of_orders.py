@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -54,7 +54,7 @@ class OrderTwin(Twin):
     assumed: Order
 
     def model(self, config: Config) -> KernelModel:
-        return replace(config.traits, order=self.assumed).kernel_model(config)
+        return config.kernel_model(self.assumed)
 
     def run(
         self, colony: ForwardColony, config: Config, truth: Attention, *, rounded: bool

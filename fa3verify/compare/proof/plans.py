@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins

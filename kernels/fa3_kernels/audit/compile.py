@@ -26,7 +26,7 @@ from fa3_kernels.gluon import quantize, run, surplus_barriers
 from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
-from fa3_kernels.plan.plan import Pointer
+from fa3_kernels.plan.call import Pointer
 
 HOPPER = GPUTarget("cuda", 90, 32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
+from fa3_kernels.plan.families import OURS
 from fa3_kernels.plan.quantizer import ROTATED_HEAD_DIMS
-from fa3_kernels.plan.traits import OURS
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Dtype
 

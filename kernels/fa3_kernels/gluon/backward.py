@@ -236,7 +236,7 @@ def backward(
     softmax_scale,
     VARIANT: gl.constexpr,
 ):
-    """Persistent kernel; see :mod:`fa3_kernels.plan.backward_plan` for the meaning of the arguments."""
+    """Persistent kernel; see :mod:`fa3_kernels.plan.backward` for the meaning of the arguments."""
     sizes = (nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks)
     p = program(
         (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc),

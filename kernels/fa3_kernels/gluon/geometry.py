@@ -14,7 +14,7 @@ from triton.language.core import _aggregate as aggregate
 from fa3_kernels.gluon import softmax
 
 WARPGROUP_ROWS = gl.constexpr(64)
-RAGGED_ROWS = gl.constexpr(1 << 30)  # extent of the row dimension of a ragged descriptor, see fa3_kernels.plan.views
+RAGGED_ROWS = gl.constexpr(1 << 30)  # extent of the row dimension of a ragged descriptor, see fa3_kernels.plan.call
 
 
 @aggregate

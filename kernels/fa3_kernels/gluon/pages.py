@@ -5,7 +5,7 @@ to the next; and how many pages a key tile lies in. The last is a number that no
 over pages spilled 260 bytes of the producer's 24 registers, and ptxas gave the consumers others.
 
 Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the ragged view
-(:mod:`fa3_kernels.plan.views`), so that what a page holds there, NaN included, never reaches shared memory: a weight of
+(:mod:`fa3_kernels.plan.call`), so that what a page holds there, NaN included, never reaches shared memory: a weight of
 0 times NaN is NaN.
 
 A page of fewer keys than a tile is a box of TMA of its own, of channels that fill one row of the swizzled layout: in

@@ -16,7 +16,7 @@ import numpy as np
 
 from fa3_kernels.audit.calls import Call, Descriptor, calls_of
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.plan.plan import Pointer
+from fa3_kernels.plan.call import Pointer
 
 
 def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fa3_kernels.plan.choose import choose_num_splits
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.timed import tables
 from fa3verify.timed.cells import CELL_FIELDS, SIZES
@@ -195,7 +195,7 @@ def _is_current(row: _Row, config: Config) -> bool:
     keeps = config.keeps_queries(row.flag("causal"))
     if keeps and not ("holds_queries" in row.values and row.flag("holds_queries")):
         return False
-    if not (config.holds_turn or config.rotates):
+    if not (config.holds_turn or config.adds_in_place):
         return True
     says = "holds_turn" in row.values and row.flag("holds_turn") == config.holds_turn
     return says and row.values.get("former") != "True"

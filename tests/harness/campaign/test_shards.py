@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from fa3verify.campaign import plan, shards, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES
+from fa3verify.campaign.results import Judged
 from fa3verify.campaign.shards import Number, dealt
 from fa3verify.campaign.tasks import Call
 from fa3verify.cli.main import main
@@ -106,12 +107,12 @@ def test_a_shard_without_a_failure_has_code_0(tmp_path):
     assert verify(tmp_path, "--shard", "3/3", kernels=(SOUND,)).exit_code == 0
 
 
-def lose(kernel: str) -> None:
-    raise RuntimeError("lost")
-
-
 def test_a_lost_task_of_a_covering_array_is_one_failure_of_a_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "plan", lambda *given: [Task("cover", f"{SOUND}: cover", lose, {"kernel": SOUND})])
+    class Lost(plan.JudgeCover):
+        def run(self) -> Judged:
+            raise RuntimeError("lost")
+
+    monkeypatch.setattr(plan, "plan", lambda *given: [Lost(kernel=SOUND, profile="quick", seed=0)])
     result = verify(tmp_path, "--shard", "1/1", kernels=(SOUND,))
     assert "SHARD 1 OF 1 1 findings in 1 tasks" in result.stdout
     assert result.stdout.count("FAIL") == 1

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS, round_to
 from fa3_reference.problem import AttentionProblem, Operands

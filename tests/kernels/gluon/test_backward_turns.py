@@ -17,10 +17,10 @@ pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
 from fa3_kernels.gluon import backward_geometry
 from fa3_kernels.gluon.backward import backward
-from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.backward import backward_plan
+from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.choose import without_lengths
 from fa3_kernels.plan.key_tiles import visited_rows, walk_of
-from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem
 from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, SPACED_FOLDED, problems

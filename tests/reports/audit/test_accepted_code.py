@@ -95,7 +95,7 @@ def test_e4m3_steps_have_their_products_and_promotion_costs_no_instruction(name:
     # k32 steps of Q K^T; 128 / 32 of each slice of P V, of which three boxes of channels make two or three
     slices = 2 if v.v_boxes == 3 and v.slices == 1 else v.slices
     scores, output = config.head_dim // 32, config.tile_n // 32 * slices
-    of_a_step = scores * (2 if config.rotates else 1)  # in two pieces of the keys
+    of_a_step = scores * (2 if config.adds_in_place else 1)  # in two pieces of the keys
     of_tiles = scores * (1 + (v.query_slots > 1))
     assert found["tensor"]["QGMMA"] == v.consumers * (of_a_step + 2 * output + of_tiles)
     assert found["tensor"]["HGMMA"] == 0

@@ -20,8 +20,8 @@ import pytest
 from fa3_kernels.audit import evidence
 from fa3_kernels.audit.evidence import accepted_rows, evidence_sha256, launch_keys
 from fa3_kernels.gluon import unsupported
-from fa3_kernels.plan.family import Shipped
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.families import FAMILIES, OURS
+from fa3_kernels.plan.families.record import Shipped
 from fa3_reports.audit import evidence as changes
 from fa3_reports.audit.evidence import changed_since
 from fa3_reports.audit.launched import launch_sha256, launches_of
@@ -119,7 +119,7 @@ def forget() -> None:
     for module, cache in (
         ("plan.plan", "plan_of"),
         ("plan.tile_order", "static_schedule"),
-        ("plan.backward_plan", "backward_plan"),
+        ("plan.backward", "backward_plan"),
         ("plan.key_tiles", "key_tile_schedule"),
     ):
         getattr(import_module(f"fa3_kernels.{module}"), cache).cache_clear()

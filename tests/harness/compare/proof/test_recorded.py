@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fa3_kernels.plan.traits import traits_of
+from fa3_kernels.plan.families import traits_of
 from fa3_kernels.twin.forward import forward
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Operands

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fa3_kernels.plan.family import Shipped, Size, Traits
+from fa3_kernels.plan.families.record import Shipped, Size, Traits
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
@@ -134,20 +134,17 @@ def read(path: str | Path) -> LearnedOrder:
             raise ValueError(f"its schema must be {SCHEMA}, got {body['schema']!r}")
         if body["dtype"] not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {body['dtype']!r}")
-        tiles = {int(d): (int(dense), int(causal)) for d, (dense, causal) in body["tiles"].items()}
-        order = Order(**{name: _value(x) for name, x in body["order"].items()})
-        free = {name: tuple(_value(x) for x in values) for name, values in body["free"].items()}
         return LearnedOrder(
-            str(body["kernel"]),
-            body["dtype"],
-            tiles,
-            int(body["promotion_interval"]),
-            order,
-            frozenset(map(str, body["features"])),
-            free,
-            tuple(map(str, body["findings"])),
-            int(body["launches"]),
-            int(body["outputs"]),
+            kernel=str(body["kernel"]),
+            dtype=body["dtype"],
+            tiles={int(d): (int(dense), int(causal)) for d, (dense, causal) in body["tiles"].items()},
+            promotion_interval=int(body["promotion_interval"]),
+            order=Order(**{name: _value(x) for name, x in body["order"].items()}),
+            features=frozenset(map(str, body["features"])),
+            free={name: tuple(map(_value, values)) for name, values in body["free"].items()},
+            findings=tuple(map(str, body["findings"])),
+            launches=int(body["launches"]),
+            outputs=int(body["outputs"]),
         )
     except OSError as error:
         raise ValueError(f"no learned order can be read from {path}: {error.strerror}") from None

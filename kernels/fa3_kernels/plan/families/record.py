@@ -1,18 +1,34 @@
-"""The record of a kernel family: what may differ between two, as :mod:`fa3_kernels.plan.traits` states it for each."""
+"""The record of a kernel family: what may differ between two, as each file beside this one states it for its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from fa3_kernels.plan.order import OUR_ORDER, BackwardOrder, Order
-from fa3_reference.bounds.device import TANH_REL
-from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
-if TYPE_CHECKING:
-    from fa3_kernels.plan.config import Config
+
+class Cut(Protocol):
+    """What of a configuration says into which parts the keys of a launch are cut."""
+
+    @property
+    def tile_m(self) -> int: ...
+
+    @property
+    def tile_n(self) -> int: ...
+
+    @property
+    def num_splits(self) -> int: ...
+
+    @property
+    def pack_gqa(self) -> bool: ...
+
+
+def broken(*rules: tuple[bool, str]) -> str:
+    """Return the rules that are broken, in words; empty where none is."""
+    return "; ".join(rule for is_broken, rule in rules if is_broken)
 
 
 class Shipped(NamedTuple):
@@ -34,8 +50,8 @@ class Size:
         What is launched; which of the two says :attr:`Traits.tile`.
     other_instructions : (int, int)
         Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
-        predicates, branches. Counted in the accepted code of our kernels; of FlashAttention-3 and 4 it is assumed to be
-        as much.
+        predicates, branches. Assumed; those of our own kernels are counted in their accepted code, see
+        :mod:`fa3_simulator.compiled`.
     rows : tuple of int
         Query rows that registers are set aside for.
     registers : (int, int), optional
@@ -159,8 +175,6 @@ class Traits:
     step_stalls : (int, int)
         Cycles a step waits by the stall counts in its code: for the last sums (ours 49 to 119, FlashAttention-3 21,
         which is not told apart from 0); and more without overlap.
-    has_lockstep : bool
-        Whether there is a kernel without warp specialisation.
     is_built_here : bool
         Whether this package has its kernels, so that they can be compiled and launched.
     is_reproduced : bool
@@ -186,7 +200,7 @@ class Traits:
     registers: Mapping[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)
     splits: Callable[[AttentionProblem, int, int], int] = lambda problem, tile_m, tile_n: 1
     packs: Callable[[AttentionProblem, int, int], bool] = lambda problem, tile_m, num_splits: False
-    sequence_splits: Callable[[AttentionProblem, Config], tuple[int, ...]] = lambda problem, config: (
+    sequence_splits: Callable[[AttentionProblem, Cut], tuple[int, ...]] = lambda problem, config: (
         (config.num_splits,) * problem.batch
     )
     splits_unasked: bool = False
@@ -205,7 +219,6 @@ class Traits:
     other_registers: tuple[int, int] = (24, 24)
     is_serialised: bool = False
     step_stalls: tuple[int, int] = (0, 0)
-    has_lockstep: bool = False
     is_built_here: bool = False
     is_reproduced: bool = False
     features: frozenset[str] = frozenset()
@@ -258,29 +271,3 @@ class Traits:
     def takes_keys(self, tile_n: int) -> bool:
         """Tell whether a tile may have so many keys, of those that wgmma takes."""
         return not self.builds_powers_of_two or tile_n in (32, 64, 128, 256)
-
-    def kernel_model(self, config: Config) -> KernelModel:
-        """Return what the error bound must know of a configuration of this family.
-
-        Raises
-        ------
-        ValueError
-            If no bound is proved for a step of its order.
-        """
-        if self.order.unproved:
-            raise ValueError(f"no bound is proved for {self.order.unproved}, which {self.title} has")
-        c = config
-        switches = (c.promotion_interval, c.num_splits, c.pack_gqa)
-        return KernelModel(
-            c.dtype,
-            c.out_dtype,
-            c.tile_m,
-            c.tile_n,
-            *switches,
-            self.order.softmax,
-            keeps_subnormals=self.order.keeps_subnormals,
-            pads_group=self.pads_group,
-            probabilities=self.order.probabilities,
-            accumulator=self.order.accumulator,
-            tanh_error=TANH_REL if self.order.softcap == "tanh" else 0.0,
-        )

@@ -1,8 +1,11 @@
-"""TMA views of q, k, v and out: dense, ragged (packed sequences) and of folded heads (PackGQA)."""
+"""A kernel's launch as a value: its arguments, and among them how TMA sees q, k, v and out: dense, ragged (packed
+sequences) and with folded heads (PackGQA).
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 RAGGED_ROWS = 1 << 30
 _RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
@@ -84,3 +87,37 @@ class Block(NamedTuple):
     def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides of the workspace itself."""
         return shape, strides
+
+
+class Pointer(NamedTuple):
+    """The address of a tensor that a kernel gets; ``name`` says which, ``dtype`` is of its elements."""
+
+    name: str
+    dtype: str
+
+
+class LaunchNumber(NamedTuple):
+    """A number that differs between launches of a plan; ``name`` says which."""
+
+    name: str
+
+
+class Call(NamedTuple):
+    """One kernel launch: the kernel's name, its arguments in order, the grid, and launch options.
+
+    Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`; in the calls of a plan,
+    and in their grids, also :class:`LaunchNumber`.
+    """
+
+    kernel: str
+    arguments: tuple[Any, ...]
+    grid: tuple[Any, ...]
+    options: dict[str, int]
+
+    def of(self, numbers: Mapping[str, int]) -> Call:
+        """The call of a launch that has these sizes."""
+
+        def given(x: Any) -> Any:
+            return numbers[x.name] if isinstance(x, LaunchNumber) else x
+
+        return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))

@@ -1,16 +1,21 @@
-"""The table of kernel families: what is known of each, and that nothing is made up where a family is not known."""
+"""Kernel families, a file each: what is known of each, and that nothing is made up where a family is not known."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from dataclasses import replace
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fa3_kernels.plan
+from fa3_kernels.plan import families
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 
@@ -85,7 +90,7 @@ def test_each_family_has_the_bound_of_its_own_order():
         *(4 * rng.standard_normal(s).astype(np.float16) for s in (small.q_shape, small.k_shape, small.v_shape))
     )
     ours, other = (default_config(small, family=family) for family in ("gluon", "flash3"))
-    bounds = [forward_bound(small, x, config.traits.kernel_model(config)) for config in (ours, other)]
+    bounds = [forward_bound(small, x, config.kernel_model()) for config in (ours, other)]
     assert (bounds[1].lse > bounds[0].lse).all()  # unscaled maxima are scaled for the lse once more
     assert (bounds[1].out >= 0).all()
 
@@ -127,3 +132,29 @@ def test_keys_are_split_only_where_the_family_has_a_kernel_for_it(name):
             replace(config, num_splits=2)
     else:
         assert replace(config, num_splits=2).num_splits == 2
+
+
+def test_a_file_that_is_added_is_a_family(tmp_path, monkeypatch):
+    text = "from fa3_kernels.plan.families.cudnn import FAMILIES as OLD\nFAMILIES = {'mine': OLD['cudnn']}\n"
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{families.__name__}.mine", raising=False)
+    assert families._found()["mine"] is FAMILIES["cudnn"]
+    assert next(iter(families._found())) == OURS
+
+
+def test_no_module_of_the_plan_is_in_a_circle():
+    """Imports for types count, and the table imports every file of its folder though no line says so."""
+    root = Path(fa3_kernels.plan.__path__[0])
+    places: dict[str, Path] = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parents[1]).with_suffix("").parts
+        places[".".join(parts).removesuffix(".__init__")] = path
+    known: dict[str, set[str]] = {}
+    for name, path in places.items():
+        imported = [x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, ast.ImportFrom) and x.module]
+        named = {f"{x.module}.{alias.name}" for x in imported for alias in x.names} | {str(x.module) for x in imported}
+        known[name] = (named & places.keys()) - {name, fa3_kernels.plan.__name__}
+    known[families.__name__] |= {name for name in places if name.startswith(f"{families.__name__}.")}
+    assert len(known) > 20
+    assert [*TopologicalSorter(known).static_order()]  # CycleError names the circle
