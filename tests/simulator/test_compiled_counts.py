@@ -151,7 +151,7 @@ def test_instructions_of_a_tile_that_nobody_compiled_are_estimated_and_it_is_sai
 def test_a_tile_that_is_compiled_has_its_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the audit is all that another tile takes: of 64 keys here."""
     row = {"loops": ["instructions 300 HGMMA 12 MUFU.EX2 34 FFMA 36 FMUL 64 FADD 34 FMNMX 36 BAR 5"]}
-    monkeypatch.setattr(module, "read_golden", lambda: GOLDEN | {"fp16_d128_v128_dense/forward_fp16": row})
+    monkeypatch.setattr(module, "accepted_rows", lambda: GOLDEN | {"fp16_d128_v128_dense/forward_fp16": row})
     monkeypatch.setattr(module, "_counted", module._counted.__wrapped__)
     narrow = Config(tile_n=64)
     assert other_instructions(narrow) == 300 - 12 - 34 - 36 - 64 - 34 - 36 - 5 - 4 - 64 // 4
