@@ -17,7 +17,7 @@ import pytest
 
 from fa3verify.campaign import replay_files, run, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
-from fa3verify.campaign.plan import Judge, SearchLaw, plan
+from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.coverage import COVER
 from fa3verify.judging.verdict import told
@@ -25,7 +25,7 @@ from fa3verify.judging.verdict import told
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
 
 
-def name_of(task: Judge | SearchLaw) -> str:
+def name_of(task: JudgeTask | SearchLaw) -> str:
     """Name of a task's test, in the form that pytest gives to parametrised ones."""
     if isinstance(task, SearchLaw):
         return f"property[{task.law}]"
@@ -99,7 +99,7 @@ def _lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, tuple[re.P
 class Judged(pytest.Item):
     """One task of a campaign."""
 
-    def __init__(self, *, told_by: tuple[Introduction, Judge | SearchLaw], **rest: Any) -> None:
+    def __init__(self, *, told_by: tuple[Introduction, JudgeTask | SearchLaw], **rest: Any) -> None:
         super().__init__(**rest)
         self.introduction, self.task = told_by
 

@@ -13,7 +13,7 @@ from fa3verify import operations
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.introduction import Introduction, found
 from fa3verify.campaign.profiles import PROFILES, ProfileName, captured_case, family_of, judged_cases
-from fa3verify.campaign.results import CaseResult, Judged, UnderHypothesis, of_one_hypothesis
+from fa3verify.campaign.results import CaseResult, JudgedCases, UnderHypothesis, of_one_hypothesis
 from fa3verify.campaign.tasks import Task
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
@@ -38,7 +38,7 @@ PARTS = 4  # tasks that the cases of practice are dealt to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judge(Task):
+class JudgeTask(Task):
     """Judge cases of a kernel, which findings know by their family."""
 
     kind: ClassVar[str] = "family"
@@ -56,30 +56,30 @@ class Judge(Task):
         return self.family
 
     @abstractmethod
-    def run(self) -> Judged: ...
+    def run(self) -> JudgedCases: ...
 
     def judged(self, candidate: Candidate, cases: Sequence[Case]) -> tuple[CaseResult, ...]:
         """Judge cases, fail-fast up to the first finding where that was asked for."""
         return tuple(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
-    def read(self, value: Any) -> Judged | None:
-        return None if value is None else read(Judged, value, self.family)
+    def read(self, value: Any) -> JudgedCases | None:
+        return None if value is None else read(JudgedCases, value, self.family)
 
-    def is_finding(self, value: Judged) -> bool:
+    def is_finding(self, value: JudgedCases) -> bool:
         return _fails(self.label, value.records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeFamily(Judge):
+class JudgeFamily(JudgeTask):
     """Judge every case of one family of a campaign, or the first ones up to a limit."""
 
     seed: int
     limit: int | None = None
 
-    def run(self) -> Judged:
+    def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return Judged(self.judged(candidate, cases))
+        return JudgedCases(self.judged(candidate, cases))
 
     @property
     def estimated_s(self) -> float:
@@ -89,22 +89,22 @@ class JudgeFamily(Judge):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeCapture(Judge):
+class JudgeCapture(JudgeTask):
     """Judge the case of a user's file of activations, which has this place among all of them."""
 
     file: str
     sha256: str
     index: int
 
-    def run(self) -> Judged:
+    def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         capture = pinned(self.file, self.sha256).capture
         case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
-        return Judged(self.judged(candidate, [case] if case else []))
+        return JudgedCases(self.judged(candidate, [case] if case else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeCover(Judge):
+class JudgeCover(JudgeTask):
     """Judge the cases of a kernel's covering array."""
 
     kind: ClassVar[str] = "cover"
@@ -113,15 +113,15 @@ class JudgeCover(Judge):
     seed: int
     limit: int | None = None
 
-    def run(self) -> Judged:
+    def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
         records = self.judged(candidate, [case for _, case in rows if case])
-        return Judged(records, tuple(point for point, _ in rows))
+        return JudgedCases(records, tuple(point for point, _ in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgePractice(Judge):
+class JudgePractice(JudgeTask):
     """Judge one of :data:`PARTS` parts of the cases of practice; a size that a kernel refuses was not tried."""
 
     kind: ClassVar[str] = "cover"
@@ -134,12 +134,12 @@ class JudgePractice(Judge):
     def label(self) -> str:
         return f"{self.kernel}: practice {self.part + 1}"
 
-    def run(self) -> Judged:
+    def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
         records = self.judged(candidate, cases[self.part :: PARTS])
-        return Judged(tuple(record for record in records if not (record.error or "").startswith(refusals)))
+        return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,13 +252,13 @@ def plan(
     captures: tuple[Capture, ...] = (),
     limit: int | None = None,
     is_fail_fast: bool = False,
-) -> list[Judge | SearchLaw]:
+) -> list[JudgeTask | SearchLaw]:
     """Return the tasks of a campaign, the longest first; none for a kernel that takes no case.
 
     With a ``limit`` no property has more trials and no family more cases; ``is_fail_fast`` ends a family at its first
     finding.
     """
-    tasks: list[Judge | SearchLaw] = []
+    tasks: list[JudgeTask | SearchLaw] = []
     for kernel in kernels:
         tasks += _searches(kernel, profile, seed, limit)
         judges = _judges(kernel, profile, seed, captures, limit)
@@ -278,10 +278,10 @@ def _searches(kernel: Introduction, profile: ProfileName, seed: int, limit: int 
 
 def _judges(
     kernel: Introduction, profile: ProfileName, seed: int, captures: tuple[Capture, ...], limit: int | None
-) -> list[Judge]:
+) -> list[JudgeTask]:
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     name = kernel.name
-    judges: list[Judge] = []
+    judges: list[JudgeTask] = []
     if kernel.covers and (kernel.families or kernel.narrowed):
         judges.append(JudgeCover(kernel=name, profile=profile, seed=seed, limit=limit))
         parts = range(PARTS if limit is None else 0)

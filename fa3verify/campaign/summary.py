@@ -17,7 +17,7 @@ from fa3verify import __version__, operations
 from fa3verify.campaign.findings import finding, ordered, with_clause
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
-from fa3verify.campaign.plan import Judge, SearchLaw
+from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.results import CaseResult, contradiction, judged_under, refutations, settle
 from fa3verify.campaign.run import (
@@ -99,7 +99,7 @@ def of_kernel(
     if kernel.failed:
         found.append(finding(kernel.name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
     crashed = {finding.what for finding in found}
-    judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, Judge) if outcome.value]
+    judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
     feasible = [point for value in judged for point in value.feasible]
     body = _body(kernel, families, laws, results, searched, feasible, crashed, settled)
     cases = [_told(result, kernel) for result in results]
@@ -163,7 +163,7 @@ def _told(result: CaseResult, kernel: Introduction) -> CaseRow:
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, Sequence[CaseResult]]]:
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
     covers = []
-    for task, outcome in outcomes_of(outcomes, kernel.name, Judge):
+    for task, outcome in outcomes_of(outcomes, kernel.name, JudgeTask):
         if task.family == COVER and not outcome.error:
             covers.append(outcome)
         else:

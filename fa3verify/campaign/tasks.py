@@ -82,7 +82,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Task):
+class CallTask(Task):
     """A top-level function and its arguments, which are JSON where results are kept."""
 
     words: str
@@ -109,7 +109,7 @@ class Outcome(Generic[AnyTask]):
     result that was kept. Files have no task: they name it.
     """
 
-    task: AnyTask = field(default=Call("", dict, {}), metadata=NOT_WRITTEN)  # type: ignore[assignment]
+    task: AnyTask = field(default=CallTask("", dict, {}), metadata=NOT_WRITTEN)  # type: ignore[assignment]
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None

@@ -13,7 +13,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_err
 from fa3verify.cli.options import Options, given_options, group, peers_option, workers_option
 
 if TYPE_CHECKING:
-    from fa3verify.campaign.tasks import Call
+    from fa3verify.campaign.tasks import CallTask
     from fa3verify.compare.problems import Fields
 
 Axes = dict[str, list[int | str]]  # what changes, and its values; none are its own ones
@@ -113,7 +113,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         raise Exit(_run(kernel, other, tasks, sizes, options))
 
 
-def _run(kernel: str | None, other: str | None, tasks: list[Call], sizes: Fields, options: Options) -> int:
+def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fields, options: Options) -> int:
     """Run comparisons, write and print what they found, and return the exit code."""
     from fa3verify.cli import console, console_search
     from fa3verify.compare import table
@@ -187,12 +187,12 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
 
 
-def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[Call]:
+def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[CallTask]:
     """The comparisons of two kernels: the problem of the sizes, or that with one size over a range.
 
     ValueError for what a comparison of two kernels would leave out.
     """
-    from fa3verify.campaign.tasks import Call
+    from fa3verify.campaign.tasks import CallTask
     from fa3verify.compare.problems import PAIR
     from fa3verify.compare.table import compare_pair
     from fa3verify.known.registry import find
@@ -213,6 +213,6 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
     ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
     given = {"a": kernel, "b": other, "problem": problem}
     return [
-        Call(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
+        CallTask(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
         for name, values in ranges.items()
     ]

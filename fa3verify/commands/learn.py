@@ -11,7 +11,7 @@ from fa3_kernels.plan.families.learned import LearnedOrder
 from fa3_kernels.plan.order import Order
 from fa3verify.campaign.introduction import Introduction, found, introduce_all
 from fa3verify.campaign.pool import AN_HOUR_S, processes
-from fa3verify.campaign.tasks import Call, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.files import json_text, write_text
 from fa3verify.learn import space
 from fa3verify.learn.learner import OUTPUTS, Learned, learn
@@ -123,7 +123,7 @@ def learn_all(
         dims = tuple(head_dims) or _head_dims(introduced)
         arguments = [{"kernel": kernel, "head_dim": d, "outputs": outputs, "seed": seed} for d in dims]
         tasks = [
-            Call(f"{kernel} at head_dim {each['head_dim']}", learn_named, each, kernel=kernel) for each in arguments
+            CallTask(f"{kernel} at head_dim {each['head_dim']}", learn_named, each, kernel=kernel) for each in arguments
         ]
         outcomes = execute(tasks, executor, progress=lambda outcome: progress(outcome.task.label))
     failed = tuple(f"{outcome.task.label}: {outcome.error}" for outcome in outcomes if outcome.error)

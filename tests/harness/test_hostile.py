@@ -17,7 +17,7 @@ from fa3verify.cli.main import main
 from tests.harness.hostile import EXPECTED, MODULES
 
 
-def is_run(task: planned.Judge | planned.SearchLaw) -> bool:
+def is_run(task: planned.JudgeTask | planned.SearchLaw) -> bool:
     return f"{task.kind} {task.subject}" in EXPECTED[task.kernel].tasks
 
 

@@ -17,7 +17,7 @@ from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
 from fa3verify.campaign.plan import JudgeFamily, SearchLaw, judge_cases
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.results import Judged, refutations, settle
+from fa3verify.campaign.results import JudgedCases, refutations, settle
 from fa3verify.campaign.run import HypothesisRow, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, is_finding
@@ -115,7 +115,7 @@ def judged(monkeypatch):
         monkeypatch.setattr(registry, "find", lambda name: kernel)
         known = replace(introduce(kernel.name, "quick"), claims=(), covers=False)
         outcomes = [
-            Outcome(JudgeFamily(kernel=kernel.name, family=family, profile="quick", seed=0), Judged(tuple(found)))
+            Outcome(JudgeFamily(kernel=kernel.name, family=family, profile="quick", seed=0), JudgedCases(tuple(found)))
             for family in FAMILIES
             if (found := judge_cases(kernel, family, [case for case in cases if family_of(case) == family]))
         ]
@@ -287,7 +287,9 @@ def test_a_wrong_kernel_is_a_finding_of_one_case_under_every_hypothesis(judged):
     assert [failure.what for failure in summary.failures] == ["L1 lse error / bound"]
     assert summary.failures[0].content == case_of(kernel).to_json()
     (record,) = judge_cases(kernel, "normal", [case_of(kernel)])
-    assert is_finding(Outcome(JudgeFamily(kernel="k", family="normal", profile="quick", seed=0), Judged((record,))))
+    assert is_finding(
+        Outcome(JudgeFamily(kernel="k", family="normal", profile="quick", seed=0), JudgedCases((record,)))
+    )
     broken = replay_trial(LAW, kernel, Trial(LAW, case_of(kernel)))
     assert "assumed: any order, sums in binary32 (device: CPU), the row sum adds" in broken.message
 

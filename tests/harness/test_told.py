@@ -149,7 +149,14 @@ def test_a_shape_of_schedules_has_one_line_and_each_hazard_another(monkeypatch, 
 def schedule(place: int, **more: Any) -> ScheduleRow:
     base = {"place": place, "tile": "128x96", "splits": 1, "packed": False, "stages": 2, "p": "reg", "cycles": 30000}
     base |= {"schedule": "pingpong", "milliseconds": 0.01754, "tflops": 551.6, "gap": 0.0421, "binds": "tensor"}
-    base |= {"busy": 0.914, "hbm_gb_per_s": 812.3, "gluon": True, "flash3_choice": False, "alike": []}
+    base |= {
+        "busy": 0.914,
+        "hbm_gb_per_s": 812.3,
+        "gluon": True,
+        "flash3_choice": False,
+        "alike": [],
+        "estimated_counts": False,
+    }
     return ScheduleRow(**base | more)
 
 

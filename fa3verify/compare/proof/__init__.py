@@ -6,6 +6,6 @@ class boundary, ``prove`` holds the answer, and ``words`` say it.
 """
 
 from fa3verify.compare.proof.classes import BatchLimits
-from fa3verify.compare.proof.prove import Proof, prove
+from fa3verify.compare.proof.prove import BitsProof, prove
 
-__all__ = ["BatchLimits", "Proof", "prove"]
+__all__ = ["BatchLimits", "BitsProof", "prove"]

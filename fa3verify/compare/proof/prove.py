@@ -47,7 +47,7 @@ class CallClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AxisAnswer:
     """Holds the answer for one thing that changes between calls.
 
     Parameters
@@ -95,7 +95,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class BitsProof:
     """Holds what the bits of a row depend on beside its own operands.
 
     Parameters
@@ -106,14 +106,14 @@ class Proof:
     own : (int, int)
         Queries and keys of the row's sequence.
     limits : BatchLimits
-    answers : tuple of Answer
+    answers : tuple of AxisAnswer
     """
 
     kernel: str
     sizes: Mapping[str, Any]
     own: Lengths
     limits: BatchLimits
-    answers: tuple[Answer, ...]
+    answers: tuple[AxisAnswer, ...]
 
     @property
     def is_invariant(self) -> bool | None:
@@ -138,7 +138,7 @@ def prove(
     runs: bool = True,
     page_size: int = 0,
     **sizes: Any,
-) -> Proof:
+) -> BitsProof:
     """Decide whether the bits of a row depend on more than the row, by enumerating plans.
 
     Parameters
@@ -160,7 +160,7 @@ def prove(
 
     Returns
     -------
-    Proof
+    BitsProof
         For finite operands; what lies beyond the limits is not spoken of.
 
     Raises
@@ -188,10 +188,10 @@ def prove(
             f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest"
         )
     answers = tuple(_answer(replace(asked, change=change, known={}), own, limits, runs) for change in changes)
-    return Proof(kernel, asked.sizes, own, limits, answers)
+    return BitsProof(kernel, asked.sizes, own, limits, answers)
 
 
-def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> Answer:
+def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> AxisAnswer:
     found = enumerate_calls(asked, own, limits)
     is_any_batch = asked.change == "neighbours"
     if is_any_batch:
@@ -201,7 +201,7 @@ def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> An
     row = next((n for n, each in enumerate(by_query) if len(set(each)) > 1), len(by_query) - 1)
     cases = [case for each in found.classes.values() for case in each]
     call = found.leaves
-    return Answer(
+    return AxisAnswer(
         change=asked.change,
         row=row,
         classes=tuple(_class(found, bits, row, cases, runs) for bits in found.classes),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fa3verify.compare.proof.classes import ANY, Stretch
 from fa3verify.compare.proof.plans import Batch, Change, Lengths
-from fa3verify.compare.proof.prove import Answer, CallClass, Proof
+from fa3verify.compare.proof.prove import AxisAnswer, BitsProof, CallClass
 from fa3verify.compare.run import Compared
 
 WORDS: dict[Change, str] = {
@@ -18,7 +18,7 @@ _SHOWN = 12  # classes, of which JSON has all
 _FEW = 4  # ranges of one statistic
 
 
-def headline(found: Proof) -> str:
+def headline(found: BitsProof) -> str:
     """Return the answer in one line."""
     verdict = {True: "invariant", False: "NOT invariant", None: "not decided"}[found.is_invariant]
     sizes = found.sizes
@@ -31,7 +31,7 @@ def headline(found: Proof) -> str:
     return f"{found.kernel}: {verdict}; {_row(found.own)}, {heads}; {within}"
 
 
-def lines(answer: Answer, own: Lengths) -> Iterator[str]:
+def lines(answer: AxisAnswer, own: Lengths) -> Iterator[str]:
     """Yield an answer: its classes, the smallest call that leaves the first, remedies, and what was checked."""
     count = len(answer.classes)
     least = "" if answer.is_complete else "at least "

@@ -11,7 +11,7 @@ from typing import Any
 from fa3_reports.adversary.gradients.search import GradientSearch
 from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
-from fa3verify.campaign.tasks import Call, Outcome, execute
+from fa3verify.campaign.tasks import CallTask, Outcome, execute
 from fa3verify.files import Json
 from fa3verify.operations import FORWARD
 from fa3verify.records import plain, read
@@ -93,7 +93,7 @@ def search_island(dtype: str, name: str, seed: list[int], problems: int, operati
     return plain(SEARCHES[operation](island_of(dtype, name, operation), seed).until(problems))
 
 
-def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWARD) -> list[Call]:
+def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWARD) -> list[CallTask]:
     """Return the searches that together judge so many problems for every dtype."""
     planned = []
     for dtype in dtypes:
@@ -104,11 +104,11 @@ def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWA
             for index, island in enumerate(own):
                 arguments = {"dtype": dtype, "name": island.name, "seed": [seed, index, part]}
                 arguments |= {"problems": -(-share // parts), "operation": operation}
-                planned.append(Call(f"adversary: {dtype} {island.name}", search_island, arguments))
+                planned.append(CallTask(f"adversary: {dtype} {island.name}", search_island, arguments))
     return planned
 
 
-def assembled(outcomes: Sequence[Outcome[Call]]) -> Adversary:
+def assembled(outcomes: Sequence[Outcome[CallTask]]) -> Adversary:
     """Put the findings of searches, all of one operation, together by dtype and island."""
     found: dict[str, dict[str, Findings]] = {}
     for outcome in outcomes:
@@ -148,7 +148,7 @@ def run(
         If a process was lost.
     """
 
-    def tell(outcome: Outcome[Call]) -> None:
+    def tell(outcome: Outcome[CallTask]) -> None:
         outcome.result()
         arguments = outcome.task.arguments
         progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")

@@ -16,7 +16,7 @@ from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import Call, Outcome, source_stamp
+from fa3verify.campaign.tasks import CallTask, Outcome, source_stamp
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_lines, csv_rows, read_text, stored, unpack, write_text
 from fa3verify.known import registry
@@ -188,7 +188,7 @@ def _unit(
 
 def _tasks(
     fate: Fate, settings: Settings, lines: dict[str, dict[str, list[int]]], until: float = math.inf
-) -> list[Call]:
+) -> list[CallTask]:
     """Return what is still to do for a mutant, labelled by the name of the plan. Survivors of quick see release task by
     task, so that a campaign stops and goes on anywhere.
     """
@@ -199,7 +199,9 @@ def _tasks(
     plan = plan_of(fate.mutant, settings, lines, profile)
     named = {"all": plan} if profile == "quick" else {f"{kernel} {task}": [(kernel, task)] for kernel, task in plan}
     given = {"mutant": fate.mutant.identity, "profile": profile, "bits": settings.bits, "until": until}
-    return [Call(name, _unit, given | {"plan": part}) for name, part in named.items() if (profile, name) not in done]
+    return [
+        CallTask(name, _unit, given | {"plan": part}) for name, part in named.items() if (profile, name) not in done
+    ]
 
 
 def _run(
@@ -212,7 +214,7 @@ def _run(
 ) -> None:
     """Run round after round until nothing is to do; of what an argument covers release comes after all others."""
 
-    def is_found(outcome: Outcome[Call], other: Call) -> bool:
+    def is_found(outcome: Outcome[CallTask], other: CallTask) -> bool:
         mutant = other.arguments["mutant"]
         return mutant == outcome.task.arguments["mutant"] and bool(fates[mutant].found_by)
 
@@ -220,7 +222,7 @@ def _run(
     _begin(path)
     with path.open("a", encoding="utf-8", newline="") as file:
         while time.time() <= until:
-            todo: dict[bool, list[Call]] = {False: [], True: []}
+            todo: dict[bool, list[CallTask]] = {False: [], True: []}
             for fate in fates.values():
                 is_argued = bool(fate.rows) and fate.status == "equivalent"
                 todo[is_argued] += _tasks(fate, settings, lines, until)

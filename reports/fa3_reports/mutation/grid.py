@@ -228,7 +228,7 @@ def run(
 ) -> list[Verdicts]:
     """Run the grid on a pool; verdicts in the order of cells."""
     todo = [
-        tasks.Call(
+        tasks.CallTask(
             f"{cell.dtype} {cell.seqlen_k} keys, {cell.family}",
             examine_cell,
             {"cell": cell, "rules": rules},

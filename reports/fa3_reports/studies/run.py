@@ -13,7 +13,7 @@ from fa3_reports.studies.study import Study
 from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import Call, Outcome, execute, journal_stamp, source_stamp
+from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp, source_stamp
 from fa3verify.files import replacing, write_text
 from fa3verify.kernels import twins
 from fa3verify.report import svg
@@ -34,7 +34,7 @@ LIMITS = (
 )
 
 
-def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[Call]:
+def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[CallTask]:
     """Return the units of all studies, with the accumulator loss of these kernels beside that of our twins."""
     tasks = []
     for study in STUDIES:
@@ -43,7 +43,7 @@ def plan(profile: ProfileName, seed: int, kernels: Sequence[str] = ()) -> list[C
             units = accumulator_loss.units(profile, seed, (*accumulator_loss.KERNELS, *kernels))
         for unit in units:
             durable = unit.get("kernel") not in kernels or twins.is_twin(unit["kernel"])
-            tasks.append(Call(_label(study), study.measure, unit, durable=durable))
+            tasks.append(CallTask(_label(study), study.measure, unit, durable=durable))
     return tasks
 
 

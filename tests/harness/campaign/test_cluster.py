@@ -13,7 +13,7 @@ import xarray as xr
 from fa3verify.campaign import executors, plan
 from fa3verify.campaign.executors import Cluster
 from fa3verify.campaign.pool import TaskError, WorkerLost
-from fa3verify.campaign.tasks import Call, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
 from tests.harness.campaign.cluster_tasks import double, process
@@ -70,7 +70,7 @@ def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluste
 @of_a_cluster
 def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     executor = Cluster(cluster.scheduler_address, 4.0)
-    outcomes = execute([Call(str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
+    outcomes = execute([CallTask(str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
     executor.shutdown()
     assert [o.value for o in outcomes] == [6, None, None, None, 4]
     words = ("SystemExit: 0", "killed by SIGKILL", "no answer within 4 s")
@@ -81,7 +81,7 @@ def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
 
 @of_a_cluster
 def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):
-    tasks, seen = [Call(str(x), process, {"_": x}) for x in range(6)], []
+    tasks, seen = [CallTask(str(x), process, {"_": x}) for x in range(6)], []
     for _ in range(2):
         executor = Cluster(cluster.scheduler_address, 4.0)
         seen.append({outcome.value for outcome in execute(tasks, executor)})

@@ -19,7 +19,7 @@ from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Call, Task, execute
+from fa3verify.campaign.tasks import CallTask, Task, execute
 from tests.conftest import InThisProcess
 from tests.harness.campaign.test_pool import is_alive
 
@@ -131,9 +131,9 @@ def hang(number: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_kernel_that_hangs_in_every_call_is_given_up_after_three(workers):
-    tasks = [Call(f"{i}", hang, {"number": i}, kernel="k") for i in range(8)]
+    tasks = [CallTask(f"{i}", hang, {"number": i}, kernel="k") for i in range(8)]
     with IsolatingPool(workers, limit_s=1.0) as pool:
-        outcomes = execute([*tasks, Call("other", dict, {"key": "value"}, kernel="other")], pool)
+        outcomes = execute([*tasks, CallTask("other", dict, {"key": "value"}, kernel="other")], pool)
     assert sum(outcome.lost_worker for outcome in outcomes[:-1]) == 3
     assert sum(outcome.skipped for outcome in outcomes) == 5
     assert not any(outcome.value for outcome in outcomes[:-1])

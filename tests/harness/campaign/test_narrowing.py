@@ -14,8 +14,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.introduction import Introduction, Only, introduce
 from fa3verify.campaign.plan import PARTS, JudgeCover, JudgeFamily, SearchLaw, judge_cases, plan
 from fa3verify.campaign.pool import TaskError
-from fa3verify.campaign.results import CaseResult, Judged
-from fa3verify.campaign.tasks import Call, Outcome, execute, is_finding
+from fa3verify.campaign.results import CaseResult, JudgedCases
+from fa3verify.campaign.tasks import CallTask, Outcome, execute, is_finding
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
@@ -117,7 +117,7 @@ def test_after_the_first_finding_nothing_more_is_begun():
 
 
 def test_what_an_outcome_drops_is_skipped_if_it_has_not_begun():
-    tasks = [Call(name, lambda: 0, {}) for name in ("first", "second")]
+    tasks = [CallTask(name, lambda: 0, {}) for name in ("first", "second")]
     told = run_tasks(tasks, OneDone(), drops=lambda outcome, task: task.label == "second")  # type: ignore[arg-type]
     assert [(outcome.task.label, outcome.skipped) for outcome in told] == [("first", False), ("second", True)]
     with pytest.raises(TaskError, match="second was skipped"):
@@ -125,7 +125,7 @@ def test_what_an_outcome_drops_is_skipped_if_it_has_not_begun():
 
 
 def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
-    tasks = [Call(name, lambda: 0, {}) for name in ("first", "second")]
+    tasks = [CallTask(name, lambda: 0, {}) for name in ("first", "second")]
     executor = OneDone()
     assert [outcome.value for outcome in run_tasks(tasks, executor, until=time.monotonic())] == [0]  # type: ignore[arg-type]
     assert executor.futures[-1].cancelled()
@@ -138,7 +138,7 @@ TASKS = {
     "family": JudgeFamily(kernel="k", family="normal", profile="quick", seed=0),
     "cover": JudgeCover(kernel="k", profile="quick", seed=0),
     "law": SearchLaw(kernel="k", law="l", max_examples=1, seed=0),
-    "call": Call("", print, {}),
+    "call": CallTask("", print, {}),
 }
 
 
@@ -156,7 +156,7 @@ TASKS = {
 )
 def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind, changes, is_one):
     (record,) = judge_cases(registry.find("twin.fp16"), "normal", [CASE])
-    value = Judged((replace(record, measures=record.measures | changes),))
+    value = JudgedCases((replace(record, measures=record.measures | changes),))
     assert is_finding(Outcome(TASKS[kind], value)) is is_one
 
 
@@ -165,8 +165,8 @@ def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind
     [
         ("law", LawOutcome("l", "pass"), False),
         ("law", LawOutcome("l", "fail"), True),
-        ("family", Judged(()), False),
-        ("cover", Judged((CaseResult("cover", CASE, {}, error="it raised"),)), True),
+        ("family", JudgedCases(()), False),
+        ("cover", JudgedCases((CaseResult("cover", CASE, {}, error="it raised"),)), True),
         ("call", {"whatever": 0}, False),
     ],
 )

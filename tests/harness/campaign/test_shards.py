@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from fa3verify.campaign import plan, shards, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES
-from fa3verify.campaign.results import Judged
+from fa3verify.campaign.results import JudgedCases
 from fa3verify.campaign.shards import Number, dealt
-from fa3verify.campaign.tasks import Call
+from fa3verify.campaign.tasks import CallTask
 from fa3verify.cli.main import main
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
@@ -109,7 +109,7 @@ def test_a_shard_without_a_failure_has_code_0(tmp_path):
 
 def test_a_lost_task_of_a_covering_array_is_one_failure_of_a_shard(tmp_path, monkeypatch):
     class Lost(plan.JudgeCover):
-        def run(self) -> Judged:
+        def run(self) -> JudgedCases:
             raise RuntimeError("lost")
 
     monkeypatch.setattr(plan, "plan", lambda *given: [Lost(kernel=SOUND, profile="quick", seed=0)])
@@ -243,5 +243,5 @@ def test_the_estimate_of_a_task_grows_with_what_it_runs():
     law = plan.SearchLaw(kernel="k", law="x", max_examples=40, seed=0)
     family = plan.JudgeFamily(kernel="k", family="x", profile="quick", seed=0)
     scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in PROFILES["quick"].shapes)
-    found = [task.estimated_s for task in (law, family, Call("x", len, {}))]
+    found = [task.estimated_s for task in (law, family, CallTask("x", len, {}))]
     assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 0.05])

@@ -20,7 +20,7 @@ from fa3verify.campaign.junit import junit
 from fa3verify.campaign.plan import JudgeCover, JudgeFamily, SearchLaw
 from fa3verify.campaign.run import CaseRow, Run, parse
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Call, Outcome, cpu_seconds, execute
+from fa3verify.campaign.tasks import CallTask, Outcome, cpu_seconds, execute
 from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
@@ -36,7 +36,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-TASKS = [Call(str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
+TASKS = [CallTask(str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
 
 
 def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
@@ -48,7 +48,7 @@ def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
 def test_cpu_seconds_are_what_each_kernel_and_kind_of_task_took():
     family = JudgeFamily(kernel="a", family="f", profile="quick", seed=0)
     law = SearchLaw(kernel="a", law="l", max_examples=1, seed=0)
-    spent = [(family, 3.0), (family, 5.0), (law, 2.0), (Call("", double, {}), 0.5)]
+    spent = [(family, 3.0), (family, 5.0), (law, 2.0), (CallTask("", double, {}), 0.5)]
     outcomes = [Outcome(task, None, cpu_s) for task, cpu_s in spent]
     assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"task": 0.5}}
 
@@ -80,7 +80,7 @@ def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_r
 
 
 def test_results_of_foreign_code_are_never_kept(tmp_path):
-    foreign = [Call("x", double, {"x": 3}, durable=False)]
+    foreign = [CallTask("x", double, {"x": 3}, durable=False)]
     execute(foreign, InThisProcess(), journal=tmp_path, stamp="a")
     again = InThisProcess()
     execute(foreign, again, journal=tmp_path, stamp="a")

@@ -54,13 +54,6 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-@pytest.mark.parametrize(("verb", "where"), MOVED.items())
-def test_a_verb_of_an_earlier_version_says_in_one_line_where_it_went(verb, where):
-    result = run(verb, "--seed", "1")
-    assert result.exit_code == 2
-    assert one_line(result) == f"fa3verify: {verb} is now {where}\n"
-
-
 def test_an_option_of_an_earlier_version_is_named_and_not_shown():
     result = run("verify", "twin.fp16", "--no-studies")
     assert result.exit_code == 2
