@@ -61,7 +61,7 @@ class CaseResult(CaseFigures):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedCases:
     """Holds what judging cases gave; ``feasible`` are the points of all rows of a covering array."""
 
     records: tuple[CaseResult, ...]
