@@ -90,7 +90,7 @@ class Part:
     asked: Asked
     kernels: tuple[Introduction, ...]
     captures: tuple[Capture, ...]
-    outcomes: dict[str, Outcome[Task]]
+    outcomes: dict[str, Outcome]
     started: str
     wall_s: float
     provenance: Provenance

@@ -101,7 +101,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[AnyTask]):
+class Outcome:
     """Holds what became of a task: ``value``, or ``error``, one line.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
@@ -109,13 +109,18 @@ class Outcome(Generic[AnyTask]):
     result that was kept. Files have no task: they name it.
     """
 
-    task: AnyTask = field(default=CallTask("", dict, {}), metadata=NOT_WRITTEN)  # type: ignore[assignment]
+    task: Task = field(default=CallTask("", dict, {}), metadata=NOT_WRITTEN)
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None
     at: Json | None = None
     lost_worker: bool = False
     skipped: bool = False
+
+    @property
+    def arguments(self) -> Json:
+        """Return the arguments of the call that it is of; a task of another kind has none."""
+        return self.task.arguments if isinstance(self.task, CallTask) else {}
 
     def result(self) -> Any:
         """Return the value.
@@ -168,8 +173,8 @@ def run(
     journal: Path | None = None,
     stamp: str = "",
     until: float = math.inf,
-    drops: Callable[[Outcome[AnyTask], AnyTask], bool] | None = None,
-) -> Generator[Outcome[AnyTask], None, None]:
+    drops: Callable[[Outcome, AnyTask], bool] | None = None,
+) -> Generator[Outcome, None, None]:
     """Run tasks on an executor and yield what becomes of each as it ends; results in the journal are not run again.
 
     A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
@@ -215,9 +220,9 @@ def execute(
     *,
     journal: Path | None = None,
     stamp: str = "",
-    progress: Callable[[Outcome[AnyTask]], None] | None = None,
-    stops: Callable[[Outcome[AnyTask]], bool] = lambda outcome: False,
-) -> list[Outcome[AnyTask]]:
+    progress: Callable[[Outcome], None] | None = None,
+    stops: Callable[[Outcome], bool] = lambda outcome: False,
+) -> list[Outcome]:
     """Run tasks as :func:`run` does, and return what became of them in the order of ``tasks``.
 
     After an outcome that ``stops``, running tasks are ended and nothing more is begun.
@@ -227,9 +232,9 @@ def execute(
     Interrupted
         At an interruption, with the outcomes of the tasks, those that had not ended as skipped.
     """
-    found: dict[int, Outcome[AnyTask]] = {}
+    found: dict[int, Outcome] = {}
 
-    def outcomes() -> list[Outcome[AnyTask]]:
+    def outcomes() -> list[Outcome]:
         return [found.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
 
     try:
@@ -276,7 +281,7 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome[AnyTask]:
+def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
     """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
     begun.
     """
@@ -294,7 +299,7 @@ def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome[
         return Outcome(task, error=of_error(error))
 
 
-def _recall(journal: Path | None, task: AnyTask, stamp: str) -> Outcome[AnyTask] | None:
+def _recall(journal: Path | None, task: AnyTask, stamp: str) -> Outcome | None:
     """Return a result that was kept, None where there is none; a damaged entry counts as absent."""
     if journal is None or not task.durable:
         return None

@@ -172,10 +172,10 @@ class Hunt:
             tasks.append(CallTask(f"{ground}, round {number + 1}", search_ground, arguments, kernel=self.kernel))
         return tasks
 
-    def _gather(self, outcomes: list[Outcome[CallTask]]) -> None:
+    def _gather(self, outcomes: list[Outcome]) -> None:
         """Add what a round found, and what failed."""
         for outcome in outcomes:
-            ground = outcome.task.arguments["ground"]
+            ground = outcome.arguments["ground"]
             error = outcome.error or (outcome.value or {"failed": "it was skipped"}).get("failed")
             if error:
                 self.failures.append((ground, one_line(error), outcome.at))

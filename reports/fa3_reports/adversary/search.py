@@ -108,14 +108,14 @@ def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWA
     return planned
 
 
-def assembled(outcomes: Sequence[Outcome[CallTask]]) -> Adversary:
+def assembled(outcomes: Sequence[Outcome]) -> Adversary:
     """Put the findings of searches, all of one operation, together by dtype and island."""
     found: dict[str, dict[str, Findings]] = {}
     for outcome in outcomes:
-        arguments = outcome.task.arguments
+        arguments = outcome.arguments
         island = found.setdefault(arguments["dtype"], {}).setdefault(arguments["name"], Findings())
         island.add(read(Findings, outcome.value, outcome.task.label), is_later=False)
-    return Adversary(outcomes[0].task.arguments["operation"] if outcomes else FORWARD, found)
+    return Adversary(outcomes[0].arguments["operation"] if outcomes else FORWARD, found)
 
 
 def run(
@@ -148,9 +148,9 @@ def run(
         If a process was lost.
     """
 
-    def tell(outcome: Outcome[CallTask]) -> None:
+    def tell(outcome: Outcome) -> None:
         outcome.result()
-        arguments = outcome.task.arguments
+        arguments = outcome.arguments
         progress(f"{arguments['dtype']} {arguments['name']}, part {arguments['seed'][-1] + 1}")
 
     for dtype in dtypes:  # compiles the twin's loops once, before the processes would do so all together

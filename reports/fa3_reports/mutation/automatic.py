@@ -214,9 +214,9 @@ def _run(
 ) -> None:
     """Run round after round until nothing is to do; of what an argument covers release comes after all others."""
 
-    def is_found(outcome: Outcome[CallTask], other: CallTask) -> bool:
+    def is_found(outcome: Outcome, other: CallTask) -> bool:
         mutant = other.arguments["mutant"]
-        return mutant == outcome.task.arguments["mutant"] and bool(fates[mutant].found_by)
+        return mutant == outcome.arguments["mutant"] and bool(fates[mutant].found_by)
 
     path = settings.out / "automatic.csv"
     _begin(path)
@@ -233,8 +233,8 @@ def _run(
                 result = None if outcome.skipped else outcome.result()
                 if result is None:
                     continue
-                fate = fates[outcome.task.arguments["mutant"]]
-                fate.rows.append(_row(fate.mutant, outcome.task.arguments["profile"], outcome.task.label, result))
+                fate = fates[outcome.arguments["mutant"]]
+                fate.rows.append(_row(fate.mutant, outcome.arguments["profile"], outcome.task.label, result))
                 file.write(csv_lines([astuple(fate.rows[-1])]))
                 file.flush()
                 progress(fate.mutant.identity)

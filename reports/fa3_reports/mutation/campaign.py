@@ -65,7 +65,7 @@ def _examined(kind: str, progress: Tell, settings: Settings) -> list[tuple[Exhib
     found: dict[int, Examination] = {}
     with processes(settings.workers) as pool:
         for outcome in run_tasks(tasks, pool):
-            found[outcome.task.arguments["index"]] = outcome.result()
+            found[outcome.arguments["index"]] = outcome.result()
             progress(outcome.task.label)
     return [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
 

@@ -237,6 +237,6 @@ def run(
     ]
     done: dict[Cell, list[Verdicts]] = {}
     for outcome in tasks.run(todo, pool):
-        done[outcome.task.arguments["cell"]] = outcome.result()
+        done[outcome.arguments["cell"]] = outcome.result()
         progress(outcome.task.label)
     return [verdict for cell in cells(lengths) for verdict in done[cell]]
