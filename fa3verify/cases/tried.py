@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.record import needed_features
@@ -81,10 +79,20 @@ class Tried:
 
     def add(self, problem: AttentionProblem, operands: Operands | None = None, views: Iterable[str] = ()) -> None:
         """Note one call, and how those operands lie that its kernel gets as they are."""
-        sizes = ((problem.head_dim,), ((problem.head_dim, problem.head_dim_v),), (problem.group,), (problem.nheads,))
-        lengths = ((problem.batch,), (problem.seqlen_q,), (problem.seqlen_k,))
-        layouts = tuple((name, _layout(getattr(operands, name))) for name in views)
-        self.update(SizesTried(1, *sizes, *lengths, tuple(needed_features(problem)), layouts=layouts))
+        self.update(
+            SizesTried(
+                calls=1,
+                head_dim=(problem.head_dim,),
+                head_dim_v=((problem.head_dim, problem.head_dim_v),),
+                group=(problem.group,),
+                nheads=(problem.nheads,),
+                sequences=(problem.batch,),
+                seqlen_q=(problem.seqlen_q,),
+                seqlen_k=(problem.seqlen_k,),
+                features=tuple(needed_features(problem)),
+                layouts=tuple((name, _layout(getattr(operands, name))) for name in views),
+            )
+        )
 
     def update(self, other: SizesTried) -> None:
         """Add what another collector noted."""
@@ -144,11 +152,10 @@ def concluded(
     return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)
 
 
-def _layout(x: np.ndarray) -> str:
-    """Return how an array lies in memory."""
-    if is_plain(x):
-        return LAYOUT
-    return "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
+def _layout(x: Any) -> str:
+    """Return how an array of numpy lies in memory."""
+    moved = "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
+    return LAYOUT if is_plain(x) else moved
 
 
 def _fixed(layouts: Iterable[tuple[str, str]]) -> list[str]:
@@ -160,13 +167,12 @@ def _laid(layouts: Iterable[tuple[str, str]]) -> str:
     """Return how tensors lay, in words.
 
     >>> _laid([("q", "strided"), ("q", "contiguous"), ("q", "unaligned")]), _laid([])
-    ('strided and unaligned q, contiguous k and v', 'contiguous')
+    ('strided and unaligned (k and v contiguous)', 'contiguous')
     """
-    kinds = sorted({kind for _, kind in layouts} - {LAYOUT})
-    words = " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:]))) or LAYOUT
+    kinds = sorted({kind for _, kind in layouts} - {LAYOUT}) or [LAYOUT]
+    words = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
     fixed = _fixed(layouts)
-    moved = " and ".join(name for name in "qkv" if name not in fixed)
-    return f"{words} {moved}, {LAYOUT} {' and '.join(fixed)}" if moved and fixed else words
+    return f"{words} ({' and '.join(fixed)} {LAYOUT})" if 0 < len(fixed) < 3 else words
 
 
 def _returned(name: str, returned: int, cases: int) -> str:

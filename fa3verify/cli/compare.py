@@ -35,13 +35,14 @@ Axes = dict[str, list[int | str]]  # what changes, and its values; none are its 
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Sizes. The defaults are of two kernels; with one, an axis has sizes of its own where none is given.",
+    help="Sizes. Without any two kernels are compared on what both claim, and an axis of one kernel has sizes of its "
+    "own.",
 )
 @click.option("--nheads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--nheads-kv", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seqlen-q", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--seqlen-k", type=click.IntRange(0), default=300, show_default=True)
-@click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True)
+@click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default="128, or what both take")
 @click.option("--causal", is_flag=True)
 @workers_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
@@ -49,7 +50,8 @@ Axes = dict[str, list[int | str]]  # what changes, and its values; none are its 
 @peers_option
 @click.option("--quiet", is_flag=True, help="Print nothing but what differs.")
 def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
-    """Compare the bits of KERNEL and OTHER, or of KERNEL in calls that differ in what a serving stack may change.
+    """Compare the bits of KERNEL and OTHER on what both claim, or of KERNEL in calls that differ in what a serving
+    stack may change.
 
     KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; invariance
     says it of all batches where the plan of a kernel is known. Without a kernel: the table of what may change for our
@@ -110,18 +112,22 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
 
 
 def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
-    """The comparisons of two kernels: the problem of the options, or that with one size over a range."""
+    """The comparisons of two kernels: what both claim, the problem of the sizes that are given, or one over a range."""
     from fa3verify.campaign.tasks import Task
     from fa3verify.compare.problems import SIZES
     from fa3verify.compare.table import compare_pair
     from fa3verify.known.registry import find
 
-    if ":" not in other:
-        find(other)
-    problem = {name: options[name] for name in SIZES} | {"dtype": find(kernel).dtype}
+    for name in (name for name in (kernel, other) if ":" not in name):
+        find(name)
     _check_pairs(axes, options)
-    ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
-    given = {"a": kernel, "b": other, "problem": problem}
+    # What both take is chosen where they are loaded, unless somebody chose.
+    is_sized = bool(axes) or any(is_given(name) for name in SIZES if name != "head_dim")
+    chosen = (name for name in SIZES if is_given(name) or (is_sized and name not in ("head_dim", "nheads_kv")))
+    sizes = {name: options[name] for name in chosen}
+    ranges = {name: values or [options[name]] for name, values in axes.items()}
+    ranges = ranges or ({"seqlen_k": [options["seqlen_k"]]} if is_sized else {"": []})
+    given = {"a": kernel, "b": other, "sizes": sizes}
     return [
         Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
         for name, values in ranges.items()

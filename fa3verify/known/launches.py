@@ -105,11 +105,8 @@ def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackwar
     arrays = {name: getattr(operands, name, None) for name in kind._fields}
     if kind is Given and problem.is_varlen:
         arrays |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    tensors = {}
-    for name, x in arrays.items():
-        if x is not None:
-            tensors[name] = to_gpu(x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x)
-    return kind(**tensors)
+    numbers = {name: x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x for name, x in arrays.items()}
+    return kind(**{name: to_gpu(x) for name, x in numbers.items() if x is not None})
 
 
 def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: int) -> np.ndarray:
@@ -152,8 +149,8 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
         output = loaded(name, operation)(problem, tensors, options)()
         torch.cuda.synchronize()
     if problem.cache is not None:
-        after = (to_numpy(named["k_cache"]), to_numpy(named["v_cache"]))
-        check_written(problem, operands, serve(problem, operands), after)
+        before = serve(problem, operands)
+        check_written(problem, operands, before, (to_numpy(named["k_cache"]), to_numpy(named["v_cache"])))
     found = output[:2] if isinstance(output, LaunchOutput) else output
     return tuple(None if x is None else to_numpy(x) for x in found)
 
