@@ -37,7 +37,7 @@ def called(setup: Setup) -> CallResult:
     """
     if (words := setup.candidate.unreachable(setup.problem, setup.config)) is not None:
         try:
-            setup = setup._replace(config=setup.candidate.configure(setup.problem))
+            setup = setup._replace(config=setup.candidate.configured(setup.problem))
         except ValueError:
             raise Untaken(words) from None
     return CallResult(setup, setup.run())
@@ -144,11 +144,12 @@ def close(
     if ratio.size == 0 or ratio.max() <= 1:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
-    message = (
-        f"{what}{list(index)}: got {float(got[index])!r}, expected {float(expected[index])!r}, "
-        f"bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
-    )
-    if np.isnan(got[index]):
+    values = f"got {float(got[index])!r}, expected {float(expected[index])!r}"
+    are_nan = np.isnan(got[index]), np.isnan(expected[index])
+    if all(are_nan):  # no difference, and wrong all the same
+        values = "NaN in both results that are compared"
+    message = f"{what}{list(index)}: {values}, bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
+    if any(are_nan):
         message += "; NaN is due only in a row that sees NaN or an infinity, and this one sees none"
     return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
 

@@ -16,7 +16,7 @@ from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import Found, rows_of, same_bits, slack, within
+from fa3verify.properties.compare import Found, rows_of, same_bits, slack, unsigned_zeros, within
 from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken
 from fa3verify.properties.transforms import (
     heads_of,
@@ -71,7 +71,8 @@ def _invisible(setup: Setup, trial: Trial) -> Found:
         blind &= ~empty_rows(problem)
     what = f"rows that see no key of [{start}, {stop}), after those keys changed"
     changed = setup.fed(k=k, v=v).run()
-    yield same_bits(what, changed, setup.run(), rows_of(problem, blind, changed))
+    runs = (unsigned_zeros(changed), unsigned_zeros(setup.run()))  # a weight of 0 times V has the sign of V
+    yield same_bits(what, *runs, rows_of(problem, blind, changed))
 
 
 def _grouped(setup: Setup, trial: Trial) -> Found:
@@ -192,7 +193,7 @@ def _is_masked(candidate: Candidate) -> bool:
 STRUCTURE_LAWS = (
     law(
         "invisible_keys_never_matter",
-        "replacing K and V of keys that a row does not see changes no bit of the row",
+        "replacing K and V of keys that a row does not see changes no bit of the row but the sign of a zero",
         "exact",
         _invisible,
         wanted=Wanted(masks="some"),
@@ -237,7 +238,7 @@ STRUCTURE_LAWS = (
         "NaN or Inf in all other sequences and kv heads, packed or batched, changes no bit",
         "exact",
         _neighbours,
-        wanted=Wanted(several=True),
+        wanted=Wanted(several=True, absorbed=True),
         parameters=_poison,
     ),
     law(
@@ -246,7 +247,7 @@ STRUCTURE_LAWS = (
         "that it takes",
         "exact",
         _empty_rows,
-        wanted=Wanted(masks="some", unseen=True),
+        wanted=Wanted(masks="some", unseen=True, absorbed=True),
         parameters=drawn(num_splits=st.sampled_from((2, 1, 3))),
         applies=_is_masked,
     ),

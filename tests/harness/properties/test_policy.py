@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.twins import twin
 from fa3verify.properties import POLICY, Rule, Trial, replay_trial
+from tests.quality.outside.declared import KERNELS
 
 LAW = "special_values_follow_policy"
 # 5 queries, 132 keys, causal: key 129 is seen by queries 2, 3 and 4; its tile is visited by all of them.
@@ -85,3 +88,54 @@ def test_a_low_score_that_still_has_a_weight_says_nothing():
     loud = replace(trial, case=replace(trial.case, recipe=Recipe("normal", {"std": 64.0})))
     with pytest.raises(ValueError, match="does not take the trial: beside scores as large as these"):
         replay_trial(LAW, candidate, loud)
+
+
+FAR = Recipe("peaky", (("gain", 30.0),))  # scores hundreds of nats apart
+
+
+def _planted_far(candidate: Candidate, rule: str, recipe: Recipe = FAR) -> list[str]:
+    """What the law finds where a value is planted in each of several keys, most of which have no weight."""
+    problem = AttentionProblem(1, 1, 1, 5, 132, 64)
+    found = []
+    for row in range(0, 132, 12):
+        place = {"rule": rule, "sequence": 0, "head": 0, "row": row, "channel": 7}
+        found.append(replay_trial(LAW, candidate, Trial(LAW, Case(candidate.name, problem, recipe), place)))
+    return [violation.message for violation in found if violation]
+
+
+@pytest.mark.parametrize("rule", ["nan_in_value", "inf_in_value", "minus_inf_in_value"])
+@pytest.mark.parametrize("name", ["tree", "ring"])
+def test_a_value_in_a_part_of_weight_0_reaches_the_row_or_does_not(name, rule):
+    """0 times NaN happens in a kernel that adds every part, and not in one that skips a part of weight 0."""
+    candidate = replace(KERNELS[name].candidate, dtype="fp16")
+    assert not _planted_far(candidate, rule)
+    never = replace(candidate, run=partial(_with, candidate, skip=-1.0))
+    assert not _planted_far(never, rule)
+
+
+def test_a_value_in_a_part_that_has_weight_must_reach_the_row():
+    candidate = KERNELS["tree"].candidate
+    skips = replace(candidate, run=partial(_with, candidate, skip=1e-5))
+    near = Recipe("peaky", (("gain", 6.0),))
+    assert not _planted_far(candidate, "nan_in_value", near)
+    assert any("promised" in message for message in _planted_far(skips, "nan_in_value", near))
+    hides = replace(candidate, run=_hides_nan(candidate).run)
+    assert any("promised" in message for message in _planted_far(hides, "nan_in_value"))
+
+
+def _with(candidate: Candidate, *call, **options):
+    """Run a kernel of arrays whose function has other options."""
+    side = candidate.run.__self__
+    return replace(side, function=partial(side.function, **options)).run(*call)
+
+
+@pytest.mark.parametrize(("declared", "is_right"), [("-inf", False), ("+inf", True), ("undefined", True)])
+def test_a_row_whose_sum_is_0_has_the_lse_that_is_declared_of_rows_without_a_key(declared, is_right):
+    """FlashAttention-2 writes +inf wherever a row sum is 0, also beside a lone score of -inf."""
+    candidate = replace(KERNELS["plus_infinity"].candidate, policy=Policy(empty_lse=declared))
+    rule = next(rule for rule in POLICY if rule.name == "minus_inf_score")
+    found = replay_trial(LAW, candidate, _trial(candidate, rule, seqlen_q=2, seqlen_k=1, causal=False, nheads=1))
+    assert (found is None) == is_right
+    zero = replace(candidate, run=partial(_with, candidate, lse_of_none=0.0))
+    found = replay_trial(LAW, zero, _trial(candidate, rule, seqlen_q=2, seqlen_k=1, causal=False, nheads=1))
+    assert (found is None) == (declared == "undefined")
