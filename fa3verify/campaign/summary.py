@@ -389,14 +389,8 @@ def _git_revision() -> str | None:
     if not (here.parent / ".git").exists():
         return None
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(asked, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
