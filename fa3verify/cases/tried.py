@@ -144,8 +144,12 @@ def concluded(
         f"{' and '.join(fixed) if len(fixed) < 3 else 'tensors'} that are not contiguous": bool(fixed),
         "repeated runs": not is_repeated,
     }
-    not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
-    return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)
+    return replace(
+        tried,
+        repeated_runs=is_repeated,
+        layout=_laid(tried.layouts),
+        not_tried=tuple(words for words, is_missing in missing.items() if is_missing),
+    )
 
 
 def _layout(x: Any) -> str:
@@ -186,9 +190,8 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
         for name in (*SIZES, "layouts")
     }
     shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
-    calls = min(each.calls for each in found)
-    repeated_runs = all(each.repeated_runs for each in found)
-    return SizesTried(calls, **shared, layout=_laid(shared["layouts"]), repeated_runs=repeated_runs)
+    shared |= {"layout": _laid(shared["layouts"]), "repeated_runs": all(each.repeated_runs for each in found)}
+    return SizesTried(min(each.calls for each in found), **shared)
 
 
 def line(found: Sequence[SizesTried | None]) -> str:
