@@ -212,12 +212,11 @@ def line(found: Sequence[SizesTried | None]) -> str:
     words = in_words(shared)
     same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
     widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
-    parts = (
-        f"head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
+    return (
+        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
         f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
     )
-    return f"tried{' of each kernel' if len(known) > 1 else ''} {parts}"
 
 
 def in_words(tried: SizesTried) -> dict[str, str]:

@@ -301,8 +301,7 @@ def _told_kept(settings: Settings) -> str:
     kept = len(list(settings.journal.glob("*.json")))
     if not kept:
         return "no finished task is kept, and the same command begins anew"
-    own = all(twins.is_twin(name) for name in settings.kernels)
-    rest = "" if own else "; kernels other than the twins begin anew"
+    rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
     return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
 
 
