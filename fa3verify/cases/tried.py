@@ -213,7 +213,8 @@ def line(found: Sequence[SizesTried | None]) -> str:
     same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
     widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
     return (
-        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
+        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; "
+        f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
         f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
     )
