@@ -137,8 +137,8 @@ def _families(
             failures.append(finding(kernel.name, what, outcome.error, at, crashed=True))
         for record in records:
             if record.error:
-                given = (kernel.name, what, record.error, record.case.to_json())
-                failures.append(finding(*given, crashed=True, traceback=record.traceback))
+                at = record.case.to_json()
+                failures.append(finding(kernel.name, what, record.error, at, crashed=True, traceback=record.traceback))
         if good := [record for record in records if not record.error]:
             cases += good
             families.append(family_row(good, operations.find(kernel.operation)))
@@ -204,10 +204,16 @@ def _law_row(found: LawOutcome) -> LawRow:
     from fa3verify.properties import find_law
 
     rule = find_law(found.law)
-    message = found.violation.message if found.violation else None
-    trial = found.trial.to_json() if found.trial else None
-    status = (found.status, found.examples, found.outputs, message)
-    return LawRow(rule.name, rule.statement, rule.kind, *status, content=trial)
+    return LawRow(
+        rule.name,
+        rule.statement,
+        rule.kind,
+        found.status,
+        found.examples,
+        found.outputs,
+        found.violation.message if found.violation else None,
+        content=found.trial.to_json() if found.trial else None,
+    )
 
 
 def _body(

@@ -148,8 +148,12 @@ def concluded(
         "repeated runs": not is_repeated,
         f"what the kernel refuses: {refused}": bool(refused),
     }
-    not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
-    return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)
+    return replace(
+        tried,
+        repeated_runs=is_repeated,
+        layout=_laid(tried.layouts),
+        not_tried=tuple(words for words, is_missing in missing.items() if is_missing),
+    )
 
 
 def _layout(x: Any) -> str:
@@ -190,9 +194,8 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
         for name in (*SIZES, "layouts")
     }
     shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
-    calls = min(each.calls for each in found)
-    repeated_runs = all(each.repeated_runs for each in found)
-    return SizesTried(calls, **shared, layout=_laid(shared["layouts"]), repeated_runs=repeated_runs)
+    shared |= {"layout": _laid(shared["layouts"]), "repeated_runs": all(each.repeated_runs for each in found)}
+    return SizesTried(min(each.calls for each in found), **shared)
 
 
 def line(found: Sequence[SizesTried | None]) -> str:
@@ -213,12 +216,12 @@ def line(found: Sequence[SizesTried | None]) -> str:
     words = in_words(shared)
     same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
     widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
-    parts = (
-        f"head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
+    return (
+        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; "
+        f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
         f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
     )
-    return f"tried{' of each kernel' if len(known) > 1 else ''} {parts}"
 
 
 def in_words(tried: SizesTried) -> dict[str, str]:

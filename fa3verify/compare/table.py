@@ -43,20 +43,19 @@ def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> C
 def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -> Compared:
     """Compare two kernels as a task: on problems that differ in one field, or without one on all that both claim."""
     one, other = find(a), find(b)
-    dims = [d for d in head_dims(one) if d in head_dims(other)]
+    dims = [sizes["head_dim"]] if "head_dim" in sizes else [d for d in head_dims(one) if d in head_dims(other)]
     both = replace(one, features=one.features & other.features, head_dims=tuple(dims))
     if not dims:
         raise ValueError(f"two kernels must take a common head_dim, got {head_dims(one)} and {head_dims(other)}")
     if field:
-        chosen = {
+        chosen: Fields = {
             "head_dim": 128 if 128 in dims else dims[0],
             "nheads_kv": 1 if "gqa" in both.features else sizes["nheads"],
+            **sizes,
         }
-        chosen |= sizes
         problems = [(f"{field} {n}", AttentionProblem(**chosen | {field: n}, dtype=one.dtype)) for n in values]
         words = ", ".join(f"{name} {x}" for name, x in (chosen | {field: values}).items())
     else:
-        both = replace(both, head_dims=(sizes["head_dim"],)) if sizes else both
         cases = {case.problem: replace(case, changes=()).describe() for _, case in cover(both, 2, 0) if case}
         problems = [(words.partition(" | ")[0], p) for p, words in cases.items() if not other.misfit(p)]
         classes = {name: of for name, of in claimed(both).items() if name not in _OTHERS}

@@ -78,8 +78,8 @@ class ArrayFunction:
     @property
     def views(self) -> tuple[str, ...]:
         """Return which operands the function gets as they lie in memory, where those of others are copied."""
-        taken = ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
-        return taken if self.device == "cpu" and not self.gradients else ()
+        is_copied = self.device != "cpu" or self.gradients
+        return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
 
     def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
         """Return a configuration that says the formats; of a function nothing else is known.

@@ -121,11 +121,9 @@ def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Ten
     arrays = serve(problem, operands) | {"cu_seqlens_q": _starts(problem, problem.seqlens_q, problem.seqlen_q)}
     if problem.cache is None:
         arrays["cu_seqlens_k"] = _starts(problem, problem.seqlens_k, problem.seqlen_k)
-    found = {name: to_gpu(x) for name, x in arrays.items()}
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if (descale := getattr(operands, name)) is not None:
-            found[name] = to_gpu(descale.by_kv_head(problem.nheads_kv))
-    return found
+    descales = {name: getattr(operands, name) for name in ("q_descale", "k_descale", "v_descale")}
+    arrays |= {name: x.by_kv_head(problem.nheads_kv) for name, x in descales.items() if x is not None}
+    return {name: to_gpu(x) for name, x in arrays.items()}
 
 
 def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:
@@ -149,8 +147,8 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
         output = loaded(name, operation)(problem, tensors, options)()
         torch.cuda.synchronize()
     if problem.cache is not None:
-        before = serve(problem, operands)
-        check_written(problem, operands, before, (to_numpy(named["k_cache"]), to_numpy(named["v_cache"])))
+        after = (to_numpy(named["k_cache"]), to_numpy(named["v_cache"]))
+        check_written(problem, operands, serve(problem, operands), after)
     found = output[:2] if isinstance(output, LaunchOutput) else output
     return tuple(None if x is None else to_numpy(x) for x in found)
 
