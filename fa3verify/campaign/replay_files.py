@@ -166,4 +166,5 @@ def read(path: Path) -> ReplayFile:
     kernel, what, content = (body.get(key) for key in ("kernel", "what", "content"))
     if not isinstance(kernel, str) or not isinstance(what, str) or not isinstance(content, dict):
         raise ValueError(f"{path} is a damaged replay file: kernel, what or content is missing")
-    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), bool(body.get("is_finding")))
+    is_finding = bool(body.get("is_finding"))
+    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), is_finding=is_finding)

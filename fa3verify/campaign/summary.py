@@ -48,7 +48,6 @@ from fa3verify.operations import Operation
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
 
-
 WHOLE = "error / bound of the whole kernel"  # a rule of the gate
 
 
@@ -173,9 +172,7 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
-    """Laws and findings of one kernel, of outcomes by law. One whose worker died or hung is a failure, with the trial
-    it was at where that is known.
-    """
+    """Laws and findings of one kernel. One whose worker died or hung is a failure, with its trial where known."""
     rows = []
     failures = []
     for law, outcome in outcome_of.items():
@@ -205,13 +202,13 @@ def _law_row(found: LawOutcome) -> LawRow:
 
     rule = find_law(found.law)
     return LawRow(
-        rule.name,
-        rule.statement,
-        rule.kind,
-        found.status,
-        found.examples,
-        found.outputs,
-        found.violation.message if found.violation else None,
+        law=rule.name,
+        statement=rule.statement,
+        kind=rule.kind,
+        status=found.status,
+        examples=found.examples,
+        outputs=found.outputs,
+        message=found.violation.message if found.violation else None,
         content=found.trial.to_json() if found.trial else None,
     )
 
