@@ -17,6 +17,7 @@ from tests.test_pages import GUIDES, relative
 
 BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DECLARED = re.compile(r"^@fa3verify\.kernel\(.*?^def (\w+)", re.DOTALL | re.MULTILINE)
+NEEDS = re.compile(r"^\s*(?:import|from) (torch|triton)\b", re.MULTILINE)
 LAW = re.compile(r"FAIL.* property (\w+): ")
 FEW = ("mask", "cache", "group", "sinks", "keys")  # dimensions of which each class has a case
 COSTLY = {"long", "several tiles", "5 or more"}
@@ -29,8 +30,9 @@ def kernels() -> Iterator[Any]:
         for i, (kind, text) in enumerate(blocks):
             if kind == "python" and (named := DECLARED.search(text)):
                 shown = next((output for of, output in blocks[i + 1 : i + 2] if of == "console"), "")
-                marks = [pytest.mark.optional] if "import torch" in text else []
-                marks += [pytest.mark.nightly] if "import triton" in text else []  # its interpreter is slow
+                needs = set(NEEDS.findall(text))
+                marks = [pytest.mark.optional] if needs else []
+                marks += [pytest.mark.nightly] if "triton" in needs else []  # its interpreter is slow
                 yield pytest.param(named[1], text, shown, id=f"{relative(page)}-{i}", marks=marks)
 
 

@@ -113,8 +113,10 @@ def check_command(page: str, command: str, output: str, monkeypatch: pytest.Monk
 
 def timeless(text: str) -> str:
     """Return an output without what follows from the machine: how long it took, how many calls fitted into that, and
-    what rounding in its own matrix products costs a kernel that uses them.
+    what rounding in its own matrix products costs a kernel that uses them. Shrinking ends by time, and with it which
+    element of an FP8 cache is told, under which hypothesis.
     """
+    text = re.sub(r"(dequantises to: out)\[.*", r"\1 N", text)
     text = re.sub(r"in \d+ s$", "in N s", text, flags=re.MULTILINE)
     text = re.sub(r"[\d,]+ calls;", "N calls;", text)
     of_ones_own = r"^(my\w+\.py:\S+ loses) [\d.]+ (bits over the ideal \w+ kernel), most in \w+: [\d.]+$"
@@ -356,6 +358,17 @@ def test_an_installation_from_an_index_is_told_from_one_of_a_path(text, is_found
     assert bool(from_an_index(text)) == is_found
 
 
+def test_the_page_of_limits_lists_every_parameter_that_is_refused():
+    section = (ROOT / "docs" / "limits.md").read_text().split("### Beside FlashAttention-3's functions")[1]
+    refused = set()
+    for module in ("api.py", "cached.py"):
+        text = (ROOT / "kernels" / "fa3_kernels" / module).read_text()
+        for names in re.findall(r"^    ([\w, ]+) : .*\n        (?:.*\. )?Refused ", text, re.MULTILINE):
+            refused |= set(names.split(", "))
+    assert refused >= {"qv", "sm_margin", "seqused_k", "scheduler_metadata", "cache_leftpad"}
+    assert not [name for name in refused if f"`{name}`" not in section.split("\n## ")[0]]
+
+
 HEAD_DIMS = ROOT / "reports" / "h200" / "speed" / "head_dims"
 
 
@@ -393,6 +406,84 @@ def test_ratios_of_head_dims_are_those_of_the_times():
             shown += len(known)
             assert cell == (" / ".join(known) or "–"), (what, dims)
     assert shown == sum(len([name for name in found if name.startswith("gluon")]) for found in ratios.values())
+
+
+UNLISTED = ROOT / "reports" / "h200" / "speed" / "unlisted"
+OURS_UNLISTED = {  # row of its first table -> pass, dtypes, our kernel
+    "forward bf16": ("forward", ("bf16",), "gluon"),
+    "forward fp16": ("forward", ("fp16",), "gluon"),
+    "forward e4m3, promoted": ("forward", ("e4m3",), "gluon"),
+    "forward e4m3, chained": ("forward", ("e4m3",), "gluon.chained"),
+    "gradients": ("backward", ("bf16", "fp16"), "gluon"),
+    "gradients in a fixed order, over any order": ("backward", ("bf16", "fp16"), "gluon.deterministic"),
+}
+
+
+def unlisted_cells() -> list[tuple[dict[str, str], dict[str, float]]]:
+    """Shapes that no list has, each with the milliseconds of its kernels."""
+    measured = ("kernel", "ms", "ms_min", "ms_max", "sm_mhz", "cycles")
+    found: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
+    for row in read_csv(UNLISTED / "unlisted.csv"):
+        shape = tuple((name, value) for name, value in row.items() if name not in measured)
+        found[shape][row["kernel"]] = float(row["ms"])
+    return [(dict(shape), times) for shape, times in found.items()]
+
+
+def unlisted_tables() -> list[list[list[str]]]:
+    """Cells of the two tables of the page on shapes that no list has, without their heads."""
+    tables: list[list[list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", (UNLISTED / "README.md").read_text(), re.MULTILINE):
+        tables.append([line.strip("| ").split(" | ") for line in block.splitlines()[2:]])
+    return tables
+
+
+def test_ratios_of_shapes_that_no_list_has_are_those_of_the_times():
+    widths = ("64/64", "96/96", "128/128", "160/160", "192/192", "192/128", "256/256")
+    rows, _ = unlisted_tables()
+    assert [what for what, *_ in rows] == [*OURS_UNLISTED]
+    for what, *said in rows:
+        part, dtypes, kernel = OURS_UNLISTED[what]
+        ratios: dict[str, list[float]] = defaultdict(list)
+        for shape, ms in unlisted_cells():
+            peers = [x for name, x in ms.items() if name.startswith("flash3")]
+            is_asked = shape["pass"] == part and shape["dtype"] in dtypes and not shape["window"]
+            if is_asked and shape["seqlen_q"] != "1" and peers and kernel in ms:
+                ratios[f"{shape['head_dim']}/{shape['head_dim_v']}"].append(min(peers) / ms[kernel])
+        every = [ratio for of in ratios.values() for ratio in of]
+        means = [f"{geometric_mean(ratios[width]):.2f}" if width in ratios else "–" for width in widths]
+        assert said == [*means, f"{geometric_mean(every):.2f}", str(len(every)), f"{min(every):.2f}"], what
+
+
+def test_ratios_over_pages_that_no_list_has_are_those_of_the_times():
+    _, rows = unlisted_tables()
+    for what, *said in rows:
+        of: dict[str, list[float]] = {"bf16": [], "e4m3": []}
+        groups = [int(number) for number in re.findall(r"\d+", what.partition("groups")[2])]
+        for shape, ms in unlisted_cells():
+            group = int(shape["nheads"]) // int(shape["nheads_kv"])
+            is_step = shape["seqlen_q"] == "1"
+            if shape["pass"] == "pages" and group in groups and is_step == what.startswith("1 query"):
+                of[shape["dtype"]].append(ms["vllm"] / ms["gluon"])
+        found = [
+            cell
+            for x in of.values()
+            for cell in (f"{geometric_mean(x):.2f}", str(len(x)), f"{min(x):.2f}", f"{max(x):.2f}")
+        ]
+        assert said == found, what
+
+
+def test_pages_that_state_the_speed_of_unlisted_shapes_state_what_the_table_has():
+    first, over_pages = unlisted_tables()
+    rows = {what: cells for what, *cells in first}
+    e4m3 = rows["forward e4m3, promoted"]
+    gradients = rows["gradients"]
+    slowest = min(float(over_pages[1][i]) for i in (3, 7))
+    fastest = max(float(over_pages[1][i]) for i in (4, 8))
+    readme = (ROOT / "README.md").read_text()
+    assert f"FP8 {e4m3[0]}, {e4m3[2]} and {e4m3[6]} at 64, 128 and 256" in readme
+    assert f"{gradients[4]} at 192" in readme
+    for page in (readme, (ROOT / "docs" / "kernels.md").read_text(), (ROOT / "docs" / "limits.md").read_text()):
+        assert f"{slowest:.2f} to {fastest:.2f}" in page
 
 
 def ratios_by_head_dim(folder: str) -> dict[tuple[str, str], float]:

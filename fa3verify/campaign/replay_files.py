@@ -108,7 +108,7 @@ class _Worst:
             while f"worst/{name}.json" in self.stored.values():
                 name += "_"
             path = self.folder / f"{name}.json"
-            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback, is_finding)
+            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback, is_finding=is_finding)
             self.stored[key] = f"worst/{path.name}"
         return self.stored[key]
 
@@ -123,7 +123,9 @@ def write_all(run: Run, out: Path) -> Run:
     failures = []
     for number, found in enumerate(run.failures):
         stem = f"fail-{number:03d}-{found.kernel}-{found.what.split()[0]}"
-        path = worst.path(stem, found.kernel, found.what, found.content, found.baseline, found.traceback, True)
+        path = worst.path(
+            stem, found.kernel, found.what, found.content, found.baseline, found.traceback, is_finding=True
+        )
         failures.append(replace(found, replay=path))
     judged: dict[tuple[str, str], list[CaseRow]] = {}
     for case in run.cases:
@@ -166,4 +168,5 @@ def read(path: Path) -> ReplayFile:
     kernel, what, content = (body.get(key) for key in ("kernel", "what", "content"))
     if not isinstance(kernel, str) or not isinstance(what, str) or not isinstance(content, dict):
         raise ValueError(f"{path} is a damaged replay file: kernel, what or content is missing")
-    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), bool(body.get("is_finding")))
+    is_finding = bool(body.get("is_finding"))
+    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), is_finding=is_finding)

@@ -49,7 +49,6 @@ from fa3verify.operations import Operation
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
 
-
 WHOLE = "error / bound of the whole kernel"  # a rule of the gate
 
 
@@ -138,8 +137,8 @@ def _families(
             failures.append(finding(kernel.name, what, outcome.error, at, crashed=True))
         for record in records:
             if record.error:
-                given = (kernel.name, what, record.error, record.case.to_json())
-                failures.append(finding(*given, crashed=True, traceback=record.traceback))
+                at = record.case.to_json()
+                failures.append(finding(kernel.name, what, record.error, at, crashed=True, traceback=record.traceback))
         if good := [record for record in records if not record.error]:
             cases += good
             families.append(family_row(good, operations.find(kernel.operation)))
@@ -173,9 +172,7 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
-    """Laws and findings of one kernel, of outcomes by law. One whose worker died or hung is a failure, with the trial
-    it was at where that is known.
-    """
+    """Laws and findings of one kernel. One whose worker died or hung is a failure, with its trial where known."""
     rows = []
     failures = []
     for law, outcome in outcome_of.items():
@@ -204,10 +201,16 @@ def _law_row(found: LawOutcome) -> LawRow:
     from fa3verify.properties import find_law
 
     rule = find_law(found.law)
-    message = found.violation.message if found.violation else None
-    trial = found.trial.to_json() if found.trial else None
-    status = (found.status, found.examples, found.outputs, message)
-    return LawRow(rule.name, rule.statement, rule.kind, *status, content=trial)
+    return LawRow(
+        law=rule.name,
+        statement=rule.statement,
+        kind=rule.kind,
+        status=found.status,
+        examples=found.examples,
+        outputs=found.outputs,
+        message=found.violation.message if found.violation else None,
+        content=found.trial.to_json() if found.trial else None,
+    )
 
 
 def _body(
@@ -389,14 +392,8 @@ def _git_revision() -> str | None:
     if not (here.parent / ".git").exists():
         return None
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(asked, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

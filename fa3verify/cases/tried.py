@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.record import needed_features
@@ -81,10 +79,20 @@ class Tried:
 
     def add(self, problem: AttentionProblem, operands: Operands | None = None, views: Iterable[str] = ()) -> None:
         """Note one call, and how those operands lie that its kernel gets as they are."""
-        sizes = ((problem.head_dim,), ((problem.head_dim, problem.head_dim_v),), (problem.group,), (problem.nheads,))
-        lengths = ((problem.batch,), (problem.seqlen_q,), (problem.seqlen_k,))
-        layouts = tuple((name, _layout(getattr(operands, name))) for name in views)
-        self.update(SizesTried(1, *sizes, *lengths, tuple(needed_features(problem)), layouts=layouts))
+        self.update(
+            SizesTried(
+                calls=1,
+                head_dim=(problem.head_dim,),
+                head_dim_v=((problem.head_dim, problem.head_dim_v),),
+                group=(problem.group,),
+                nheads=(problem.nheads,),
+                sequences=(problem.batch,),
+                seqlen_q=(problem.seqlen_q,),
+                seqlen_k=(problem.seqlen_k,),
+                features=tuple(needed_features(problem)),
+                layouts=tuple((name, _layout(getattr(operands, name))) for name in views),
+            )
+        )
 
     def update(self, other: SizesTried) -> None:
         """Add what another collector noted."""
@@ -140,15 +148,18 @@ def concluded(
         "repeated runs": not is_repeated,
         f"what the kernel refuses: {refused}": bool(refused),
     }
-    not_tried = tuple(words for words, is_missing in missing.items() if is_missing)
-    return replace(tried, repeated_runs=is_repeated, layout=_laid(tried.layouts), not_tried=not_tried)
+    return replace(
+        tried,
+        repeated_runs=is_repeated,
+        layout=_laid(tried.layouts),
+        not_tried=tuple(words for words, is_missing in missing.items() if is_missing),
+    )
 
 
-def _layout(x: np.ndarray) -> str:
-    """Return how an array lies in memory."""
-    if is_plain(x):
-        return LAYOUT
-    return "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
+def _layout(x: Any) -> str:
+    """Return how an array of numpy lies in memory."""
+    moved = "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
+    return LAYOUT if is_plain(x) else moved
 
 
 def _fixed(layouts: Iterable[tuple[str, str]]) -> list[str]:
@@ -160,13 +171,12 @@ def _laid(layouts: Iterable[tuple[str, str]]) -> str:
     """Return how tensors lay, in words.
 
     >>> _laid([("q", "strided"), ("q", "contiguous"), ("q", "unaligned")]), _laid([])
-    ('strided and unaligned q, contiguous k and v', 'contiguous')
+    ('strided and unaligned (k and v contiguous)', 'contiguous')
     """
-    kinds = sorted({kind for _, kind in layouts} - {LAYOUT})
-    words = " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:]))) or LAYOUT
+    kinds = sorted({kind for _, kind in layouts} - {LAYOUT}) or [LAYOUT]
+    words = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
     fixed = _fixed(layouts)
-    moved = " and ".join(name for name in "qkv" if name not in fixed)
-    return f"{words} {moved}, {LAYOUT} {' and '.join(fixed)}" if moved and fixed else words
+    return f"{words} ({' and '.join(fixed)} {LAYOUT})" if 0 < len(fixed) < 3 else words
 
 
 def _returned(name: str, returned: int, cases: int) -> str:
@@ -184,9 +194,8 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
         for name in (*SIZES, "layouts")
     }
     shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
-    calls = min(each.calls for each in found)
-    repeated_runs = all(each.repeated_runs for each in found)
-    return SizesTried(calls, **shared, layout=_laid(shared["layouts"]), repeated_runs=repeated_runs)
+    shared |= {"layout": _laid(shared["layouts"]), "repeated_runs": all(each.repeated_runs for each in found)}
+    return SizesTried(min(each.calls for each in found), **shared)
 
 
 def line(found: Sequence[SizesTried | None]) -> str:
@@ -207,12 +216,12 @@ def line(found: Sequence[SizesTried | None]) -> str:
     words = in_words(shared)
     same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
     widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
-    parts = (
-        f"head_dim {words['head_dim']}; V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
+    return (
+        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; "
+        f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
         f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
     )
-    return f"tried{' of each kernel' if len(known) > 1 else ''} {parts}"
 
 
 def in_words(tried: SizesTried) -> dict[str, str]:

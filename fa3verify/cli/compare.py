@@ -21,7 +21,7 @@ PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "pl
 RUNS = ("batch", "workers", "out")  # of calls that only run
 size_options = group(
     click.option("--causal/--dense", default=None, help="The mask; dense, with --prove causal."),
-    click.option("--head-dim", type=click.IntRange(8, 256), help="128."),
+    click.option("--head-dim", type=click.IntRange(8, 256), help="128, or what both take."),
     click.option("--seqlen-k", type=click.IntRange(0), help="Keys; 300, with --prove 2000."),
     click.option("--seqlen-q", type=click.IntRange(1), help="Queries; 4, with --prove 1."),
     click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; 1, with --prove 8."),
@@ -29,7 +29,8 @@ size_options = group(
     click.option(
         "--batch",
         type=click.IntRange(1),
-        help="Sequences; 1. Of one kernel an axis has sizes of its own where none is given.",
+        help="Sequences; 1. Without any size two kernels are compared on what both claim, and an axis of one kernel "
+        "has sizes of its own.",
     ),
 )
 proof_options = group(
@@ -75,7 +76,8 @@ proof_options = group(
 @peers_option
 @click.option("--quiet", is_flag=True, help="Print nothing but what differs; with --prove one line.")
 def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
-    """Compare the bits of KERNEL and OTHER, or of KERNEL in calls that differ in what a serving stack may change.
+    """Compare the bits of KERNEL and OTHER on what both claim, or of KERNEL in calls that differ in what a serving
+    stack may change.
 
     KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; --prove
     says it of all batches, where the plan of a kernel is known: tile, parts of the keys, packing and path are functions
@@ -188,7 +190,7 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
 
 
 def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[CallTask]:
-    """The comparisons of two kernels: the problem of the sizes, or that with one size over a range.
+    """The comparisons of two kernels: what both claim, the problem of the sizes that are given, or one over a range.
 
     ValueError for what a comparison of two kernels would leave out.
     """
@@ -197,9 +199,8 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
     from fa3verify.compare.table import compare_pair
     from fa3verify.known.registry import find
 
-    if ":" not in other:
-        find(other)
-    problem = PAIR | sizes | {"dtype": find(kernel).dtype}
+    for name in (name for name in (kernel, other) if ":" not in name):
+        find(name)
     known = sorted(set(PAIR) - {"causal"})
     for name, values in axes.items():
         if name not in known:
@@ -210,9 +211,16 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
             raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
     if out:
         raise ValueError("the table that --out writes is of one kernel, or of none; --json takes two as well")
-    ranges = {name: values or [problem[name]] for name, values in axes.items()} or {"seqlen_k": [problem["seqlen_k"]]}
-    given = {"a": kernel, "b": other, "problem": problem}
+    chosen = PAIR | sizes
+    ranges = {name: values or [chosen[name]] for name, values in axes.items()}
+    if is_sized := bool(axes or set(sizes) - {"head_dim"}):
+        ranges = ranges or {"seqlen_k": [chosen["seqlen_k"]]}
+    # What both take is chosen where they are loaded, unless somebody chose.
+    kept = {
+        name: chosen[name] for name in PAIR if name in sizes or (is_sized and name not in ("head_dim", "nheads_kv"))
+    }
+    given = {"a": kernel, "b": other, "sizes": kept}
     return [
         CallTask(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
-        for name, values in ranges.items()
+        for name, values in (ranges or {"": []}).items()
     ]

@@ -143,8 +143,8 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     part, outcomes = carry_out(settings, progress)
     if part.interrupted_by is not None:
         raise Interrupted(part.interrupted_by, None, f"{part.shard} is not written; {_told_kept(settings)}")
-    kept = {outcome.task.identity(part.asked.sources): outcome for outcome in outcomes}
-    path = shards.write(replace(part, outcomes=kept), settings.out)
+    part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
+    path = shards.write(part, settings.out)
     _remove_journal(settings)
     found = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
     return ShardRun(str(part.shard), path.name, len(outcomes), found.failures)
@@ -179,9 +179,8 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     compared, updated = _baselines(settings)
     outcomes = shards.outcomes_of(parts, _tasks(first.kernels, first.captures, settings))
     prepare_output(settings.out)
-    began = min(part.started for part in parts)
-    longest_s = max(part.wall_s for part in parts)
-    return conclude(replace(first, started=began, wall_s=longest_s), outcomes, settings, compared, updated)
+    whole = replace(first, started=min(part.started for part in parts), wall_s=max(part.wall_s for part in parts))
+    return conclude(whole, outcomes, settings, compared, updated)
 
 
 def carry_out(
@@ -224,13 +223,20 @@ def carry_out(
     # Nothing that a kernel has begun is left when the reports are written.
     executor.shutdown(cancel_futures=any(outcome.skipped for outcome in outcomes))
     stamp = campaign.source_stamp()
-    asked = shards.Asked(settings.kernels, settings.profile, settings.seed, stamp)
     shard = settings.shard or shards.Number(1, 1)
-    began = started.isoformat(timespec="seconds")
-    facts = provenance(settings.seed)
-    wall_s = time.monotonic() - clock
-    given = (shard.number, shard.count, asked, kernels, captures, {}, began, wall_s, facts, interrupted_by)
-    return shards.Part(*given), outcomes
+    part = shards.Part(
+        number=shard.number,
+        count=shard.count,
+        asked=shards.Asked(settings.kernels, settings.profile, settings.seed, stamp),
+        kernels=kernels,
+        captures=captures,
+        outcomes={},
+        started=started.isoformat(timespec="seconds"),
+        wall_s=time.monotonic() - clock,
+        provenance=provenance(settings.seed),
+        interrupted_by=interrupted_by,
+    )
+    return part, outcomes
 
 
 def _told_kept(settings: Settings) -> str:
@@ -238,8 +244,7 @@ def _told_kept(settings: Settings) -> str:
     kept = len(list(settings.journal.glob("*.json")))
     if not kept:
         return "no finished task is kept, and the same command begins anew"
-    own = all(twins.is_twin(name) for name in settings.kernels)
-    rest = "" if own else "; kernels other than the twins begin anew"
+    rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
     return f"the same command goes on from {plural(kept, 'finished task')} of twins{rest}"
 
 
@@ -261,10 +266,9 @@ def conclude(
     verdict = verdict_of(found.kernels, failures)
     exit_code = EXIT_CODES[verdict] if part.interrupted_by is None else 128 + part.interrupted_by
     found = replace(found, verdict=verdict, exit_code=exit_code, failures=failures)
-    command = settings.command or shlex.join(["fa3verify", *sys.argv[1:]])
     found = replace(
         replay_files.write_all(found, settings.out),
-        command=one_line(command, 10**4),
+        command=one_line(settings.command or shlex.join(["fa3verify", *sys.argv[1:]]), 10**4),
         started=part.started,
         provenance=part.provenance,
         wall_s=round(time.monotonic() - clock, 1),

@@ -8,8 +8,10 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
+from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, execute
+from fa3verify.cases.space import claimed, head_dims
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
@@ -24,6 +26,8 @@ KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what 
     *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]", "twin.fp16[num_splits=0]"),
     "twin.flash3.fp16[num_splits=4]",
 )
+# Dimensions of cases that problems do not have: two kernels are compared on inputs and in configurations of their own.
+_OTHERS = {"inputs", "splits", "packing", "output", "promotion", "descales", "rotation", "centring", "scaling"}
 
 
 def compare_axis(kernel: str, axis: str, values: list[Any], sizes: Fields) -> Compared | None:
@@ -36,10 +40,28 @@ def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> C
     return compare_over(find(kernel), axis_of(axis), values, sizes=sizes)
 
 
-def compare_pair(a: str, b: str, problem: Fields, field: str, values: list[int]) -> Compared:
-    """Compare two kernels as a task, on problems that differ in one field."""
-    problems = [(f"{field} {n}", replace(AttentionProblem(**problem), **{field: n})) for n in values]
-    return compare_kernels(find(a), find(b), problems)
+def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -> Compared:
+    """Compare two kernels as a task: on problems that differ in one field, or without one on all that both claim."""
+    one, other = find(a), find(b)
+    dims = [sizes["head_dim"]] if "head_dim" in sizes else [d for d in head_dims(one) if d in head_dims(other)]
+    both = replace(one, features=one.features & other.features, head_dims=tuple(dims))
+    if not dims:
+        raise ValueError(f"two kernels must take a common head_dim, got {head_dims(one)} and {head_dims(other)}")
+    if field:
+        chosen: Fields = {
+            "head_dim": 128 if 128 in dims else dims[0],
+            "nheads_kv": 1 if "gqa" in both.features else sizes["nheads"],
+            **sizes,
+        }
+        problems = [(f"{field} {n}", AttentionProblem(**chosen | {field: n}, dtype=one.dtype)) for n in values]
+        words = ", ".join(f"{name} {x}" for name, x in (chosen | {field: values}).items())
+    else:
+        cases = {case.problem: replace(case, changes=()).describe() for _, case in cover(both, 2, 0) if case}
+        problems = [(words.partition(" | ")[0], p) for p, words in cases.items() if not other.misfit(p)]
+        classes = {name: of for name, of in claimed(both).items() if name not in _OTHERS}
+        words = "; ".join(f"{name} {', '.join(of)}" for name, of in classes.items())
+    found = compare_kernels(one, other, problems)
+    return replace(found, what=f"{found.what}, {words}") if found.is_equal else found
 
 
 def run(

@@ -177,8 +177,7 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
             if reference is not None:
                 limit = rule.limit(reference, int(family.figures.get("outputs") or 0))
                 status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            facts = (observed, limit, reference, status, telling)
-            rows.append(GateRow("L2", rule.measure, name, family.family, *facts))
+            rows.append(GateRow("L2", rule.measure, name, family.family, observed, limit, reference, status, telling))
     return rows
 
 

@@ -130,7 +130,9 @@ class ArrayFunction:
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
-            inputs |= self._of_forward(operands, problem)
+            inputs["dout"] = self._given(operands.dout, problem)
+            if self.gradients != "autograd":
+                inputs |= {"out": self._given(operands.out, problem), "lse": self._foreign(operands.lse)}
             options |= {} if operands.dlse is None else {"dlse": self._foreign(operands.dlse)}
         call: Callable[..., Any] = self._by_autograd if self.gradients == "autograd" else self.function
         with unchanged(inputs | options):
@@ -153,13 +155,6 @@ class ArrayFunction:
         if lse is not None and asked.is_varlen and lse.shape == (batched[0], batched[2], batched[1]):
             lse = lse.swapaxes(0, 1).reshape(asked.lse_shape)
         return Result(out, lse)
-
-    def _of_forward(self, operands: BackwardOperands, problem: AttentionProblem) -> dict[str, Any]:
-        """Return what gradients are taken of beside q, k and v, of which autograd runs a forward of its own."""
-        dout = {"dout": self._given(operands.dout, problem)}
-        if self.gradients == "autograd":
-            return dout
-        return dout | {"out": self._given(operands.out, problem), "lse": self._foreign(operands.lse)}
 
     def _by_autograd(self, *inputs: Any, **options: Any) -> Any:
         from fa3verify.tensors.convert import gradients_of

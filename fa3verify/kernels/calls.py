@@ -18,7 +18,7 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
-from fa3verify.kernels.handed import MOST_BYTES, Overwritten, unchanged
+from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.text import of_error, of_traceback
 
@@ -30,10 +30,7 @@ class CandidateError(Exception):
     def traceback(self) -> dict[str, str] | None:
         """That of what the kernel raised, as :func:`fa3verify.text.of_traceback`; None where it raised nothing."""
         cause = self.__cause__
-        return None if cause is None or isinstance(cause, OURS) else of_traceback(cause)
-
-
-OURS = (operations.WrongOutput, Overwritten)  # what the harness raises of a kernel
+        return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
 
 
 class Refused(CandidateError):
@@ -73,7 +70,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
         with watch.warming(candidate.name), np.errstate(), unchanged(arrays):
             returned = candidate.run(copy(problem), given, copy(config))
         named = operations.find(candidate.operation).named(returned, problem, config)
-    except OURS as error:
+    except operations.WrongOutput as error:
         raise CandidateError(str(error)) from error
     except REFUSALS as error:
         raise Refused(of_error(error) + _hint(error)) from error

@@ -105,11 +105,8 @@ def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackwar
     arrays = {name: getattr(operands, name, None) for name in kind._fields}
     if kind is Given and problem.is_varlen:
         arrays |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    tensors = {}
-    for name, x in arrays.items():
-        if x is not None:
-            tensors[name] = to_gpu(x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x)
-    return kind(**tensors)
+    numbers = {name: x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x for name, x in arrays.items()}
+    return kind(**{name: to_gpu(x) for name, x in numbers.items() if x is not None})
 
 
 def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: int) -> np.ndarray:
@@ -124,11 +121,9 @@ def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Ten
     arrays = serve(problem, operands) | {"cu_seqlens_q": _starts(problem, problem.seqlens_q, problem.seqlen_q)}
     if problem.cache is None:
         arrays["cu_seqlens_k"] = _starts(problem, problem.seqlens_k, problem.seqlen_k)
-    found = {name: to_gpu(x) for name, x in arrays.items()}
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if (descale := getattr(operands, name)) is not None:
-            found[name] = to_gpu(descale.by_kv_head(problem.nheads_kv))
-    return found
+    descales = {name: getattr(operands, name) for name in ("q_descale", "k_descale", "v_descale")}
+    arrays |= {name: x.by_kv_head(problem.nheads_kv) for name, x in descales.items() if x is not None}
+    return {name: to_gpu(x) for name, x in arrays.items()}
 
 
 def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:

@@ -101,7 +101,7 @@ class Output:
 
 
 class WrongOutput(ValueError):
-    """A kernel returned an output of the wrong type, dtype or shape, or lacks one."""
+    """A kernel returned an output of the wrong type, dtype or shape, or lacks one, or changed what it was given."""
 
 
 class Operation(ABC):

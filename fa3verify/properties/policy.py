@@ -254,8 +254,7 @@ def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
     )
     for names, rows in effects:
         each = [_broken(effect, got, clean, apart, place.channel, policy) for effect in names]
-        judged = [name for name in got if all(name in x for x in each)]
-        broken = {name: np.logical_and.reduce([x[name] for x in each]) for name in judged}
+        broken = {name: np.logical_and.reduce([x[name] for x in each]) for name in each[0]}
         broken = freed(policy, problem, broken, False)
         for name, where in rows_of(problem, rows, broken).items():
             if name == "lse" and policy.special_values == "out":

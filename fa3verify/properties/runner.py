@@ -271,16 +271,20 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     # Unsatisfiable: the candidate takes no trial. Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
         _search(search, max_examples, seed)
-    classes = frozenset(search.classes)
-    if search.best is None:
-        status = "pass" if classes else "not_tried"
-        found = None, None
-    else:
-        status = "fail"
-        found = search.best
+    trial, violation = search.best or (None, None)
     optional = tuple((name, returned, trial.describe()) for (name, returned), trial in search.optional.items())
-    noted = (classes, search.settled, search.tried.noted(), optional)
-    return LawOutcome(law.name, status, search.examples, search.outputs, *found, *noted)
+    return LawOutcome(
+        law.name,
+        "fail" if violation else "pass" if search.classes else "not_tried",
+        search.examples,
+        search.outputs,
+        trial,
+        violation,
+        frozenset(search.classes),
+        search.settled,
+        search.tried.noted(),
+        optional,
+    )
 
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:

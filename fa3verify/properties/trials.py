@@ -199,4 +199,4 @@ def law(
         is_plain = not all(is_absorbed(candidate, d) for d in candidate.head_dims or (0,))
         return (is_plain or wanted.absorbed) and applies(candidate)
 
-    return Law(name, statement, kind, fits, trials, check, of)
+    return Law(name=name, statement=statement, kind=kind, needs=fits, draw=trials, check=check, operations=of)

@@ -53,9 +53,11 @@ def view_as_torch(x: np.ndarray) -> torch.Tensor:
 def memory_of(x: torch.Tensor, most_bytes: int) -> torch.Tensor:
     """Return what a tensor lies in as bytes, without a copy; of more than ``most_bytes`` its elements as integers."""
     memory = x.detach().untyped_storage()
-    if memory.nbytes() > most_bytes:
-        return x.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
-    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory)
+    return (
+        torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory)
+        if memory.nbytes() <= most_bytes
+        else x.detach().view(getattr(torch, f"int{8 * x.dtype.itemsize}"))
+    )
 
 
 def to_gpu(x: np.ndarray) -> torch.Tensor:

@@ -119,7 +119,7 @@ def _strided(q, k, v, **given):
     [
         (serving_kernels.plain, ("causal", "gqa"), "broadcast, strided and unaligned", ""),
         (_strided, ("causal", "gqa"), "unaligned", ""),
-        (serving_kernels.cached, ("causal", "gqa", "paged"), "strided and unaligned q, contiguous k and v", "k and v"),
+        (serving_kernels.cached, ("causal", "gqa", "paged"), "strided and unaligned (k and v contiguous)", "k and v"),
     ],
 )
 def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_did_not_refuse(

@@ -190,10 +190,9 @@ def _sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel, terms: T
     logarithm of a sum adds that is large next to it; and of the sink among scores that are kept in 16 bits their
     rounding.
     """
-    size = np.abs(np.where(np.isneginf(sink), 0.0, sink))
-    reach = size + np.abs(np.where(np.isneginf(keys), 0.0, keys))
+    size, of_keys = (np.abs(np.where(np.isneginf(x), 0.0, x)) for x in (sink, keys))
     kept = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
-    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (reach + _OFFSET) + kept * size
+    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET) + kept * size
 
 
 def _add_sink(state: State, sink: np.ndarray, model: KernelModel, terms: Terms) -> None:

@@ -199,6 +199,7 @@ KEYS = (  # the first that fits
             "speed/packed/*.csv",
             "speed/backward/*.csv",
             "speed/head_dims/*.csv",
+            "speed/unlisted/*.csv",
             "speed/assembler/*.csv",
             "speed/boxes/*.csv",
             "speed/merge/*.csv",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa3_reports.device import accuracy, cycles, evidence, front, speed
-from fa3_reports.device.blocks import Drawing, Section, html_text
+from fa3_reports.device.blocks import Drawing, Figure, Section, html_text
 from fa3_reports.device.keys import changed_launches, why_stale
 from fa3_reports.device.quoted import figures_of
 from fa3_reports.device.source import Source
@@ -27,7 +27,7 @@ from fa3verify.report.build import both_pages, environment, stylesheet
 from fa3verify.report.notation import count
 from fa3verify.report.tables import PageColumn, PageTable
 
-SCHEMA = "fa3verify.device/2"
+SCHEMA = "fa3verify.device/3"
 TEMPLATES = Path(__file__).with_name("templates")
 HAND_WRITTEN = "page.toml"
 PAGE = "report.html"
@@ -122,24 +122,28 @@ def render(folder: Path) -> dict[str, str]:
     reasons = _stale(source, (*shown, *details))
     shown, details = ([_marked(each, reasons) for each in of if each.blocks] for of in (shown, details))
     tables = {table.name: table for section in (*details, *shown) for table in section.tables}
+    told, more = ([c for c in conclusions(source, hand[of], tables) if not c.stale] for of in ("conclusions", "more"))
+    stale = [block for section in (*shown, *details) for block in section.blocks if block.stale]
+    shown, details = ([_current(each) for each in of] for of in (shown, details))
+    tables = {table.name: table for section in (*details, *shown) for table in section.tables}
     context = {
         "hand": hand,
         "folder": f"reports/{folder.resolve().name}",
         "link": source.link,
-        "conclusions": conclusions(source, hand["conclusions"], tables),
+        "conclusions": told,
         "measured": measured(tables["provenance"]),
-        "more": conclusions(source, hand["more"], tables),
-        "stale": _by_reason(reasons),
-        "stale_files": len(reasons),
+        "more": more,
+        "left_out": len(stale),
+        "reasons": _by_reason({path: reasons[path] for block in stale for path in block.data if path in reasons}),
         "method": METHOD,
         "cite": cite(hand),
         "script": (TEMPLATES / "sort.js").read_text("utf-8"),
     }
     css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
     _teach_templates()
-    files = {FACTS: json_text(_facts(source, hand, [*context["conclusions"], *context["more"]]))}
+    files = {FACTS: json_text(_facts(source, hand, [*told, *more], stale))}
     for sections, page, markdown in ((shown, PAGE, MARKDOWN), (details, DETAILS, DETAILS_MARKDOWN)):
-        own = context | {"sections": sections, "is_front": page == PAGE}
+        own = context | {"sections": [each for each in sections if each.blocks], "is_front": page == PAGE}
         made = both_pages("device", own, css=css, folder=TEMPLATES)
         files |= {page: made["device.html"], markdown: made["device.md"]}
     files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables.values()}
@@ -194,7 +198,7 @@ def _stale(source: Source, sections: Sequence[Section]) -> dict[str, str]:
 
 
 def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
-    """Return a section whose blocks are marked where they, or one of their files, are stale, its long tables folded."""
+    """Return a section whose blocks say whether they, or one of their files, are stale, its long tables folded."""
     blocks = [
         replace(
             block,
@@ -204,6 +208,11 @@ def _marked(section: Section, reasons: Mapping[str, str]) -> Section:
         for block in section.blocks
     ]
     return replace(section, blocks=blocks)
+
+
+def _current(section: Section) -> Section:
+    """Return a section without what is stale, which no page shows."""
+    return replace(section, blocks=[block for block in section.blocks if not block.stale])
 
 
 def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
@@ -230,11 +239,14 @@ def _teach_templates() -> None:
         made.filters["rich"] = lambda text: html_text(text.replace(f"({DETAILS_MARKDOWN})", f"({DETAILS})"))
 
 
-def _facts(source: Source, hand: Mapping[str, Any], told: Sequence[Conclusion]) -> dict[str, Any]:
+def _facts(
+    source: Source, hand: Mapping[str, Any], told: Sequence[Conclusion], stale: Sequence[PageTable | Figure]
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "title": hand["title"],
-        "conclusions": [{"text": each.text, "stale": each.stale} for each in told],
+        "conclusions": [each.text for each in told],
+        "left_out": {block.title: list(block.data) for block in stale},
         "drawn_with": {name: importlib.metadata.version(name) for name in DRAWN_WITH},
         "sources": dict(sorted(source.used.items())),
     }
@@ -256,7 +268,8 @@ def _provenance(source: Source) -> Section:
     text = [
         "stale: a kernel that was measured has other machine code now; the figures are of the code before. Every "
         "launch has a key of its own, of its machine code, arguments and tile schedule, so that a launch that changed "
-        "makes those rows stale that have its features. A file without a hash counts as stale. "
+        "makes those rows stale that have its features. A file without a hash counts as stale. Tables and figures with "
+        "stale rows are left out of both pages. "
         f"The digest of every file that this page was made of stands in [{FACTS}]({FACTS})."
     ]
     table = PageTable(

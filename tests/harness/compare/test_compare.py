@@ -13,15 +13,19 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3verify import records
 from fa3verify.cli.main import main
-from fa3verify.compare import compare_kernels, compare_over
+from fa3verify.compare import compare_kernels, compare_over, table
 from fa3verify.compare.axes import AXES, axis_of
 from fa3verify.compare.bits import first_difference
 from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.compare.table import KERNELS, page
 from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.record import Candidate
+from fa3verify.known import registry
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
+from tests.harness.kernels import serving_kernels
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 STORED = Path(__file__).parents[3] / "reports" / "invariance"
@@ -132,6 +136,58 @@ def test_the_verb_compares_one_kernel_over_an_axis(tmp_path):
     assert equal.is_equal
     assert other.value == 2
     assert "| place in the batch (`position`) |" in (tmp_path / "page.md").read_text()
+
+
+def _dense(q, k, v, *, causal=False, **given):
+    return serving_kernels.plain(q, k, v, **given)
+
+
+def _kernel(function, *features, head_dims=(64,)) -> Candidate:
+    facts = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": head_dims}
+    return array_candidate(function, name=function.__name__, features=features, **facts)[0]
+
+
+KERNELS_OF_ONE_HEAD_DIM = {
+    "plain": _kernel(serving_kernels.plain, "causal", "gqa", "sinks"),
+    "dense": _kernel(_dense, "causal", "sinks"),
+    "paged": _kernel(serving_kernels.cached, "causal", "gqa", "paged", "sinks"),
+    "narrow": _kernel(_dense, head_dims=(32,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["plain", "dense"], 1, "plain.fp16 and _dense.fp16: differs first at plain.fp16 b"),
+        (["plain", "dense", "--head-dim", "64"], 1, " causal"),
+        (["plain", "dense", "--causal"], 1, "differs first at seqlen_k 300, out"),
+        (
+            ["plain", "plain", "--seqlen-k", "40"],
+            0,
+            "head_dim 64, nheads_kv 1, batch 1, nheads 2, seqlen_q 4, seqlen_k [40]",
+        ),
+        (["plain", "dense", "--over", "seqlen_q=1:3"], 0, "_dense.fp16, head_dim 64, nheads_kv 2, batch 1, nheads 2, "),
+        (["plain", "narrow"], 5, "two kernels must take a common head_dim, got (64,) and (32,)"),
+    ],
+)
+def test_two_kernels_are_compared_on_what_both_claim_and_are_told_what_that_was(monkeypatch, arguments, code, words):
+    """Of one head_dim nothing ran; kernels that differ under a mask alone were equal over one dense problem."""
+    for module in (table, registry):
+        monkeypatch.setattr(module, "find", KERNELS_OF_ONE_HEAD_DIM.__getitem__)
+    result = CliRunner().invoke(main, ["compare", *arguments, "--workers", "1"])
+    assert result.exit_code == code, result.output
+    assert words in result.output
+
+
+def test_kernels_that_are_equal_say_on_which_classes(monkeypatch):
+    monkeypatch.setattr(table, "find", KERNELS_OF_ONE_HEAD_DIM.__getitem__)
+    monkeypatch.setattr(table, "compare_kernels", lambda a, b, problems: compare_kernels(a, b, problems[::9], FEW))
+    told = table.compare_pair("plain", "paged", {}, "", []).told()
+    assert told.startswith("plain.fp16 and cached.fp16, batch 1, 2, 3 or more; ")
+    for words in ("mask none, causal;", "group 1, 2 to 4, 5 or more;", "sinks off, on:", "head_dim 64;", "equal over"):
+        assert words in told
+    assert not [words for words in ("; cache", "inputs", "splits one;") if words in told]
+    assert "layout packed" not in told
 
 
 @pytest.mark.parametrize(

@@ -238,28 +238,20 @@ KERNELS: dict[str, Declared] = {
         configure=always_causal,
         gradients="given",
     ),
-    "absorbed_576": pair(
-        "absorbed heads of 64 and 512",
-        ("error_within_bound", "neighbours_never_leak"),
-        absorbed,
-        "causal",
-        "gqa",
-        "qv",
-        wrong={"drops": True},
-        head_dims=(576,),
-        **BF16,
-    ),
-    "absorbed_192": pair(
-        "absorbed heads of 64 and 128",
-        ("error_within_bound", "neighbours_never_leak"),
-        absorbed,
-        "causal",
-        "gqa",
-        "qv",
-        wrong={"drops": True},
-        head_dims=(192,),
-        **BF16,
-    ),
+    **{
+        f"absorbed_{head_dim}": pair(
+            f"absorbed heads of 64 and {head_dim - 64}",
+            ("error_within_bound", "neighbours_never_leak"),
+            absorbed,
+            "causal",
+            "gqa",
+            "qv",
+            wrong={"drops": True},
+            head_dims=(head_dim,),
+            **BF16,
+        )
+        for head_dim in (576, 192)
+    },
     "sum_of_16_bits": pair(
         "a row sum of fp16",
         (BIAS,),

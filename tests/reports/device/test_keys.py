@@ -171,12 +171,14 @@ def small_page(tmp_path: Path) -> dict[str, str]:
     return page.render(folder)
 
 
-def test_a_page_calls_the_ledger_of_another_twin_stale_in_its_sentence_and_beside_its_table(tmp_path):
+@pytest.mark.parametrize("is_stale", [True, False])
+def test_a_page_leaves_out_the_ledger_of_another_twin_with_its_sentence(tmp_path, monkeypatch, is_stale):
+    if is_stale:
+        monkeypatch.setattr(keys.ledger, "of_today", lambda entries, given: [])
     text = small_page(tmp_path)[page.DETAILS_MARKDOWN]
-    (sentence,) = re.findall(r"^- \*\*Released kernels beside our models of them.*$", text, re.MULTILINE)
-    is_stale = bool(keys.why_stale(Source(REPORTS / "h100"), "recordings/compared.csv"))
-    assert ("(stale)" in sentence) == is_stale
-    assert ("**Recordings against our twins of these libraries** (stale)" in text) == is_stale
+    assert ("- **Released kernels beside our models of them" in text) != is_stale
+    assert ("**Recordings against our twins of these libraries**" in text) != is_stale
+    assert ("launches were compared with a twin or a plan that changed since" in text) == is_stale
 
 
 def test_provenance_of_the_page_calls_nothing_current_that_has_no_hash():
