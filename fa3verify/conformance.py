@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import replay_files, run, summary
+from fa3verify.campaign import findings, replay_files, run, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
 from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.coverage import COVER
-from fa3verify.judging.verdict import told
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
 
@@ -123,18 +122,14 @@ class Judged(pytest.Item):
 
     def _told(self, found: run.Finding, number: int) -> str:
         """A finding in words: what, the smallest case, and how to run it again."""
-        lines = [f"{found.kernel} {told(found.what)}: {found.message}"]
-        if found.traceback:
-            lines.append(f"  raised at: {found.traceback['frame']}")
-        if found.case:
-            lines.append(f"  case: {found.case}")
+        path = None
         if found.content:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
             path = _folder(self.config) / name
-            rest = {"baseline": found.baseline, "traceback": found.traceback}
-            replay_files.write(path, found.kernel, found.what, found.content, **rest, is_finding=True)
-            lines.append(f"  replay: fa3verify replay {path}")
-        return "\n".join(lines)
+            rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
+            replay_files.write(path, replay_files.ReplayFile(found.kernel, found.what, found.content, **rest))
+        facts = findings.lines(found, path and str(path))
+        return "\n  ".join([f"{found.kernel} {found.what.told}: {found.message}", *facts])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The words of a finding; anything else is an error of ours, with its traceback."""

@@ -10,6 +10,7 @@ import os
 import re
 import sysconfig
 import traceback
+from dataclasses import dataclass
 from types import TracebackType
 
 MOST = 600  # characters of one message
@@ -56,6 +57,38 @@ def of_error(error: BaseException) -> str:
     'ValueError: two lines'
     """
     return one_line(f"{type(error).__name__}: {one_line(error)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Says how a call, or all of a kernel, ended without a result.
+
+    Parameters
+    ----------
+    message : str
+        One line.
+    raised : str
+        Type of the exception; empty where none was raised, as of a process that died or an output of a wrong shape.
+    traceback : dict, optional
+        Of the exception, as :func:`of_traceback` gives it.
+    """
+
+    message: str
+    raised: str = ""
+    traceback: dict[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return that of an exception."""
+        return cls(of_error(error), one_line(type(error).__name__), of_traceback(error))
+
+    @property
+    def cause(self) -> str:
+        """Return the message with every number as #: what has one cause differs in addresses and sizes."""
+        return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?", "#", self.message)
 
 
 def install_hint(*packages: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fa3verify.campaign import executors, pool
+from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.operations import OPERATIONS
 from fa3verify.text import of_error
 
@@ -30,6 +31,11 @@ def shared_references() -> Iterator[None]:
         yield
 
 
+def subject(task: JudgeTask | SearchLaw) -> str:
+    """Return the family or the law that a task of a campaign is about."""
+    return task.law if isinstance(task, SearchLaw) else task.family
+
+
 class InThisProcess(Executor):
     """Takes the place of an isolating pool: runs each task at once, where no process has to begin and import.
 
@@ -45,7 +51,7 @@ class InThisProcess(Executor):
         try:
             future.set_result(fn(*args, **kwargs))
         except Exception as error:
-            future.set_exception(pool.TaskError(of_error(error)))
+            future.set_exception(pool.TaskError(of_error(error), type(error).__name__))
         return future
 
 

@@ -20,10 +20,11 @@ from fa3verify.campaign.run import CaseRow, Finding, KernelRun, Run
 from fa3verify.cases.coverage import Coverage
 from fa3verify.files import Json, json_text, read_text, write_text
 from fa3verify.judging.family import FamilyRow
+from fa3verify.judging.verdict import Seen, What
 from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 
-SCHEMA = "fa3verify.atlas/2"
+SCHEMA = "fa3verify.atlas/3"
 FILE = "atlas.json"
 
 
@@ -86,11 +87,13 @@ class Loss:
 class EntryFinding:
     """One finding, as in ``summary.json``; findings of one cause are neighbours."""
 
-    what: str
+    what: What
     message: str
     case: str | None
     cause: str
     replay: str | None
+    seen: Seen | None = None
+    raised: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,10 @@ class Entry:
     @property
     def listed(self) -> list[Finding]:
         """Return its findings as those of a run."""
-        return [Finding(self.kernel, x.what, x.message, x.case, x.cause, x.replay) for x in self.findings]
+        return [
+            Finding(self.kernel, x.what, x.message, x.case, x.cause, x.replay, seen=x.seen, raised=x.raised)
+            for x in self.findings
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,9 @@ def _entry(kernel: KernelRun, run: Run) -> Entry:
         policy=kernel.policy,
         families=tuple(_family(row, cases) for row in kernel.families),
         properties=tuple(Property(x.law, x.kind, x.status, x.examples, x.outputs, x.message, x.replay) for x in laws),
-        findings=tuple(EntryFinding(x.what, x.message, x.case, x.cause or x.what, x.replay) for x in found),
+        findings=tuple(
+            EntryFinding(x.what, x.message, x.case, x.cause or str(x.what), x.replay, x.seen, x.raised) for x in found
+        ),
         loss=(),
     )
 

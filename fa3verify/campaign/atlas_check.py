@@ -135,7 +135,7 @@ def _of_entry(entry: Entry) -> list[Rule]:
 def _of_verdict(entry: Entry) -> Rule:
     """A kernel fails if something was found, passes if nothing was and enough was tried, and else has a reason."""
     against = [
-        *(found.what for found in entry.findings),
+        *(str(found.what) for found in entry.findings),
         *(f"property {law.name} fails" for law in entry.properties if law.status == "fail"),
         *(f"figures of family {row.family}" for row in entry.families if _is_wrong(row)),
     ]

@@ -71,7 +71,7 @@ class _Remote(Timed):
             if not self._is_unwanted:
                 self.set_exception(TaskError("the cluster gave it up: its scheduler is gone"))
         elif error := theirs.exception():
-            self.set_exception(TaskError(of_error(error)))
+            self.set_exception(TaskError(of_error(error), type(error).__name__))
         else:
             found, self.cpu_s = theirs.result()
             self.set_exception(found) if isinstance(found, TaskError) else self.set_result(found)

@@ -5,67 +5,74 @@ A reader has them as symptoms: the gravest first, and those that show one sympto
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from fa3verify.campaign.run import Finding, MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
+from fa3verify.judging import gate
 from fa3verify.judging.clauses import NO_RESULT, clause_of
-from fa3verify.judging.verdict import BOUND_LAWS, law_of, part_of, told
+from fa3verify.judging.verdict import BOUND_LAWS, Part, Seen, What
+from fa3verify.text import Failure
 
+ENDLESS = "infinite error"
 SEVERITIES = {  # the gravest first: what it means
-    "no result": "The kernel raised, hung, or returned what it does not declare.",
-    "infinite error": "NaN or an infinity where the exact result has none, none where it has one, or any error where "
+    NO_RESULT: "The kernel raised, hung, or returned what it does not declare.",
+    ENDLESS: "NaN or an infinity where the exact result has none, none where it has one, or any error where "
     "the bound allows none.",
     "wrong values": "Beyond the error bound, outside what the stated order of operations can give, or with other bits "
     "than the twin.",
     "broken property": "Two calls of the kernel that must agree do not.",
     "worse than the baseline": "Within its bound, but an error figure has grown.",
 }
-_COMPARED = re.compile(r"(\w+)\[[^]]*\]: got (\S+), expected (\S+?)[ ,;]")
-_NOT_FINITE = {"nan", "inf", "-inf"}
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def finding(
     kernel: str,
-    what: str,
-    message: str,
+    what: What,
+    told: str | Failure,
     content: Json | None = None,
     *,
-    crashed: bool = False,
+    seen: Seen | None = None,
     baseline: MovedFigure | None = None,
-    traceback: dict[str, str] | None = None,
 ) -> Finding:
-    """Return one finding, whose replay file is not written yet.
+    """Return one finding, told by a message or by how the kernel failed, whose replay file is not written yet.
 
-    ``content`` is the case, or for a law the trial, in JSON. A kernel that ``crashed`` gave nothing to judge: the cause
-    is then the message, wherever it was found.
+    ``content`` is the case, or for a law the trial, in JSON. A kernel that failed gave nothing to judge: the cause is
+    then the message, wherever it was found.
     """
+    failure = told if isinstance(told, Failure) else None
     return Finding(
         kernel,
         what,
-        message,
+        str(told),
         case=_described(what, content),
-        cause=_NUMBER.sub("#", message) if crashed else what,
+        cause=failure.cause if failure else str(what),
         baseline=baseline,
-        traceback=traceback,
+        traceback=failure and failure.traceback,
         content=content,
+        seen=seen,
+        raised=failure and failure.raised,
     )
 
 
-def _described(what: str, content: Json | None) -> str | None:
+def _described(what: What, content: Json | None) -> str | None:
     """One line for a case or a trial; None for what is neither, such as a case that was only half written."""
     from fa3verify.properties import Trial
 
     try:
-        return (Trial if law_of(what) else Case).from_json(content).describe() if content else None
+        return (Trial if what.part is Part.LAW else Case).from_json(content).describe() if content else None
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def lines(found: Finding, replay: str | None) -> list[str]:
+    """Return what follows the message of a finding, with the place of its replay file: a line a fact that is known."""
+    frame = found.traceback and found.traceback["frame"]
+    facts = {"raised at": frame, "case": found.case, "replay": replay and f"fa3verify replay {replay}"}
+    return [f"{name}: {fact}" for name, fact in facts.items() if fact]
 
 
 def _work(found: Finding) -> int:
@@ -90,22 +97,13 @@ def clusters(found: Iterable[Finding]) -> list[tuple[Finding, int]]:
 
     Findings of files that name no cause are all shown.
     """
-    first: dict[tuple[str, str], Finding] = {}
-    others: dict[tuple[str, str], int] = {}
+    alike: dict[tuple[str, str], list[Finding]] = {}
     for number, each in enumerate(found):
-        key = each.kernel, each.cause or str(number)
-        others[key] = others.get(key, -1) + 1
-        first.setdefault(key, each)
-    return [(each, others[key]) for key, each in first.items()]
+        alike.setdefault((each.kernel, each.cause or str(number)), []).append(each)
+    return [(first, len(others)) for first, *others in alike.values()]
 
 
-class Sign(NamedTuple):
-    """Holds what findings of one symptom have in common: ``what`` is an output or a cause."""
-
-    severity: str
-    kernel: str
-    what: str
-    kind: str = ""
+Sign = tuple[str, ...]  # what findings of one symptom share: severity, kernel, and a cause or an output and a kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,80 +132,71 @@ def symptoms(found: Iterable[Finding]) -> list[Symptom]:
     gravest = list(SEVERITIES)
     numbered = [(severity(each), number, each) for number, each in enumerate(found)]
     for grave, number, each in sorted(
-        numbered, key=lambda item: (gravest.index(item[0]), _COMPARED.search(item[2].message) is None)
+        numbered, key=lambda item: (gravest.index(item[0]), item[2].seen is None or not item[2].seen.kind)
     ):
         sign = _sign(grave, each, str(number), groups)
         if each.replay is not None:
-            sign = place.setdefault((sign.kernel, each.replay), sign)
+            sign = place.setdefault((each.kernel, each.replay), sign)
         groups.setdefault(sign, []).append(each)
     return [
-        Symptom(sign.severity, members[0], tuple(Counter(told(each.what) for each in members[1:]).items()))
-        for sign, members in groups.items()
+        Symptom(severity(first), first, tuple(Counter(each.what.told for each in others).items()))
+        for first, *others in groups.values()
     ]
 
 
 def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sign:
     """Return what tells the symptom of a finding from others."""
-    if grave != "infinite error":
-        return Sign(grave, found.kernel, found.cause or number)
-    if compared := _COMPARED.search(found.message):
-        values = set(compared.groups()[1:])
-        kind = "nan" if "nan" in values else "infinity" if values & _NOT_FINITE else "finite"
-        return Sign(grave, found.kernel, compared[1], kind)
-    rule = found.what.partition(" ")[2]
-    output = (rule.endswith("error / bound") and rule.removesuffix("error / bound").strip()) or "out"
-    alike = [sign for sign in known if (sign.kernel, sign.what) == (found.kernel, output) and sign.kind]
-    return alike[0] if len(alike) == 1 else Sign(grave, found.kernel, output)
+    seen = found.seen
+    if grave != ENDLESS or seen is None:
+        return grave, found.kernel, found.cause or number
+    of_output = grave, found.kernel, seen.output
+    alike = [sign for sign in known if sign[:3] == of_output and sign[3]]
+    return alike[0] if len(alike) == 1 and not seen.kind else (*of_output, seen.kind)
 
 
 def why(symptom: Symptom) -> str:
     """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
     found = symptom.first
-    rule = told(found.what).partition(", ")[2]
+    subject = found.what.subject
     match symptom.severity:
         case "no result":
-            raised = re.match(r"\w+(?:Error|Exception|Interrupt|Exit)\b", found.message)
-            return f"raises {raised[0]}" if raised else "gives no result"
-        case "infinite error":
-            return _infinite(found.message, rule)
+            return f"raises {found.raised}" if found.raised else "gives no result"
+        case "infinite error" if found.seen and subject != gate.NON_FINITE:
+            return _infinite(found.seen)
         case "broken property":
-            return f"broken: {str(law_of(found.what)).replace('_', ' ')}"
+            return f"broken: {subject.replace('_', ' ')}"
         case "worse than the baseline":
             return symptom.severity
-    return next((words for word, words in _RULES.items() if word in rule), "beyond its bound")
+    return _RULES.get(subject, "beyond its bound")
 
 
-_RULES = {"bits": "other bits", "outside": "outside stated order"}
+_RULES = {  # of the gate, in fewer words
+    gate.NON_FINITE: gate.NON_FINITE,
+    gate.OTHER_BITS: "other bits",
+    gate.OUTSIDE: "outside stated order",
+}
 
 
-def _infinite(message: str, rule: str) -> str:
-    """An error without an end, by the first value that has it, else by the rule that saw it."""
-    if compared := _COMPARED.search(message):
-        output = message[: compared.end(1)].rpartition(": ")[2].split()[0]
-        got, expected = (x if x in _NOT_FINITE else "finite" for x in compared.groups()[1:])
-        return f"{output} {got}, not {expected}"
-    if "non-finite" in rule:
-        return rule
-    return f"{rule.removesuffix('error / bound')}error infinite"
+def _infinite(seen: Seen) -> str:
+    """An error without an end, by the first element that has it, else by the output; of the main ones none is named."""
+    if seen.kind:
+        return f"{seen.output} {seen.got}, not {seen.expected}"
+    return f"{'' if seen.output == 'out' else seen.output.replace('_', ' ') + ' '}error infinite"
 
 
 def with_clause(found: Finding, operation: str) -> Finding:
     """Return a finding about a kernel of an operation with the clause that it breaks."""
-    what = NO_RESULT if severity(found) == NO_RESULT else found.what
+    what = NO_RESULT if severity(found) == NO_RESULT else str(found.what)
     return replace(found, clause=clause_of(what, operation))
 
 
 def severity(found: Finding) -> str:
     """Return which of :data:`SEVERITIES` a finding is."""
     what = found.what
-    message = found.message
-    if (found.cause or what) != what or part_of(what) in ("loading", "family", "study"):
-        return "no result"
-    compared = _COMPARED.search(message)
-    endless = "non-finite" in what or "observed inf" in message or "ratio inf" in message
-    if endless or (compared and _NOT_FINITE & set(compared.groups()[1:])):
-        return "infinite error"
-    if part_of(what) == "L2":
+    if found.raised is not None or what.part in (Part.LOADING, Part.FAMILY, Part.STUDY):
+        return NO_RESULT
+    if found.seen and found.seen.is_endless:
+        return ENDLESS
+    if what.part is Part.BASELINE:
         return "worse than the baseline"
-    law = law_of(what)
-    return "broken property" if law and law not in BOUND_LAWS else "wrong values"
+    return "broken property" if what.part is Part.LAW and what.subject not in BOUND_LAWS else "wrong values"

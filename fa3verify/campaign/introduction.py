@@ -25,7 +25,7 @@ from fa3verify.judging import hypotheses
 from fa3verify.kernels import loading, twins, watch
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.known import registry
-from fa3verify.text import of_error, of_traceback, one_line
+from fa3verify.text import Failure, of_error, of_traceback, one_line
 
 
 class Unavailable(ValueError):
@@ -45,7 +45,7 @@ class Introduction:
         Classes of :mod:`fa3verify.cases.coverage`; what kernels of its operation may claim and this one does not.
     constraint : str, optional
         What keeps it from some problem of the campaign.
-    failed : str, optional
+    failed : Failure, optional
         How it failed while it was loaded or asked: a finding.
     dtype : str, optional
         None where it could not be asked.
@@ -64,8 +64,6 @@ class Introduction:
         SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
     head_dims : tuple of int, optional
         The ones that it declares.
-    raised : dict, optional
-        Traceback of the exception by which it failed.
     """
 
     name: str
@@ -76,7 +74,7 @@ class Introduction:
     claims: tuple[str, ...] = ()
     not_claimed: tuple[str, ...] = ()
     constraint: str | None = None
-    failed: str | None = None
+    failed: Failure | None = None
     dtype: Dtype | None = None
     states_order: bool = False
     accumulator: str | None = None
@@ -87,7 +85,6 @@ class Introduction:
     narrowed: str | None = None
     source: str | None = None
     head_dims: tuple[int, ...] | None = None
-    raised: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +166,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     try:
         candidate = found(kernel)
     except loading.Unloadable as error:
-        return Introduction(kernel, failed=str(error), raised=of_traceback(error.__cause__ or error))
+        return Introduction(kernel, failed=Failure(str(error), traceback=of_traceback(error.__cause__ or error)))
     if candidate.unavailable:
         raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
     if candidate.bitwise is not None:
@@ -208,7 +205,8 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             head_dims=candidate.head_dims,
         )
     except Exception as error:  # configure is a third party's
-        return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}", raised=of_traceback(error))
+        words = f"configuring it failed: {of_error(error)}"
+        return Introduction(kernel, failed=Failure(words, traceback=of_traceback(error)))
 
 
 def _source(kernel: str) -> str | None:
@@ -253,7 +251,7 @@ def _heard(kernel: str, future: Future[Any]) -> Introduction:
     try:
         answer = future.result()
     except TaskError as error:  # it ended the process, or its configure raised what no kernel may
-        return Introduction(kernel, failed=f"loading it: {error}")
+        return Introduction(kernel, failed=Failure(f"loading it: {error}"))
     if isinstance(answer, Introduction):
         return answer
     kind, words = answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa3verify.campaign.run import Run
-from fa3verify.judging.verdict import part_of
+from fa3verify.judging.verdict import Part
 from fa3verify.records import plain
 from fa3verify.text import one_line
 
@@ -24,8 +24,10 @@ def junit(run: Run) -> str:
     for row in run.gate:
         words = f"observed {row.observed}, limit {row.limit}"
         rows.append((row.kernel, f"{row.layer} {row.rule} {row.family}", row.status, words))
-    others = [found for found in run.failures if part_of(found.what) not in ("law", "L0", "L1", "L2")]
-    rows += [(found.kernel, found.what, "fail", found.message) for found in others]
+    others = [
+        found for found in run.failures if found.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
+    ]
+    rows += [(found.kernel, str(found.what), "fail", found.message) for found in others]
     results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
     suite = TestSuite("fa3verify")
     for kernel, name, status, message in rows:

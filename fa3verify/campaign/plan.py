@@ -28,7 +28,7 @@ from fa3verify.kernels import twins, watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import REFUSALS, Candidate
 from fa3verify.records import read
-from fa3verify.text import of_error, of_traceback
+from fa3verify.text import Failure
 
 if TYPE_CHECKING:
     from fa3verify.judging.judgement import Judgement
@@ -50,10 +50,6 @@ class JudgeTask(Task):
     @property
     def label(self) -> str:
         return f"{self.kernel}: {self.family}"
-
-    @property
-    def subject(self) -> str:
-        return self.family
 
     @abstractmethod
     def run(self) -> JudgedCases: ...
@@ -139,7 +135,9 @@ class JudgePractice(JudgeTask):
         cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
         records = self.judged(candidate, cases[self.part :: PARTS])
-        return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
+        return JudgedCases(
+            tuple(record for record in records if not record.error or record.error.raised not in refusals)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +153,6 @@ class SearchLaw(Task):
     @property
     def label(self) -> str:
         return f"{self.kernel}: {self.law}"
-
-    @property
-    def subject(self) -> str:
-        return self.law
 
     def run(self) -> LawOutcome:
         from fa3verify.properties import find_law, run_law
@@ -191,10 +185,9 @@ def judge_cases(
         watch.trying(f"family {family}", case.to_json)
         try:
             record = _judged(candidate, family, case)
-        except CandidateError as error:
-            record = CaseResult(family, case, {}, error=str(error), traceback=error.traceback)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
-            record = CaseResult(family, case, {}, error=of_error(error), traceback=of_traceback(error))
+            failure = error.failure if isinstance(error, CandidateError) else Failure.of(error)
+            record = CaseResult(family, case, {}, error=failure)
         records.append(record)
         if is_fail_fast and _fails(candidate.name, [record]):
             break

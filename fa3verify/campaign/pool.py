@@ -35,7 +35,11 @@ PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe,
 
 
 class TaskError(RuntimeError):
-    """A task that raised; the message is one line."""
+    """A task that raised; the message is one line, ``raised`` the type of the exception, empty where there was none."""
+
+    def __init__(self, message: str, raised: str = "") -> None:
+        super().__init__(message)
+        self.raised = raised
 
 
 class WorkerLost(TaskError):
@@ -129,7 +133,7 @@ class _Worker:
                 if message.kind == "value":
                     return message
                 if message.kind == "error":
-                    raise TaskError(message.value)
+                    raise TaskError(*message.value)
                 if message.kind == "warming":
                     case = self.note.read()  # whose time this is
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)

@@ -5,57 +5,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fa3verify import __version__
+from fa3verify import __version__, records
 from fa3verify.campaign.run import CaseRow, KernelRun, LawRow, MovedFigure, RefutedBy, Run, WorstCase
 from fa3verify.cases.case import Case
-from fa3verify.files import Json, read_text, write_text
+from fa3verify.files import Json, of_schema, read_text, write_text
 from fa3verify.judging.family import CaseFigures
-from fa3verify.records import plain
+from fa3verify.judging.verdict import Part, What
+from fa3verify.records import OMITTED, plain
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
 LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
+LARGEST = What(Part.LARGEST, "error / bound")
 Found = TypeVar("Found", LawRow, RefutedBy, WorstCase)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
-    """Holds what a replay file says: the kernel, what it broke, on what content, and which stored figure moved or which
-    sums the bound assumed, if any; and whether that is a finding.
+    """Holds what a replay file says: the kernel, what it broke, on what content, which stored figure moved, which sums
+    the bound of a kernel without an order assumed, the traceback of what it raised, and whether that is a finding.
     """
 
     kernel: str
-    what: str
+    what: What
     content: Json
-    baseline: Json | None = None
-    sums: str | None = None
-    is_finding: bool = False
+    baseline: MovedFigure | None = field(default=None, metadata=OMITTED)
+    sums: str | None = field(default=None, metadata=OMITTED)
+    traceback: dict[str, str] | None = field(default=None, metadata=OMITTED)
+    is_finding: bool = field(default=False, metadata=OMITTED)
 
     def is_finding_of(self, kernel: str | None) -> bool:
         """Tell whether it is of a finding of a kernel, by default of its own, and not of what was largest."""
         return self.is_finding and kernel in (None, self.kernel)
 
 
-def write(
-    path: Path,
-    kernel: str,
-    what: str,
-    content: Json,
-    baseline: MovedFigure | None = None,
-    sums: str | None = None,
-    traceback: dict[str, str] | None = None,
-    is_finding: bool = False,
-) -> None:
-    """Write one replay file; ``content`` is a case or a trial in JSON, ``baseline`` the stored figure that moved,
-    ``sums`` what the bound of a kernel that states no order assumed of them, ``traceback`` that of what it raised."""
-    body: Json = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": what, "content": content}
-    rest = {"baseline": plain(baseline), "sums": sums, "traceback": traceback, "is_finding": is_finding}
-    body |= {name: value for name, value in rest.items() if value}
+def write(path: Path, file: ReplayFile) -> None:
+    """Write one replay file."""
+    body = {"schema": SCHEMA, "version": __version__, **plain(file)}
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
@@ -73,7 +64,7 @@ def write_largest(path: Path, kernel: str, cases: Mapping[str, Case], hypothesis
     """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
     chosen = {"hypothesis": hypothesis} if hypothesis else {}
     content = {"schema": LARGEST_SCHEMA, **chosen, "cases": {}}
-    named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": "largest error / bound"}
+    named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": str(LARGEST)}
     empty = json.dumps(named | {"content": content})
     rows = ",\n".join(f"{json.dumps(name)}: {case.key()}" for name, case in cases.items())
     write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
@@ -89,30 +80,24 @@ class _Worst:
         for old in self.folder.glob("*.json"):
             old.unlink()
 
-    def path(
-        self,
-        stem: str,
-        kernel: str,
-        what: str,
-        content: Json | None,
-        baseline: MovedFigure | None = None,
-        traceback: dict[str, str] | None = None,
-        is_finding: bool = False,
-    ) -> str | None:
-        """Write a file unless one of this content is there, and return its path below OUT; None without content."""
+    def path(self, stem: str, kernel: str, what: What, content: Json | None, **rest: Any) -> str | None:
+        """Write a file unless one of this content is there, and return its path below OUT; None without content.
+
+        ``rest`` are other fields of the file.
+        """
         if content is None:
             return None
-        key = json.dumps([content, plain(baseline)], sort_keys=True)
+        file = ReplayFile(kernel, what, content, sums=self.sums.get(kernel), **rest)
+        key = json.dumps([content, plain(file.baseline)], sort_keys=True)
         if key not in self.stored:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", stem)[:100]
             while f"worst/{name}.json" in self.stored.values():
                 name += "_"
-            path = self.folder / f"{name}.json"
-            write(path, kernel, what, content, baseline, self.sums.get(kernel), traceback, is_finding=is_finding)
-            self.stored[key] = f"worst/{path.name}"
+            write(self.folder / f"{name}.json", file)
+            self.stored[key] = f"worst/{name}.json"
         return self.stored[key]
 
-    def kept(self, found: Found, stem: str, kernel: str, what: str) -> Found:
+    def kept(self, found: Found, stem: str, kernel: str, what: What) -> Found:
         """Write the file of what was found, and return that with its path."""
         return replace(found, replay=self.path(stem, kernel, what, found.content))
 
@@ -122,10 +107,9 @@ def write_all(run: Run, out: Path) -> Run:
     worst = _Worst(out, {kernel.name: kernel.assumed.sums for kernel in run.kernels if kernel.assumed})
     failures = []
     for number, found in enumerate(run.failures):
-        stem = f"fail-{number:03d}-{found.kernel}-{found.what.split()[0]}"
-        path = worst.path(
-            stem, found.kernel, found.what, found.content, found.baseline, found.traceback, is_finding=True
-        )
+        stem = f"fail-{number:03d}-{found.kernel}-{found.what.part}"
+        rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
+        path = worst.path(stem, found.kernel, found.what, found.content, **rest)
         failures.append(replace(found, replay=path))
     judged: dict[tuple[str, str], list[CaseRow]] = {}
     for case in run.cases:
@@ -139,9 +123,9 @@ def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRow
     families = []
     for row in kernel.families:
         content = of_family(judged[name, row.family], kernel.hypothesis)
-        path = worst.path(f"family-{name}-{row.family}", name, f"family {row.family}", content)
+        path = worst.path(f"family-{name}-{row.family}", name, What(Part.FAMILY, row.family), content)
         families.append(replace(row, replay=path))
-    largest = kernel.worst and worst.kept(kernel.worst, f"worst-{name}", name, "largest error / bound")
+    largest = kernel.worst and worst.kept(kernel.worst, f"worst-{name}", name, LARGEST)
     assumed = kernel.assumed
     if assumed:
         rows = [
@@ -150,7 +134,7 @@ def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRow
             for by in [row.refuted_by]
         ]
         assumed = replace(assumed, hypotheses=tuple(rows))
-    laws = [worst.kept(law, f"law-{name}-{law.law}", name, f"law {law.law}") for law in kernel.laws]
+    laws = [worst.kept(law, f"law-{name}-{law.law}", name, What(Part.LAW, law.law)) for law in kernel.laws]
     return replace(kernel, families=tuple(families), worst=largest, assumed=assumed, laws=tuple(laws))
 
 
@@ -162,11 +146,9 @@ def read(path: Path) -> ReplayFile:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a replay file: {error}") from None
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        found = body.get("schema") if isinstance(body, dict) else type(body).__name__
-        raise ValueError(f"{path} is not a replay file: expected schema {SCHEMA!r}, got {found!r}")
-    kernel, what, content = (body.get(key) for key in ("kernel", "what", "content"))
-    if not isinstance(kernel, str) or not isinstance(what, str) or not isinstance(content, dict):
-        raise ValueError(f"{path} is a damaged replay file: kernel, what or content is missing")
-    is_finding = bool(body.get("is_finding"))
-    return ReplayFile(kernel, what, content, body.get("baseline"), body.get("sums"), is_finding=is_finding)
+    body = of_schema(body, SCHEMA, f"{path} is not a replay file")
+    known = {each.name: body[each.name] for each in fields(ReplayFile) if each.name in body}
+    try:
+        return records.read(ReplayFile, known, "file")
+    except ValueError as error:
+        raise ValueError(f"{path} is a damaged replay file: {error}") from None

@@ -17,7 +17,9 @@ from fa3verify.files import Json
 from fa3verify.judging.family import CaseFigures
 from fa3verify.judging.hypotheses import strain
 from fa3verify.judging.sketch import Sketch
+from fa3verify.judging.verdict import Part, What
 from fa3verify.operations import Operation
+from fa3verify.text import Failure
 
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
@@ -48,16 +50,15 @@ class CaseResult(CaseFigures):
         against.
     point : dict
         Classes of the case by dimension.
-    error : str, optional
-        What the kernel raised instead, so that there are no measures, with its ``traceback``.
+    error : Failure, optional
+        How the kernel failed instead, so that there are no measures.
     """
 
     order: Json | None = None
     sketch: Sketch | None = None
     hypotheses: dict[str, UnderHypothesis] = field(default_factory=dict)
     point: Point = field(default_factory=dict)
-    error: str | None = None
-    traceback: dict[str, str] | None = None
+    error: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[L
         ratios = {name: strain(operation, under.measures) for name, under in record.hypotheses.items()}
         at_once |= bool(ratios) and min(ratios.values()) > 1
         for name, ratio in ratios.items():
-            what = f"family {record.family}"
+            what = What(Part.FAMILY, record.family)
             count(name, RefutedBy(what, ratio, record.case.describe(), content=record.case.to_json()))
     for law in laws:
         trials = [found[0] for found in law.hypotheses.values() if found]
@@ -94,7 +95,8 @@ def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[L
             worst.setdefault(name, 0.0)
             if found:
                 trial, violation = found
-                count(name, RefutedBy(f"law {law.law}", violation.ratio, trial.describe(), content=trial.to_json()))
+                what = What(Part.LAW, law.law)
+                count(name, RefutedBy(what, violation.ratio, trial.describe(), content=trial.to_json()))
     if not worst:
         return None
     kept = (name for name in worst if name not in refuted)

@@ -18,7 +18,7 @@ from fa3verify.judging.bits_lost import BitsLost
 from fa3verify.judging.family import CaseFigures, Figured
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.sketch import Sketch
-from fa3verify.judging.verdict import ratio_text, told
+from fa3verify.judging.verdict import Seen, What, ratio_text
 from fa3verify.kernels.record import Identity
 from fa3verify.records import NOT_WRITTEN, OLDER, OMITTED
 
@@ -46,8 +46,8 @@ class Finding:
     ----------
     kernel : str
         "-" where it is of none.
-    what : str
-        Where it was found, as in a replay file: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
+    what : What
+        What found it, in files one text: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
     message : str
         One line.
     case : str, optional
@@ -63,10 +63,14 @@ class Finding:
         Content of its replay file before that is written: a case, or for a law a trial, in JSON.
     clause : str, optional
         The clause that the kernel does not meet, as ``docs/conformance.md`` names it.
+    seen : Seen, optional
+        What was wrong with an output, where one element of one output is.
+    raised : str, optional
+        Of a kernel that gave no result, the type of the exception; empty where it raised none. None where it gave one.
     """
 
     kernel: str
-    what: str
+    what: What
     message: str
     case: str | None = field(default=None, metadata=OLDER)
     cause: str | None = field(default=None, metadata=OLDER)
@@ -75,6 +79,8 @@ class Finding:
     traceback: dict[str, str] | None = field(default=None, metadata=OLDER)
     content: Json | None = field(default=None, metadata=NOT_WRITTEN)
     clause: str | None = field(default=None, metadata=OLDER)
+    seen: Seen | None = field(default=None, metadata=OLDER)
+    raised: str | None = field(default=None, metadata=OLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class LawRow:
 class RefutedBy:
     """Holds what speaks most against a hypothesis: where it was found, error / bound, the case, its replay file."""
 
-    what: str
+    what: What
     ratio: float
     case: str
     replay: str | None = None
@@ -105,7 +111,7 @@ class RefutedBy:
     @property
     def words(self) -> str:
         """Say where it was found, and how large it is."""
-        return f"{told(self.what)}, {ratio_text(self.ratio)}"
+        return f"{self.what.told}, {ratio_text(self.ratio)}"
 
 
 @dataclass(frozen=True, slots=True)

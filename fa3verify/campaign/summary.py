@@ -41,10 +41,11 @@ from fa3verify.cases.tried import SizesTried, Tried, concluded
 from fa3verify.judging import bits_lost, sketch
 from fa3verify.judging.bits_lost import BitsLost
 from fa3verify.judging.family import FamilyRow, family_row
-from fa3verify.judging.gate import Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
+from fa3verify.judging.gate import QUANTISATION, Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
 from fa3verify.judging.hypotheses import assumption, strain
-from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, part_of, ratio_text
+from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What, ratio_text
 from fa3verify.operations import Operation
+from fa3verify.text import Failure
 
 if TYPE_CHECKING:
     from fa3verify.properties.runner import LawOutcome
@@ -96,7 +97,7 @@ def of_kernel(
     found += broken
     found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, searched)
     if kernel.failed:
-        found.append(finding(kernel.name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
+        found.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
     crashed = {finding.what for finding in found}
     judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
     feasible = [point for value in judged for point in value.feasible]
@@ -108,7 +109,7 @@ def of_kernel(
     else:
         ratio = next(row.worst_ratio for row in settled.hypotheses if row.name == settled.chosen)
         status = "fail" if settled.chosen in settled.refuted else "pass"
-        rows.append(GateRow("L1", WHOLE, kernel.name, "all", ratio, 1.0, None, status))
+        rows.append(GateRow(Part.BOUND, WHOLE, kernel.name, "all", ratio, 1.0, None, status))
         found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
     found = [with_clause(each, kernel.operation) for each in found]
     return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
@@ -129,16 +130,15 @@ def _families(
     failures = []
     cases = []
     for outcome, family, records in _judged(kernel, outcomes):
-        what = f"family {family}"
+        what = What(Part.FAMILY, family)
         if settled is not None:
             records = [judged_under(record, settled.chosen) for record in records]
         if outcome.error:
             at = (outcome.at or {}).get("content")
-            failures.append(finding(kernel.name, what, outcome.error, at, crashed=True))
+            failures.append(finding(kernel.name, what, Failure(outcome.error, outcome.raised), at))
         for record in records:
             if record.error:
-                at = record.case.to_json()
-                failures.append(finding(kernel.name, what, record.error, at, crashed=True, traceback=record.traceback))
+                failures.append(finding(kernel.name, what, record.error, record.case.to_json()))
         if good := [record for record in records if not record.error]:
             cases += good
             families.append(family_row(good, operations.find(kernel.operation)))
@@ -180,8 +180,9 @@ def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list
         row = _law_row(found) if found else LawRow(law, "", "", "fail", 0, 0, outcome.error)
         if row.status == "fail":
             trial = row.content or (outcome.at or {}).get("content")
-            message = (row.message or "").removeprefix(f"{kernel.name} failed: ")
-            crashed = outcome.error is not None or message != row.message
+            violation = found.violation if found else None
+            failure = violation.failure if violation else Failure(outcome.error or "", outcome.raised)
+            message = str(failure or row.message)
             against = found.hypotheses if found else {}
             others = {name: x[0] for name, x in against.items() if x and x[0].to_json() != trial}
             if trial and others:
@@ -190,9 +191,9 @@ def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list
                     f"{name!r} by {other.describe()}" for name, other in others.items()
                 )
                 row = replace(row, message=message)
-                crashed = outcome.error is not None
-            raised = found.violation.traceback if found and found.violation else None
-            failures.append(finding(kernel.name, f"law {law}", message, trial, crashed=crashed, traceback=raised))
+            told = replace(failure, message=message) if failure else message
+            seen = violation.seen if violation else None
+            failures.append(finding(kernel.name, What(Part.LAW, law), told, trial, seen=seen))
         rows.append(row)
     return rows, failures
 
@@ -220,7 +221,7 @@ def _body(
     cases: Sequence[CaseResult],
     searched: Sequence[LawOutcome],
     feasible: Sequence[Point],
-    crashed: Collection[str],
+    crashed: Collection[What],
     settled: Assumed | None,
 ) -> KernelRun:
     """Return what a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
@@ -270,10 +271,10 @@ def _body(
     )
 
 
-def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Collection[str]) -> BitsLost | None:
+def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Collection[What]) -> BitsLost | None:
     """The number that ranks a kernel, None where a family of ours was not judged whole."""
     ranked = [name for name in kernel.families if not name.startswith(f"{CAPTURED}:")]
-    if kernel.narrowed or any(f"family {name}" in crashed for name in ranked):
+    if kernel.narrowed or any(What(Part.FAMILY, name) in crashed for name in ranked):
         return None
     return bits_lost.of_kernel({row.family: row.figures["bits_lost"] for row in families}, ranked)
 
@@ -291,9 +292,9 @@ def _under(
     found = []
     of_case = {case.case.key(): case.hypotheses for case in cases}
     for failure in failures:
-        if part_of(failure.what) != "L1" or "quantisation" in failure.what:
+        if failure.what.part is not Part.BOUND or failure.what.subject == QUANTISATION:
             found.append(failure)
-        elif failure.what != f"L1 {WHOLE}":
+        elif failure.what.subject != WHOLE:
             ratios = of_case.get(json.dumps(failure.content, sort_keys=True), {})
             content = failure.content if min(ratios.values(), default=0.0) > 1 else together
             found.append(replace(failure, message=f"{failure.message}; {words}", content=content))
@@ -356,11 +357,11 @@ def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseRow], profile: s
         mine = [case for case in cases if case.family == row.family]
         telling = max(mine, key=lambda case: case.figures.get(row.telling, 0.0), default=None)
         stored = None
-        if row.layer == "L2":
+        if row.layer == Part.BASELINE:
             stored = MovedFigure(row.family, profile, seed, row.rule, row.limit, row.baseline)
-        what = f"{row.layer} {row.rule}"
+        what = What(Part(row.layer), row.rule)
         content = telling and telling.case.to_json()
-        failures.append(finding(row.kernel, what, message + against, content, baseline=stored))
+        failures.append(finding(row.kernel, what, message + against, content, seen=row.seen, baseline=stored))
     return failures
 
 

@@ -48,11 +48,6 @@ class Task(ABC):
     def label(self) -> str:
         """Return what progress shows."""
 
-    @property
-    def subject(self) -> str:
-        """Return what its findings are about, such as the name of a family or a law."""
-        return self.label
-
     @abstractmethod
     def run(self) -> Any:
         """Do it, wherever that is, and return what is kept of it."""
@@ -102,7 +97,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds what became of a task: ``value``, or ``error``, one line.
+    """Holds what became of a task: ``value``, or ``error``, one line, with the type of what was ``raised``.
 
     A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
     kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
@@ -113,6 +108,7 @@ class Outcome:
     value: Any = None
     cpu_s: float = 0.0
     error: str | None = None
+    raised: str = ""
     at: Json | None = None
     lost_worker: bool = False
     skipped: bool = False
@@ -294,9 +290,9 @@ def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
             return Outcome(task, skipped=True)
         return Outcome(task, error=str(error), at=error.at, lost_worker=True)
     except TaskError as error:
-        return Outcome(task, error=str(error))
+        return Outcome(task, error=str(error), raised=error.raised)
     except Exception as error:  # an executor of another kind lost the task
-        return Outcome(task, error=of_error(error))
+        return Outcome(task, error=of_error(error), raised=type(error).__name__)
 
 
 def _recall(journal: Path | None, task: AnyTask, stamp: str) -> Outcome | None:

@@ -22,14 +22,14 @@ from typing import Any, Literal, NamedTuple
 from fa3verify.campaign import supervisor
 from fa3verify.files import Json
 from fa3verify.kernels import watch
-from fa3verify.text import of_error
+from fa3verify.text import of_error, one_line
 
 NOTE_BYTES = 1 << 20  # of a note that is read: whatever else a kernel writes there is no case
 
 
 class Message(NamedTuple):
     """Holds what a worker sends: that it warms up or has done so, or the end of a task with its value, and the CPU
-    seconds that it took, or its error.
+    seconds that it took, or the words and the type of its error.
     """
 
     kind: Literal["warming", "warm", "value", "error"]
@@ -98,7 +98,8 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
             reply = Message("value", function(*args, **kwargs), time.process_time() - before)
         except BaseException as error:  # SystemExit included: no task ends its worker in silence
             where = traceback.extract_tb(error.__traceback__)[-1]
-            reply = Message("error", f"{of_error(error)} ({os.path.basename(where.filename)}:{where.lineno})")
+            words = f"{of_error(error)} ({os.path.basename(where.filename)}:{where.lineno})"
+            reply = Message("error", (words, one_line(type(error).__name__)))
         if os.getpid() != process:
             os._exit(1)  # forked by what was called; the pipe is not its own
         pipe.send(reply)

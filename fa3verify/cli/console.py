@@ -25,14 +25,14 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fa3verify import operations
-from fa3verify.campaign.findings import Symptom, symptoms
+from fa3verify.campaign.findings import Symptom, lines, symptoms
 from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.campaign.run import Finding, KernelRun, Run
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
 from fa3verify.files import Json
-from fa3verify.judging.verdict import PARTS, ratio_text, told
+from fa3verify.judging.verdict import PARTS, ratio_text
 from fa3verify.kernels.record import Candidate
 from fa3verify.report.words import bits_line
 from fa3verify.text import plural
@@ -175,14 +175,10 @@ def _print_findings(console: Console, found: Iterable[Finding], out: Path | None
 def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None:
     """The first finding of a symptom: what, the case, how to run it again, and what else found it."""
     first = symptom.first
-    told_of = f"{escape(first.kernel)} {escape(told(first.what))}: {escape(first.message)}"
+    told_of = f"{escape(first.kernel)} {escape(first.what.told)}: {escape(first.message)}"
     console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
-    if first.traceback:
-        console.print(f"     raised at: {escape(first.traceback['frame'])}", soft_wrap=True)
-    if first.case:
-        console.print(f"     case: {escape(first.case)}", soft_wrap=True)
-    if first.replay and out:
-        console.print(f"     replay: fa3verify replay {escape(str(out / first.replay))}", soft_wrap=True)
+    for line in lines(first, str(out / first.replay) if first.replay and out else None):
+        console.print(f"     {escape(line)}", soft_wrap=True)
     if symptom.elsewhere:
         console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
 
@@ -243,7 +239,7 @@ def step_summary(out: Path) -> None:
 def print_replay(file: ReplayFile, found: Replayed) -> None:
     """Print what a replay file is about, and whether the kernel holds."""
     console = Console(highlight=False)
-    console.print(f"{escape(file.kernel)}: {escape(told(file.what))}", soft_wrap=True)
+    console.print(f"{escape(file.kernel)}: {escape(file.what.told)}", soft_wrap=True)
     console.print(escape(found.message), soft_wrap=True)
     for name, value in (found.measures or {}).items():
         console.print(f"  {name:20} {_figure(value, name)}")

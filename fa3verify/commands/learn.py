@@ -119,7 +119,7 @@ def learn_all(
     with processes(workers, AN_HOUR_S) as executor:
         (introduced,) = introduce_all((kernel,), "quick", executor)
         if introduced.failed:
-            return Learning(kernel, (), (introduced.failed,))
+            return Learning(kernel, (), (str(introduced.failed),))
         dims = tuple(head_dims) or _head_dims(introduced)
         arguments = [{"kernel": kernel, "head_dim": d, "outputs": outputs, "seed": seed} for d in dims]
         tasks = [

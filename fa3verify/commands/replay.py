@@ -13,19 +13,20 @@ from fa3verify.campaign import results
 from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
 from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA, ReplayFile
+from fa3verify.campaign.run import MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.family import pooled
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.judging.verdict import law_of, part_of
+from fa3verify.judging.verdict import Part
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome, Trial, find_law, replay_trial
 from fa3verify.properties.law import SCHEMA as TRIAL
 from fa3verify.properties.runner import verdicts
-from fa3verify.text import of_error
+from fa3verify.text import Failure, of_error
 
 NOT_SHOWN = (
     "not reproduced by this call alone: the kernel was mended since, or what was found depends on calls before it, as "
@@ -80,30 +81,31 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
     content = file.content
     if content.get("schema") == results.REFUTATIONS:
         return _refutations(candidate, content, activations)
-    if law := law_of(file.what):
+    if file.what.part is Part.LAW:
+        law = file.what.subject
         trial = _trial(content, activations)
         violation = replay_trial(find_law(law).name, candidate, trial)
         if violation is None:
             return Replayed(True, f"{law} holds for {trial.case.describe()}", None)
-        return Replayed(False, _raised(violation.message, violation.traceback), None)
+        return Replayed(False, _raised(violation.message, violation.failure), None)
     if content.get("schema") == HUNTED_SCHEMA:
         from fa3verify.search.run import replay_content  # takes long to import
 
         return Replayed(*replay_content(candidate, content))
     if content.get("schema") == LARGEST_SCHEMA:
         cases = _of_largest(content, family)
-        return _family(candidate, file.what, content | {"cases": cases}, activations)
+        return _family(candidate, str(file.what), content | {"cases": cases}, activations)
     if family is not None:
         raise ValueError("the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
-        return _family(candidate, file.what, content, activations)
+        return _family(candidate, str(file.what), content, activations)
     case = _case(candidate, content, activations)
     if file.baseline is not None:
         return _against_baseline(candidate, file.baseline, case)
     try:
         judged = judge(candidate, case)
     except CandidateError as error:
-        return Replayed(False, _raised(f"{case.describe()}: {error}", error.traceback), None)
+        return Replayed(False, _raised(f"{case.describe()}: {error}", error.failure), None)
     measures = judged.measures
     message = case.describe()
     if judged.hypotheses:
@@ -111,7 +113,7 @@ def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, fa
         ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
         leaves = f"this case leaves {hypotheses.holding(ratios)}"
         message += f"; assumed: any order, {hypotheses.sums_of(candidate)}; {leaves}"
-    if part_of(file.what) == "L2":
+    if file.what.part is Part.BASELINE:
         message += "; only its bound is judged here: the file does not say which figure moved"
     return Replayed(passes(candidate, measures), message, measures)
 
@@ -151,9 +153,9 @@ def _refutations(candidate: Candidate, content: Json, activations: Path | None) 
     return Replayed(is_kept and held, words, None)
 
 
-def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
+def _raised(message: str, failure: Failure | None) -> str:
     """A message with the traceback of what the kernel raised."""
-    return f"{message}\n{traceback['text']}" if traceback else message
+    return f"{message}\n{failure.traceback['text']}" if failure and failure.traceback else message
 
 
 def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
@@ -192,7 +194,7 @@ def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[r
     records = judge_cases(candidate, family, cases)
     for record in records:
         if record.error:
-            return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.traceback), None)
+            return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.error), None)
     return results.of_one_hypothesis(operations.find(candidate.operation), records)
 
 
@@ -205,17 +207,13 @@ def _found(case: Case, activations: Path | None) -> Case:
     return replace(case, recipe=replace(case.recipe, params=moved))
 
 
-def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed:
+def _against_baseline(candidate: Candidate, stored: MovedFigure, case: Case) -> Replayed:
     """Judge the whole family of a case again and compare the figure that had moved with its limit."""
+    family = stored.family
     try:
-        family = str(stored["family"])
-        measure = str(stored["measure"])
-        limit = float(stored["limit"])
-        profile = PROFILES[stored["profile"]]
-        seed = int(stored["seed"])
         is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
-        cases = [case] if is_own else judged_cases(candidate, family, profile, seed)
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        cases = [case] if is_own else judged_cases(candidate, family, PROFILES[stored.profile], stored.seed)
+    except (KeyError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
     records = _records(candidate, family, cases)
     if isinstance(records, Replayed):
@@ -224,9 +222,8 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed
         raise ValueError(f"{candidate.name} takes no case of family {family}")
     operation = operations.find(candidate.operation)
     figures = gate.gated_figures(operation, pooled(records, operation))
-    if measure not in figures:
-        raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")
-    observed = figures[measure]
-    before = stored.get("baseline")
-    message = f"family {family}: {measure} {observed:.4g}, limit {limit:.4g}, baseline {before}"
-    return Replayed(math.isfinite(observed) and observed <= limit, message, figures)
+    if stored.measure not in figures:
+        raise ValueError(f"the replay file names no figure of a baseline: unknown measure {stored.measure!r}")
+    observed = figures[stored.measure]
+    words = f"{stored.measure} {observed:.4g}, limit {stored.limit:.4g}, baseline {stored.baseline}"
+    return Replayed(math.isfinite(observed) and observed <= stored.limit, f"family {family}: {words}", figures)

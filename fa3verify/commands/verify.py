@@ -19,16 +19,14 @@ from pathlib import Path
 from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
-from fa3verify.campaign.findings import ordered
 from fa3verify.campaign.introduction import Introduction, Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding, Run
-from fa3verify.campaign.summary import provenance, summarize, verdict_of
+from fa3verify.campaign.summary import provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
-from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.kernels import twins
 from fa3verify.text import one_line, plural
 
@@ -262,12 +260,9 @@ def conclude(
     if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
         compared = None  # a family that ended early has the figures of fewer cases
     found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
-    failures = ordered(found.failures)
-    verdict = verdict_of(found.kernels, failures)
-    exit_code = EXIT_CODES[verdict] if part.interrupted_by is None else 128 + part.interrupted_by
-    found = replace(found, verdict=verdict, exit_code=exit_code, failures=failures)
     found = replace(
         replay_files.write_all(found, settings.out),
+        exit_code=found.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,
         command=one_line(settings.command or shlex.join(["fa3verify", *sys.argv[1:]]), 10**4),
         started=part.started,
         provenance=part.provenance,

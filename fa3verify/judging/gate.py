@@ -18,11 +18,16 @@ from fa3verify import operations
 from fa3verify.cases.coverage import COVER
 from fa3verify.files import of_schema
 from fa3verify.judging.family import FamilyRow, Figured
+from fa3verify.judging.verdict import Part, Seen
 from fa3verify.operations import Operation
 from fa3verify.records import NOT_WRITTEN
 
 SCHEMA = "fa3verify.baseline/1"
 SHIPPED = Path(__file__).parents[1] / "data" / "baselines"
+OTHER_BITS = "bits that differ from the twin"  # these four are rules
+NON_FINITE = "non-finite outputs"
+OUTSIDE = "outside the stated order, assuming the tensor-core model"
+QUANTISATION = "quantisation error / its own bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ _OF_EVERY_BASELINE = ("rel_rmse_seen", "abs_bias", "ratio_max", "not_bit_equal",
 class GateRow:
     """One comparison: ``status`` is pass, fail or not compared; ``margin`` is 1 - observed / limit unless it is given.
 
-    ``telling`` is the measure whose largest value in the family picks the case to replay; no file has it.
+    ``telling`` is the measure whose largest value in the family picks the case to replay, ``seen`` what a finding has;
+    no file has either.
     """
 
     layer: str
@@ -90,6 +96,7 @@ class GateRow:
     status: str
     telling: str = field(default="ratio_max", metadata=NOT_WRITTEN)
     margin: float | None = None
+    seen: Seen | None = field(default=None, metadata=NOT_WRITTEN)
 
     def __post_init__(self) -> None:
         if self.margin is None and self.observed is not None and self.limit:
@@ -123,12 +130,10 @@ def failed_parts(rows: Iterable[GateRow]) -> set[str]:
 
 def bit_rows(kernel: Figured) -> list[GateRow]:
     """Bits of every family of a kernel that has a twin."""
-    rule = "bits that differ from the twin"
-    measure = "bits_differing"
     return [
-        GateRow("L0", rule, kernel.name, row.family, n, 0.0, None, "fail" if n else "pass", measure)
+        GateRow(Part.BITS, OTHER_BITS, kernel.name, row.family, n, 0.0, None, "fail" if n else "pass", "bits_differing")
         for row in kernel.families
-        if (n := row.figures.get(measure)) is not None
+        if (n := row.figures.get("bits_differing")) is not None
     ]
 
 
@@ -137,21 +142,33 @@ def bound_rows(kernel: Figured) -> list[GateRow]:
     rows = []
     sides = operations.find(kernel.operation).sides
     rules = [
-        ("error / bound", "ratio_max"),
-        *((f"{side.words} error / bound", side.figure("ratio")) for side in sides),
-        ("non-finite outputs", "nonfinite"),
+        ("error / bound", "ratio_max", "out"),
+        *((f"{side.words} error / bound", side.figure("ratio"), side.name) for side in sides),
+        (NON_FINITE, "nonfinite", "out"),
     ]
     figures = [row.figures for row in kernel.families]
     if all("outside" in found for found in figures):
-        rules.append(("outside the stated order, assuming the tensor-core model", "outside"))
+        rules.append((OUTSIDE, "outside", "out"))
     if any(found.get("quantisation_bound_ratio") is not None for found in figures):
-        rules.append(("quantisation error / its own bound", "quantisation_bound_ratio"))
+        rules.append((QUANTISATION, "quantisation_bound_ratio", "out"))
     for family in kernel.families:
-        for rule, key in rules:
+        for rule, key, output in rules:
             observed = family.figures.get(key)
             limit = 0.0 if key in ("nonfinite", "outside") else 1.0
             status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
-            rows.append(GateRow("L1", rule, kernel.name, family.family, observed, limit, None, status, key))
+            row = GateRow(
+                layer=Part.BOUND,
+                rule=rule,
+                kernel=kernel.name,
+                family=family.family,
+                observed=observed,
+                limit=limit,
+                baseline=None,
+                status=status,
+                telling=key,
+                seen=Seen(output, ratio={"nonfinite": math.inf, "outside": None}.get(key, observed)),
+            )
+            rows.append(row)
     return rows
 
 
@@ -159,12 +176,12 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
     """Baseline of every family of one kernel."""
     name = kernel.name
     if baseline is None:
-        return [GateRow("L2", "drift", name, "all: no baseline", None, None, None, "not compared")]
+        return [GateRow(Part.BASELINE, "drift", name, "all: no baseline", None, None, None, "not compared")]
     rows = []
     for family in _stored_families(kernel):
         stored = baseline.figures(name, family.family)
         if stored is None:
-            rows.append(GateRow("L2", "drift", name, family.family, None, None, None, "not compared"))
+            rows.append(GateRow(Part.BASELINE, "drift", name, family.family, None, None, None, "not compared"))
             continue
         figures = gated_figures(operations.find(kernel.operation), family.figures)
         for rule in POLICY:
@@ -177,7 +194,19 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
             if reference is not None:
                 limit = rule.limit(reference, int(family.figures.get("outputs") or 0))
                 status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            rows.append(GateRow("L2", rule.measure, name, family.family, observed, limit, reference, status, telling))
+            row = GateRow(
+                layer=Part.BASELINE,
+                rule=rule.measure,
+                kernel=name,
+                family=family.family,
+                observed=observed,
+                limit=limit,
+                baseline=reference,
+                status=status,
+                telling=telling,
+                seen=Seen("out", ratio=observed) if math.isinf(observed) else None,
+            )
+            rows.append(row)
     return rows
 
 

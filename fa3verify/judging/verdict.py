@@ -5,31 +5,107 @@ Files keep the keys of 0.1.0 (L0, L1, L2, laws), so that old summaries, replay f
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5}
 BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # of the properties, those that compare with the truth
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
 
 
-def told(what: str) -> str:
-    """Return what was judged or failed, as readers are told it.
+class Part(StrEnum):
+    """The part of a campaign that found something or wrote a replay file, by the word that files have for it."""
 
-    >>> told("L1 error / bound"), told("law kv_head_order"), told("family peaky")
-    ('bound, error / bound', 'property kv_head_order', 'family peaky')
+    BITS = "L0"
+    BOUND = "L1"
+    BASELINE = "L2"
+    LAW = "law"
+    FAMILY = "family"
+    OUTPUT = "output"
+    LOADING = "loading"
+    GIVEN_UP = "given up"
+    LARGEST = "largest"
+    HUNT = "hunt"
+    STUDY = "study"  # in files of 0.2.0 and before
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """Says what a finding, a refutation or a replay file is about: a part, and the law, rule, family or output.
+
+    Files have both in one text, as ``law kv_head_order``.
     """
-    key, _, rest = what.partition(" ")
-    if key == "law":
-        return f"property {rest}"
-    return f"{PARTS[key]}, {rest}" if key in PARTS else what
+
+    part: Part
+    subject: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.subject}".rstrip()
+
+    to_json = __str__
+
+    @classmethod
+    def from_json(cls, text: str) -> What:
+        """Read the text of a file; ValueError if it begins with no part.
+
+        >>> What.from_json("given up"), What.from_json("law kv_head_order").subject
+        (What(part=<Part.GIVEN_UP: 'given up'>, subject=''), 'kv_head_order')
+        """
+        for part in Part:
+            if f"{text} ".startswith(f"{part} "):
+                return cls(part, text[len(part) + 1 :])
+        raise ValueError(f"what must begin with one of {', '.join(Part)}, got {text!r}")
+
+    @property
+    def told(self) -> str:
+        """Return it as readers are told it.
+
+        >>> What(Part.BOUND, "error / bound").told, What(Part.LAW, "kv_head_order").told, What(Part.FAMILY, "x").told
+        ('bound, error / bound', 'property kv_head_order', 'family x')
+        """
+        if self.part is Part.LAW:
+            return f"property {self.subject}"
+        return f"{PARTS[self.part]}, {self.subject}" if self.part in PARTS else str(self)
 
 
-def part_of(what: str) -> str:
-    """Return what a finding or a replay file is about: a key of :data:`PARTS`, or law, family, study, loading ..."""
-    return what.partition(" ")[0]
+Value = Literal["nan", "inf", "-inf", "finite"]
 
 
-def law_of(what: str) -> str | None:
-    """Return the name of the law that a finding or a replay file is about, None if it is about a case."""
-    return what.partition(" ")[2] if part_of(what) == "law" else None
+def value_of(x: float) -> Value:
+    """Return what a number is.
+
+    >>> value_of(2.5), value_of(-math.inf)
+    ('finite', '-inf')
+    """
+    return "nan" if math.isnan(x) else "finite" if math.isfinite(x) else "inf" if x > 0 else "-inf"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Holds what was wrong with an output: what the worst element was and should have been, and its error / bound.
+
+    None where nobody says which element it was, and where bits were compared; the ratio is infinite where an output is
+    not finite and the truth is. ``rule`` is the row of the table of special values that it breaks.
+    """
+
+    output: str
+    got: Value | None = None
+    expected: Value | None = None
+    ratio: float | None = None
+    rule: str | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        """Tell whether the error has no end: NaN or an infinity, there or due, or any error where none is allowed."""
+        return self.ratio == math.inf or {self.got, self.expected} & {"nan", "inf", "-inf"} != set()
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the element: nan, infinity or finite; empty where nobody says."""
+        values = {self.got, self.expected}
+        return "" if None in values else "nan" if "nan" in values else "finite" if values == {"finite"} else "infinity"
 
 
 def ratio_text(ratio: float) -> str:

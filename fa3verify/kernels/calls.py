@@ -20,17 +20,19 @@ from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.kernels.record import REFUSALS, Candidate
-from fa3verify.text import of_error, of_traceback
+from fa3verify.text import Failure, of_error
 
 
 class CandidateError(Exception):
     """A kernel raised, changed its operands, or returned what it does not declare; the message is one line."""
 
     @property
-    def traceback(self) -> dict[str, str] | None:
-        """That of what the kernel raised, as :func:`fa3verify.text.of_traceback`; None where it raised nothing."""
+    def failure(self) -> Failure:
+        """Return how the call failed, with the type and the traceback of what the kernel raised."""
         cause = self.__cause__
-        return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
+        if cause is None or isinstance(cause, operations.WrongOutput):
+            return Failure(str(self))
+        return replace(Failure.of(cause), message=str(self))
 
 
 class Refused(CandidateError):

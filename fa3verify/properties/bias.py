@@ -16,6 +16,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.judging.verdict import Seen
 from fa3verify.kernels.record import Candidate, fitting
 from fa3verify.properties.compare import Found
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
@@ -44,7 +45,8 @@ def _bias(setup: Setup, trial: Trial) -> Found:
         words = (
             f"out is too {side} by {abs(mean):.3f} ulp in the mean of {error.size:,} values, {allowed:.3f} are allowed"
         )
-        yield Violation(f"{words}: a step that rounds to nearest has no bias", where="out", ratio=abs(mean) / allowed)
+        seen = Seen("out", ratio=abs(mean) / allowed)
+        yield Violation(f"{words}: a step that rounds to nearest has no bias", seen)
 
 
 def _wide(setup: Setup, seed: int) -> Setup:
@@ -72,8 +74,7 @@ def _lone(setup: Setup, trial: Trial) -> Found:
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
         words = f"out{list(index)} of a single key is {float(got[index])!r}, its value {float(value[index])!r}"
-        message = f"{words}: a weight divided by itself leaves the value, subnormal or not"
-        yield Violation(message, where=f"out{list(index)}")
+        yield Violation(f"{words}: a weight divided by itself leaves the value, subnormal or not")
 
 
 def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:

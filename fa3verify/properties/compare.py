@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.judging.verdict import ratio_text
+from fa3verify.judging.verdict import Seen, ratio_text, value_of
 from fa3verify.kernels.policy import rows_like
 from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
@@ -64,7 +65,7 @@ def same_bits(what: str, got: Outputs, expected: Outputs, masks: Outputs | None 
         Which values of an output to compare, such as :func:`rows_of` gives; all by default.
     """
     shared = [name for name in got if name in expected]
-    return first(same_values(f"{what}: {x}", got[x], expected[x], masks[x] if masks else None) for x in shared)
+    return first(same_values(f"{what}: {x}", x, got[x], expected[x], masks[x] if masks else None) for x in shared)
 
 
 def rows_of(problem: AttentionProblem, rows: np.ndarray, outputs: Outputs) -> Outputs:
@@ -72,7 +73,9 @@ def rows_of(problem: AttentionProblem, rows: np.ndarray, outputs: Outputs) -> Ou
     return {name: rows_like(x, problem, rows) for name, x in outputs.items()}
 
 
-def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarray | None = None) -> Violation | None:
+def same_values(
+    what: str, output: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarray | None = None
+) -> Violation | None:
     """Compare arrays of one float dtype bit for bit where ``mask`` holds; every NaN equals every NaN."""
     if got.dtype != expected.dtype:
         return Violation(f"{what} has dtype {got.dtype}, expected {expected.dtype}")
@@ -82,9 +85,10 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
     if not differs.any():
         return None
     index = tuple(int(i) for i in np.argwhere(differs)[0])
-    values = f"got {float(got[index])!r}, expected {float(expected[index])!r} bit for bit"
+    found, due = float(got[index]), float(expected[index])
+    values = f"got {found!r}, expected {due!r} bit for bit"
     message = f"{what}{list(index)}: {values}; {int(differs.sum())} of {differs.size} values differ"
-    return Violation(message, where=f"{what}{list(index)}")
+    return Violation(message, Seen(output, value_of(found), value_of(due)))
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
@@ -101,7 +105,7 @@ def other_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:
     """Compare the outputs that both have within their bounds; nothing is asked where a bound is infinite."""
     return first(
-        close(f"{what}: {name}", x.astype(np.float64), expected[name].astype(np.float64), bound[name])
+        close(f"{what}: {name}", name, x.astype(np.float64), expected[name].astype(np.float64), bound[name])
         for name, x in got.items()
         if name in expected
     )
@@ -152,6 +156,7 @@ def summed(*bounds: Outputs) -> Outputs:
 
 def close(
     what: str,
+    output: str,
     got: np.ndarray,
     expected: np.ndarray,
     bound: np.ndarray,
@@ -162,14 +167,16 @@ def close(
     if ratio.size == 0 or ratio.max() <= 1:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
-    values = f"got {float(got[index])!r}, expected {float(expected[index])!r}"
-    are_nan = np.isnan(got[index]), np.isnan(expected[index])
-    if all(are_nan):  # no difference, and wrong all the same
+    found, due = float(got[index]), float(expected[index])
+    values = f"got {found!r}, expected {due!r}"
+    seen = Seen(output, value_of(found), value_of(due), float(ratio[index]))
+    if seen.got == seen.expected == "nan":  # no difference, and wrong all the same
         values = "NaN in both results that are compared"
+        seen = Seen(output, ratio=math.inf)
     message = f"{what}{list(index)}: {values}, bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
-    if any(are_nan):
+    if math.isnan(found) or math.isnan(due):
         message += "; NaN is due only in a row that sees NaN or an infinity, and this one sees none"
-    return Violation(message, where=f"{what}{list(index)}", ratio=float(ratio[index]))
+    return Violation(message, seen)
 
 
 def near_truth(setup: Setup, trial: Trial) -> Found:
@@ -186,7 +193,7 @@ def against_truth(setup: Setup, what: str) -> Violation | None:
     got = setup.run()
     truth, bound = before or (setup.truth(got), setup.bound(got))
     return first(
-        close(f"{what}: {x.name}", got[x.name].astype(np.float64), truth[x.name], bound[x.name], x.ratio)
+        close(f"{what}: {x.name}", x.name, got[x.name].astype(np.float64), truth[x.name], bound[x.name], x.ratio)
         for x in setup.operation.outputs
         if x.name in got
     )

@@ -42,7 +42,7 @@ def _values_scaled(plain: Setup, scaled: Setup, n: int) -> Found:
         expected = np.where(inside, a["out"], np.zeros(1, a["out"].dtype))
         expected = scaled_by_power_of_two(expected, n)
     what = f"V times 2^{n} against out times 2^{n}"
-    yield same_values(f"{what}: out", b["out"], expected, inside & (size > 0))
+    yield same_values(f"{what}: out", "out", b["out"], expected, inside & (size > 0))
     yield same_bits(what, {**b, "out": a["out"]}, a)
 
 
@@ -108,7 +108,7 @@ def _signs(setup: Setup, trial: Trial) -> Found:
     yield same_bits("negated Q and K", setup.fed(q=-operands.q, k=-operands.k).run(), plain)
     negated = setup.fed(v=-operands.v).run()
     nonzero = plain["out"].astype(np.float64) != 0
-    yield same_values("negated V: out", negated["out"], -plain["out"], nonzero)
+    yield same_values("negated V: out", "out", negated["out"], -plain["out"], nonzero)
     yield same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 

@@ -34,16 +34,17 @@ def _dout(setup: Setup) -> np.ndarray:
     return setup.operands.dout.copy()  # type: ignore[attr-defined]
 
 
-def _zero(what: str, x: np.ndarray, bound: np.ndarray, mask: np.ndarray | bool = True) -> Violation | None:
+def _zero(what: str, output: str, x: np.ndarray, bound: np.ndarray, mask: np.ndarray | bool = True) -> Violation | None:
     """Compare a gradient with zeros of any sign, where its bound promises anything: a forward may overflow."""
-    return same_values(what, np.where(x == 0, np.zeros_like(x), x), np.zeros_like(x), mask & np.isfinite(bound))
+    unsigned = np.where(x == 0, np.zeros_like(x), x)
+    return same_values(f"{what}: {output}", output, unsigned, np.zeros_like(x), mask & np.isfinite(bound))
 
 
 def _silent(setup: Setup, trial: Trial) -> Found:
     silent = setup.fed(dout=np.zeros_like(_dout(setup)))
     bound = silent.bound()
     for name, x in silent.run().items():
-        yield _zero(f"dO of zeros: {name}", x, bound[name])
+        yield _zero("dO of zeros", name, x, bound[name])
 
 
 def _negated(setup: Setup, trial: Trial) -> Found:
@@ -69,7 +70,7 @@ def _one_channel(setup: Setup, trial: Trial) -> Found:
     v[..., channel] *= -1
     plain = setup.run()
     other = setup.fed(v=v).run()
-    yield same_values(f"V negated in channel {channel}: dv", other["dv"], plain["dv"])
+    yield same_values(f"V negated in channel {channel}: dv", "dv", other["dv"], plain["dv"])
 
 
 def _one_dout_channel(setup: Setup, trial: Trial) -> Found:
@@ -79,7 +80,7 @@ def _one_dout_channel(setup: Setup, trial: Trial) -> Found:
     plain = setup.run()
     other = setup.fed(dout=dout).run()
     others = np.arange(setup.problem.head_dim_v) != channel
-    yield same_values(f"dO negated in channel {channel}: dv", other["dv"], plain["dv"], others)
+    yield same_values(f"dO negated in channel {channel}: dv", "dv", other["dv"], plain["dv"], others)
 
 
 def _batch(setup: Setup, trial: Trial) -> Found:
@@ -125,7 +126,7 @@ def _one_row(setup: Setup, trial: Trial) -> Found:
 def _no_key(setup: Setup, trial: Trial) -> Found:
     got = setup.run()
     mask = out_rows(setup.problem, empty_rows(setup.problem))
-    yield _zero("rows without a key: dq", got["dq"], setup.bound()["dq"], mask)
+    yield _zero("rows without a key", "dq", got["dq"], setup.bound()["dq"], mask)
 
 
 def _ungrouped(setup: Setup, trial: Trial) -> Found:
@@ -153,7 +154,7 @@ def _lse(setup: Setup, trial: Trial) -> Found:
     yield against_truth(both, "with a gradient of lse")
     alone = both.fed(dout=np.zeros_like(_dout(setup)))
     yield against_truth(alone, "the gradient of lse alone")
-    yield _zero("the gradient of lse alone: dv", alone.run()["dv"], alone.bound()["dv"])
+    yield _zero("the gradient of lse alone", "dv", alone.run()["dv"], alone.bound()["dv"])
 
 
 def _sinks(setup: Setup, trial: Trial) -> Found:

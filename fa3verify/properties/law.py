@@ -19,13 +19,14 @@ from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.files import Json, of_schema
 from fa3verify.judging import hypotheses
+from fa3verify.judging.verdict import Seen
 from fa3verify.kernels import calls
 from fa3verify.kernels.calls import CandidateError as CandidateError
 from fa3verify.kernels.calls import Refused as Refused
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation, Outputs
-from fa3verify.text import one_line
+from fa3verify.text import Failure, one_line
 
 SCHEMA = "fa3verify.trial/1"
 Drawn = dict[str, object]  # parameters of a law: JSON values, which the law checks when it reads them
@@ -103,21 +104,20 @@ class Violation:
     ----------
     message : str
         Self-contained: what was compared, where it differs most, got, expected, bound.
-    kind : {"violated", "crashed"}
-        ``crashed``: the candidate raised or returned something of the wrong shape.
-    where : str
-        Worst element, such as ``out[0, 3, 1, 17]``.
-    ratio : float
-        Error over bound; infinite for an exact law.
-    traceback : dict, optional
-        Of the exception that a kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
+    seen : Seen, optional
+        The worst element of what was compared; None where no single element is wrong for itself.
+    failure : Failure, optional
+        How the candidate failed: it raised, or returned something of the wrong shape.
     """
 
     message: str
-    kind: Literal["violated", "crashed"] = "violated"
-    where: str = ""
-    ratio: float = math.inf
-    traceback: dict[str, str] | None = None
+    seen: Seen | None = None
+    failure: Failure | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Return error / bound; infinite for an exact law."""
+        return math.inf if self.seen is None or self.seen.ratio is None else self.seen.ratio
 
 
 @dataclass(frozen=True, slots=True)

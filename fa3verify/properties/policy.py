@@ -21,6 +21,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
+from fa3verify.judging.verdict import Seen
 from fa3verify.kernels.policy import Policy, freed
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
@@ -263,7 +264,8 @@ def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
                 value, before = (float(r[name][tuple(index)]) for r in (got, clean))
                 planted = f"{rule.tensor}{list(place[1:])} of sequence {place.seq.index}"
                 message = f"{rule.name} at {planted}: {name}{index} = {value!r}, was {before!r}"
-                yield Violation(f"{message}; promised: {' or '.join(names)} ({rule.reason})", where=f"{name}{index}")
+                words = f"{message}; promised: {' or '.join(names)} ({rule.reason})"
+                yield Violation(words, Seen(name, rule=rule.name))
 
 
 POLICY_LAWS = (

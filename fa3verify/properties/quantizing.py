@@ -116,7 +116,8 @@ def _scores(setup: Setup, trial: Trial) -> Found:
         limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)
         if shift_bound is not None:
             limit += problem.rows_lse(shift_bound, seq)[..., None]
-        yield close(f"scores of sequence {seq.index}", seen, exact, np.where(np.isnan(limit), np.inf, limit))
+        limit = np.where(np.isnan(limit), np.inf, limit)
+        yield close(f"scores of sequence {seq.index}", "scores", seen, exact, limit)
 
 
 def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:

@@ -138,12 +138,14 @@ class _Search:
             return
         if self.best is None:
             self.first_failure = _clocks()
-        if self.best is None or (violation.kind == self.best[1].kind and size_of(trial) < size_of(self.best[0])):
+        fails = violation.failure is not None
+        best = self.best
+        if best is None or (fails == (best[1].failure is not None) and size_of(trial) < size_of(best[0])):
             self.best = (trial, violation)
             self.failed = under
         if self.shrink_seconds <= 0:
             raise _Enough
-        raise _Crash if violation.kind == "crashed" else _Broken
+        raise _Crash if fails else _Broken
 
 
 def _clocks() -> tuple[float, float]:
@@ -163,7 +165,7 @@ def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
     try:
         return law.check(candidate, trial)
     except CandidateError as error:
-        return Violation(f"{candidate.name} failed: {error}", kind="crashed", traceback=error.traceback)
+        return Violation(f"{candidate.name} failed: {error}", failure=error.failure)
 
 
 def verdicts(
@@ -188,7 +190,7 @@ def verdicts(
         run.rewind()
         order = _Noting(sides[name].order)
         found[name] = violation = checked(law, replace(sides[name], run=run, order=order), trial)
-        if not order.is_asked or (violation and violation.kind == "crashed"):
+        if not order.is_asked or (violation and violation.failure):
             return violation, {}
     if not found:
         return checked(law, candidate, trial), {}

@@ -28,7 +28,9 @@ def _hull(setup: Setup, trial: Trial) -> Found:
             if stop > first:
                 seen = values[first:stop]
                 target[row] = np.clip(target[row], seen.min(0), seen.max(0))
-    yield close("out against the nearest value inside the range of the visible V", out, nearest, setup.bound()["out"])
+    yield close(
+        "out against the nearest value inside the range of the visible V", "out", out, nearest, setup.bound()["out"]
+    )
 
 
 def _constant_values(setup: Setup, trial: Trial) -> Found:
@@ -43,7 +45,7 @@ def _constant_values(setup: Setup, trial: Trial) -> Found:
         first, stop = visible(problem, seq)
         problem.rows_q(expected, seq)[stop > first] = value
     out = setup.run()["out"].astype(np.float64)
-    yield close(f"out with V = {value:g} everywhere", out, expected, setup.bound()["out"])
+    yield close(f"out with V = {value:g} everywhere", "out", out, expected, setup.bound()["out"])
 
 
 def _equal_scores(setup: Setup, trial: Trial) -> Found:
@@ -75,7 +77,7 @@ def _capped(setup: Setup, trial: Trial) -> Found:
             middle = np.log(np.maximum(stop - first, 0).astype(np.float64))
         rows = problem.rows_lse(nearest, seq)
         rows[:] = np.clip(rows, middle - problem.softcap, middle + problem.softcap)
-    yield close("lse against log(visible keys) +- softcap", lse, nearest, setup.bound()["lse"])
+    yield close("lse against log(visible keys) +- softcap", "lse", lse, nearest, setup.bound()["lse"])
 
 
 def _own_descales(setup: Setup, trial: Trial) -> Found:

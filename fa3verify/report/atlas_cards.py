@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 
 from fa3verify.campaign.findings import SEVERITIES, clusters, severity, symptoms, why
 from fa3verify.campaign.run import Finding
-from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import Judged
 
 
@@ -62,7 +61,7 @@ def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
     for row in rows:
         for first, others in clusters(row.entry.listed):
             shown = Shown(
-                row, first, f"{told(first.what)}: {first.message}", first.replay and row.path(first.replay), others
+                row, first, f"{first.what.told}: {first.message}", first.replay and row.path(first.replay), others
             )
             whole = f"{shown.words} | {first.case or ''}"
             found = next((each for each in known if each.explains(row.entry.kernel, whole)), None)

@@ -16,7 +16,6 @@ from fa3verify.files import Json, json_text, write_text
 from fa3verify.inputs.recipe import DISTRIBUTIONS
 from fa3verify.judging import bits_lost
 from fa3verify.judging.metrics import all_measures
-from fa3verify.judging.verdict import told
 from fa3verify.records import plain
 from fa3verify.report import (
     dataset,
@@ -169,7 +168,6 @@ def environment(*, autoescape: bool, folder: Path = TEMPLATES) -> jinja2.Environ
         "percent": notation.percent,
         "minutes": _minutes,
         "word": _word,
-        "told": told,
         "bits": bits_lost.bits_text,
         "plural": plural,
         "worst_sides": tables.worst_sides,

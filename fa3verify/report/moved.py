@@ -12,7 +12,6 @@ from typing import Any
 
 from fa3verify.campaign.atlas import Entry, FamilyFigures
 from fa3verify.files import Json
-from fa3verify.judging.verdict import told
 from fa3verify.report.atlas_tables import is_side
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import PageColumn, PageTable, written
@@ -58,7 +57,7 @@ def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Json]:
         yield from _family(name, family, theirs.get(family), ours.get(family))
     statuses = [{f"property {law.name}": law.status for law in entry.properties} for entry in (old, new)]
     losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in entry.loss} for entry in (old, new)]
-    found = [{f"finding, {told(each.what)}": "found" for each in entry.findings} for entry in (old, new)]
+    found = [{f"finding, {each.what.told}": "found" for each in entry.findings} for entry in (old, new)]
     for first, second in (statuses, losses, found):
         for what in dict.fromkeys((*first, *second)):
             yield from _changed(name, "", what, first.get(what), second.get(what))

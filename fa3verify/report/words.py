@@ -9,7 +9,7 @@ from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
 from fa3verify.judging.bits_lost import BitsLost, bits_text
-from fa3verify.judging.verdict import PARTS, ratio_text, told
+from fa3verify.judging.verdict import PARTS, ratio_text
 from fa3verify.text import plural
 
 _SHOWN = 4  # kernels that one line names
@@ -49,7 +49,7 @@ def page(run: Run) -> str:
         lines += ["", rests_on]
     for shown in symptoms(run.failures):
         first = shown.first
-        lines += ["", f"{shown.severity.upper()}: {first.kernel}, {told(first.what)}", f"  {first.message}"]
+        lines += ["", f"{shown.severity.upper()}: {first.kernel}, {first.what.told}", f"  {first.message}"]
         if first.traceback:
             lines.append(f"  raised at: {first.traceback['frame']}")
         if shown.elsewhere:

@@ -21,6 +21,7 @@ from fa3verify.campaign.introduction import found as introduced
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text
+from fa3verify.judging.verdict import Part, What
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.records import plain, read
@@ -239,7 +240,8 @@ class Hunt:
         for _, _, output, best, file in self.finds:
             content = {"schema": replay_files.HUNTED_SCHEMA, "objective": self.objective.to_json()}
             content |= {"output": output, "value": best.value} | best.content
-            replay_files.write(self.out / file, self.kernel, f"hunt {self.objective.words}", content)
+            what = What(Part.HUNT, self.objective.words)
+            replay_files.write(self.out / file, replay_files.ReplayFile(self.kernel, what, content))
         write_text(self.out / PAGE, self.page())
         write_text(self.out / FILE, json_text(self._body(identity)))
 

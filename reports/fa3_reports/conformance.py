@@ -376,8 +376,7 @@ def _of_gate(entry: Entry, has_crashed: bool) -> dict[str, str]:
 def _of_rule(entry: Entry, rule: Rule, law: str) -> str:
     """Return what became of a special value: its property tries all in turn, and ends with the first that fails."""
     if law in (FAIL, UNKNOWN):
-        messages = [each.message or "" for each in entry.properties if f"law {each.name}" == SPECIAL]
-        return FAIL if any(message.startswith(f"{rule.name} ") for message in messages) else UNKNOWN
+        return FAIL if any(each.seen and each.seen.rule == rule.name for each in entry.findings) else UNKNOWN
     return NOT_ASKED if entry.dtype == "e4m3" and not math.isnan(rule.value) else law
 
 

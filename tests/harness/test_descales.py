@@ -19,6 +19,7 @@ from fa3verify.cases.case import Case
 from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
+from fa3verify.judging.verdict import What
 from fa3verify.kernels import record
 from fa3verify.kernels.calls import run
 from fa3verify.kernels.functions import array_candidate
@@ -79,7 +80,7 @@ def test_released_fp8_kernels_are_not_judged_by_scales_their_interface_lacks():
 
 def test_a_trial_with_other_scales_says_nothing_of_a_kernel_that_does_not_claim_them():
     trial = Trial("repeated_run_is_identical", case_of("twin.e4m3", EACH))
-    body = ReplayFile("twin.e4m3", f"law {trial.law}", trial.to_json())
+    body = ReplayFile("twin.e4m3", What.from_json(f"law {trial.law}"), trial.to_json())
     assert replayed(body).holds
     with pytest.raises(ValueError, match=r"does not take the trial: .* does not claim query_head_descale"):
         replayed(body, "twin.flash3.e4m3")
@@ -148,4 +149,4 @@ def test_a_descale_read_for_another_sequence_or_head_is_found_in_the_first_trial
     assert run_law(law, plain_kernel(), max_examples=trials, seed=0).status == "pass"
     outcome = run_law(law, plain_kernel(name, read), max_examples=trials, seed=0, shrink_seconds=0)
     assert outcome.violation is not None
-    assert outcome.violation.kind == "violated", outcome.violation.message
+    assert outcome.violation.failure is None, outcome.violation.message

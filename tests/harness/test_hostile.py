@@ -14,11 +14,12 @@ from fa3verify.campaign import atlas
 from fa3verify.campaign import plan as planned
 from fa3verify.cases import coverage
 from fa3verify.cli.main import main
+from tests.conftest import subject
 from tests.harness.hostile import EXPECTED, MODULES
 
 
 def is_run(task: planned.JudgeTask | planned.SearchLaw) -> bool:
-    return f"{task.kind} {task.subject}" in EXPECTED[task.kernel].tasks
+    return f"{task.kind} {subject(task)}" in EXPECTED[task.kernel].tasks
 
 
 # Each process that dies or hangs is made anew, which takes seconds: these are seen at night, one of each kind always.

@@ -26,6 +26,7 @@ from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.hypotheses import sums_of, under
 from fa3verify.judging.judgement import judge, passes
+from fa3verify.judging.verdict import Part, Seen, What
 from fa3verify.kernels import twins
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.record import Candidate
@@ -191,7 +192,7 @@ def test_a_kernel_that_fits_another_hypothesis_in_another_case_fails_and_the_fin
     summary = judged(kernel, dense, causal)
     assert summary.verdict == "fail"
     assert summary.layers["L1"] == "fail"
-    (whole,) = (f for f in summary.failures if "whole kernel" in f.what)
+    (whole,) = (f for f in summary.failures if "whole kernel" in f.what.subject)
     for name, case in ((PLAIN, causal), (ROUNDED, dense)):
         assert f"{name!r} is refuted by" in whole.message
         assert case.describe() in whole.message
@@ -206,7 +207,7 @@ def test_a_kernel_that_fits_another_hypothesis_in_another_case_fails_and_the_fin
 def test_a_finding_about_the_whole_kernel_holds_where_it_is_replayed_on_a_kernel_of_one_order(judged, monkeypatch):
     kernel = kernel_of(now_so_now_otherwise)
     summary = judged(kernel, *two_cases(kernel))
-    (whole,) = (f for f in summary.failures if "whole kernel" in f.what)
+    (whole,) = (f for f in summary.failures if "whole kernel" in f.what.subject)
     for mended in (kernel_of(of_p), kernel_of(of_rounded_p), find_twin("bf16")):
         monkeypatch.setattr(registry, "find", lambda name, mended=mended: mended)
         assert replay.run(ReplayFile("mine", whole.what, whole.content))[0]
@@ -237,10 +238,10 @@ def test_trials_of_a_property_that_refute_different_hypotheses_are_one_finding_w
     kernel = kernel_of(now_so_now_otherwise)
     monkeypatch.setattr("fa3verify.properties.runner.MAX_SHRINK_TRIALS", 0)
     summary = judged(kernel, examples=29, seed=2)
-    found = {failure.what: failure for failure in summary.failures}
+    found = {str(failure.what): failure for failure in summary.failures}
     assert "refuted before" in found[f"law {LAW}"].message
     for what, failure in found.items():
-        assert not replay.run(ReplayFile(kernel.name, what, failure.content))[0], what
+        assert not replay.run(ReplayFile(kernel.name, failure.what, failure.content))[0], what
 
 
 def test_a_kernel_that_raises_where_hypotheses_were_refuted_does_not_hold(monkeypatch):
@@ -250,7 +251,7 @@ def test_a_kernel_that_raises_where_hypotheses_were_refuted_does_not_hold(monkey
     kernel = kernel_of(of_p)
     monkeypatch.setattr(registry, "find", lambda name: replace(kernel, run=raises))
     content = refutations([case.to_json() for case in two_cases(kernel)])
-    again = replay.run(ReplayFile(kernel.name, "L1 whole kernel error / bound", content))
+    again = replay.run(ReplayFile(kernel.name, What.from_json("L1 whole kernel error / bound"), content))
     assert not again.holds
     assert "RuntimeError: no" in again.message
 
@@ -259,12 +260,14 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
     case = case_of(kernel_of(of_p))
 
     def law(name, ratio):
-        return LawOutcome(name, "fail", hypotheses={PLAIN: (Trial(name, case), Violation(name, ratio=ratio))})
+        return LawOutcome(
+            name, "fail", hypotheses={PLAIN: (Trial(name, case), Violation(name, Seen("out", ratio=ratio)))}
+        )
 
     found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
     assert found is not None
     (only,) = found.hypotheses
-    assert (only.name, only.worst_ratio, only.refuted_by.what) == (PLAIN, 3.0, "law worst")
+    assert (only.name, only.worst_ratio, only.refuted_by.what) == (PLAIN, 3.0, What(Part.LAW, "worst"))
     assert only.refuted_by.content == Trial("worst", case).to_json()
 
 
@@ -284,7 +287,7 @@ def test_a_wrong_kernel_is_a_finding_of_one_case_under_every_hypothesis(judged):
 
     kernel = kernel_of(wrong)
     summary = judged(kernel, case_of(kernel))
-    assert [failure.what for failure in summary.failures] == ["L1 lse error / bound"]
+    assert [str(failure.what) for failure in summary.failures] == ["L1 lse error / bound"]
     assert summary.failures[0].content == case_of(kernel).to_json()
     (record,) = judge_cases(kernel, "normal", [case_of(kernel)])
     assert is_finding(

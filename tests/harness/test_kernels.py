@@ -21,6 +21,7 @@ from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage, space
 from fa3verify.cli.main import main
 from fa3verify.judging.judgement import judge
+from fa3verify.judging.verdict import What
 from fa3verify.kernels import loading, record, twins
 from fa3verify.known import registry
 from fa3verify.known.gluon import gpu
@@ -30,6 +31,7 @@ from fa3verify.properties import runner
 from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.tensors import here as gpu_room
+from tests.conftest import subject
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ FEW = ("normal", "offset_v", "repeated_run_is_identical")
 def few_tasks(in_this_process, monkeypatch):
     """Some families and properties, in this process, of which a verdict is given all the same."""
     plan = planned.plan
-    monkeypatch.setattr(planned, "plan", lambda *given: [t for t in plan(*given) if t.subject in FEW])
+    monkeypatch.setattr(planned, "plan", lambda *given: [t for t in plan(*given) if subject(t) in FEW])
     monkeypatch.setattr(coverage, "REQUIRED", 0.0)
 
 
@@ -271,7 +273,7 @@ def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
     from fa3verify.inputs.recipe import Recipe
 
     case = Case("k", AttentionProblem(1, 1, 1, 8, 500, 64), Recipe("normal"))
-    body = ReplayFile("k", "L0 bits that differ from the twin", case.to_json())
+    body = ReplayFile("k", What.from_json("L0 bits that differ from the twin"), case.to_json())
     twin, find = twins.twin("fp16"), registry.find
     for num_splits, holds in ((1, True), (3, False)):
 

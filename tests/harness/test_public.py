@@ -75,7 +75,9 @@ def test_verify_asks_for_the_campaign_it_was_told(monkeypatch, tmp_path):
 
 def test_replay_says_whether_a_kernel_holds(tmp_path):
     case = fa3verify.Case("twin.fp16", PROBLEM, fa3verify.Recipe("normal"))
-    replay_files.write(tmp_path / "case.json", "twin.fp16", "largest error / bound", case.to_json())
+    replay_files.write(
+        tmp_path / "case.json", replay_files.ReplayFile("twin.fp16", replay_files.LARGEST, case.to_json())
+    )
     assert fa3verify.replay(tmp_path / "case.json").holds
     assert not fa3verify.replay(tmp_path / "case.json", kernel="twin.fp16+wrong_softmax_scale").holds
 

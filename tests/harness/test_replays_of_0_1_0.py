@@ -23,6 +23,7 @@ import pytest
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
+from fa3verify.judging.verdict import Part
 from fa3verify.kernels import record
 from fa3verify.known import registry
 
@@ -70,7 +71,7 @@ def _beside_third_party(monkeypatch):
 
 def case_of(body: replay_files.ReplayFile) -> Case:
     content = body.content
-    return Case.from_json(content["case"] if body.what.startswith("law ") else content)
+    return Case.from_json(content["case"] if body.what.part is Part.LAW else content)
 
 
 def digest(*arrays: np.ndarray | None) -> str:
@@ -199,8 +200,8 @@ def test_every_kind_of_edit_scheme_law_and_verdict_occurs():
     assert {edit.tensor for edit in edits} == set("qkv")
     assert {str(edit.value) for edit in edits} >= {"nan", "inf", "-inf"}
     assert {scheme.granularity for scheme in schemes} == {"tensor", "head", "block", "row"}
-    assert {body.what.removeprefix("law ") for body in bodies} >= set(LAWS.values())
-    first = {" ".join(body.what.split()[:2]) for body in bodies if not body.what.startswith("law ")}
+    assert {body.what.subject for body in bodies} >= set(LAWS.values())
+    first = {" ".join(str(body.what).split()[:2]) for body in bodies if body.what.part is not Part.LAW}
     assert first >= {"largest error", "L0 bits", "L1 error", "L1 lse", "L2 rel_rmse_seen", "L2 abs_bias"}
     assert {case.problem.dtype for case in cases} == {"fp16", "bf16", "e4m3"}
     assert {expected["holds"] for expected in EXPECTED.values()} == {True, False}

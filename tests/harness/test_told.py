@@ -22,6 +22,7 @@ from fa3verify.cli.main import main
 from fa3verify.cli.ranking import MachineRanking, ScheduleRow
 from fa3verify.commands.replay import Replayed
 from fa3verify.commands.verify import ShardRun
+from fa3verify.judging.verdict import What
 from fa3verify.known import registry
 from fa3verify.report import notation
 
@@ -76,7 +77,7 @@ def test_a_number_is_written_with_the_digits_that_tell(write, wanted):
 
 
 def finding(number: int, what: str, message: str, **more: Any) -> Finding:
-    return Finding("mine.fp16", what, message, case="a [case]", replay=f"worst/{number}.json", **more)
+    return Finding("mine.fp16", What.from_json(what), message, case="a [case]", replay=f"worst/{number}.json", **more)
 
 
 def test_a_shard_tells_its_findings_and_no_verdict(capsys):
@@ -99,7 +100,7 @@ def test_a_shard_tells_its_findings_and_no_verdict(capsys):
 
 def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_one(capsys):
     measures = {"ratio_max": 0.9997, "ratio_lse_max": 1.0004, "ratio_median": 0.94, "ulp_max": 0.00012, "rms": 1234.0}
-    bound = ReplayFile("mine.fp16", "L1 error / bound", {})
+    bound = ReplayFile("mine.fp16", What.from_json("L1 error / bound"), {})
     console.print_replay(bound, Replayed(holds=False, message="the [message]", measures=measures))
     assert capsys.readouterr().out.splitlines() == [
         "mine.fp16: bound, error / bound",
@@ -111,7 +112,7 @@ def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_
         "  rms                  1.2e3",
         "still broken",
     ]
-    law = ReplayFile("mine.fp16", "law kv_head_order", {})
+    law = ReplayFile("mine.fp16", What.from_json("law kv_head_order"), {})
     console.print_replay(law, Replayed(holds=True, message="ok", measures=None))
     assert capsys.readouterr().out.splitlines() == ["mine.fp16: property kv_head_order", "ok", "holds"]
 

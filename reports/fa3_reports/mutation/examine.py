@@ -112,7 +112,7 @@ def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -
         outcome = run_law(find_law(task), candidate, max_examples=examples, seed=seed, shrink_seconds=0)
         if outcome.violation is None:
             return ()
-        return ("crash",) if outcome.violation.kind == "crashed" else ("laws",)
+        return ("crash",) if outcome.violation.failure else ("laws",)
     if task == COVER:
         cases = [case for _, case in cover(candidate, size.strength, seed) if case]
     else:

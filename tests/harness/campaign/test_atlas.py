@@ -20,11 +20,12 @@ from fa3verify.campaign.run import Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.commands import replay
 from fa3verify.files import json_text
+from fa3verify.judging.verdict import Seen, What
 from fa3verify.kernels import record
 from fa3verify.kernels.policy import Policy
 from fa3verify.known import registry
 from fa3verify.report import moved
-from tests.conftest import InThisProcess
+from tests.conftest import InThisProcess, subject
 
 KERNELS = ("twin.fp16", "twin.fp16+causal_top_left", "twin.quantize", "stranger")
 TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_problem", "error_within_bound")
@@ -36,6 +37,7 @@ RECORDS = (
     atlas.FamilyFigures,
     atlas.Property,
     atlas.EntryFinding,
+    Seen,
     atlas.Loss,
 )
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
@@ -50,7 +52,7 @@ def stranger() -> record.Candidate:
 def small_run(kernels: Sequence[str], tried: Sequence[str], out: Path) -> Run:
     """Return a run of some families and properties with few trials, in this process; its replay files are written."""
     known = [introduce(name, "quick") for name in kernels]
-    planned = [task for task in plan(known, "quick", 0) if task.subject in tried]
+    planned = [task for task in plan(known, "quick", 0) if subject(task) in tried]
     few = [replace(t, max_examples=3) if isinstance(t, SearchLaw) else t for t in planned]
     summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
     return replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
@@ -232,6 +234,6 @@ def test_what_was_lost_over_long_rows_and_kernels_that_were_not_run_survive(camp
 
 def test_a_family_replay_without_cases_is_refused(campaign):
     content = {"schema": replay_files.FAMILY_SCHEMA, "cases": []}
-    body = replay_files.ReplayFile("twin.fp16", "family normal", content)
+    body = replay_files.ReplayFile("twin.fp16", What.from_json("family normal"), content)
     with pytest.raises(ValueError, match="names no case"):
         replay.run(body)

@@ -26,7 +26,7 @@ def test_an_output_that_is_sometimes_missing_is_told_with_the_first_call_of_eith
     words = cases[0].case.describe()
     laws = [LawOutcome("l", "pass", optional=(("lse", False, "trial 1"), ("lse", True, "trial 2")))]
     (found,) = lapses("mine", FORWARD, [], cases, laws)
-    assert found.what == "output lse"
+    assert str(found.what) == "output lse"
     assert found.message.startswith("lse is returned in some calls and missing in others: ")
     assert found.message.endswith(f": returned for family a, {words}; missing for family c, {words}")
     (found,) = lapses("mine", FORWARD, [], cases[:2], laws)

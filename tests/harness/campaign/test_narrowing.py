@@ -22,6 +22,7 @@ from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
+from fa3verify.text import Failure
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
@@ -166,7 +167,7 @@ def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind
         ("law", LawOutcome("l", "pass"), False),
         ("law", LawOutcome("l", "fail"), True),
         ("family", JudgedCases(()), False),
-        ("cover", JudgedCases((CaseResult("cover", CASE, {}, error="it raised"),)), True),
+        ("cover", JudgedCases((CaseResult("cover", CASE, {}, error=Failure("it raised")),)), True),
         ("call", {"whatever": 0}, False),
     ],
 )

@@ -18,6 +18,7 @@ from fa3verify.cli.main import main
 from fa3verify.commands import verify
 from fa3verify.judging import gate
 from fa3verify.known import registry
+from tests.conftest import subject
 
 # An FP8 kernel that rounds P to e4m3, and nothing else beyond binary32; for one head_dim, so that it is judged quickly.
 KERNEL = """
@@ -56,7 +57,7 @@ def test_an_fp8_error_that_grew_by_a_fifth_breaks_the_baseline_of_ones_own_kerne
     """Of some families alone: each has its own figures, and a baseline has no others."""
     monkeypatch.chdir(tmp_path)
     whole = plan.plan
-    monkeypatch.setattr(plan, "plan", lambda *a: [t for t in whole(*a) if t.subject in GROWN])
+    monkeypatch.setattr(plan, "plan", lambda *a: [t for t in whole(*a) if subject(t) in GROWN])
     monkeypatch.setattr(coverage, "REQUIRED", 0.0)  # of so little no verdict would be given
     code, sound = _verify(tmp_path, 0.0, "--update-baseline", "mine.json")
     assert (code, sound["layers"]["L2"]) == (0, "not compared")

@@ -21,7 +21,7 @@ from fa3verify.campaign.tasks import CallTask
 from fa3verify.cli.main import main
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
-from tests.conftest import InThisProcess
+from tests.conftest import InThisProcess, subject
 
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"
 TAKEN = ("normal", "tiny", "repeated_run_is_identical")
@@ -34,7 +34,7 @@ def small_plan():
     whole = plan.plan
 
     def few(*args):
-        return [t for t in whole(*args) if t.subject in TAKEN]
+        return [t for t in whole(*args) if subject(t) in TAKEN]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "plan", few)

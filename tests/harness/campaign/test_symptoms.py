@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
-from fa3verify.campaign.findings import SEVERITIES, finding, severity, symptoms, why
+from fa3verify.campaign.findings import SEVERITIES, finding, severity, symptoms, why, with_clause
 from fa3verify.campaign.run import Finding
+from fa3verify.judging import gate
+from fa3verify.judging.verdict import Part, Seen, What
+from fa3verify.text import Failure
+
+LAW = What(Part.LAW, "x")
+WITHIN = What(Part.LAW, "error_within_bound")
+BOUND = What(Part.BOUND, "error / bound")
+LSE = What(Part.BOUND, "lse error / bound")
+OUTSIDE = What(Part.BOUND, gate.OUTSIDE)
+BITS = What(Part.BITS, gate.OTHER_BITS)
+MOVED = What(Part.BASELINE, "rel_rmse_seen")
+TWICE = Seen("out", "finite", "finite", 10.0)  # a value of ten times its bound
+OTHER = Seen("out", "finite", "finite")  # a value of other bits
+
+
+def shown(what: What, seen: Seen | None = None) -> Finding:
+    """Return a finding that nothing but its type tells: its message is the same for all."""
+    return finding("k", what, "m", seen=seen)
+
+
+def failed(what: What, message: str = "m", raised: str = "") -> Finding:
+    return finding("k", what, Failure(message, raised))
+
 
 EXAMPLES = {
-    "no result": finding("k", "law x", "ValueError: 3", crashed=True),
-    "infinite error": finding(
-        "k", "law x", "row 0: lse[0, 1]: got inf, expected -inf bit for bit; 1 of 1 values differ"
-    ),
-    "wrong values": finding("k", "law error_within_bound", "out[0]: got 2.5, expected 1.5, bound 0.1, ratio 10"),
-    "broken property": finding("k", "law x", "out[0]: got 2.5, expected 1.5 bit for bit; 1 of 1 values differ"),
-    "worse than the baseline": finding("k", "L2 rel_rmse_seen", "family peaky: observed 3, limit 2, baseline 2"),
+    "no result": failed(LAW, "ValueError: 3", "ValueError"),
+    "infinite error": shown(LAW, Seen("lse", "inf", "-inf")),
+    "wrong values": shown(WITHIN, TWICE),
+    "broken property": shown(LAW, OTHER),
+    "worse than the baseline": shown(MOVED),
 }
 MORE = {
-    "no result": [finding("k", "loading", "SystemExit: 0"), finding("k", "family normal", "hang", crashed=True)],
+    "no result": [failed(What(Part.LOADING)), failed(What(Part.FAMILY, "normal")), failed(What(Part.OUTPUT, "lse"))],
     "infinite error": [
-        finding("k", "L1 error / bound", "family faint: observed inf, limit 1"),
-        finding("k", "L1 non-finite outputs", "family faint: observed 3, limit 0"),
-        finding("k", "law error_within_bound", "out[0]: got nan, expected 1.5, bound 0.1, ratio inf"),
+        shown(BOUND, Seen("out", ratio=math.inf)),
+        shown(What(Part.BOUND, gate.NON_FINITE), Seen("out", ratio=math.inf)),
+        shown(WITHIN, Seen("out", "nan", "finite", math.inf)),
+        shown(MOVED, Seen("out", ratio=math.inf)),
     ],
-    "wrong values": [
-        finding("k", "L1 lse error / bound", "family faint: observed 1.7, limit 1"),
-        finding("k", "L0 bits that differ from the twin", "family faint: observed 3, limit 0"),
-        finding(
-            "k", "L1 outside the stated order, assuming the tensor-core model", "family faint: observed 3, limit 0"
-        ),
-    ],
+    "wrong values": [shown(LSE, Seen("lse", ratio=1.7)), shown(BITS), shown(OUTSIDE)],
+    "broken property": [shown(What(Part.LAW, "errors_have_no_bias"), Seen("out", ratio=3.0)), shown(LAW)],
 }
 
 
@@ -53,8 +71,8 @@ def test_the_gravest_come_first_in_whatever_order_they_were_found(order):
 
 
 def test_infinite_errors_are_one_symptom_of_an_output_a_kind_and_a_kernel():
-    lse = EXAMPLES["infinite error"], finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")
-    out = MORE["infinite error"]
+    lse = EXAMPLES["infinite error"], shown(LSE, Seen("lse", ratio=math.inf))
+    out = MORE["infinite error"][:3]
     (first, second) = symptoms([*lse, *out])
     assert first.first is lse[0]
     assert first.also == (("bound, lse error / bound", 1),)
@@ -64,7 +82,7 @@ def test_infinite_errors_are_one_symptom_of_an_output_a_kind_and_a_kernel():
 
 def test_a_rule_that_says_no_kind_stands_alone_where_it_could_belong_to_two():
     nan, rule = MORE["infinite error"][2], MORE["infinite error"][0]
-    finite = finding("k", "law y", "out[0]: got 2.5, expected 0.0, bound 0.000e+00, ratio inf")
+    finite = shown(What(Part.LAW, "y"), Seen("out", "finite", "finite", math.inf))
     assert severity(finite) == "infinite error"
     assert [len(symptoms(found)) for found in ([nan, rule], [finite, rule], [nan, finite], [nan, finite, rule])] == [
         1,
@@ -87,38 +105,30 @@ def test_findings_with_one_replay_file_are_one_symptom_at_its_gravest():
 
 
 def test_others_are_one_for_each_cause_and_findings_without_a_cause_stand_alone():
-    a, b = EXAMPLES["broken property"], finding("k", "law y", EXAMPLES["broken property"].message)
-    assert [(each.first.what, each.elsewhere) for each in symptoms([a, b, a, a])] == [
+    a, b = EXAMPLES["broken property"], shown(What(Part.LAW, "y"), OTHER)
+    assert [(str(each.first.what), each.elsewhere) for each in symptoms([a, b, a, a])] == [
         ("law x", "property x (2)"),
         ("law y", ""),
     ]
-    old = [Finding("k", "w", str(i)) for i in range(3)]
+    old = [Finding("k", LAW, str(i)) for i in range(3)]
     assert len(symptoms(old)) == 3
 
 
 WORDS = [
-    ("raises RuntimeError", finding("k", "law x", "RuntimeError: shape '[2, 1]' is invalid", crashed=True)),
-    ("gives no result", finding("k", "family normal", "hang", crashed=True)),
-    (
-        "lse inf, not -inf",
-        finding("k", "law x", "against float64: lse[0, 0]: got inf, expected -inf, bound 0, ratio inf"),
-    ),
-    ("out nan, not finite", finding("k", "law x", "out with V = 1 everywhere[0, 0]: got nan, expected 0.0, bound 0")),
-    ("error infinite", finding("k", "L1 error / bound", "family cover: observed inf, limit 1")),
-    ("lse error infinite", finding("k", "L1 lse error / bound", "family cover: observed inf, limit 1")),
-    ("non-finite outputs", finding("k", "L1 non-finite outputs", "family cover: observed 960, limit 0")),
-    ("beyond its bound", finding("k", "L1 error / bound", "family cover: observed 1.7, limit 1")),
-    ("beyond its bound", finding("k", "law error_within_bound", "out[0]: got 2.5, expected 1.5, bound 0.1, ratio 10")),
-    ("other bits", finding("k", "L0 bits that differ from the twin", "family faint: observed 3, limit 0")),
-    (
-        "outside stated order",
-        finding("k", "L1 outside the stated order, assuming", "family faint: observed 3, limit 0"),
-    ),
-    (
-        "broken: sign symmetry",
-        finding("k", "law sign_symmetry", "out[0]: got 2.5, expected 1.5 bit for bit; 1 of 1 differ"),
-    ),
-    ("worse than the baseline", finding("k", "L2 rel_rmse_seen", "family peaky: observed 3, limit 2, baseline 2")),
+    ("raises RuntimeError", failed(LAW, "RuntimeError: shape '[2, 1]' is invalid", "RuntimeError")),
+    ("gives no result", failed(What(Part.FAMILY, "normal"), "hang")),
+    ("lse inf, not -inf", shown(LAW, Seen("lse", "inf", "-inf", math.inf))),
+    ("out nan, not finite", shown(LAW, Seen("out", "nan", "finite", math.inf))),
+    ("error infinite", shown(BOUND, Seen("out", ratio=math.inf))),
+    ("lse error infinite", shown(LSE, Seen("lse", ratio=math.inf))),
+    ("q descale error infinite", shown(LAW, Seen("q_descale", ratio=math.inf))),
+    ("non-finite outputs", shown(What(Part.BOUND, gate.NON_FINITE), Seen("out", ratio=math.inf))),
+    ("beyond its bound", shown(BOUND, Seen("out", ratio=1.7))),
+    ("beyond its bound", shown(WITHIN, TWICE)),
+    ("other bits", shown(BITS)),
+    ("outside stated order", shown(OUTSIDE)),
+    ("broken: sign symmetry", shown(What(Part.LAW, "sign_symmetry"), OTHER)),
+    ("worse than the baseline", shown(MOVED)),
 ]
 
 
@@ -127,3 +137,22 @@ def test_a_symptom_is_told_in_about_three_words(words, found):
     (symptom,) = symptoms([found])
     assert why(symptom) == words
     assert len(words.split()) <= 4
+
+
+WORDS_OF_OURS = "ValueError: out[0]: got nan, expected 1.0, ratio inf; observed inf; non-finite; quantisation"
+
+
+@pytest.mark.parametrize("wanted", SEVERITIES)
+def test_no_word_of_a_message_moves_a_finding(wanted):
+    for each in (EXAMPLES[wanted], *MORE.get(wanted, ())):
+        other = replace(each, message=WORDS_OF_OURS)
+        assert severity(other) == wanted
+        assert why(symptoms([other])[0]) == why(symptoms([each])[0])
+        assert with_clause(other, "forward").clause == with_clause(each, "forward").clause
+
+
+@pytest.mark.parametrize("what", [LAW, BOUND, BITS, What(Part.GIVEN_UP), What(Part.OUTPUT, "lse"), What(Part.LOADING)])
+def test_files_have_what_a_finding_is_about_in_one_text(what):
+    assert What.from_json(str(what)) == what
+    with pytest.raises(ValueError, match="what must begin with one of L0, L1, L2, law"):
+        What.from_json(f"of {what}")

@@ -304,7 +304,7 @@ def test_files_of_names_that_look_alike_do_not_overwrite_each_other(tmp_path):
     assert len(set(paths)) == len(names)
     for name, path, case in zip(names, paths, each, strict=True):
         stored = replay_files.read(tmp_path / path)
-        assert (stored.kernel, stored.what) == ("k", f"family {name}")
+        assert (stored.kernel, str(stored.what)) == ("k", f"family {name}")
         assert stored.content["cases"] == [case.to_json()]
     assert sorted(tmp_path.glob("worst/*")) == sorted(tmp_path / path for path in paths)
 

@@ -39,7 +39,7 @@ def one_line(result) -> str:
 @pytest.fixture
 def replay_file(tmp_path):
     path = tmp_path / "case.json"
-    replay_files.write(path, "twin.fp16", "largest error / bound", CASE.to_json())
+    replay_files.write(path, replay_files.ReplayFile("twin.fp16", replay_files.LARGEST, CASE.to_json()))
     return path
 
 

@@ -20,13 +20,14 @@ from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.plan import JudgeCapture, plan
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
-from fa3verify.campaign.run import Run
+from fa3verify.campaign.run import MovedFigure, Run
 from fa3verify.campaign.summary import summarize
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands import replay
 from fa3verify.inputs import captures
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.verdict import What
 from fa3verify.known import registry
 
 ROOT = Path(__file__).parents[3]
@@ -189,7 +190,7 @@ def test_kernels_are_judged_on_own_files_and_replays_find_them_again(tmp_path, m
     assert ratios["twin.e4m3"] < 1
     assert ratios["twin.fp16+wrong_softmax_scale"] > 1
     written = replay_files.write_all(summary, Path("out"))
-    failed = next(f for f in written.failures if f.what == "L1 error / bound")
+    failed = next(f for f in written.failures if str(f.what) == "L1 error / bound")
     body = replay_files.read(Path("out") / failed.replay)
     assert not replay.run(body)[0]
     assert replay.run(body, "twin.fp16")[0]
@@ -209,11 +210,11 @@ def test_a_figure_that_moved_on_an_own_file_is_compared_again_on_that_file(tmp_p
     kernel = registry.find("twin.fp16")
     case = captured_case(kernel, capture, PROFILES["quick"], 0)
     assert case is not None
-    moved = {"family": "captured:layer00", "profile": "quick", "seed": 0, "measure": "rel_rmse_seen"}
-    body = replay_files.ReplayFile("twin.fp16", "L2 rel_rmse_seen", case.to_json())
+    moved = MovedFigure("captured:layer00", "quick", 0, "rel_rmse_seen", limit=0.0, baseline=None)
+    body = replay_files.ReplayFile("twin.fp16", What.from_json("L2 rel_rmse_seen"), case.to_json())
     figure = fa3verify.judge(kernel, case).measures["rel_rmse_seen"]
     for factor, holds in ((1.01, True), (0.99, False)):
-        stored_figure = moved | {"limit": figure * factor, "baseline": figure}
+        stored_figure = replace(moved, limit=figure * factor, baseline=figure)
         assert replay.run(replace(body, baseline=stored_figure))[0] is holds
 
 

@@ -17,6 +17,7 @@ from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
+from fa3verify.judging.verdict import What
 from fa3verify.kernels import record, twins
 from fa3verify.known import registry
 from fa3verify.known.gluon import gpu
@@ -86,7 +87,7 @@ def test_a_case_that_does_not_fit_its_operation_is_refused(change, words):
 
 
 def test_a_kernel_of_another_operation_does_not_replay_a_case():
-    body = ReplayFile("twin.quantize", "L1 error / bound", CASE.to_json())
+    body = ReplayFile("twin.quantize", What.from_json("L1 error / bound"), CASE.to_json())
     assert replay.run(body)[0]
     with pytest.raises(ValueError, match=r"is for operation quantize, twin\.e4m3 computes forward"):
         replay.run(body, "twin.e4m3")

@@ -52,7 +52,8 @@ def _mean_kept_to_itself(problem, operands, config):
 def test_query_heads_of_a_group_must_be_turned_as_their_kv_head():
     violation = replay_trial(LAW, _quantiser(_last_heads_turned_apart), TRIAL)
     assert violation is not None
-    assert violation.where.startswith("scores of sequence 0[2"), violation.message  # the third head of the first group
+    third_head = "scores of sequence 0[2"  # of the first group
+    assert violation.message.startswith(third_head), violation.message
 
 
 def test_a_mean_that_nobody_adds_back_is_seen_in_the_scores():

@@ -131,7 +131,7 @@ def summary(
         failures = [
             {
                 "kernel": kernels[0],
-                "what": "gate",
+                "what": "L1 error / bound",
                 "message": "rel_rmse_seen 3.1e-4 above 2.4e-4",
                 "replay": "worst/x.json",
             }

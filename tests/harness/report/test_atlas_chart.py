@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fa3verify.campaign import atlas
+from fa3verify.judging.verdict import What
 from fa3verify.kernels.record import Identity
 from fa3verify.known import registry
 from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
@@ -84,7 +85,7 @@ def test_the_sentence_says_what_stands_out_of_the_data():
 
 
 def test_the_page_opens_with_the_sentence_and_the_chart_and_findings_follow_before_any_other_table(tmp_path):
-    finding = atlas.EntryFinding("L1 error / bound", "observed 2", "a.fp16 b1", "L1 error / bound", "worst/a.json")
+    finding = found("L1 error / bound", "observed 2", "worst/a.json")
     html, text = pages(
         tmp_path, stored(tmp_path, entry("a.fp16", verdict="fail", findings=(finding,)), entry("b.fp16"))
     )
@@ -95,7 +96,7 @@ def test_the_page_opens_with_the_sentence_and_the_chart_and_findings_follow_befo
 
 
 def found(what: str, message: str, replay: str | None = None) -> atlas.EntryFinding:
-    return atlas.EntryFinding(what, message, "case 1", what, replay)
+    return atlas.EntryFinding(What.from_json(what), message, "case 1", what, replay)
 
 
 INFINITE = found("law empty_rows", "lse: got inf, expected -inf,", "worst/x.json")
@@ -131,7 +132,7 @@ def pair(kernel: dict, twin: dict, *, version: str = "1.0") -> atlas_twins.Twinn
     return made
 
 
-RAISES = atlas.EntryFinding("law empty_rows", "RuntimeError: no", None, "RuntimeError: no", None)
+RAISES = replace(INFINITE, message="RuntimeError: no", cause="RuntimeError: no", replay=None, raised="RuntimeError")
 
 
 @pytest.mark.parametrize(

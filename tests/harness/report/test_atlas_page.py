@@ -13,6 +13,7 @@ from fa3verify import __version__
 from fa3verify.campaign import atlas
 from fa3verify.cases import coverage
 from fa3verify.files import stored as file_of
+from fa3verify.judging.verdict import Part, Seen, What
 from fa3verify.kernels.record import Identity
 from fa3verify.report import atlas_page, atlas_tables, moved
 from fa3verify.report.atlas_page import write_pages
@@ -152,10 +153,10 @@ def test_a_largest_error_is_proved_only_where_the_order_leaves_one_value_and_it_
 
 FAILED = (
     atlas.EntryFinding(
-        "law error_within_bound", "RuntimeError: shape '[2, 1]' is invalid", None, "RuntimeError: shape", None
+        What(Part.LAW, "error_within_bound"), "m", None, "RuntimeError: shape", None, raised="RuntimeError"
     ),
     atlas.EntryFinding(
-        "L1 lse error / bound", "family cover: observed inf, limit 1", None, "L1 lse error / bound", None
+        What(Part.BOUND, "lse error / bound"), "m", None, "L1 lse error / bound", None, Seen("lse", ratio=math.inf)
     ),
 )
 
@@ -237,7 +238,9 @@ def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(t
 
 
 def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_not(tmp_path):
-    found = [atlas.EntryFinding("law empty_rows", f"lse: got {x}", "case 5x0", x, None) for x in ("inf", "nan")]
+    found = [
+        atlas.EntryFinding(What(Part.LAW, "empty_rows"), f"lse: got {x}", "case 5x0", x, None) for x in ("inf", "nan")
+    ]
     known = tmp_path / "findings" / "known.json"
     known.parent.mkdir()
     row = {
@@ -296,7 +299,7 @@ def test_what_moved_is_all_that_changed_and_nothing_else():
     old = entry("a.fp16")
     first, second = old.families
     worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
-    finding = atlas.EntryFinding("L1 error / bound", "observed 2", None, "L1 error / bound", None)
+    finding = atlas.EntryFinding(What(Part.BOUND, "error / bound"), "observed 2", None, "L1 error / bound", None)
     new = replace(old, verdict="fail", families=(first, worse), findings=(finding,), loss=())
     rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")]).rows
     assert [tuple(row.values()) for row in rows] == [
