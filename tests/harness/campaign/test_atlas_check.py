@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +235,107 @@ def test_a_file_that_is_no_atlas_is_a_wrong_file_in_one_line(tmp_path, text):
 )
 def test_figures_that_no_error_can_have_are_not_legal(key, x, is_legal):
     assert atlas_check._is_legal(key, x) is is_legal
+
+
+DAMAGES = {
+    "missing": ...,
+    "null": None,
+    "text": "x",
+    "real": 1.5,
+    "negative": -1,
+    "true": True,
+    "list": [[]],
+    "object": {},
+}
+# What a row may say instead without contradicting itself, by damage; whether it is true, only a replay says. All other
+# damages of all other places are refused, whatever the records of an atlas are.
+SAYS_SOMETHING_ELSE = {
+    "missing": {"entries.0", "coverage.kinds.*", "coverage.not_claimed.0", "coverage.not_tried.0", "coverage.pairs"}
+    | {"seeds.0", "loss.0", "findings.0", "figures.*"},
+    "null": {"git", "coverage.least", "coverage.pairs", "findings.case", "findings.replay", "properties.replay"}
+    | {"identity.device", "identity.file", "identity.sha256", "identity.version", "loss.bias", "coverage"}
+    | {"properties.message", "figures.*"},
+    "text": {"git", "platform", "profile", "description", "kernel", "reason", "largest", "families.family"}
+    | {"coverage.constraint", "coverage.least", "coverage.not_claimed.0", "coverage.not_tried.0", "findings.what"}
+    | {"findings.message", "findings.case", "findings.cause", "properties.name", "properties.kind", "properties.status"}
+    | {"properties.message", "identity.device", "identity.file", "identity.sha256", "identity.version"},
+    "real": {"figures.*", "loss.bias", "loss.rel_rmse"},
+    "negative": {"seed", "seeds.0", "coverage.pairs.feasible", "coverage.pairs.tried", "loss.bias", "loss.rows"}
+    | {"loss.seqlen_k"},
+    "true": set(),
+    "list": set(),
+    "object": {"packages", "coverage"},
+    "unknown": set(),
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of the values of an atlas, of a list those of the first; not what a kernel says of its order and machine."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from () if key in ("orders", "packages") else places(item, (*path, key))
+
+
+def place(path: tuple[Any, ...]) -> str:
+    """A path as the table above has it: the last two or three names, without the numbers before them."""
+    kinds = {"kinds": "coverage.kinds.*", "figures": "figures.*"}
+    if len(path) > 1 and path[-2] in kinds:
+        return kinds[path[-2]]
+    names = [str(step) for number, step in enumerate(path) if isinstance(step, str) or number == len(path) - 1]
+    return ".".join(names)
+
+
+def is_said(path: tuple[Any, ...], damage: str) -> bool:
+    """Tell whether the table above has a damage of a place."""
+    names = place(path)
+    return any(names == known or names.endswith(f".{known}") for known in SAYS_SOMETHING_ELSE[damage])
+
+
+def small(content: dict[str, Any]) -> dict[str, Any]:
+    """An atlas of the kernel that fails, with one of everything, that adds up."""
+    row = content["entries"][1]
+    row["families"] = row["families"][:1]
+    row["properties"] = [law for law in row["properties"] if law["status"] == "fail"][:1]
+    row["findings"] = [found for found in row["findings"] if found["replay"]][:1]
+    row["loss"] = [loss for loss in row["loss"] if loss["rel_rmse"]][:1]
+    row["effort"]["problems"] = row["families"][0]["problems"] + row["properties"][0]["problems"]
+    row["effort"]["outputs"] = int(row["families"][0]["figures"]["outputs"]) + row["properties"][0]["outputs"]
+    for name in ("not_claimed", "not_tried"):
+        row["coverage"][name] = row["coverage"][name][:1]
+    kinds = row["coverage"]["kinds"]
+    row["coverage"]["kinds"] = {name: kinds[name] for name in ("batch", row["coverage"]["least"])}
+    return content | {"entries": [row]}
+
+
+def is_refused(path: Path, content: dict[str, Any]) -> bool:
+    path.write_text(json.dumps(content))
+    try:
+        return bool(atlas_check.mistakes(path))
+    except ValueError:
+        return True
+
+
+def test_every_damage_is_refused_that_leaves_no_row_of_another_meaning(sent):
+    """Every key of every record, missing, unknown, and with a value of each other kind."""
+    path, content = sent
+    whole = small(content)
+    assert not is_refused(path, whole)
+    passed = set()
+    for at in places(whole):
+        for damage, value in DAMAGES.items():
+            body = deepcopy(whole)
+            holder = reduce(operator.getitem, at[:-1], body)
+            if value is ...:
+                del holder[at[-1]]
+            else:
+                holder[at[-1]] = value
+            says_else = is_said(at, damage) or (at[-1], damage) == ("bias", "negative")
+            if body != whole and not says_else and not is_refused(path, body):
+                passed.add((place(at), damage))
+        if isinstance(reduce(operator.getitem, at, whole), dict) and at[-1] not in ("packages", "figures", "kinds"):
+            body = deepcopy(whole)
+            reduce(operator.getitem, at, body)["speed"] = 3
+            if not is_refused(path, body):
+                passed.add((place(at), "unknown"))
+    assert not passed
