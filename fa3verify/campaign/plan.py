@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
 from fa3verify import operations
 from fa3verify.campaign.cover import cover
-from fa3verify.campaign.introduction import Introduction, found
+from fa3verify.campaign.introduction import found
 from fa3verify.campaign.profiles import PROFILES, ProfileName, captured_case, family_of, judged_cases
-from fa3verify.campaign.results import CaseResult, JudgedCases, UnderHypothesis, of_one_hypothesis
+from fa3verify.campaign.results import JudgedCases, of_one_hypothesis
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import Task
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
@@ -22,17 +23,15 @@ from fa3verify.cases.practice import practice, probes
 from fa3verify.files import Json
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
-from fa3verify.judging.family import Figured, family_row
+from fa3verify.judging.family import CaseResult, Figured, UnderHypothesis, family_row
+from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import REFUSALS, Candidate
+from fa3verify.properties import LawOutcome, find_law, run_law
 from fa3verify.records import read
 from fa3verify.text import of_error, of_traceback
-
-if TYPE_CHECKING:
-    from fa3verify.judging.judgement import Judgement
-    from fa3verify.properties.runner import LawOutcome
 
 PARTS = 4  # tasks that the cases of practice are dealt to
 
@@ -63,7 +62,7 @@ class JudgeTask(Task):
         return tuple(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
     def read(self, value: Any) -> JudgedCases | None:
-        return None if value is None else read(JudgedCases, value, self.family)
+        return None if value is None else read(JudgedCases, value, self.family, private=True)
 
     def is_finding(self, value: JudgedCases) -> bool:
         return _fails(self.label, value.records)
@@ -161,14 +160,10 @@ class SearchLaw(Task):
         return self.law
 
     def run(self) -> LawOutcome:
-        from fa3verify.properties import find_law, run_law
-
         return run_law(find_law(self.law), found(self.kernel), max_examples=self.max_examples, seed=self.seed)
 
     def read(self, value: Any) -> LawOutcome | None:
-        from fa3verify.properties.runner import LawOutcome
-
-        return None if value is None else read(LawOutcome, value, self.law)
+        return None if value is None else read(LawOutcome, value, self.law, private=True)
 
     def is_finding(self, value: LawOutcome) -> bool:
         return value.status == "fail"
@@ -203,22 +198,19 @@ def judge_cases(
 
 
 def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
-    from fa3verify.judging.judgement import judge
-
     operation = operations.find(candidate.operation)
     judgement = judge(candidate, case)
     sides = hypotheses.under(candidate)
-    under = {
-        name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in judgement.hypotheses.items()
-    }
+    assumed = judgement.hypotheses
     return CaseResult(
         family,
         case,
         judgement.measures,
         operation.beside(judgement),
         sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
-        hypotheses=under,
-        order=None if under else _order(candidate, case),
+        hypotheses={name: hypotheses.strain(operation, measures) for name, measures in assumed.items()},
+        under={name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in assumed.items()},
+        order=None if assumed else _order(candidate, case),
         point=space.point(candidate, case),
     )
 
@@ -241,7 +233,7 @@ def _fails(label: str, records: Sequence[CaseResult]) -> bool:
     if not records or any(record.error for record in records):
         return bool(records)
     operation = operations.find(records[0].case.operation)
-    body = Figured(label, (family_row(of_one_hypothesis(operation, records), operation),), operation.name)
+    body = Figured(label, (family_row(of_one_hypothesis(records), operation),), operation.name)
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 
 

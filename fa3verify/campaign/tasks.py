@@ -261,7 +261,9 @@ def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
     """Write a result that may be kept into the journal."""
     if journal and outcome.task.durable and outcome.value is not None:
         with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
-            write_text(journal / f"{outcome.task.identity(stamp)}.json", json.dumps([plain(outcome.value)]))
+            write_text(
+                journal / f"{outcome.task.identity(stamp)}.json", json.dumps([plain(outcome.value, private=True)])
+            )
 
 
 def is_finding(outcome: Outcome) -> bool:

@@ -20,10 +20,10 @@ from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
 from fa3verify.campaign.findings import ordered
-from fa3verify.campaign.introduction import Introduction, Only, introduce_all
+from fa3verify.campaign.introduction import Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Finding, Run
-from fa3verify.campaign.summary import provenance, summarize, verdict_of
+from fa3verify.campaign.run import Finding, Introduction, Run, verdict_of
+from fa3verify.campaign.summary import provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
@@ -275,7 +275,7 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, found.kernels)
+        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in found.kernels])
         write_text(settings.update_baseline, body.with_kernels_of(updated).text())
     atlas.write(settings.out / atlas.FILE, atlas.of(found))
     write_report(settings.out, found)

@@ -24,7 +24,7 @@ from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import bits_lost, metrics
-from fa3verify.judging.family import CaseFigures, pooled
+from fa3verify.judging.family import CaseResult, pooled
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
@@ -162,7 +162,7 @@ def record(seed, bits, outputs=10, **changes):
     case = Case(
         "twin.fp16", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal", seed=seed), None, tuple(changes.items())
     )
-    return CaseFigures("normal", case, names | {"bits_lost": bits, "outputs": outputs})
+    return CaseResult("normal", case, names | {"bits_lost": bits, "outputs": outputs})
 
 
 def lost_by(*records):

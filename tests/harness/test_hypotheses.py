@@ -12,13 +12,13 @@ from fa3_reference.bounds.model import BackwardModel, KernelModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import operations, records
+from fa3verify import records
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.plan import JudgeFamily, SearchLaw, judge_cases
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.results import JudgedCases, refutations, settle
-from fa3verify.campaign.run import HypothesisRow, Run, parse
+from fa3verify.campaign.results import HypothesisRow, JudgedCases, refutations, settle
+from fa3verify.campaign.run import Introduction, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, is_finding
 from fa3verify.cases.case import Case
@@ -122,7 +122,10 @@ def judged(monkeypatch):
         if examples:
             law = SearchLaw(kernel=kernel.name, law=LAW, max_examples=examples, seed=seed)
             outcomes.append(Outcome(law, law.run()))
-        outcomes = [replace(o, value=o.task.read(json.loads(json.dumps(records.plain(o.value))))) for o in outcomes]
+        outcomes = [
+            replace(o, value=o.task.read(json.loads(json.dumps(records.plain(o.value, private=True)))))
+            for o in outcomes
+        ]
         summary = summarize([known], outcomes, None, profile="quick", seed=0)
         return replace(summary, started="2026-11-23T00:00:00+00:00")
 
@@ -261,7 +264,7 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
     def law(name, ratio):
         return LawOutcome(name, "fail", hypotheses={PLAIN: (Trial(name, case), Violation(name, ratio=ratio))})
 
-    found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
+    found = settle([], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
     assert found is not None
     (only,) = found.hypotheses
     assert (only.name, only.worst_ratio, only.refuted_by.what) == (PLAIN, 3.0, "law worst")
@@ -354,7 +357,12 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 
 def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign():
     known = Introduction("k", accumulator="either", sums="sums of Hopper's tensor core or in binary32 (device: A)")
-    assert records.read(Introduction, json.loads(json.dumps(records.plain(known))), "kernel").sums == known.sums
+    assert (
+        records.read(
+            Introduction, json.loads(json.dumps(records.plain(known, private=True))), "kernel", private=True
+        ).sums
+        == known.sums
+    )
 
 
 @pytest.mark.parametrize("gradients", ["given", "own"])
