@@ -206,7 +206,7 @@ def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
         family,
         case,
         judgement.measures,
-        operation.beside(judgement),
+        judgement.quantisation,
         sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
         hypotheses={name: hypotheses.strain(operation, measures) for name, measures in assumed.items()},
         under={name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in assumed.items()},

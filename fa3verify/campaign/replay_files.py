@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fa3verify import __version__
 from fa3verify.campaign.results import RefutedBy
 from fa3verify.campaign.run import KernelRun, MovedFigure, Run, WorstCase
 from fa3verify.cases.case import Case
@@ -17,6 +16,7 @@ from fa3verify.files import Json, read_text, write_text
 from fa3verify.judging.family import CaseResult
 from fa3verify.properties import LawOutcome
 from fa3verify.records import plain
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"

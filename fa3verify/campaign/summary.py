@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.campaign.findings import finding, ordered, with_clause
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.plan import JudgeTask, SearchLaw
@@ -42,6 +42,7 @@ from fa3verify.judging.hypotheses import assumption
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, part_of, ratio_text
 from fa3verify.operations import Operation
 from fa3verify.properties import LawOutcome
+from fa3verify.version import __version__
 
 WHOLE = "error / bound of the whole kernel"  # a rule of the gate
 

@@ -29,7 +29,6 @@ from fa3verify.kernels.record import (
     fitting,
     head_dim_refusal,
     is_absorbed,
-    needed_descales,
     needed_features,
 )
 from fa3verify.operations.operation import CACHES
@@ -344,7 +343,7 @@ def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile
     changes = _changes(candidate, chosen, tile_n)
     scheme = _scheme(candidate, chosen, problem, tile_n)
     case = Case(candidate.name, problem, recipe, scheme, changes, candidate.operation)
-    if lacking := (needed_features(problem) | needed_descales(case)) - candidate.features:
+    if lacking := (needed_features(problem) | case.needed_descales) - candidate.features:
         raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(lacking))}")
     if words := candidate.misfit(problem):
         raise ValueError(words)

@@ -22,12 +22,13 @@ from itertools import groupby
 from pathlib import Path
 
 from fa3verify.campaign import accumulator_loss, atlas, replay_files, summary
-from fa3verify.campaign.executors import fair_share, make_executor
+from fa3verify.campaign.executors import fair_share
 from fa3verify.campaign.pool import TaskError, default_workers
 from fa3verify.campaign.results import Assumed
 from fa3verify.campaign.run import Finding, Introduction, KernelRun, Loss, Run
 from fa3verify.cases.case import Case
 from fa3verify.commands import verify
+from fa3verify.commands.verify import make_executor
 from fa3verify.files import write_text
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import EXIT_CODES

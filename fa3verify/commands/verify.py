@@ -18,10 +18,11 @@ from pathlib import Path
 
 from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
-from fa3verify.campaign.executors import make_executor
+from fa3verify.campaign.executors import Cluster, fair_share
 from fa3verify.campaign.findings import ordered
 from fa3verify.campaign.introduction import Only, introduce_all
-from fa3verify.campaign.profiles import ProfileName
+from fa3verify.campaign.pool import default_workers, processes
+from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.campaign.run import Finding, Introduction, Run, verdict_of
 from fa3verify.campaign.summary import provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
@@ -82,6 +83,25 @@ class ShardRun:
     def exit_code(self) -> int:
         """1 with a failure, 0 without."""
         return 1 if self.failures else 0
+
+
+def make_executor(settings: Settings) -> Executor:
+    """Return local isolated processes, or the executor of the cluster that the settings name.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If a scheduler is named and ``distributed`` is not installed.
+    OSError
+        If no scheduler answers.
+    """
+    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
+    if settings.scheduler:
+        return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = fair_share(settings.workers or default_workers())
+    return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
 
 
 def prepare_output(out: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import __version__
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, execute
@@ -19,6 +18,7 @@ from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.compare/1"
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fa3verify import operations
-from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation
+from fa3verify.operations.operation import Accumulator
 
 _HOPPER = (9, 0)  # compute capability of the tensor core whose sums were measured
 _ADA = (8, 9)  # its e4m3 products are said to keep as few bits (MMA-Sim); nothing of it was measured here
@@ -78,7 +79,8 @@ def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: An
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate)
+    side = getattr(candidate.run, "__self__", None)
+    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(side)
     if not names:
         return {}
     orders = {name: partial(_order, candidate.operation, sums_of(candidate).accumulator, name) for name in names}

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import condition
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses, metrics
@@ -20,6 +22,7 @@ from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
+from fa3verify.operations.ratios import error_ratio
 
 _STATED = ""  # the hypothesis of a kernel that states its order
 Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -64,6 +67,27 @@ class Judgement:
     measures: dict[str, float]
     hypotheses: Mapping[str, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def quantisation(self) -> dict[str, float] | None:
+        """Return what quantising Q, K and V did: squared error measured and predicted, largest error / its own bound;
+        None where nothing was quantised. It stands beside the verdict.
+        """
+        problem = self.case.problem
+        scheme = self.case.scheme
+        if scheme is None or self.unrounded is None or problem.sinks:
+            return None
+        q, k, v = self.inputs
+        exact = (*condition(problem, q, k, scheme)[:2], v)  # as quantised: centred and rotated
+        moved = [np.abs(a - b) for a, b in zip(self.operands.dequantized(problem), exact, strict=True)]
+        bound = quantization_bound(problem, *exact, *moved).out
+        error = np.abs(self.seen["out"] - self.unrounded["out"])
+        predicted = predict_error(problem, q, k, v, scheme)
+        return {
+            "measured": float(np.mean(np.square(error))),
+            "predicted": float(np.mean(np.square(predicted.total))),
+            "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
+        }
+
 
 def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
     """Run and measure one case.
@@ -82,7 +106,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     """
     operation = operations.find(candidate.operation)
     problem = case.problem
-    candidate.check_descales(case)
+    case.check_descales(candidate)
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)

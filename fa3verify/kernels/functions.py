@@ -20,7 +20,8 @@ from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations.operation import Accumulator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype
@@ -15,16 +15,15 @@ from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.operations import AnyConfig
+from fa3verify.operations.operation import Accumulator
 from fa3verify.text import MOST_BYTES, one_line
 
 if TYPE_CHECKING:
     from fa3_reference.bounds import BackwardModel, KernelModel
-    from fa3verify.cases.case import Case
 
 
 BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 _PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
-Accumulator = Literal["fp32", "wgmma", "either"]
 
 
 # Head dims that a kernel which declares none refused when it was asked in this process, by its name.
@@ -320,22 +319,6 @@ class Candidate:
             return one_line(error)
         return None
 
-    def check_descales(self, case: Case) -> None:
-        """Check that the kernel claims to take the descales of a case, for it must not be judged by others.
-
-        Parameters
-        ----------
-        case : Case
-            What would be judged.
-
-        Raises
-        ------
-        ValueError
-            If the kernel does not claim them.
-        """
-        if missing := needed_descales(case) - self.features:
-            raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
-
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem.
 
@@ -363,12 +346,6 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
     }
     return problem.serving | frozenset(name for name, needed in needs.items() if needed)
-
-
-def needed_descales(case: Case) -> frozenset[str]:
-    """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
-    operation = operations.find(case.operation)
-    return operation.descales_of(case.problem, case.scheme, dict(case.changes))
 
 
 def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None:

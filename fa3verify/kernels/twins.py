@@ -11,13 +11,14 @@ from fa3_kernels.faults.table import AnyFault, planted
 from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.operation import TWIN
+from fa3verify.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.request import check_pages
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 from fa3verify.tensors.here import unavailable
+from fa3verify.version import __version__
 
 if TYPE_CHECKING:
     from fa3verify.known.launches import Keywords

@@ -210,7 +210,7 @@ class Setup(NamedTuple):
 def set_up(candidate: Candidate, case: Case) -> Setup:
     """Return the call a case describes; Untaken where the kernel does not take its descales, or refuses it."""
     try:
-        candidate.check_descales(case)
+        case.check_descales(candidate)
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Untaken(one_line(error)) from None

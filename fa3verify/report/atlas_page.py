@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fa3_reference.problem import DTYPES
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
@@ -23,6 +23,7 @@ from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
 from fa3verify.report.atlas_cards import Known
 from fa3verify.report.atlas_tables import Judged, LargestHunted, details, errors, matrices, verdicts
 from fa3verify.report.build import both_pages, stylesheet
+from fa3verify.version import __version__
 
 PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.campaign import atlas
 from fa3verify.campaign.findings import symptoms, why
 from fa3verify.campaign.run import Finding, KernelRun, Loss, Run
@@ -16,6 +16,7 @@ from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.version import __version__
 
 OUTLIERS = "fa3_outliers"
 ACTIVATIONS = "activations:SmolLM2-135M-Instruct"

@@ -23,7 +23,7 @@ from fa3verify.search.forward.judge import Pair, Twin
 
 def call_of(candidate: Candidate, case: Case) -> Setup:
     """Return the call that a case describes; ValueError if the kernel does not take it."""
-    candidate.check_descales(case)
+    case.check_descales(candidate)
     if words := candidate.misfit(case.problem):
         raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
     config = candidate.config_for(case.problem, case.changes)

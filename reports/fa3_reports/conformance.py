@@ -233,7 +233,7 @@ def _bounds_of(kernel: Candidate, case: Case) -> Iterator[tuple[str, str]]:
     if "outside" in judged.measures:
         rule = "L1 outside the stated order, assuming the tensor-core model"
         yield rule, f"{judged.measures['determined']:.4g}"
-    if beside := operation.beside(judged):
+    if beside := judged.quantisation:
         yield "L1 quantisation error / its own bound", f"{beside['bound_ratio']:.4g}"
     if operation.has_orders:
         for bound in judge(replace(kernel, order=None), case).bound.values():

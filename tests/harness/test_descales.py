@@ -19,7 +19,6 @@ from fa3verify.cases.case import Case
 from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels import record
 from fa3verify.kernels.calls import run
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.known import registry
@@ -66,9 +65,9 @@ def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_an
 
 def test_query_heads_that_share_no_keys_ask_for_nothing_more_than_scales_by_kv_head():
     alone = replace(GROUPED, nheads_kv=4)
-    assert not record.needed_descales(case_of("k", EACH, alone))
-    assert record.needed_descales(case_of("k", EACH)) == {"query_head_descale"}
-    assert record.needed_descales(case_of("k", QuantScheme("row"))) == {"block_descale"}
+    assert not case_of("k", EACH, alone).needed_descales
+    assert case_of("k", EACH).needed_descales == {"query_head_descale"}
+    assert case_of("k", QuantScheme("row")).needed_descales == {"block_descale"}
 
 
 def test_released_fp8_kernels_are_not_judged_by_scales_their_interface_lacks():
@@ -90,7 +89,7 @@ def test_a_trial_with_other_scales_says_nothing_of_a_kernel_that_does_not_claim_
 def test_a_kernel_is_sent_only_the_scales_that_it_claims(data):
     kernel = replace(registry.find("twin.e4m3"), features=frozenset({"gqa", "causal"}))
     case = data.draw(small_cases(kernel, Wanted(grouped=True, descales="uniform")))
-    assert not record.needed_descales(case)
+    assert not case.needed_descales
 
 
 @pytest.mark.parametrize("name", ["twin.e4m3", "twin.quantize"])
@@ -98,7 +97,7 @@ def test_scales_of_query_heads_are_among_the_trials_of_kernels_that_claim_them(n
     kernel = registry.find(name)
     told = find(
         small_cases(kernel, Wanted()),
-        lambda case: "query_head_descale" in record.needed_descales(case),
+        lambda case: "query_head_descale" in case.needed_descales,
         settings=FEW,
     )
     assert told.problem.group > 1

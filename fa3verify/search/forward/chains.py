@@ -4,8 +4,6 @@ score.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from fa3_kernels.twin.wgmma import operand, operand_b, wgmma
@@ -13,9 +11,7 @@ from fa3_reference.bounds.device import TENSOR_CORE
 from fa3_reference.bounds.steps import score_error
 from fa3_reference.formats import Format
 from fa3verify.search.colony import Rng, full_fractions, positive, rounded
-
-if TYPE_CHECKING:
-    from fa3verify.search.forward.scores import Row
+from fa3verify.search.forward.row import Row
 
 VARIANTS = 32  # of one key that are compared
 
