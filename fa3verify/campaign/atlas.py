@@ -56,6 +56,12 @@ def findings(made: Run, kernel: str) -> list[Finding]:
     return [each for each in made.failures if each.kernel == kernel]
 
 
+def alone(made: Run, kernel: str) -> Run:
+    """Return an atlas with nothing but one kernel, and without any where it has none of that name."""
+    found = tuple(each for each in made.kernels if each.name == kernel)
+    return replace(made, kernels=found, failures=tuple(findings(made, kernel)))
+
+
 def joined(made: Run, others: Iterable[Run]) -> Run:
     """Return an atlas with the kernels of others, of one that several have the last, by name."""
     kernels: dict[str, tuple[KernelRun, list[Finding]]] = {}

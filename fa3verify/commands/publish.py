@@ -73,9 +73,9 @@ def run(
     """
     made = _empty(settings)
     kept = _stored(settings, made) if resume else made
-    missing = [_missing(known[name]) for name in settings.kernels if name in known and known[name].unavailable]
-    made = _write(settings.out, atlas.joined(kept, [replace(made, kernels=(kernel,)) for kernel in missing]))
-    there = {kernel.name: _alone(made, kernel) for kernel in made.kernels}
+    absent = (known[name] for name in settings.kernels if name in known and known[name].unavailable)
+    made = _write(settings.out, atlas.joined(kept, [replace(made, kernels=tuple(map(_missing, absent)))]))
+    there = {kernel.name: atlas.alone(made, kernel.name) for kernel in made.kernels}
     todo = [name for name in settings.kernels if name not in there or _may_lose(there[name].kernels[0])]
     workers = settings.workers or int(CROWDING * default_workers())
     lanes = max(1, workers // PROCESSES)
@@ -143,11 +143,6 @@ def _may_lose(kernel: KernelRun) -> bool:
     return kernel.operation == FORWARD and kernel.verdict != "not run" and not kernel.loss
 
 
-def _alone(made: Run, kernel: KernelRun) -> Run:
-    """Return the atlas of one kernel of an atlas."""
-    return replace(made, kernels=(kernel,), failures=tuple(atlas.findings(made, kernel.name)))
-
-
 def _empty(settings: verify.Settings) -> Run:
     facts = summary.provenance(settings.seed)
     packages = {name: version for name, version in facts.packages.items() if version != "absent"}
@@ -181,8 +176,8 @@ def _stored(settings: verify.Settings, made: Run) -> Run:
     for name in ("profile", "seed", "version"):
         if getattr(there, name) != getattr(made, name):
             raise ValueError(f"{path} has {name} {getattr(there, name)}, not {getattr(made, name)}")
-    judged = [kernel for kernel in there.kernels if kernel.verdict != "not run"]
-    return atlas.joined(made, [_alone(there, kernel) for kernel in judged])
+    judged = tuple(kernel for kernel in there.kernels if kernel.verdict != "not run")
+    return atlas.joined(made, [replace(there, kernels=judged)])
 
 
 def _missing(candidate: Candidate) -> KernelRun:

@@ -8,7 +8,6 @@ figures, so that whatever is in the table was changed by something.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from fa3verify.campaign import atlas
@@ -37,7 +36,9 @@ def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:
     """Return the table of what moved between kernels, which are named as on either side: kernel, family, what, before,
     after, and after over before where both are numbers.
     """
-    rows = [row for before, after in sorted(names) for row in _kernel(_alone(old, before), _alone(new, after))]
+    rows = [
+        row for before, after in sorted(names) for row in _kernel(atlas.alone(old, before), atlas.alone(new, after))
+    ]
     columns = (
         PageColumn("kernel", "kernel"),
         PageColumn("family", "family"),
@@ -47,12 +48,6 @@ def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:
         PageColumn("after / before", "times", written),
     )
     return PageTable("moved", "What moved", columns, rows)
-
-
-def _alone(run: Run, name: str) -> Run:
-    """Return a run with one kernel."""
-    kernels = tuple(kernel for kernel in run.kernels if kernel.name == name)
-    return replace(run, kernels=kernels, failures=atlas.findings(run, name))
 
 
 def _kernel(old: Run, new: Run) -> Iterator[Json]:

@@ -78,7 +78,7 @@ def entry(
 
 
 def not_run(name: str, reason: str) -> KernelRun:
-    return KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=reason)
+    return KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=reason, loss=())
 
 
 def made_of(
