@@ -1,4 +1,4 @@
-"""This module says what is timed: one cell is one shape, and a grid is a list of cells."""
+"""What is timed: one cell is one shape, and a grid is a list of cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module says how fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
+"""How fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
 cell.
 """
 

@@ -1,4 +1,4 @@
-"""This module says what a compiler makes of a configuration: how many registers it needs, and where waits and barriers
+"""What a compiler makes of a configuration: how many registers it needs, and where waits and barriers
 come to stand.
 """
 

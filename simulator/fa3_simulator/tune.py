@@ -1,4 +1,4 @@
-"""This module simulates all legal tiles and schedules for a problem and ranks them."""
+"""Simulate all legal tiles and schedules for a problem and rank them."""
 
 from __future__ import annotations
 
