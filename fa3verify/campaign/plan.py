@@ -289,8 +289,10 @@ def _judges(
     for family in kernel.families:
         if family in own:
             index, capture = own[family]
-            pin = {"file": capture.file, "sha256": capture.sha256}
-            judges.append(JudgeCapture(kernel=name, family=family, profile=profile, index=index, **pin))
+            task = JudgeCapture(
+                kernel=name, family=family, profile=profile, index=index, file=capture.file, sha256=capture.sha256
+            )
+            judges.append(task)
         else:
             judges.append(JudgeFamily(kernel=name, family=family, profile=profile, seed=seed, limit=limit))
     return judges
