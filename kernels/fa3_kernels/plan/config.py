@@ -343,6 +343,7 @@ class Config:
         Returns
         -------
         KernelModel
+            Its formats, tiles and switches, and the order of its softmax.
 
         Raises
         ------
