@@ -58,10 +58,6 @@ class JudgeTask(Task):
     @abstractmethod
     def run(self) -> JudgedCases: ...
 
-    def judged(self, candidate: Candidate, cases: Sequence[Case]) -> tuple[CaseResult, ...]:
-        """Judge cases, fail-fast up to the first finding where that was asked for."""
-        return tuple(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
-
     def read(self, value: Any) -> JudgedCases | None:
         return None if value is None else read(JudgedCases, value, self.family)
 
@@ -79,7 +75,7 @@ class JudgeFamily(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return JudgedCases(self.judged(candidate, cases))
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
     @property
     def estimated_s(self) -> float:
@@ -100,7 +96,8 @@ class JudgeCapture(JudgeTask):
         candidate = found(self.kernel)
         capture = pinned(self.file, self.sha256).capture
         case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
-        return JudgedCases(self.judged(candidate, [case] if case else []))
+        cases = [case] if case else []
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +113,8 @@ class JudgeCover(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
-        records = self.judged(candidate, [case for _, case in rows if case])
+        cases = [case for _, case in rows if case]
+        records = judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast)
         return JudgedCases(records, tuple(point for point, _ in rows))
 
 
@@ -138,7 +136,7 @@ class JudgePractice(JudgeTask):
         candidate = found(self.kernel)
         cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
-        records = self.judged(candidate, cases[self.part :: PARTS])
+        records = judge_cases(candidate, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
         return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
 
 
@@ -180,7 +178,7 @@ class SearchLaw(Task):
 
 def judge_cases(
     candidate: Candidate, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
-) -> list[CaseResult]:
+) -> tuple[CaseResult, ...]:
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
@@ -199,7 +197,7 @@ def judge_cases(
         if is_fail_fast and _fails(candidate.name, [record]):
             break
     kept = sketch.with_one_worst([record.sketch for record in records])
-    return [replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True)]
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
 
 
 def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
