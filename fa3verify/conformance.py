@@ -17,17 +17,19 @@ import pytest
 
 from fa3verify.campaign import replay_files, run, summary
 from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
-from fa3verify.campaign.tasks import Outcome, Task, plan
+from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
+from fa3verify.campaign.tasks import Outcome
+from fa3verify.cases.coverage import COVER
 from fa3verify.judging.verdict import told
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
-TITLES = {"law": "property", "family": "family", "cover": "covering_array"}
 
 
-def name_of(task: Task) -> str:
+def name_of(task: JudgeTask | SearchLaw) -> str:
     """Name of a task's test, in the form that pytest gives to parametrised ones."""
-    which = task.arguments.get(task.kind)  # a kernel has one covering array
-    return f"{TITLES[task.kind]}[{which}]" if which else TITLES[task.kind]
+    if isinstance(task, SearchLaw):
+        return f"property[{task.law}]"
+    return "covering_array" if task.family == COVER else f"family[{task.family}]"  # a kernel has one covering array
 
 
 class Broken(Exception):
@@ -97,7 +99,7 @@ def _lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, tuple[re.P
 class Judged(pytest.Item):
     """One task of a campaign."""
 
-    def __init__(self, *, told_by: tuple[Introduction, Task], **rest: Any) -> None:
+    def __init__(self, *, told_by: tuple[Introduction, JudgeTask | SearchLaw], **rest: Any) -> None:
         super().__init__(**rest)
         self.introduction, self.task = told_by
 
@@ -110,7 +112,7 @@ class Judged(pytest.Item):
         return self.path, 0, self.title
 
     def runtest(self) -> None:
-        outcome = Outcome(self.task, self.task.function(**self.task.arguments))
+        outcome = Outcome(self.task, self.task.run())
         profile = self.config.option.fa3_profile
         seed = self.config.option.fa3_seed
         body, _, found, _ = summary.of_kernel(self.introduction, [outcome], None, profile=profile, seed=seed)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fa3_kernels.audit.calls import plan_for
 from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS, Config
-from fa3_kernels.plan.traits import FAMILIES, OURS
+from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_simulator import unbounded
 from fa3_simulator.backward_choice import shipped_schedule

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Never, TypeVar
 
 from fa3_kernels.plan.config import Setting
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
@@ -149,7 +149,6 @@ def verify(
     baseline: str | Path | None = None,
     activations: str | Path | None = None,
     workers: int = 0,
-    studies: bool = True,
 ) -> Run:
     """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
 
@@ -171,8 +170,6 @@ def verify(
         Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int
         Number of processes; 0 is one per core.
-    studies : bool
-        Whether to run the studies behind the report's figures.
 
     Returns
     -------
@@ -202,7 +199,7 @@ def verify(
     stored = Path(baseline) if baseline else None
     own = Path(activations) if activations else None
     settings = verify.Settings(
-        names, profile, seed, Path(out), stored, workers=workers, studies=studies, command=command, activations=own
+        names, profile, seed, Path(out), stored, workers=workers, command=command, activations=own
     )
     return verify.run(settings, lambda total, outcome: None)
 
@@ -271,7 +268,7 @@ def simulate(
     backward : bool
         Whether the gradients are simulated, of grouped heads, windows and sequences of their own lengths too.
     family : str
-        Whose program it is (:data:`fa3_kernels.plan.traits.FAMILIES`), such as ``"flash3"``; ours by default.
+        Whose program it is (:data:`fa3_kernels.plan.families.FAMILIES`), such as ``"flash3"``; ours by default.
     **switches : bool, int, str or tuple
         Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False``; backward of
         :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``. Those that are not given
@@ -335,7 +332,7 @@ def tune(
     backward : bool
         Whether schedules of the gradients are ranked.
     family : str
-        Whose schedules (:data:`fa3_kernels.plan.traits.FAMILIES`): by default those of our program, as in
+        Whose schedules (:data:`fa3_kernels.plan.families.FAMILIES`): by default those of our program, as in
         :func:`simulate`, and flash3 all that CUTLASS can build.
 
     Returns

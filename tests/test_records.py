@@ -16,7 +16,6 @@ GROW = {
     "Elimination",
     "Findings",
     "ForwardColony",
-    "GradientColony",
     "Phase",
     "Results",
     "RowState",

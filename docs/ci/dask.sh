@@ -8,4 +8,4 @@ scheduler=$!
 dask worker "$ADDRESS" --nthreads 1 --nworkers 2 --no-dashboard &
 workers=$!
 trap 'kill $workers $scheduler' EXIT
-fa3verify verify "$KERNEL" --quick --no-studies --scheduler "$ADDRESS" --out out
+fa3verify verify "$KERNEL" --quick --scheduler "$ADDRESS" --out out

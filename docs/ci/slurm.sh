@@ -7,4 +7,4 @@ KERNEL=${KERNEL:-mykernel:attention}
 if [ "${1:-}" = merge ]; then
     exec fa3verify merge shards --out merged --junit merged/junit.xml
 fi
-exec fa3verify verify "$KERNEL" --quick --no-studies --shard $((SLURM_ARRAY_TASK_ID + 1))/"$SLURM_ARRAY_TASK_COUNT" --out shards
+exec fa3verify verify "$KERNEL" --quick --shard $((SLURM_ARRAY_TASK_ID + 1))/"$SLURM_ARRAY_TASK_COUNT" --out shards

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
-from fa3_kernels.audit.probes import STEPS
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.request import Choices
-from fa3_kernels.plan.stamps import COLUMNS, Stamp, read_stamps
+from fa3_kernels.plan.stamps import COLUMNS, STEPS, Stamp, read_stamps
 from fa3verify.bench import graphs, kernels
 from fa3verify.files import write_text
 from fa3verify.known.launches import Keywords

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import compile_call
-from fa3_kernels.audit.figures import tensor_loops
+from fa3_kernels.audit.sass import tensor_loops
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from fa3verify import records
 from fa3verify.campaign.introduction import Introduction
-from fa3verify.campaign.profiles import PROFILES, ProfileName
+from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Provenance
-from fa3verify.campaign.tasks import Outcome, Task, of_kind
+from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
 from fa3verify.records import NOT_WRITTEN
 
-SCHEMA = "fa3verify.shard/1"
+SCHEMA = "fa3verify.shard/2"
 FILES = "shard-*-of-*.json"
 _NOT_COMPARED = ("cpu_count", "git")  # a clone without tags has another name for the same sources, which are compared
 
@@ -60,7 +60,6 @@ class Asked:
     kernels: tuple[str, ...]
     profile: ProfileName
     seed: int
-    studies: bool
     sources: str
 
 
@@ -108,29 +107,13 @@ class Part:
         return {**records.plain(self.asked), "activations": records.plain(self.captures), **facts, **of_kernels}
 
 
-def estimated_s(task: Task) -> float:
-    """Return about how many CPU seconds a task takes.
-
-    Measured over the 353 tasks of a quick campaign of the built-in twins; only the proportions matter, and an error
-    costs balance and nothing else.
-    """
-    arguments = task.arguments
-    if task.kind == "law":
-        return 0.05 * arguments["max_examples"]
-    if task.kind == "family":
-        profile = PROFILES[arguments["profile"]]
-        scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in profile.shapes)
-        return 1.5e-6 * profile.seeds * scores
-    return max(0.05, 1e-6 * arguments.get("seqlen_k", 0) * arguments.get("rows", 1))
-
-
 def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
     """Return the tasks of one shard in their order: each task, the longest first, goes to who has least to do."""
     loads = [0.0] * shard.count
     mine = []
-    for place in sorted(range(len(tasks)), key=lambda place: -estimated_s(tasks[place])):
+    for place in sorted(range(len(tasks)), key=lambda place: -tasks[place].estimated_s):
         least = loads.index(min(loads))
-        loads[least] += estimated_s(tasks[place])
+        loads[least] += tasks[place].estimated_s
         if least == shard.number - 1:
             mine.append(place)
     return [tasks[place] for place in sorted(mine)]
@@ -208,6 +191,6 @@ def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task]) -> list[Outcome]:
     known = {identity: outcome for part in parts for identity, outcome in part.outcomes.items()}
     kept = [(task, known[task.identity(stamp)]) for task in tasks]
     try:
-        return [replace(outcome, task=task, value=of_kind(task.kind, outcome.value)) for task, outcome in kept]
+        return [replace(outcome, task=task, value=task.read(outcome.value)) for task, outcome in kept]
     except ValueError as error:
         raise ValueError(f"a shard is damaged: {error}") from None

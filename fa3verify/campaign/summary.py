@@ -17,6 +17,7 @@ from fa3verify import __version__, operations
 from fa3verify.campaign.findings import finding, ordered, with_clause
 from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
+from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.results import CaseResult, contradiction, judged_under, refutations, settle
 from fa3verify.campaign.run import (
@@ -86,7 +87,7 @@ def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> tuple[KernelRun, list[GateRow], list[Finding], list[CaseRow]]:
     """Conclude from any outcomes of one kernel: its part of the run, the gate's rows, findings and judged cases."""
-    outcome_of = {o.task.arguments["law"]: o for o in outcomes_of(outcomes, kernel.name, "law")}
+    outcome_of = {task.law: outcome for task, outcome in outcomes_of(outcomes, kernel.name, SearchLaw)}
     searched = [outcome.value for outcome in outcome_of.values() if outcome.value]
     records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
     settled = settle(operations.find(kernel.operation), records, searched)
@@ -97,8 +98,8 @@ def of_kernel(
     if kernel.failed:
         found.append(finding(kernel.name, "loading", kernel.failed, crashed=True, traceback=kernel.raised))
     crashed = {finding.what for finding in found}
-    covers = [outcome.value for outcome in outcomes_of(outcomes, kernel.name, "cover") if outcome.value]
-    feasible = [point for value in covers for point in value.feasible]
+    judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
+    feasible = [point for value in judged for point in value.feasible]
     body = _body(kernel, families, laws, results, searched, feasible, crashed, settled)
     cases = [_told(result, kernel) for result in results]
     rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
@@ -160,15 +161,14 @@ def _told(result: CaseResult, kernel: Introduction) -> CaseRow:
 
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, Sequence[CaseResult]]]:
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
-    for outcome in outcomes_of(outcomes, kernel.name, "family"):
-        yield outcome, outcome.task.arguments["family"], outcome.value or []
-    covers = list(outcomes_of(outcomes, kernel.name, "cover"))
-    for outcome in covers:
-        if outcome.error:
-            yield outcome, COVER, []
-    ended = [outcome for outcome in covers if not outcome.error]
-    if ended:  # the array and what is launched in practice are one family
-        yield ended[0], COVER, [record for outcome in ended if outcome.value for record in outcome.value.records]
+    covers = []
+    for task, outcome in outcomes_of(outcomes, kernel.name, JudgeTask):
+        if task.family == COVER and not outcome.error:
+            covers.append(outcome)
+        else:
+            yield outcome, task.family, outcome.value.records if outcome.value else []
+    if covers:  # the array and what is launched in practice are one family
+        yield covers[0], COVER, [record for outcome in covers if outcome.value for record in outcome.value.records]
 
 
 def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
@@ -313,7 +313,7 @@ def _tried(
 
 
 def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
-    """Of how many judged cases an output was returned that a kernel may leave out, and for how many it might be."""
+    """Count the cases in which each optional output was returned, and those in which it could have been."""
     found = {}
     for side in operation.sides:
         due = [case for case in cases if side.optional and side.is_due(case.case.problem)]

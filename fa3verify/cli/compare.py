@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
-from fa3verify.cli.options import Options, is_given, peers_option, workers_option
+from fa3verify.cli.options import Options, given_options, group, peers_option, workers_option
 
 if TYPE_CHECKING:
-    from fa3verify.campaign.tasks import Task
+    from fa3verify.campaign.tasks import CallTask
+    from fa3verify.compare.problems import Fields
 
 Axes = dict[str, list[int | str]]  # what changes, and its values; none are its own ones
+PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "plan_only")  # of --prove
+RUNS = ("batch", "workers", "out")  # of calls that only run
+size_options = group(
+    click.option("--causal/--dense", default=None, help="The mask; dense, with --prove causal."),
+    click.option("--head-dim", type=click.IntRange(8, 256), help="128, or what both take."),
+    click.option("--seqlen-k", type=click.IntRange(0), help="Keys; 300, with --prove 2000."),
+    click.option("--seqlen-q", type=click.IntRange(1), help="Queries; 4, with --prove 1."),
+    click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; 1, with --prove 8."),
+    click.option("--nheads", type=click.IntRange(1), help="Heads; 2, with --prove 32."),
+    click.option(
+        "--batch",
+        type=click.IntRange(1),
+        help="Sequences; 1. Without any size two kernels are compared on what both claim, and an axis of one kernel "
+        "has sizes of its own.",
+    ),
+)
+proof_options = group(
+    click.option("--plan-only", is_flag=True, help="With --prove: run nothing."),
+    click.option("--max-seqlen-k", type=click.IntRange(1), default=8192, show_default=True),
+    click.option("--max-seqlen-q", type=click.IntRange(1), default=512, show_default=True),
+    click.option(
+        "--max-batch",
+        type=click.IntRange(2),
+        default=64,
+        show_default=True,
+        help="With --prove: the most sequences, queries and keys of the batches that it speaks of.",
+    ),
+    click.option("--page-size", type=click.IntRange(0), default=0, help="With --prove: keys of a page, 0 of none."),
+    click.option(
+        "--window",
+        type=click.IntRange(-1),
+        nargs=2,
+        metavar="LEFT RIGHT",
+        help="With --prove: keys beside the diagonal; -1 is all.",
+    ),
+    click.option("--prove", is_flag=True, help="Decide it for all batches over the plan of KERNEL, then run a few."),
+)
 
 
 @click.command(epilog=EPILOG)
@@ -28,69 +66,111 @@ Axes = dict[str, list[int | str]]  # what changes, and its values; none are its 
     metavar="AXIS[=VALUES]",
     help="What changes: batch, position, neighbours, seqlen_k, chunk, decode, num_splits, pack_gqa, tile_m, tile_n; of "
     "two kernels any size of the problem. VALUES are FIRST:STOP[:STEP] or a list with commas; neighbours are LENGTH of "
-    "one or COUNTxLENGTH.",
+    "one or COUNTxLENGTH. With --prove neighbours, batch or chunk, without values; by default the first two.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Sizes. Without any two kernels are compared on what both claim, and an axis of one kernel has sizes of its "
-    "own.",
-)
-@click.option("--nheads", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--nheads-kv", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--seqlen-q", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--seqlen-k", type=click.IntRange(0), default=300, show_default=True)
-@click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default="128, or what both take")
-@click.option("--causal", is_flag=True)
+@size_options
+@proof_options
 @workers_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
-@click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons as JSON.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons, or the proof, as JSON.")
 @peers_option
-@click.option("--quiet", is_flag=True, help="Print nothing but what differs.")
+@click.option("--quiet", is_flag=True, help="Print nothing but what differs; with --prove one line.")
 def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Compare the bits of KERNEL and OTHER on what both claim, or of KERNEL in calls that differ in what a serving
     stack may change.
 
-    KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; invariance
-    says it of all batches where the plan of a kernel is known. Without a kernel: the table of what may change for our
-    kernels and for the released FlashAttention-3. Exit code 1 if a named kernel differs, 5 if nothing ran.
+    KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; --prove
+    says it of all batches, where the plan of a kernel is known: tile, parts of the keys, packing and path are functions
+    of few statistics of a batch, which are enumerated, and calls of every class run. Without a kernel: the table of
+    what may change for our kernels and for the released FlashAttention-3.
+
+    \b
+    fa3verify compare twin.fp16 "twin.fp16[tile_n=64]"
+    fa3verify compare twin.bf16 --over seqlen_k=120:140
+    fa3verify compare "flash3.bf16[num_splits=4]" --prove --seqlen-k 4000
+    fa3verify compare sglang.bf16 --prove --page-size 16 --over chunk
+
+    Exit code 1 if a named kernel differs, with --prove if any call within the limits does; 5 if nothing ran, or the
+    plan does not decide.
     """
     with one_line_errors():
-        from fa3verify.cli import console, console_search
-        from fa3verify.compare import table
         from fa3verify.compare.problems import SIZES
-        from fa3verify.kernels.twins import is_twin
 
         out = options["out"]
-        json_target = options["json_target"]
-        quiet = options["quiet"]
-        require_writable(out and str(out), json_target)
+        require_writable(out and str(out), options["json_target"])
         chosen = dict(map(_axis, axes))
         if len(chosen) < len(axes):
             raise ValueError(f"an axis is named once, with all its values, got {', '.join(axes)}")
-        sizes = {name: options[name] for name in SIZES if is_given(name)}
+        sizes = {name: options[name] for name in SIZES if options[name] is not None}
+        if options["prove"]:
+            raise Exit(_prove(kernel, other, chosen, sizes, options))
+        if given := given_options(PROOF):
+            raise ValueError(f"{', '.join(given)} go with --prove")
         if kernel and other:
-            tasks = _pairs(kernel, other, chosen, options)
+            tasks = _pairs(kernel, other, chosen, sizes, out)
         else:
+            from fa3verify.compare import table
+
             tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
-        with console.counting("comparisons", quiet) as tell:
-            found = table.run(tasks, options["workers"], tell)
-        if out:
-            names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
-            rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
-            write(table.page(names, rows, found, sizes=sizes), str(out))
-        emit(table.body(found, tasks), json_target)
-        if json_target != "-":
-            labels = [task.arguments.get("kernel", "") for task in tasks]
-            console_search.print_comparisons(labels, found, quiet=quiet)
-            if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in found):
-                click.echo(f"of all batches: fa3verify invariance '{kernel}'")
-        ran = [each for each in found if each is not None]
-        if any(each.is_equal is None for each in ran) or not ran:
-            raise Exit(NOTHING)
-        raise Exit(FINDING if kernel and any(each.first for each in ran) else OK)
+        raise Exit(_run(kernel, other, tasks, sizes, options))
+
+
+def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fields, options: Options) -> int:
+    """Run comparisons, write and print what they found, and return the exit code."""
+    from fa3verify.cli import console, console_search
+    from fa3verify.compare import table
+    from fa3verify.kernels.twins import is_twin
+
+    out = options["out"]
+    quiet = options["quiet"]
+    with console.counting("comparisons", quiet) as tell:
+        found = table.run(tasks, options["workers"], tell)
+    if out:
+        names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
+        rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
+        write(table.page(names, rows, found, sizes=sizes), str(out))
+    emit(table.body(found, tasks), options["json_target"])
+    if options["json_target"] != "-":
+        labels = [task.arguments.get("kernel", "") for task in tasks]
+        console_search.print_comparisons(labels, found, quiet=quiet)
+        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in found):
+            click.echo(f"of all batches: fa3verify compare '{kernel}' --prove")
+    ran = [each for each in found if each is not None]
+    if any(each.is_equal is None for each in ran) or not ran:
+        return NOTHING
+    return FINDING if kernel and any(each.first for each in ran) else OK
+
+
+def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, options: Options) -> int:
+    """Prove that a row of a kernel has the same bits in every batch, or print which calls give it which."""
+    from fa3verify.compare.proof import BatchLimits, prove, words
+    from fa3verify.compare.proof.plans import Change
+
+    if kernel is None or other:
+        got = " and ".join(filter(None, (kernel, other))) or "none"
+        raise ValueError(f"--prove is of one kernel, got {got}")
+    if given := given_options(RUNS):
+        raise ValueError(f"--prove does not take {', '.join(given)}")
+    known: tuple[Change, ...] = get_args(Change)
+    if wrong := [name for name, values in axes.items() if name not in known or values]:
+        raise ValueError(f"--prove goes over {', '.join(known)}, with all values, got {', '.join(wrong)}")
+    limits = BatchLimits(options["max_batch"], options["max_seqlen_q"], options["max_seqlen_k"])
+    window = {"window": options["window"]} if options["window"] is not None else {}
+    found = prove(
+        kernel,
+        changes=[name for name in known if name in axes],
+        limits=limits,
+        runs=not options["plan_only"],
+        page_size=options["page_size"],
+        **sizes,
+        **window,
+    )
+    emit(found.to_json(), options["json_target"])
+    if options["json_target"] != "-":
+        click.echo(words.headline(found))
+        for answer in () if options["quiet"] else found.answers:
+            click.echo("\n".join(words.lines(answer, found.own)))
+    return {True: OK, False: FINDING, None: NOTHING}[found.is_invariant]
 
 
 def _axis(text: str) -> tuple[str, list[int | str]]:
@@ -99,9 +179,7 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     if not equals:
         return name, []
     if match := re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", values):
-        first = int(match[1])
-        stop = int(match[2])
-        step = int(match[3] or 1)
+        first, stop, step = (int(n or 1) for n in match.groups())
         if step and first < stop:
             return name, list(range(first, stop, step))
     elif re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", values):
@@ -111,40 +189,38 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
 
 
-def _pairs(kernel: str, other: str, axes: Axes, options: Options) -> list[Task]:
-    """The comparisons of two kernels: what both claim, the problem of the sizes that are given, or one over a range."""
-    from fa3verify.campaign.tasks import Task
-    from fa3verify.compare.problems import SIZES
+def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[CallTask]:
+    """The comparisons of two kernels: what both claim, the problem of the sizes that are given, or one over a range.
+
+    ValueError for what a comparison of two kernels would leave out.
+    """
+    from fa3verify.campaign.tasks import CallTask
+    from fa3verify.compare.problems import PAIR
     from fa3verify.compare.table import compare_pair
     from fa3verify.known.registry import find
 
     for name in (name for name in (kernel, other) if ":" not in name):
         find(name)
-    _check_pairs(axes, options)
-    # What both take is chosen where they are loaded, unless somebody chose.
-    is_sized = bool(axes) or any(is_given(name) for name in SIZES if name != "head_dim")
-    chosen = (name for name in SIZES if is_given(name) or (is_sized and name not in ("head_dim", "nheads_kv")))
-    sizes = {name: options[name] for name in chosen}
-    ranges = {name: values or [options[name]] for name, values in axes.items()}
-    ranges = ranges or ({"seqlen_k": [options["seqlen_k"]]} if is_sized else {"": []})
-    given = {"a": kernel, "b": other, "sizes": sizes}
-    return [
-        Task("compare", f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
-        for name, values in ranges.items()
-    ]
-
-
-def _check_pairs(axes: Axes, options: Options) -> None:
-    """Raise ValueError for what a comparison of two kernels would leave out."""
-    from fa3verify.compare.problems import SIZES
-
-    known = sorted(set(SIZES) - {"causal"})
+    known = sorted(set(PAIR) - {"causal"})
     for name, values in axes.items():
         if name not in known:
             raise ValueError(f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
-        if values and is_given(name):
-            raise ValueError(f"{name} is given by --over or as a size, got {options[name]} beside {len(values)} values")
+        if values and name in sizes:
+            raise ValueError(f"{name} is given by --over or as a size, got {sizes[name]} beside {len(values)} values")
         if wrong := [value for value in values if type(value) is not int]:
             raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
-    if options["out"]:
+    if out:
         raise ValueError("the table that --out writes is of one kernel, or of none; --json takes two as well")
+    chosen = PAIR | sizes
+    ranges = {name: values or [chosen[name]] for name, values in axes.items()}
+    if is_sized := bool(axes or set(sizes) - {"head_dim"}):
+        ranges = ranges or {"seqlen_k": [chosen["seqlen_k"]]}
+    # What both take is chosen where they are loaded, unless somebody chose.
+    kept = {
+        name: chosen[name] for name in PAIR if name in sizes or (is_sized and name not in ("head_dim", "nheads_kv"))
+    }
+    given = {"a": kernel, "b": other, "sizes": kept}
+    return [
+        CallTask(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
+        for name, values in (ranges or {"": []}).items()
+    ]

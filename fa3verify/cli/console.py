@@ -1,4 +1,4 @@
-"""This module says what the terminal shows: progress on stderr, verdicts and their findings on stdout."""
+"""What the terminal shows: progress on stderr, verdicts and their findings on stdout."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def teller(quiet: bool) -> Callable[[str], None]:
 
 
 def environment() -> Json:
-    """Return what ``fa3verify info`` prints."""
+    """Return versions, extras, cache and variables, with which ``fa3verify kernels`` ends."""
     from fa3_kernels.twin.compiled import cache_directory
     from fa3verify.campaign.summary import provenance
     from fa3verify.records import plain
@@ -314,11 +314,10 @@ def environment() -> Json:
     return facts | {"cache": str(cache_directory()), "variables": {name: os.environ.get(name) for name in variables}}
 
 
-def print_info(facts: Json) -> None:
+def print_environment(facts: Json) -> None:
+    """Print what the list of kernels was made with, behind an empty line."""
     console = Console(highlight=False)
+    console.print()
     for name, value in facts.items():
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                console.print(f"{key:20} {escape(str(inner if inner is not None else 'not set'))}", soft_wrap=True)
-        else:
-            console.print(f"{name:20} {escape(str(value))}", soft_wrap=True)
+        for key, fact in (value if isinstance(value, dict) else {name: value}).items():
+            console.print(f"{key:20} {escape('not set' if fact is None else str(fact))}", soft_wrap=True)

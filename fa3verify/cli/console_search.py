@@ -1,4 +1,4 @@
-"""This module says what the terminal shows of searches: the adversary, the hunt, comparisons, and learned orders."""
+"""What the terminal shows of searches: the hunt, comparisons, and learned orders."""
 
 from __future__ import annotations
 
@@ -10,30 +10,7 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from fa3verify.commands.learn import Learning
-    from fa3verify.search.adversary import Adversary
     from fa3verify.search.run import Hunt
-
-
-def print_adversary(bred: Adversary, out: Path, *, quiet: bool) -> None:
-    """Print the largest error / bound of every island and of every dtype, and what lies beyond 1."""
-    console = Console(highlight=False)
-    for dtype, islands in bred.found.items():
-        for name, found in {**({} if quiet else islands), "": bred.total(dtype)}.items():
-            figures = " ".join(f"{found.height(record):7.4f}" for record in bred.search.JUDGE.records)
-            sums = f"{found.problems:>9,} problems {found.generations:>7,} generations"
-            console.print(f"{dtype:5}{name:27}{figures}   {sums}, {found.above_1} above 1", soft_wrap=True)
-        for name, found in islands.items():
-            for cause, find in found.violations.items():
-                console.print(f"[red]FAIL[/red] {dtype} {name}: error / bound {find.value:.4g}, {cause}")
-    console.print(f"columns: {bred.search.COLUMNS}")
-    console.print(f"written to {escape(str(out))}", soft_wrap=True)
-
-
-def print_adversary_replay(found: list[tuple[str, str, dict[str, float]]]) -> None:
-    """Print one line for each individual."""
-    for what, stored, ratios in found:
-        figures = ", ".join(f"{name} {ratio:.6g}" for name, ratio in ratios.items())
-        Console(highlight=False).print(f"{escape(what)}: stored {stored}; now {figures}", soft_wrap=True)
 
 
 def print_hunt(hunted: Hunt, file: Path, *, quiet: bool) -> None:

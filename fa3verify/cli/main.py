@@ -6,34 +6,48 @@ import rich_click as click
 
 from fa3verify import __version__
 from fa3verify.cli.atlas import atlas
-from fa3verify.cli.audit import audit
 from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
-from fa3verify.cli.exits import EPILOG
+from fa3verify.cli.exits import EPILOG, USAGE, fail
 from fa3verify.cli.hazards import hazards
-from fa3verify.cli.info import info
-from fa3verify.cli.invariance import invariance
 from fa3verify.cli.kernels import kernels
 from fa3verify.cli.learn import learn
 from fa3verify.cli.merge import merge
 from fa3verify.cli.replay import replay
 from fa3verify.cli.report import report
-from fa3verify.cli.search import adversary, hunt
+from fa3verify.cli.search import hunt
 from fa3verify.cli.simulate import simulate
-from fa3verify.cli.trace import trace
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
 
 JOURNEYS = {
     "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),
-    "Look for the worst": (hunt, compare, invariance, adversary),
-    "Choose a schedule, without a GPU": (tune, simulate, trace, hazards, audit),
+    "Look for the worst": (hunt, compare),
+    "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),
-    "Other": (info,),
+}
+MOVED = {  # what a verb of before is called today
+    "adversary": "python -m fa3_reports adversary, from a checkout",
+    "audit": "python -m fa3_reports audit, from a checkout",
+    "info": "kernels",
+    "invariance": "compare KERNEL --prove",
+    "trace": "simulate --trace FILE",
 }
 
 
-@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+class Verbs(click.RichGroup):
+    """The verbs, and where those went that are none any more."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that is asked for; a verb of before ends in one line that says what it is called today."""
+        if args[0] in MOVED:
+            fail(USAGE, f"{args[0]} is now: {MOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fa3verify")
 def main() -> None:
     """Numerics verification for FlashAttention-3 on NVIDIA Hopper."""

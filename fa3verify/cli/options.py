@@ -27,6 +27,16 @@ def _tile(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] 
     return int(match[1]), int(match[2])
 
 
+def gone(option: str, words: str, *, is_flag: bool = False) -> Decorator:
+    """Return an option of earlier versions, which help does not show and whose use is an error that says more."""
+
+    def refuse(_context: Any, _parameter: Any, value: object) -> None:
+        if value:
+            raise click.UsageError(f"{option} is no option any more: {words}")
+
+    return click.option(option, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)
+
+
 def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
     if value:
         os.environ[FOLDER_VARIABLE] = value  # of worker processes as well
@@ -167,7 +177,7 @@ def is_given(name: str) -> bool:
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def given_options(names: Iterable[str] | None = None, *, but: Iterable[str] = ()) -> list[str]:
-    """Options among ``names`` (all by default) that were given, as they are written."""
-    known = {p.name: p.opts[-1] for p in get_current_context().command.params if p.name and p.name not in but}
-    return [known[name] for name in (known if names is None else names) if is_given(name)]
+def given_options(names: Iterable[str]) -> list[str]:
+    """Options among ``names`` that were given, as they are written."""
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params}
+    return [known[name] for name in names if is_given(name)]

@@ -46,7 +46,10 @@ SPARE = ("TFLOP/s", "gap")  # columns that go where parts and heads leave no roo
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule; ``alike`` are tiles that take the same time, ``measured`` cycles or why there are none."""
+    """One schedule; ``alike`` are tiles that take the same time, ``measured`` cycles or why there are none.
+
+    ``estimated_counts`` says that nobody compiled such a tile, so that some instructions of a step are estimated.
+    """
 
     place: int
     tile: str
@@ -65,6 +68,7 @@ class ScheduleRow(NamedTuple):
     gluon: bool
     flash3_choice: bool
     alike: Sequence[str]
+    estimated_counts: bool
     built: Built | None = None
     measured: float | str | None = None
 

@@ -1,4 +1,4 @@
-"""Verbs that search for the worst input: hunt, of any kernel, and adversary, of the bounds of our own twins."""
+"""Verb hunt: the search for the worst input of any kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors, write
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
 from fa3verify.cli.options import peers_option
 
 if TYPE_CHECKING:
@@ -87,49 +87,3 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
 
         return Difference(find(against), "ulp" if unit == "ulp" else "bound")
     return Ratio()
-
-
-@click.command(epilog=EPILOG)
-@click.option("--operation", type=click.Choice(["forward", "backward"]), default="forward", show_default=True)
-@click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
-@click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True, help="For every dtype.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/adversary.json"), show_default=True
-)
-@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes; 0 is one per core.")
-@click.option("--replay", type=click.Path(path_type=Path, dir_okay=False), help="Judge the finds of a file again.")
-@click.option("--quiet", is_flag=True, help="Print the sums only.")
-def adversary(
-    operation: str,
-    dtypes: tuple[str, ...],
-    problems: int,
-    seed: int,
-    out: Path,
-    jobs: int,
-    replay: Path | None,
-    quiet: bool,
-) -> None:
-    """Search for inputs on which our twins leave their error bound; exit code 1 if one does.
-
-    Scores and values evolve from normal ones; of gradients all arrays do, over all orders in which parts may be added.
-    The file holds, for every dtype and shape, the largest error / bound before the last rounding (of the forward's
-    output also after it), and the input that has it.
-    """
-    with one_line_errors():
-        from fa3verify.cli import console, console_search
-        from fa3verify.files import json_text
-        from fa3verify.search import adversary as twins
-
-        if replay is not None:
-            found = twins.replay_file(replay)
-            console_search.print_adversary_replay(found)
-            raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
-        known = twins.dtypes_of(operation)
-        if unknown := [dtype for dtype in dtypes if dtype not in known]:
-            raise ValueError(f"dtype of {operation} must be among {', '.join(known)}, got {unknown[0]}")
-        with console.counting("islands searched", quiet) as tell:
-            bred = twins.run(dtypes or known, problems, seed, jobs, tell, operation)
-        write(json_text(bred.to_json() | {"seed": seed, "problems": problems}), str(out))
-        console_search.print_adversary(bred, out, quiet=quiet)
-        raise Exit(FINDING if bred.above_1 else OK)

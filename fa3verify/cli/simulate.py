@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, emit, letters, one_line_errors
-from fa3verify.cli.options import Options, given_options, is_given, machine_option, problem_options, schedule_options
+from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors
+from fa3verify.cli.options import (
+    Options,
+    given_options,
+    gone,
+    is_given,
+    machine_option,
+    problem_options,
+    schedule_options,
+)
 
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
@@ -25,8 +33,6 @@ if TYPE_CHECKING:
     from fa3verify.files import Json
 
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
-VALIDATES_WITH = ("validate", "machine", "json_target")
-SVG_CYCLES = 20000
 
 
 def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
@@ -96,55 +102,68 @@ def trace_cta(
 @schedule_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
 @click.option(
-    "--validate",
+    "--trace",
+    "target",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="BENCH.csv",
-    help="Instead compare with every measured row of a bench.csv: errors, rank agreement, regret.",
+    metavar="FILE",
+    help="Also write the timeline of one CTA there as Chrome JSON, for Perfetto.",
 )
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="STAMPS.csv",
+    help="Draw a measured timeline beside that of --trace; problem, schedule and clock are those of the file.",
+)
+@click.option(
+    "--measure", is_flag=True, help="Record that timeline now, on a GPU, as FILE of --trace with suffix .stamps.csv."
+)
+@click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
+@gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
 def simulate(
-    clock_mhz: float | None, json_target: str | None, svg: Path | None, validate: Path | None, **options: Any
+    clock_mhz: float | None,
+    json_target: str | None,
+    svg: Path | None,
+    target: Path | None,
+    measured: Path | None,
+    **options: Any,
 ) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
     with one_line_errors():
-        if validate:
-            _validate(validate, options["machine"], json_target)
-            return
         from fa3_simulator.hazards import check
         from fa3_simulator.run import estimate, in_words
-        from fa3_simulator.timeline import bars, svg_gantt, text_gantt
+        from fa3_simulator.timeline import bars
+        from fa3verify.cli import timeline
 
+        stamps = timeline.stamps_of(target, measured, options)
         problem, config, machine = setup(options)
+        refusal = ""
+        if target and options["measure"]:
+            clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
+        clock_mhz = stamps.sm_mhz if stamps else clock_mhz
         found = estimate(problem, config, machine, clock_mhz)
         program, tables, trace = trace_cta(config, machine, clock_mhz, found.tiles)
         hazards = check(program, machine)
         figures = _figures(problem, config, machine, found, (program, tables, trace))
         figures["hazards"] = [hazard._asdict() for hazard in hazards]
         drawn = bars(program, trace)
-        end = trace.cycles
         if svg:
-            from fa3verify.files import write_text
-
-            shown = min(end, SVG_CYCLES)
-            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz: "
-            write_text(svg, svg_gantt(drawn, 0, shown, f"{title}first {shown:.0f} cycles of a CTA"))
+            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz"
+            timeline.write_svg(svg, drawn, trace.cycles, title)
+        timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
+        if target:
+            written = timeline.write_trace(target, timelines, found.clock_mhz, stamps)
+            figures["trace"] = {"cycles": trace.cycles, **written}
         emit(figures, json_target)
         if json_target != "-":
-            _print_figures(figures, hazards)
-            click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end), letters()))
+            if not options["quiet"]:
+                _print_figures(figures, hazards)
+                timeline.print_timelines(timelines, trace.cycles)
+            if target:
+                timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
+        if refusal:
+            fail(FINDING, refusal)
         if hazards:
             raise Exit(FINDING)
-
-
-def _validate(path: Path, machine: str, json_target: str | None) -> None:
-    from fa3_simulator.machine import load
-    from fa3verify.timed import validation as validate
-
-    if given := given_options(but=VALIDATES_WITH):
-        raise ValueError(f"--validate takes schedules from the file and does not take {', '.join(given)}")
-    figures = validate.validate(path, load(machine))
-    emit(figures, json_target)
-    if json_target != "-":
-        click.echo(validate.markdown(figures))
 
 
 def _figures(
@@ -158,6 +177,7 @@ def _figures(
     kernels the backward's.
     """
     from fa3_kernels.plan.config import Config
+    from fa3_simulator.compiled import estimated
     from fa3_simulator.cta import machine_of
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
@@ -195,7 +215,7 @@ def _figures(
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-        "assumed_constants": machine.assumed(),
+        "assumed_constants": [*machine.assumed(), *estimated(config)],
     }
 
 

@@ -48,7 +48,7 @@ def tune(
 ) -> None:
     """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them."""
     with one_line_errors():
-        from fa3_kernels.plan.traits import OURS, traits_of
+        from fa3_kernels.plan.families import OURS, traits_of
         from fa3_simulator import tune as tuning
         from fa3_simulator.machine import load
 
@@ -107,7 +107,7 @@ def _ranking(
     problem: AttentionProblem, machine: Machine, kernel: str, ranked: list[Ranked], shown: list[list[Ranked]]
 ) -> MachineRanking:
     """Return what was asked, the time that nothing can beat, how far off the simulator was, and the best schedules."""
-    from fa3_kernels.plan.traits import traits_of
+    from fa3_kernels.plan.families import traits_of
     from fa3_simulator import tune as tuning
     from fa3_simulator.held_out import held_out, places
     from fa3_simulator.roofline import lower_bound
@@ -136,6 +136,7 @@ def _ranking(
 
 def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Machine) -> ScheduleRow:
     """Return what is told of a schedule; of those that take the same time the first is."""
+    from fa3_simulator.compiled import estimated
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
 
@@ -157,6 +158,7 @@ def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Ma
         gluon=entry.is_gluon_buildable,
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],
+        estimated_counts=bool(estimated(config)),
     )
 
 
@@ -210,8 +212,8 @@ def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: A
     """Return the ranking with measured cycles; rank agreement and regret where two were timed."""
     import numpy as np
 
+    from fa3_simulator.tune import agreement
     from fa3verify.bench import tuning as tune_build
-    from fa3verify.timed.validation import agreement
 
     options = [tune_build.options_of(config, problem) for config in _launchable(shown)]
     measured = tune_build.measure_cycles(tune_build.cell_of(problem), options)

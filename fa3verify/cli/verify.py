@@ -21,6 +21,7 @@ from fa3verify.cli.exits import (
 from fa3verify.cli.options import (
     Options,
     given_options,
+    gone,
     memory_bytes,
     output_options,
     peers_option,
@@ -77,7 +78,7 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
 @peers_option
-@click.option("--no-studies", is_flag=True, help="Leave out the studies behind the report's figures.")
+@gone("--no-studies", "verify makes no studies", is_flag=True)
 @click.option(
     "--shard", metavar="K/N", callback=_shard, help="Run one of N parts, for fa3verify merge; the same N everywhere."
 )
@@ -109,7 +110,6 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             options["update_baseline"],
             options["workers"],
             options["scheduler"],
-            not options["no_studies"],
             task_limit_s=options["task_limit"],
             activations=options["activations"],
             memory_bytes=memory_bytes(options["memory_limit"]),
@@ -129,10 +129,10 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
             except verify.Interrupted as interruption:
-                if interruption.run is None:
+                if interruption.found is None:
                     raise
                 stop = interruption
-                found = interruption.run
+                found = interruption.found
         with told_anyhow(found.exit_code):
             if isinstance(found, verify.ShardRun):
                 console.print_shard(found, settings.out)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from fa3_kernels.plan.learned import LearnedOrder
+from fa3_kernels.plan.families.learned import LearnedOrder
 from fa3_kernels.plan.order import Order
 from fa3verify.campaign.introduction import Introduction, found, introduce_all
 from fa3verify.campaign.pool import AN_HOUR_S, processes
-from fa3verify.campaign.tasks import Task, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.files import json_text, write_text
 from fa3verify.learn import space
 from fa3verify.learn.learner import OUTPUTS, Learned, learn
@@ -122,7 +122,9 @@ def learn_all(
             return Learning(kernel, (), (introduced.failed,))
         dims = tuple(head_dims) or _head_dims(introduced)
         arguments = [{"kernel": kernel, "head_dim": d, "outputs": outputs, "seed": seed} for d in dims]
-        tasks = [Task("learn", f"{kernel} at head_dim {each['head_dim']}", learn_named, each) for each in arguments]
+        tasks = [
+            CallTask(f"{kernel} at head_dim {each['head_dim']}", learn_named, each, kernel=kernel) for each in arguments
+        ]
         outcomes = execute(tasks, executor, progress=lambda outcome: progress(outcome.task.label))
     failed = tuple(f"{outcome.task.label}: {outcome.error}" for outcome in outcomes if outcome.error)
     return Learning(kernel, tuple(outcome.value for outcome in outcomes if not outcome.error), failed)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from fa3verify.campaign import atlas, replay_files, summary
+from fa3verify.campaign import accumulator_loss, atlas, replay_files, summary
 from fa3verify.campaign.atlas import Atlas, Entry, EntryFinding, Loss
 from fa3verify.campaign.executors import fair_share, make_executor
 from fa3verify.campaign.pool import TaskError, default_workers
@@ -31,7 +31,6 @@ from fa3verify.commands import verify
 from fa3verify.files import write_text
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
-from fa3verify.studies import accumulator_loss
 from fa3verify.text import of_error, one_line
 from fa3verify.timed.timing import query
 
@@ -202,7 +201,7 @@ def _entry(settings: verify.Settings, name: str, pools: _Pools, judged: Entry | 
 def _judged(settings: verify.Settings, name: str, executor: Executor, check: Callable[[], None]) -> Entry:
     """Judge one kernel, and shut the executor down."""
     campaign = settings.out / CAMPAIGNS / _stem(name)
-    own = replace(settings, kernels=(name,), out=campaign, studies=False)
+    own = replace(settings, kernels=(name,), out=campaign)
     found = verify.run(own, lambda total, outcome: check(), executor)
     (entry,) = atlas.of(found).entries
     return _published(entry, found, campaign, settings.out)
@@ -217,12 +216,12 @@ def _loss(seqlen_k: int, future: Future) -> Loss:
     """What became of one measurement."""
     rows = LOSS_ROWS[seqlen_k]
     try:
-        (found,) = future.result() or [None]
+        found: accumulator_loss.Lost | None = future.result()
     except (TaskError, CancelledError) as error:
         return Loss(seqlen_k, rows, None, None, one_line(str(error)))
     if found is None:
         return Loss(seqlen_k, rows, None, None, "it does not take this length")
-    return Loss(seqlen_k, rows, found["rel_rmse"], found["bias"], None)
+    return Loss(seqlen_k, rows, found.rel_rmse, found.bias, None)
 
 
 def _published(entry: Entry, found: Run, campaign: Path, out: Path) -> Entry:

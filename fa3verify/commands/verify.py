@@ -15,28 +15,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fa3verify.campaign import atlas, replay_files, shards
+from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import make_executor
-from fa3verify.campaign.findings import finding, ordered
+from fa3verify.campaign.findings import ordered
 from fa3verify.campaign.introduction import Introduction, Only, introduce_all
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import provenance, summarize, verdict_of
-from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
 from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
 from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.kernels import twins
-from fa3verify.operations import FORWARD
-from fa3verify.search import adversary
 from fa3verify.text import one_line, plural
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 PARTIAL = ".partial"
 Progress = Callable[[int, Outcome | None], None]  # the number of tasks, and None at the start, then each outcome
@@ -54,7 +48,6 @@ class Settings:
     update_baseline: Path | None = None
     workers: int = 0
     scheduler: str | None = None
-    studies: bool = True
     command: str | None = None  # as the summary names it; this process's command line by default
     task_limit_s: float | None = None  # the profile's by default
     activations: Path | None = None  # npz files of the user's own model, or one of them
@@ -77,7 +70,7 @@ class ShardRun:
     """Holds what one shard ran: itself in words, its file, how many tasks and what failed.
 
     Without a failure the exit code is 0, which is no pass. What depends on other shards is not judged here: the
-    baseline, whether enough was tried, and what the adversary found.
+    baseline, and whether enough was tried.
     """
 
     shard: str
@@ -91,19 +84,6 @@ class ShardRun:
         return 1 if self.failures else 0
 
 
-class Interrupted(KeyboardInterrupt):
-    """A campaign that was interrupted, all of whose processes have ended; the message says what is kept.
-
-    ``run`` is what it reported of what it had found, None where it had nothing to report.
-    """
-
-    def __init__(self, number: int, message: str, run: Run | None = None) -> None:
-        super().__init__(number, message)
-        self.number = number
-        self.message = message
-        self.run = run
-
-
 def prepare_output(out: Path) -> None:
     """Create the output directory; ValueError if nothing can be written there."""
     try:
@@ -111,38 +91,6 @@ def prepare_output(out: Path) -> None:
         (out / ".writable").unlink()
     except OSError as error:
         raise ValueError(f"output directory {out} cannot be written: {error.strerror}") from None
-
-
-def study_tasks(kernels: Sequence[Introduction], settings: Settings) -> list[Task]:
-    """Return the studies' units as tasks, with those about the kernels under judgement."""
-    from fa3verify.studies import STUDIES
-
-    asked = [k.name for k in kernels if k.operation == FORWARD and k.dtype == "e4m3" and not k.failed]
-    tasks = []
-    for study in STUDIES:
-        units = [(unit, True) for unit in study.units(settings.profile, settings.seed)]
-        for name in asked:
-            own = study.of_kernel(name, settings.profile, settings.seed)
-            units += [(unit, twins.is_twin(name)) for unit in own]
-        for unit, durable in units:
-            tasks.append(Task(f"study {study.name}", f"study: {study.name}", study.measure, unit, durable))
-    return tasks
-
-
-def assemble_studies(outcomes: list[Outcome]) -> tuple[dict[str, xr.Dataset], list[Finding]]:
-    """Return the studies' datasets by name, those that ``--fail-fast`` left unfinished apart, and a failure for every
-    lost unit."""
-    from fa3verify.studies import STUDIES
-
-    datasets = {}
-    failures = []
-    for study in STUDIES:
-        mine = [o for o in outcomes if o.task.kind == f"study {study.name}"]
-        lost = [o for o in mine if o.error]
-        failures += [finding("-", f"study {study.name}", o.error or "", crashed=True) for o in lost]
-        if len(lost) < len(mine) and not any(o.skipped for o in mine):
-            datasets[study.name] = study.assemble([o.value for o in mine if not o.error])
-    return datasets, failures
 
 
 def run(settings: Settings, progress: Progress, executor: Executor | None = None) -> Run:
@@ -176,10 +124,10 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
             return conclude(part, outcomes, settings, compared, updated)
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else signal.SIGINT
-            raise Interrupted(number, f"its report is not whole; {_told_kept(settings)}") from None
+            raise Interrupted(number, None, f"its report is not whole; {_told_kept(settings)}") from None
     found = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
     report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(part.interrupted_by, f"{report}; {_told_kept(settings)}", found)
+    raise Interrupted(part.interrupted_by, found, f"{report}; {_told_kept(settings)}")
 
 
 def run_shard(settings: Settings, progress: Progress) -> ShardRun:
@@ -194,17 +142,12 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     """
     part, outcomes = carry_out(settings, progress)
     if part.interrupted_by is not None:
-        raise Interrupted(part.interrupted_by, f"{part.shard} is not written; {_told_kept(settings)}")
+        raise Interrupted(part.interrupted_by, None, f"{part.shard} is not written; {_told_kept(settings)}")
     part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
     path = shards.write(part, settings.out)
     _remove_journal(settings)
     found = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
-    lost = [
-        finding("-", outcome.task.label, outcome.error, crashed=True)
-        for outcome in outcomes
-        if outcome.error and outcome.task.kind not in ("law", "family", "cover")
-    ]
-    return ShardRun(str(part.shard), path.name, len(outcomes), (*found.failures, *lost))
+    return ShardRun(str(part.shard), path.name, len(outcomes), found.failures)
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -232,7 +175,7 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     if asked.sources != campaign.source_stamp():
         version = first.provenance.version
         raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
-    settings = replace(settings, kernels=asked.kernels, profile=asked.profile, seed=asked.seed, studies=asked.studies)
+    settings = replace(settings, kernels=asked.kernels, profile=asked.profile, seed=asked.seed)
     compared, updated = _baselines(settings)
     outcomes = shards.outcomes_of(parts, _tasks(first.kernels, first.captures, settings))
     prepare_output(settings.out)
@@ -268,9 +211,9 @@ def carry_out(
                 progress=lambda outcome: progress(len(tasks), outcome),
                 stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
             )
-        except campaign.Interrupted as stop:
+        except Interrupted as stop:
             interrupted_by = stop.number
-            outcomes = stop.outcomes
+            outcomes = stop.found
             ended = sum(not outcome.skipped for outcome in outcomes)
             words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
             kernels = tuple(replace(kernel, narrowed=words) for kernel in kernels)
@@ -284,7 +227,7 @@ def carry_out(
     part = shards.Part(
         number=shard.number,
         count=shard.count,
-        asked=shards.Asked(settings.kernels, settings.profile, settings.seed, settings.studies, stamp),
+        asked=shards.Asked(settings.kernels, settings.profile, settings.seed, stamp),
         kernels=kernels,
         captures=captures,
         outcomes={},
@@ -302,7 +245,7 @@ def _told_kept(settings: Settings) -> str:
     if not kept:
         return "no finished task is kept, and the same command begins anew"
     rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
-    return f"the same command goes on from {plural(kept, 'finished task')} of twins and studies{rest}"
+    return f"the same command goes on from {plural(kept, 'finished task')} of twins{rest}"
 
 
 def conclude(
@@ -319,8 +262,7 @@ def conclude(
     if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
         compared = None  # a family that ended early has the figures of fewer cases
     found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
-    studies, lost = assemble_studies(outcomes) if settings.studies else ({}, [])
-    failures = ordered([*found.failures, *lost, *adversary.write(outcomes, settings.out)])
+    failures = ordered(found.failures)
     verdict = verdict_of(found.kernels, failures)
     exit_code = EXIT_CODES[verdict] if part.interrupted_by is None else 128 + part.interrupted_by
     found = replace(found, verdict=verdict, exit_code=exit_code, failures=failures)
@@ -336,7 +278,7 @@ def conclude(
         body = gate.Baseline.of(settings.profile, settings.seed, found.kernels)
         write_text(settings.update_baseline, body.with_kernels_of(updated).text())
     atlas.write(settings.out / atlas.FILE, atlas.of(found))
-    write_report(settings.out, found, studies)
+    write_report(settings.out, found)
     if part.interrupted_by is None:
         _remove_journal(settings)
     return found
@@ -365,16 +307,11 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
     return baseline
 
 
-def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
-    """Everything there is to run; no studies where no kernel takes a case."""
-    tasks = campaign.plan(
+def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> Sequence[Task]:
+    """Everything there is to run."""
+    return plan.plan(
         list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
     )
-    if settings.only:
-        return tasks
-    if settings.profile in adversary.PROBLEMS:
-        tasks += adversary.tasks(settings.kernels, settings.profile, settings.seed)
-    return tasks + study_tasks(kernels, settings) if tasks and settings.studies else tasks
 
 
 def _remove_journal(settings: Settings) -> None:

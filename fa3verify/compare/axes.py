@@ -1,5 +1,4 @@
-"""This module says what may change between two calls of a serving stack: each axis makes the pairs of calls whose rows
-must agree.
+"""What may change between two calls of a serving stack: each axis makes the pairs of calls whose rows must agree.
 
 Operands are given, not quantised again: what a cache holds does not change with the call that reads it.
 """
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.compare.problems import LONG, Fields, base, beside, causal, dense, disagreement
+from fa3verify.compare.problems import LONG, Fields, always, base, beside, causal, dense, disagreement
 from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Candidate
 from fa3verify.kernels.twins import is_twin
@@ -29,8 +28,8 @@ class Pair(NamedTuple):
 
     plain: Setup
     changed: Setup
-    of_plain: Picked
-    of_changed: Picked
+    of_plain: Picked = dict
+    of_changed: Picked = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Axis:
         ``problem(value, sizes)``: fields of the problem that the pair is cut from, beside those of :func:`base`, with
         the sizes that somebody chose where the axis leaves them to be chosen.
     pairs : callable
-        ``pairs(candidate, setup, value)``.
+        ``pairs(setup, value)``.
     needs : frozenset of str
         Features that a kernel must have.
     changes : frozenset of str
@@ -58,7 +57,7 @@ class Axis:
     words: str
     values: tuple[Any, ...]
     problem: Callable[[Any, Fields], Fields]
-    pairs: Callable[[Candidate, Setup, Any], Iterator[Pair]]
+    pairs: Callable[[Setup, Any], Iterator[Pair]]
     needs: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
 
@@ -91,13 +90,9 @@ class Axis:
         return problem
 
 
-def own_choice(candidate: Candidate, setup: Setup) -> Setup:
+def own_choice(setup: Setup) -> Setup:
     """The same call in the configuration that the kernel takes for its problem."""
-    return setup._replace(config=candidate.config_for(setup.problem))
-
-
-def _whole(result: Outputs) -> Outputs:
-    return result
+    return setup._replace(config=setup.candidate.config_for(setup.problem))
 
 
 def _of(setup: Setup, index: int, rows: slice | None = None) -> Picked:
@@ -119,56 +114,54 @@ def _batched(result: Outputs) -> Outputs:
     return {name: x[None] for name, x in result.items()}
 
 
-def _alone(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    whole = own_choice(candidate, setup)
+def _alone(setup: Setup, _: int) -> Iterator[Pair]:
+    whole = own_choice(setup)
     for seq in setup.problem.sequences():
-        yield Pair(own_choice(candidate, part(setup, seq)), whole, _whole, _of(setup, seq.index))
+        yield Pair(own_choice(part(setup, seq)), whole, of_changed=_of(setup, seq.index))
 
 
-def _moved(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
+def _moved(setup: Setup, places: int) -> Iterator[Pair]:
     problem = setup.problem
-    if value % problem.batch == 0:
-        raise Refused(f"a place must change, got {value} places of {problem.batch}")
-    order = np.roll(np.arange(problem.batch), value)
+    if places % problem.batch == 0:
+        raise Refused(f"a place must change, got {places} places of {problem.batch}")
+    order = np.roll(np.arange(problem.batch), places)
     moved = reordered(setup, order, np.arange(problem.nheads_kv), np.arange(problem.group))
-    yield Pair(setup, moved, lambda result: {name: x[order] for name, x in result.items()}, _whole)
+    yield Pair(setup, moved, of_plain=lambda result: {name: x[order] for name, x in result.items()})
 
 
-def _neighbours(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
+def _neighbours(setup: Setup, _: int | str) -> Iterator[Pair]:
     first = next(iter(setup.problem.sequences()))
-    alone = own_choice(candidate, _packed(part(setup, first)))
-    yield Pair(alone, own_choice(candidate, setup), _batched, _of(setup, 0))
+    yield Pair(own_choice(_packed(part(setup, first))), own_choice(setup), _batched, _of(setup, 0))
 
 
-def _cut(candidate: Candidate, whole: Setup, rows: slice, keys: int) -> Pair:
+def _cut(whole: Setup, rows: slice) -> Pair:
     """Some rows of a causal call in a call of their own, with the keys up to the last of them."""
     first = next(iter(whole.problem.sequences()))
-    cut = own_choice(candidate, part(whole, first, rows=rows, keys=slice(0, keys)))
-    return Pair(whole, cut, _of(whole, 0, rows), _whole)
+    cut = own_choice(part(whole, first, rows=rows, keys=slice(0, rows.stop)))
+    return Pair(whole, cut, of_plain=_of(whole, 0, rows))
 
 
 PROMPT = 40  # tokens of a prompt that is padded
 
 
-def _padded(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    pair = _cut(candidate, own_choice(candidate, setup), slice(0, PROMPT), PROMPT)
+def _padded(setup: Setup, _: int) -> Iterator[Pair]:
+    pair = _cut(own_choice(setup), slice(0, PROMPT))
     yield Pair(pair.changed, pair.plain, pair.of_changed, pair.of_plain)
 
 
-def _chunked(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    whole = own_choice(candidate, setup)
+def _chunked(setup: Setup, chunk: int) -> Iterator[Pair]:
+    whole = own_choice(setup)
     tokens = setup.problem.seqlen_q
-    for start in range(0, tokens, value):
-        stop = min(start + value, tokens)
-        yield _cut(candidate, whole, slice(start, stop), stop)
+    for start in range(0, tokens, chunk):
+        yield _cut(whole, slice(start, min(start + chunk, tokens)))
 
 
-def _decoded(candidate: Candidate, setup: Setup, value: int) -> Iterator[Pair]:
-    yield _cut(candidate, own_choice(candidate, setup), slice(value - 1, value), value)
+def _decoded(setup: Setup, tokens: int) -> Iterator[Pair]:
+    yield _cut(own_choice(setup), slice(tokens - 1, tokens))
 
 
-def _configured(name: str) -> Callable[[Candidate, Setup, Any], Iterator[Pair]]:
-    def pairs(candidate: Candidate, setup: Setup, value: Any) -> Iterator[Pair]:
+def _configured(name: str) -> Callable[[Setup, Any], Iterator[Pair]]:
+    def pairs(setup: Setup, value: Any) -> Iterator[Pair]:
         problem = setup.problem
         if name == "pack_gqa" and problem.group == 1:
             raise Refused(f"packed heads must share kv heads, got {problem.nheads} heads on {problem.nheads_kv}")
@@ -177,15 +170,15 @@ def _configured(name: str) -> Callable[[Candidate, Setup, Any], Iterator[Pair]]:
         changes = {name: value}
         if name == "tile_n" and setup.config.promotion_interval:
             changes["promotion_interval"] = next(n for n in (128, 96, 64, 32) if value % n == 0)
-        yield Pair(setup, setup.configured(**changes), _whole, _whole)
+        yield Pair(setup, setup.configured(**changes))
 
     return pairs
 
 
 EDGES = (1, 2, 63, 64, 65, 96, 97, 127, 128, 129, 160, 176, 177, 192, 193, 224, 225, 256, 257, 353, 449, 700, 881, 1500)
 AXES: tuple[Axis, ...] = (
-    Axis("batch", "batch size", (2, 3, 24), lambda b, sizes: dense(LONG, rows=2) | sizes | {"batch": b}, _alone),
-    Axis("position", "place in the batch", (1, 2), lambda v, sizes: dense(LONG, batch=3) | sizes, _moved),
+    Axis("batch", "batch size", (2, 3, 24), lambda n, sizes: dense(LONG, rows=2) | sizes | {"batch": n}, _alone),
+    Axis("position", "place in the batch", (1, 2), always(dense(LONG, batch=3)), _moved),
     Axis(
         "neighbours",
         "lengths of other sequences",
@@ -206,7 +199,7 @@ AXES: tuple[Axis, ...] = (
         "chunk",
         "chunked prefill",
         (64, 128, 177),
-        lambda v, sizes: causal(sizes.get("seqlen_k", 1000), sizes),
+        lambda _, sizes: causal(sizes.get("seqlen_k", 1000), sizes),
         _chunked,
         needs=frozenset({"causal"}),
     ),
@@ -215,7 +208,7 @@ AXES: tuple[Axis, ...] = (
         "num_splits",
         "number of splits",
         (2, 3, 8),
-        lambda v, sizes: dense(LONG) | sizes,
+        always(dense(LONG)),
         _configured("num_splits"),
         changes=frozenset({"num_splits"}),
     ),
@@ -223,7 +216,7 @@ AXES: tuple[Axis, ...] = (
         "pack_gqa",
         "packed heads",
         (False, True),
-        lambda v, sizes: dense(LONG, rows=70) | sizes,
+        always(dense(LONG, rows=70)),
         _configured("pack_gqa"),
         needs=frozenset({"gqa"}),
         changes=frozenset({"pack_gqa"}),
@@ -232,7 +225,7 @@ AXES: tuple[Axis, ...] = (
         "tile_m",
         "query rows of a tile",
         (64, 128, 192),
-        lambda v, sizes: dense(700, rows=200) | sizes,
+        always(dense(700, rows=200)),
         _configured("tile_m"),
         changes=frozenset({"tile_m"}),
     ),
@@ -240,7 +233,7 @@ AXES: tuple[Axis, ...] = (
         "tile_n",
         "keys of a tile",
         (64, 96, 128, 160, 192, 224),
-        lambda v, sizes: dense(LONG) | sizes,
+        always(dense(LONG)),
         _configured("tile_n"),
         changes=frozenset({"tile_n"}),
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa3verify.operations import Outputs
+from fa3verify.properties.compare import bits_of, other_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +49,30 @@ class First:
 def first_difference(a: Outputs, b: Outputs) -> First | None:
     """Compare the outputs that both have bit for bit; every NaN equals every NaN, -0 is not +0."""
     names = [name for name in a if name in b]
-    masks = {name: _differs(a[name], b[name]) for name in names}
     for name in names:
-        if masks[name].any():
-            index = tuple(int(i) for i in np.argwhere(masks[name])[0])
-            x = a[name].astype(np.float64)
-            y = b[name].astype(np.float64)
-            with np.errstate(invalid="ignore"):
-                apart = np.where(masks[name], np.abs(x - y), 0.0)
-            largest = float(np.max(np.where(np.isnan(apart), np.inf, apart)))
-            counts = int(sum(mask.sum() for mask in masks.values())), size_of(a, b)
-            words = tuple(f"{int(_bits(side[name])[index]):#0{2 + 2 * side[name].itemsize}x}" for side in (a, b))
-            return First(name, index, (float(x[index]), float(y[index])), (words[0], words[1]), *counts, largest)
-    return None
+        if a[name].dtype != b[name].dtype or a[name].shape != b[name].shape:
+            found = " and ".join(f"{x[name].dtype} {x[name].shape}" for x in (a, b))
+            raise ValueError(f"results must agree in dtype and shape, got {found}")
+    masks = {name: other_bits(a[name], b[name]) for name in names}
+    name = next((name for name in names if masks[name].any()), None)
+    if name is None:
+        return None
+    index = tuple(int(i) for i in np.argwhere(masks[name])[0])
+    x, y = (side[name].astype(np.float64) for side in (a, b))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(x - y)[masks[name]]
+    words = tuple(f"{int(bits_of(side[name])[index]):#0{2 + 2 * side[name].itemsize}x}" for side in (a, b))
+    return First(
+        output=name,
+        index=index,
+        values=(float(x[index]), float(y[index])),
+        bits=(words[0], words[1]),
+        differing=int(sum(mask.sum() for mask in masks.values())),
+        compared=size_of(a, b),
+        largest=float(np.max(np.where(np.isnan(apart), np.inf, apart))),
+    )
 
 
 def size_of(a: Outputs, b: Outputs) -> int:
     """Return how many outputs both have."""
     return sum(int(a[name].size) for name in a if name in b)
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
-
-
-def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        raise ValueError(f"results must agree in dtype and shape, got {a.dtype} {a.shape} and {b.dtype} {b.shape}")
-    return (_bits(a) != _bits(b)) & ~(np.isnan(a) & np.isnan(b))

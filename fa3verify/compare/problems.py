@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.kernels.record import Candidate
 
 Fields = dict[str, Any]
-SIZES = ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal")  # that somebody may choose
+PAIR: Fields = {  # the problem on which two kernels are compared, unless somebody chooses its sizes
+    "batch": 1,
+    "nheads": 2,
+    "nheads_kv": 1,
+    "seqlen_q": 4,
+    "seqlen_k": 300,
+    "head_dim": 128,
+    "causal": False,
+}
+SIZES = tuple(PAIR)  # that somebody may choose
 LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 
 
@@ -29,6 +39,11 @@ def causal(tokens: int, sizes: Fields) -> Fields:
 def dense(keys: int, *, rows: int = 8, batch: int = 1) -> Fields:
     """A few rows that see all keys."""
     return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
+
+
+def always(fields: Fields) -> Callable[[Any, Fields], Fields]:
+    """Return the problem of an axis that is the same at each of its values."""
+    return lambda _, sizes: fields | sizes
 
 
 def beside(neighbours: int | str, sizes: Fields) -> Fields:

@@ -1,4 +1,4 @@
-"""This module says why two calls may differ: what of their launches does, read from configuration, plan and traits."""
+"""Why two calls may differ: what of their launches does, read from configuration, plan and traits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
+from fa3verify.text import plural
 
 
 def reason(a: Any, b: Any, problems: tuple[AttentionProblem, AttentionProblem]) -> str:
@@ -35,19 +36,15 @@ def _tiles(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProb
         return []
     keys = min(problem.seqlen_k for problem in problems)
     counts = [-(-keys // config.tile_n) for config in (a, b)]
-    split = f"{keys} keys are {_count(counts[0], 'tile')} against {counts[1]}"
+    split = f"{keys} keys are {plural(counts[0], 'tile')} against {counts[1]}"
     return [f"a tile has {a.tile_n} keys against {b.tile_n}, so {split}"]
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
     m = splits_of(a, problems[0])
     n = splits_of(b, problems[1])
     if m is not None and m != n:
-        return [f"keys are cut into {_count(m, 'part')} against {n}"]
+        return [f"keys are cut into {plural(m, 'part')} against {n}"]
     lengths = [(problem.seqlen_q, problem.seqlen_k) for problem in problems]
     is_cut_elsewhere = m != 1 and problems[0].causal and lengths[0] != lengths[1]
     return [f"either cuts the keys that a row's tile sees into {m} parts, and the tile is another"] * is_cut_elsewhere

@@ -128,9 +128,9 @@ def compare_over(
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
         setup = call_of(candidate, axis.problem_for(candidate, value, sizes or {}), recipe)
-        yield from axis.pairs(candidate, setup, value)
+        yield from axis.pairs(setup, value)
 
-    return _compare(axis.words, (candidate, candidate), tuple(values) or axis.values, recipes, pairs)
+    return compare_pairs(axis.words, tuple(values) or axis.values, recipes, pairs)
 
 
 def compare_kernels(
@@ -159,9 +159,9 @@ def compare_kernels(
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
         plain, other = (call_of(each, by_value[value], recipe) for each in (a, b))
-        yield Pair(plain, other, lambda result: result, lambda result: result)
+        yield Pair(plain, other)
 
-    return _compare(f"{a.name} and {b.name}", (a, b), tuple(by_value), recipes, pairs)
+    return compare_pairs(f"{a.name} and {b.name}", by_value, recipes, pairs)
 
 
 def _check_forward(candidate: Candidate) -> None:
@@ -177,13 +177,15 @@ def call_of(candidate: Candidate, problem: AttentionProblem, recipe: Recipe) -> 
     return set_up(candidate, Case(candidate.name, problem, recipe, scheme))
 
 
-def _compare(
+def compare_pairs(
     what: str,
-    kernels: tuple[Candidate, Candidate],
-    values: tuple[Any, ...],
-    recipes: tuple[Recipe, ...],
+    values: Iterable[Any],
+    recipes: Iterable[Recipe],
     pairs: Callable[[Any, Recipe], Iterator[Pair]],
 ) -> Compared:
+    """Run the pairs of calls of every value and recipe until an output differs; a call that a kernel does not take ends
+    those of its recipe.
+    """
     outputs = count = 0
     refused: str | None = None
     splits: dict[Splits, None] = {}
@@ -202,7 +204,7 @@ def _compare(
                     b = pair.of_changed(result(pair.changed))
                     outputs = outputs + size_of(a, b)
                     count = count + 1
-                    launches = _launch(kernels[0], pair.plain), _launch(kernels[1], pair.changed)
+                    launches = _launch(pair.plain), _launch(pair.changed)
                     problems = pair.plain.problem, pair.changed.problem
                     splits[splits_of(launches[0], problems[0]), splits_of(launches[1], problems[1])] = None
                     if first := first_difference(a, b):
@@ -214,9 +216,9 @@ def _compare(
     return Compared(what, outputs, count, refused, splits=tuple(splits))
 
 
-def _launch(candidate: Candidate, setup: Setup) -> Any:
+def _launch(setup: Setup) -> Any:
     """Return what a call was launched with; None of a kernel without a twin, whose configuration says its formats
     alone.
     """
-    is_known = twins.is_twin(candidate.name) or candidate.twin is not None
+    is_known = twins.is_twin(setup.candidate.name) or setup.candidate.twin is not None
     return setup.config if is_known else None

@@ -10,7 +10,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import __version__
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
-from fa3verify.campaign.tasks import Task, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.cases.space import claimed, head_dims
 from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.problems import Fields
@@ -65,7 +65,7 @@ def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -
 
 
 def run(
-    tasks: Iterable[Task], workers: int = 0, progress: Callable[[str], None] = lambda label: None
+    tasks: Iterable[CallTask], workers: int = 0, progress: Callable[[str], None] = lambda label: None
 ) -> list[Compared | None]:
     """Run comparisons on processes; what a kernel crashes on is told as a comparison of which nothing ran."""
     with processes(workers, AN_HOUR_S) as executor:
@@ -78,7 +78,7 @@ def run(
 
 def tasks_of(
     kernels: Sequence[str], axes: Mapping[str, list[Any]] | None = None, sizes: Fields | None = None
-) -> list[Task]:
+) -> list[CallTask]:
     """Return the comparisons of kernels over axes, all with their own values and sizes by default.
 
     ValueError for an unknown axis or kernel, and for a value or a size that an axis does not take; a stranger's module
@@ -92,11 +92,11 @@ def tasks_of(
         if ":" not in kernel:
             _check(find(kernel), chosen, sizes or {})
     return [
-        Task(
-            "compare",
+        CallTask(
             f"{kernel} {axis}",
             function,
             {"kernel": kernel, "axis": axis, "values": values, "sizes": dict(sizes or {})},
+            kernel=kernel,
         )
         for kernel in kernels
         for axis, values in chosen.items()
@@ -153,7 +153,7 @@ def _row(axis: Axis, values: Sequence[Any], cells: list[str]) -> list[str]:
     return [f"{axis.words} (`{axis.name}`)", tried, *cells]
 
 
-def body(found: list[Compared | None], tasks: list[Task]) -> Json:
+def body(found: list[Compared | None], tasks: list[CallTask]) -> Json:
     """Return the comparisons in JSON."""
     rows = [task.arguments | {"found": each and asdict(each)} for task, each in zip(tasks, found, strict=True)]
     return {"schema": SCHEMA, "version": __version__, "comparisons": rows}

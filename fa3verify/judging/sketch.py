@@ -1,4 +1,4 @@
-"""This module says where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
+"""Where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
 channel, and the worst.
 
 Everything is in units of the bound, so that 1 is the limit. A profile has the largest error / bound of each bin, over

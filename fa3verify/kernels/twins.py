@@ -9,7 +9,7 @@ from typing import Any
 
 from fa3_kernels.faults.table import AnyFault, planted
 from fa3_kernels.plan.config import Setting
-from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.functions import CandidateFacts

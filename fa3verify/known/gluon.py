@@ -11,8 +11,8 @@ import numpy as np
 from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.request import check_pages
-from fa3_kernels.plan.traits import OURS, traits_of
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations

@@ -44,8 +44,10 @@ def _blocks(config: Config) -> KernelModel:
 
 
 def _chained(config: Config) -> KernelModel:
-    """The same with sums that stay in the tensor core and P of at most 256: the factor that the caller gives it, and
-    that the running maximum moves it at every block, as no kernel for Hopper is known not to."""
+    """The same with sums that stay in the tensor core and P of at most 256: its factor is what the caller gives.
+
+    P is taken to be rescaled by the running maximum at every block: every known kernel for Hopper does so.
+    """
     return replace(_blocks(config), accumulator="wgmma")
 
 
@@ -110,7 +112,7 @@ class Peer:
     features : tuple of str
         As a candidate has them.
     family : str
-        Of :data:`fa3_kernels.plan.traits.FAMILIES`, whose twin has its bits and whose order it runs; empty where no
+        Of :data:`fa3_kernels.plan.families.FAMILIES`, whose twin has its bits and whose order it runs; empty where no
         bits are known.
     choices : tuple of str
         Fields of a configuration that a caller of the library chooses.
@@ -120,7 +122,7 @@ class Peer:
         The order of its backward, :func:`fa3verify.operations.backward.model_of` where its family's is known; without
         it the backward is neither judged nor timed.
     refuses : callable
-        What it refuses beside what its family does, as :attr:`fa3_kernels.plan.family.Traits.refuses`.
+        What it refuses beside what its family does, as :attr:`fa3_kernels.plan.families.record.Traits.refuses`.
     binary, package : str
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.

@@ -1,4 +1,4 @@
-"""This module says which kernels there are, and which one a name means.
+"""Which kernels there are, and which one a name means.
 
 Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
 ``fa3verify.kernels``.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.learned import read
+from fa3_kernels.plan.families.learned import read
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant

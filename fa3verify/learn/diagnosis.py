@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from fa3_kernels.faults.table import Fault, description, faulty
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.families import FAMILIES
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.forward import forward
 from fa3verify.learn.elimination import Asking, Elimination
 from fa3verify.learn.inputs import ARITHMETIC, SPECIAL

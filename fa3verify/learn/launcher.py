@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3_kernels.plan.config import Config, kernel_head_dim
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS
@@ -95,7 +96,7 @@ class Hypothesis:
         """Return what the twin of this hypothesis, or one with a mistake, returns for a launch."""
         problem = question.problem(dtype)
         tile_n = self.tile_causal if question.causal else self.tile_n
-        head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
+        head_dim, _ = traits_of(OURS).compiled_head_dims(problem)
         interval = min(self.promotion_interval, tile_n)
         config = Config(dtype, head_dim, 128, tile_n, out_dtype, interval)  # type: ignore[arg-type]
         return Answer(*twin(problem, question.operands(dtype), config, order=self.order))

@@ -387,9 +387,7 @@ def _bits(below: NDArray[np.int64], kept: NDArray[np.float64]) -> int:
 
 
 def _step(survivors: NDArray[np.int64]) -> int:
-    """Return how many neighbours were added at once, of the survivors of each pair of them; 0 where none is the same
-    throughout.
-    """
+    """Infer how many neighbours are added at once from which of each pair survives; 0 if that varies."""
     runs = [len(list(group)) * 2 for _, group in itertools.groupby(survivors.tolist())]
     if len(runs) < 2:
         return 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, Setting, default_config
-from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
@@ -82,7 +82,7 @@ def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> f
 
 def order_of_family(config: Config) -> KernelModel:
     """Return the order of operations of a configuration's family."""
-    return config.traits.kernel_model(config)
+    return config.kernel_model()
 
 
 class Forward(Operation):

@@ -1,4 +1,4 @@
-"""This module says what the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
+"""What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
 twin and inputs.
 
 Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DESCALES = frozenset({"query_head_descale", "block_descale"})
 TWIN = "fa3_kernels.twin"
 # What calls that serve need of a kernel; a forward's truth and error bound know all of them, and a twin what its
-# family says (:attr:`fa3_kernels.plan.family.Traits.serving`), of which it claims nothing.
+# family says (:attr:`fa3_kernels.plan.families.record.Traits.serving`), of which it claims nothing.
 CACHES = frozenset({"seqused_k", "paged", "append", "rotary", "leftpad", "batch_idx", "fp8_cache", "fp8_rows"})
 SERVING = frozenset({"sinks", "attention_chunk", "qv"}) | CACHES
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES

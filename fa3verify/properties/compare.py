@@ -76,10 +76,7 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
     """Compare arrays of one float dtype bit for bit where ``mask`` holds; every NaN equals every NaN."""
     if got.dtype != expected.dtype:
         return Violation(f"{what} has dtype {got.dtype}, expected {expected.dtype}")
-    bits = np.dtype(f"u{got.dtype.itemsize}")
-    with np.errstate(invalid="ignore"):
-        differs = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(expected).view(bits)
-        differs &= ~(np.isnan(got) & np.isnan(expected))
+    differs = other_bits(got, expected)
     if mask is not None:
         differs &= mask
     if not differs.any():
@@ -88,6 +85,17 @@ def same_values(what: str, got: np.ndarray, expected: np.ndarray, mask: np.ndarr
     values = f"got {float(got[index])!r}, expected {float(expected[index])!r} bit for bit"
     message = f"{what}{list(index)}: {values}; {int(differs.sum())} of {differs.size} values differ"
     return Violation(message, where=f"{what}{list(index)}")
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """Return the codes of floats, of their size."""
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
+
+
+def other_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where two arrays of one float dtype differ in bits; every NaN equals every NaN, -0 is not +0."""
+    with np.errstate(invalid="ignore"):
+        return (bits_of(a) != bits_of(b)) & ~(np.isnan(a) & np.isnan(b))
 
 
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:
@@ -116,6 +124,16 @@ def agree(
     if got.setup.candidate.claims(trial.law) and got.setup.config == expected.setup.config:
         return same_bits(what, got.outputs, of(expected.outputs))
     return within(what, got.outputs, of(expected.outputs), summed(got.bound, of(expected.bound)))
+
+
+def agreeing(what: str, make: Callable[[Setup, Trial], tuple[Setup, Setup]]) -> Callable[[Setup, Trial], Found]:
+    """Return the check of a law of kind "agreement" of two whole calls, which ``make`` makes of the one of a trial."""
+
+    def found(setup: Setup, trial: Trial) -> Found:
+        one, other = make(setup, trial)
+        yield agree(trial, what, got=called(one), expected=called(other))
+
+    return found
 
 
 def slack(setup: Setup) -> Outputs:

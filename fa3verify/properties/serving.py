@@ -16,7 +16,7 @@ from fa3_reference.formats import FORMATS
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import PAGE_SIZES
 from fa3verify.kernels.record import Candidate
-from fa3verify.properties.compare import Found, agree, called, same_bits, slack, summed, within
+from fa3verify.properties.compare import Found, agree, agreeing, called, same_bits, slack, summed, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken
 from fa3verify.properties.trials import Wanted, drawn, law, needs
 from fa3verify.properties.truncation import chunked, chunks
@@ -65,7 +65,7 @@ def _behind(setup: Setup, trial: Trial) -> Found:
 
 def _anywhere(setup: Setup, trial: Trial) -> Found:
     seed = trial.integer("seed", 1, 99)
-    yield from _same(_stored(setup, Cache(_page(trial))), _stored(setup, Cache(_page(trial), seed=seed)), "moved pages")
+    yield from _same(_paged(setup, trial), _stored(setup, Cache(_page(trial), seed=seed)), "moved pages")
 
 
 def _shared(setup: Setup, trial: Trial) -> Found:
@@ -81,25 +81,15 @@ def _shared(setup: Setup, trial: Trial) -> Found:
     yield from _same(apart, alike, "pages that sequences share against a copy for each")
 
 
-def _any_size(setup: Setup, trial: Trial) -> Found:
-    calls = [called(_stored(setup, Cache(_page(trial, name)))) for name in ("page_size", "other_size")]
-    yield agree(trial, "pages of another size", got=calls[1], expected=calls[0])
-
-
-def _rows(setup: Setup, trial: Trial) -> Found:
-    calls = [called(_stored(setup, Cache(size))) for size in (0, _page(trial))]
-    yield agree(trial, "keys in pages against keys in rows", got=calls[1], expected=calls[0])
+def _paged(setup: Setup, trial: Trial, name: str = "page_size") -> Setup:
+    """Return the call with its keys in the pages, or rows, of a trial."""
+    return _stored(setup, Cache(_page(trial, name)))
 
 
 def _appending(setup: Setup, trial: Trial) -> Setup:
     """Return the call that appends the keys of its own queries."""
     new = tuple(min(seq.seqlen_q, seq.seqlen_k) for seq in setup.problem.sequences())
     return _stored(setup, Cache(_page(trial), new=new))
-
-
-def _appended(setup: Setup, trial: Trial) -> Found:
-    stored = _stored(setup, Cache(_page(trial)))
-    yield agree(trial, "its own keys appended", got=called(_appending(setup, trial)), expected=called(stored))
 
 
 def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
@@ -131,10 +121,9 @@ def _dequantized(setup: Setup, trial: Trial) -> Found:
     )
 
 
-def _no_sink(setup: Setup, trial: Trial) -> Found:
+def _no_sink(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
     none = np.full(setup.problem.nheads, -np.inf, np.float32)
-    sunk = setup._replace(problem=replace(setup.problem, sinks=True)).fed(sinks=none)
-    yield agree(trial, "sinks of -inf against none", got=called(sunk), expected=called(setup))
+    return setup._replace(problem=replace(setup.problem, sinks=True)).fed(sinks=none), setup
 
 
 def _sink_as_key(setup: Setup, trial: Trial) -> Found:
@@ -161,11 +150,10 @@ def _sink_as_key(setup: Setup, trial: Trial) -> Found:
     yield within(what, got.outputs, expected.outputs, summed(got.bound, expected.bound))
 
 
-def _one_chunk(setup: Setup, trial: Trial) -> Found:
+def _one_chunk(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
     if any(seq.seqlen_q > seq.seqlen_k for seq in setup.problem.sequences()):
         raise Untaken("a query in front of the first key is in no chunk")
-    chunked = setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k)))
-    yield agree(trial, "one chunk of all keys against none", got=called(chunked), expected=called(setup))
+    return setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k))), setup
 
 
 _SMALL = Wanted(longest_q=16, descales="uniform")  # as no function for caches takes others
@@ -202,7 +190,7 @@ SERVING_LAWS = (
         "pages_of_any_size",
         "pages of two sizes agree, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _any_size,
+        agreeing("pages of another size", lambda x, trial: (_paged(x, trial, "other_size"), _paged(x, trial))),
         wanted=_SMALL,
         parameters=_pages,
         applies=needs("paged"),
@@ -211,7 +199,7 @@ SERVING_LAWS = (
         "pages_equal_rows",
         "keys in pages agree with keys in rows, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _rows,
+        agreeing("keys in pages against keys in rows", lambda x, trial: (_paged(x, trial), _stored(x, Cache(0)))),
         wanted=_SMALL,
         parameters=_pages,
         applies=needs("paged", "seqused_k"),
@@ -221,7 +209,7 @@ SERVING_LAWS = (
         "a call that appends its keys agrees with one whose cache holds them, bit for bit where claimed, else within "
         "the sum of both bounds",
         "agreement",
-        _appended,
+        agreeing("its own keys appended", lambda x, trial: (_appending(x, trial), _paged(x, trial))),
         wanted=_SMALL,
         parameters=_pages,
         applies=needs("append"),
@@ -250,7 +238,7 @@ SERVING_LAWS = (
         "a_sink_of_minus_infinity_is_none",
         "sinks of -inf agree with none, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _no_sink,
+        agreeing("sinks of -inf against none", _no_sink),
         wanted=Wanted(descales="uniform"),
         applies=needs("sinks"),
     ),
@@ -267,7 +255,7 @@ SERVING_LAWS = (
         "one_chunk_is_none",
         "a chunk that holds all keys agrees with none, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _one_chunk,
+        agreeing("one chunk of all keys against none", _one_chunk),
         wanted=Wanted(),
         applies=needs("attention_chunk"),
     ),

@@ -1,4 +1,4 @@
-"""This module says which of two runs has the better kernel, and where: family by family of inputs, over the cases that
+"""Which of two runs has the better kernel, and where: family by family of inputs, over the cases that
 both have judged.
 
 Of every such case the root mean square errors are divided, new by old. A family is better or worse where an interval
@@ -124,7 +124,7 @@ def read(path: Path) -> Side:
     if path.suffix != ".nc":
         found = atlas.read(path)
         return Side(name, {entry.kernel: entry for entry in found.entries}, {}, {}, found.profile, found.seed)
-    return of_run(name, dataset.from_tree(dataset.load(path))[0])
+    return of_run(name, dataset.from_tree(dataset.load(path)))
 
 
 def of_run(name: str, run: Run) -> Side:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,7 @@ from fa3verify.report import (
     figures_coverage,
     first_screen,
     notation,
-    panels,
     pictures,
-    study_tables,
     tables,
     words,
 )
@@ -43,7 +40,7 @@ MARKDOWN = "report.md"
 TEXT = "report.txt"
 
 
-def write_report(out: Path, run: Run, studies: Mapping[str, xr.Dataset]) -> Path:
+def write_report(out: Path, run: Run) -> Path:
     """Write ``run.nc``, ``summary.json``, ``report.html``, ``report.md`` and ``report.txt`` into a folder.
 
     Parameters
@@ -51,8 +48,6 @@ def write_report(out: Path, run: Run, studies: Mapping[str, xr.Dataset]) -> Path
     out : Path
         Created if absent.
     run : Run
-    studies : mapping
-        Datasets by study name; figures of absent studies are left out.
 
     Returns
     -------
@@ -65,7 +60,7 @@ def write_report(out: Path, run: Run, studies: Mapping[str, xr.Dataset]) -> Path
         From the file system.
     """
     out = Path(out)
-    tree = dataset.to_tree(run, studies)
+    tree = dataset.to_tree(run)
     dataset.save(tree, out / DATA)
     return _write_pages(out, tree)
 
@@ -82,8 +77,8 @@ def rebuild(run: Path, out: Path) -> Path:
 
 
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
-    run, studies = dataset.from_tree(tree)
-    pages = render(run, studies, str(tree.attrs["content_sha256"]))
+    run = dataset.from_tree(tree)
+    pages = render(run, str(tree.attrs["content_sha256"]))
     write_text(out / MARKDOWN, pages[MARKDOWN])
     write_text(out / TEXT, words.page(run))
     write_text(out / PAGE, pages[PAGE])
@@ -91,7 +86,7 @@ def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     return out / PAGE
 
 
-def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> dict[str, str]:
+def render(run: Run, content_sha256: str) -> dict[str, str]:
     """Return the text of the page and of the markdown, by file name."""
     drawn = {case.case.recipe.distribution for case in run.cases}
     context = {
@@ -113,33 +108,30 @@ def render(run: Run, studies: Mapping[str, xr.Dataset], content_sha256: str) -> 
         "gate_open": tables.gate(run.gate, passed=False),
         "gate_passed": tables.gate(run.gate, passed=True),
         "laws": tables.laws(run),
-        "study_tables": study_tables.of_studies(studies),
-        "studies": {name: dict(data.attrs) for name, data in studies.items()},
         "measures": all_measures(kernel.operation for kernel in run.kernels),
         "distributions": [d for d in DISTRIBUTIONS.values() if d.name in drawn] or list(DISTRIBUTIONS.values()),
         "layers": _LAYERS,
     }
-    shown = [panel for panel in panels.PANELS if panel.study in studies]
     return both_pages(
         "report",
         context,
         css=stylesheet("heat.css", "run.css"),
-        panels=shown,
         pairs=figures_coverage.pairs(kernel.coverage for kernel in run.kernels),
-        svg=panels.draw_all(studies),
     )
 
 
-def both_pages(name: str, context: Json, *, css: str = "", is_tidied: bool = True, **of_html: object) -> dict[str, str]:
+def both_pages(
+    name: str, context: Json, *, css: str = "", folder: Path = TEMPLATES, **of_html: object
+) -> dict[str, str]:
     """Return a page as HTML and as Markdown, by file name; ``of_html`` is for the first alone.
 
-    Tidied Markdown has no two empty lines in a row, and none at its ends.
+    The Markdown has no two empty lines in a row, and none at its ends. A ``folder`` has the templates of other pages.
     """
-    html = environment(autoescape=True).get_template(f"{name}.html.j2")
-    markdown = environment(autoescape=False).get_template(f"{name}.md.j2").render(context)
+    html = environment(autoescape=True, folder=folder).get_template(f"{name}.html.j2")
+    markdown = environment(autoescape=False, folder=folder).get_template(f"{name}.md.j2").render(context)
     return {
         f"{name}.html": html.render(context, css=css or stylesheet(), **of_html),
-        f"{name}.md": re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n" if is_tidied else markdown,
+        f"{name}.md": re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n",
     }
 
 
@@ -157,10 +149,10 @@ _LAYERS = {
 
 
 @cache
-def environment(*, autoescape: bool) -> jinja2.Environment:
-    """Return the templates' environment, with the notation of reports; it keeps what it has compiled."""
+def environment(*, autoescape: bool, folder: Path = TEMPLATES) -> jinja2.Environment:
+    """Return the environment of a folder's templates, with the notation of reports; it keeps what it has compiled."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=autoescape,
         trim_blocks=True,
         lstrip_blocks=True,

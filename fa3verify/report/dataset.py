@@ -1,7 +1,8 @@
-"""One netCDF file per run: every judged case, law and gate rule, every study and the provenance, as an xarray DataTree.
+"""One netCDF file per run: every judged case, law and gate rule, and the provenance, as an xarray DataTree.
 
-Groups: ``/cases``, ``/laws``, ``/gate``, ``/studies/<name>``, ``/provenance``; the root attribute ``summary_json``
-holds the summary, but for :data:`CIRCUMSTANCES`, which stand in ``circumstances_json``. Attributes follow CF.
+Groups: ``/cases``, ``/laws``, ``/gate``, ``/provenance``, and in files of earlier versions ``/studies``, which is not
+read; the root attribute ``summary_json`` holds the summary, but for :data:`CIRCUMSTANCES`, which stand in
+``circumstances_json``. Attributes follow CF.
 ``content_sha256`` covers the data: equal data have an equal one, whenever, wherever and in however many parts they were
 found. ``provenance_sha256`` covers the rest, so that no damage goes unseen; equal content gives equal bytes for one
 version of the libraries.
@@ -37,8 +38,8 @@ _GATE_NUMBERS = {
 }
 
 
-def to_tree(found: Run, studies: Mapping[str, xr.Dataset]) -> xr.DataTree:
-    """Build the tree of a run, with datasets of studies by name."""
+def to_tree(found: Run) -> xr.DataTree:
+    """Build the tree of a run."""
     body = plain(found.to_json())
     laws = [{"kernel": kernel["name"], **law} for kernel in body["kernels"] for law in kernel["laws"]]
     groups = {
@@ -50,7 +51,7 @@ def to_tree(found: Run, studies: Mapping[str, xr.Dataset]) -> xr.DataTree:
         "/gate": _table("rule_run", body["gate"], _GATE_TEXTS, _GATE_NUMBERS),
         "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in body["provenance"].items()}),
     }
-    tree = xr.DataTree.from_dict(groups | {f"/studies/{name}": data for name, data in studies.items()})
+    tree = xr.DataTree.from_dict(groups)
     tree.attrs |= _checksums(tree)
     return tree
 
@@ -188,14 +189,9 @@ def load(path: Path) -> xr.DataTree:
     return tree
 
 
-def from_tree(tree: xr.DataTree) -> tuple[Run, dict[str, xr.Dataset]]:
-    """Return the run and the studies of a tree."""
-    studies = (
-        {name: node.to_dataset() for name, node in tree["studies"].children.items()}
-        if "studies" in tree.children
-        else {}
-    )
-    return run.parse(summary_of(tree), "summary"), studies
+def from_tree(tree: xr.DataTree) -> Run:
+    """Return the run of a tree."""
+    return run.parse(summary_of(tree), "summary")
 
 
 def summary_of(tree: xr.DataTree) -> Json:

@@ -31,7 +31,7 @@ def points(folder: Path) -> list[Point]:
     """Read every ``run.nc`` below a folder, oldest first; ValueError where there is none, or for a damaged one."""
     found = []
     for path in sorted(folder.rglob("run.nc")):
-        run = dataset.from_tree(dataset.load(path))[0]
+        run = dataset.from_tree(dataset.load(path))
         found.append(Point(path.parent.relative_to(folder).as_posix(), run.started, run.version, run.bits_lost))
     if not found:
         raise ValueError(f"{folder} has no run.nc below it: keep the OUT of every verify in a folder of its own there")

@@ -1,8 +1,7 @@
 """Search: inputs are bred for what a kernel does worst on them, judged, and the worst are kept.
 
-A ``colony`` of inputs climbs an objective (``climb``). Colonies of the ``forward`` and of ``gradients`` differ in what
-they hold, how they are executed and what of them mutates. ``grounds`` are where a kernel is searched, ``objectives``
-what is maximised; the verb hunt takes any kernel (``run``), the verb adversary our twins (``adversary``).
+A ``colony`` of inputs climbs an objective (``climb``); those of the ``forward`` say how they are executed and what of
+them mutates. ``grounds`` are where a kernel is searched, ``objectives`` what is maximised; ``run`` is the verb hunt.
 """
 
 from fa3verify.search.findings import Find, Findings

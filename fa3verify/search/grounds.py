@@ -19,7 +19,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.files import Json

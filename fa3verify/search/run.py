@@ -19,7 +19,7 @@ from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable
 from fa3verify.campaign.introduction import found as introduced
 from fa3verify.campaign.pool import AN_HOUR_S, processes
-from fa3verify.campaign.tasks import Outcome, Task, execute, journal_stamp
+from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import Candidate, Identity
@@ -155,7 +155,7 @@ class Hunt:
         cuts = [share * number // ROUNDS for number in range(ROUNDS + 1)]
         yield from filter(None, (stop - start for start, stop in itertools.pairwise(cuts)))
 
-    def _tasks(self, number: int, problems: int) -> list[Task]:
+    def _tasks(self, number: int, problems: int) -> list[CallTask]:
         """Return the tasks of a round: every ground, in parts of at most :data:`CHUNK` problems, each from its best
         input so far.
         """
@@ -169,13 +169,13 @@ class Hunt:
             # Every second part starts from normal inputs, so that one find does not end the search for others.
             arguments |= {"start": best.content if best and is_bred and (part + number) % 2 else None}
             arguments |= {"at_random": self.at_random}
-            tasks.append(Task("hunt", f"{ground}, round {number + 1}", search_ground, arguments))
+            tasks.append(CallTask(f"{ground}, round {number + 1}", search_ground, arguments, kernel=self.kernel))
         return tasks
 
     def _gather(self, outcomes: list[Outcome]) -> None:
         """Add what a round found, and what failed."""
         for outcome in outcomes:
-            ground = outcome.task.arguments["ground"]
+            ground = outcome.arguments["ground"]
             error = outcome.error or (outcome.value or {"failed": "it was skipped"}).get("failed")
             if error:
                 self.failures.append((ground, one_line(error), outcome.at))

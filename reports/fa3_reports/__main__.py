@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import rich_click as click
 
+from fa3_reports.cli.adversary import adversary
+from fa3_reports.cli.audit import audit
 from fa3_reports.cli.bits import bits
 from fa3_reports.cli.counters import counters
 from fa3_reports.cli.host import host
@@ -12,10 +14,11 @@ from fa3_reports.cli.pages import claims, clauses, device, issue
 from fa3_reports.cli.record import record
 from fa3_reports.cli.recordings import recordings
 from fa3_reports.cli.sanitize import sanitize
+from fa3_reports.cli.studies import studies
 from fa3verify.cli.exits import EPILOG
 
 JOURNEYS = {
-    "Without a GPU": (mutants, recordings, device, claims, clauses, issue),
+    "Without a GPU": (studies, adversary, audit, mutants, recordings, device, claims, clauses, issue),
     "On a GPU": (bits, record, counters, host, sanitize),
 }
 

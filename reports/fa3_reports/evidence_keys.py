@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fa3_kernels.plan.traits import traits_of
+from fa3_kernels.plan.families import traits_of
 from fa3_reports.merkle import Code, short_hash
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
 from fa3verify.campaign.pool import processes
-from fa3verify.campaign.tasks import Task, run
+from fa3verify.campaign.tasks import CallTask, run
 from fa3verify.files import csv_lines, read_csv
 
 # a tenth of the outputs is to have that many keys
@@ -119,7 +119,7 @@ def extend(
     todos = least_work(given, outputs, read(path))
     for todo in {todo.launch.case.kernel: todo for todo in sorted(todos, key=lambda x: -cost(x.launch))}.values():
         _compared(todo)  # compiles the loops, which all processes then load
-    tasks = (Task("compared", todo.launch.case.describe(), _compared, {"todo": todo}) for todo in todos)
+    tasks = (CallTask(todo.launch.case.describe(), _compared, {"todo": todo}) for todo in todos)
     with processes(workers) as pool:
         for outcome in run(tasks, pool, until=deadline):
             if outcome.error:

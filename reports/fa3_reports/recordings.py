@@ -18,7 +18,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.evidence_keys import FORWARD, ONE_QUERY, code_key, launch_key
 from fa3verify.campaign.pool import processes
-from fa3verify.campaign.tasks import Task, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.cases.case import Case
 from fa3verify.files import read_text, write_text
 
@@ -236,7 +236,7 @@ def compare(recording: Recording, *, products: int | None = None, workers: int =
     found["left_out"] = len(recording.launches) - len(chosen)
     given = [{"library": recording.library, "launch": launch} for launch in chosen]
     with processes(workers) as pool:
-        outcomes = execute([Task("check", "", check, each) for each in given], pool, stops=lambda x: bool(x.error))
+        outcomes = execute([CallTask("", check, each) for each in given], pool, stops=lambda x: bool(x.error))
     if errors := [outcome.error for outcome in outcomes if outcome.error]:
         raise ValueError(errors[0])
     for checked in (outcome.value for outcome in outcomes):

@@ -33,7 +33,7 @@ def judged(problem, operands, **changes):
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config).out.astype(float)
         truth = attention(problem, *operands.dequantized(problem)).out
-        bound = forward_bound(problem, operands, config.traits.kernel_model(config)).out
+        bound = forward_bound(problem, operands, config.kernel_model()).out
         ratio = float(np.max(error_ratio(got - truth, bound)))
     return got.flat[0], truth.flat[0], bound.flat[0], ratio
 

@@ -1,4 +1,4 @@
-"""This module says which backward schedule: what a family launches for a problem, and all that fit an SM."""
+"""Which backward schedule: what a family launches for a problem, and all that fit an SM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.choose import check_head_dims
-from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.config import WARPGROUP_ROWS, require
+from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.backward_schedule import HEAD_DIMS, BackwardSchedule, DqPath
+from fa3_simulator.backward_schedule import BackwardSchedule, DqPath
 
 # By whether the kernel is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
@@ -39,27 +39,15 @@ _TWINS = {"flash3": "flash3.dew", OURS: OURS}  # the builds whose tiles the twin
 _TILE_96 = ((64, 128), (64, 128))  # of upstream, whose gradients the twin does not know there
 
 
-def compiled_head_dim(problem: AttentionProblem) -> int:
-    """The smallest compiled size that holds the channels; ValueError where there is none, and for e4m3."""
-    if problem.dtype == "e4m3":
-        raise ValueError("the backward is for fp16 and bf16, got e4m3")
-    check_head_dims(problem)
-    wanted = max(problem.head_dim, problem.head_dim_v)
-    if wanted > HEAD_DIMS[-1]:
-        raise ValueError(f"head_dim must be at most {HEAD_DIMS[-1]}, got {wanted}")
-    return next(d for d in HEAD_DIMS if d >= wanted)
-
-
 def _known(problem: AttentionProblem, family: str) -> tuple[str, int]:
     """Return whose layouts a family's are, and the size it computes a problem's channels with."""
     known = "flash3" if family.startswith("flash3") else family
-    if known not in _LAYOUTS:
-        raise ValueError(f"a backward schedule is known of {', '.join(_LAYOUTS)}, got {family}")
-    wanted = compiled_head_dim(problem)
+    require(known in _LAYOUTS, f"a backward schedule is known of {', '.join(_LAYOUTS)}, got {family}")
+    require(problem.dtype != "e4m3", "the backward is for fp16 and bf16, got e4m3")
+    check_head_dims(problem)
+    wanted = max(problem.head_dim, problem.head_dim_v)
     sizes = [d for d in _LAYOUTS[known] if d >= wanted]
-    if not sizes:
-        most = max(_LAYOUTS[known])
-        raise ValueError(f"head_dim must be at most {most} for a backward of {family}, got {problem.head_dim}")
+    require(bool(sizes), f"head_dim must be at most {max(_LAYOUTS[known])}, got {wanted}")
     return known, min(sizes)
 
 

@@ -1,4 +1,4 @@
-"""This module says how a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
+"""How a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
 way of dQ.
 
 One CTA owns a key tile and visits the row blocks that see it. Of each it computes S = Q K^T, dP = dO V^T, dV += P^T dO,
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, require
-from fa3_kernels.plan.traits import OURS, Traits, traits_of
+from fa3_kernels.plan.families import OURS, Traits, traits_of
 
 WGMMA_K = 16  # of 16-bit operands
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -40,7 +40,7 @@ class BackwardSchedule:
     tile_m, tile_n : int
         Query rows of a block and keys of a tile, multiples of 16.
     family : str
-        A key of :data:`fa3_kernels.plan.traits.FAMILIES`: how its rings are handed back, whether its CTAs stay.
+        A key of :data:`fa3_kernels.plan.families.FAMILIES`: how its rings are handed back, whether its CTAs stay.
     consumers : {2, 3}
         Warpgroups that compute.
     num_stages, dout_stages, ds_stages : int

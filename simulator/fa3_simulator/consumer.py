@@ -1,8 +1,8 @@
 """The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
 
 They are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp);
-what differs stands in :mod:`fa3_kernels.plan.traits`. With two slots for Q the first Q K^T of a tile is issued with the
-last P V of the tile before; with one a tile begins with its own.
+what differs stands in :mod:`fa3_kernels.plan.families`. With two slots for Q the first Q K^T of a tile is issued with
+the last P V of the tile before; with one a tile begins with its own.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
+from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.variant import staged_channels
-from fa3_kernels.plan.views import boxes
 from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
 from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes

@@ -1,4 +1,4 @@
-"""This module says which forward configuration: the channels that a family computes, and what it launches for a
+"""Which forward configuration: the channels that a family computes, and what it launches for a
 problem.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fa3_kernels.plan.choose import check_head_dims
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
 
 

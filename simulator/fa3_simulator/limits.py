@@ -1,11 +1,11 @@
-"""This module says how large a launch is simulated: one that our kernels can count, of so many tiles that all can be
+"""How large a launch is simulated: one that our kernels can count, of so many tiles that all can be
 handed out here.
 """
 
 from __future__ import annotations
 
+from fa3_kernels.plan.choose import check_sizes
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_kernels.plan.sizes import check_sizes
 from fa3_reference.problem import AttentionProblem
 
 MOST_TILES = 1 << 18  # of 64 rows: handing out as many takes some seconds, and a ranking two minutes

@@ -90,7 +90,7 @@ class PartsConsumer(Consumer):
         step = self.step
         self.wait_full(self.shared.v_ready, step)
         self.take_turn()
-        if self.s.rotates:
+        if self.s.adds_in_place:
             self.rotated_block()
         elif self.s.overlaps:
             self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
@@ -100,7 +100,7 @@ class PartsConsumer(Consumer):
             self.start_scores(self.tile, step + 1)
         self.prepare()
         self.stream.wgmma_wait(0)
-        if self.s.rotates:
+        if self.s.adds_in_place:
             self.pass_turn()
         self.release("k", step + 1)
         self.row_max(step + 1, is_masked)
@@ -114,4 +114,4 @@ class PartsConsumer(Consumer):
         if lead is None:
             self.add_parts(False, self.pass_turn)
         else:
-            self.add_parts(not self.s.rotates, lambda: self.start_scores(number + 1, self.step + 1))
+            self.add_parts(not self.s.adds_in_place, lambda: self.start_scores(number + 1, self.step + 1))

@@ -8,16 +8,12 @@ from functools import lru_cache
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.variant import staged_channels
+from fa3_simulator.compiled import STATISTICS_ALU, STATISTICS_MUFU, STATISTICS_SHUFFLES, other_instructions
 from fa3_simulator.program import Work
 from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
 
 ELEMENTS_PER_CHUNK = 4  # of a lane: granularity at which two warpgroups share a pipe
-# Per key block and warp, of what each lane keeps of its two rows: the running maximum and the factor that rescales the
-# sums.
-STATISTICS_FMA = 6
-STATISTICS_ALU = 6
-STATISTICS_MUFU = 2
-STATISTICS_SHUFFLES = 4
+STATISTICS_FMA = 6  # as :mod:`fa3_simulator.compiled` has the others
 OTHER_INSTRUCTIONS_LOCKSTEP = 114  # of fp16_d128_lockstep, whose consumers load as well
 # Cycles in which ptxas has a warp wait, by the stall counts in its code, of what a tile executes once.
 # 550 to 860, 835 to 1220
@@ -42,8 +38,7 @@ def _row_max(config: Config, by_integers: bool) -> Work:
 
 def other_work(config: Config) -> Work:
     """Return what a step executes beside the classes of Work, one dispatch cycle each."""
-    counted = config.size.other_instructions[config.promotion_interval > 0]
-    count = counted if config.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
+    count = other_instructions(config) if config.warp_specialized else OTHER_INSTRUCTIONS_LOCKSTEP
     return Work("addresses", 1, other=count)
 
 

@@ -31,7 +31,7 @@ from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.gluon import backward_pipeline, launch_backward
 from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
-from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
+from fa3_kernels.plan.backward import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw

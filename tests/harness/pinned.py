@@ -1,6 +1,6 @@
 """What users' stored results rest on, as short digests: drawn operands, planned cases and trials, options of the verbs.
 
-    python -m tests.harness.pinned > tests/harness/pinned.json
+    python -m tests.bless plans
 
 writes them anew after a change that is meant to move them; stored baselines and replay files then are of other inputs.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,8 +18,8 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.plan import plan
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.campaign.tasks import plan
 from fa3verify.cases import space
 from fa3verify.cli.main import main
 from fa3verify.compare.axes import AXES
@@ -29,7 +29,9 @@ from fa3verify.known import registry
 from fa3verify.properties.law import Law, Trial
 from fa3verify.properties.runner import run_law
 from fa3verify.properties.table import LAWS
+from fa3verify.records import plain
 
+FILE = Path(__file__).with_suffix(".json")
 PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
 TRIALS = 5  # the plainest one first
@@ -63,7 +65,7 @@ def plans() -> dict[str, str]:
     for name in KERNELS:
         for profile in PROFILES:
             introduced = introduce(name, profile)
-            tasks = [(task.kind, task.label, task.durable, task.arguments) for task in plan([introduced], profile, 0)]
+            tasks = [(task.kind, task.label, plain(task)) for task in plan([introduced], profile, 0)]
             cases = [
                 case.to_json()
                 for family in introduced.families
@@ -130,5 +132,6 @@ def all_pinned() -> dict[str, dict[str, Any]]:
     return {make.__name__: make() for make in TABLES}
 
 
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(all_pinned(), indent=1, sort_keys=True) + "\n")
+def renew() -> None:
+    """Write everything as it is."""
+    FILE.write_text(json.dumps(all_pinned(), indent=1, sort_keys=True) + "\n")

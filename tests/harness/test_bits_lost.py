@@ -17,9 +17,10 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
+from fa3verify.campaign.plan import JudgeFamily
 from fa3verify.campaign.profiles import PROFILES, family_cases, judged_cases
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, judge_family
+from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import bits_lost, metrics
@@ -186,8 +187,8 @@ def test_a_mean_over_fewer_families_than_there_are_is_no_number():
 
 def test_bits_lost_stand_in_the_summary_and_in_junit_unless_it_is_of_a_part():
     kernel = replace(introduce("twin.bf16", "quick"), families=("peaky",))
-    given = {"kernel": "twin.bf16", "family": "peaky", "profile": "quick", "seed": 0, "limit": 1}
-    outcomes = [Outcome(Task("family", "peaky", judge_family, given), judge_family(**given))]
+    task = JudgeFamily(kernel="twin.bf16", family="peaky", profile="quick", seed=0, limit=1)
+    outcomes = [Outcome(task, task.run())]
     summary = summarize([kernel], outcomes, None, profile="quick", seed=0)
     lost = summary.kernels[0].bits_lost
     assert lost is not None
@@ -203,7 +204,7 @@ def test_bits_lost_stand_in_the_summary_and_in_junit_unless_it_is_of_a_part():
 
 
 def test_a_quantiser_has_no_number_for_its_truth_follows_its_own_scales():
-    records = judge_family("twin.quantize", "normal", "quick", 0, limit=1)
+    records = JudgeFamily(kernel="twin.quantize", family="normal", profile="quick", seed=0, limit=1).run().records
     assert pooled(records, operations.find("quantize"))["bits_lost"] is None
 
 

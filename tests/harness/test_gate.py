@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fa3verify import operations
+from fa3verify.campaign.plan import JudgeFamily
 from fa3verify.campaign.profiles import PROFILES, families
-from fa3verify.campaign.tasks import judge_family
 from fa3verify.judging.family import FamilyRow, Figured, family_row
 from fa3verify.judging.gate import (
     POLICY,
@@ -187,7 +187,7 @@ def test_every_shipped_twin_has_a_baseline_of_every_family(kernel, profile):
 def test_our_backward_is_held_to_a_shipped_baseline(fault, status):
     name = f"twin.backward.bf16{fault}"
     kernel = registry.find(name)
-    records = judge_family(name, "offset_v", "quick", 0)
+    records = JudgeFamily(kernel=name, family="offset_v", profile="quick", seed=0).run().records
     family = family_row(records, operations.find(kernel.operation))
     rows = baseline_rows(Figured(name, (family,), "backward"), shipped_baseline("quick", 0))
     assert layer_status(rows, "L2") == status

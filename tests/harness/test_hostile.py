@@ -10,14 +10,15 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from fa3verify.campaign import atlas, tasks
+from fa3verify.campaign import atlas
+from fa3verify.campaign import plan as planned
 from fa3verify.cases import coverage
 from fa3verify.cli.main import main
 from tests.harness.hostile import EXPECTED, MODULES
 
 
-def is_run(task: tasks.Task) -> bool:
-    return f"{task.kind} {task.arguments.get(task.kind)}" in EXPECTED[task.arguments["kernel"]].tasks
+def is_run(task: planned.JudgeTask | planned.SearchLaw) -> bool:
+    return f"{task.kind} {task.subject}" in EXPECTED[task.kernel].tasks
 
 
 # Each process that dies or hangs is made anew, which takes seconds: these are seen at night, one of each kind always.
@@ -34,10 +35,10 @@ def campaign(tmp_path_factory, request):
             (out / f"{name}.py").write_text(text)
         patch.syspath_prepend(out)
         patch.chdir(Path(__file__).parent)
-        plan = tasks.plan
-        patch.setattr(tasks, "plan", lambda *given: list(filter(is_run, plan(*given))))
+        plan = planned.plan
+        patch.setattr(planned, "plan", lambda *given: list(filter(is_run, plan(*given))))
         patch.setattr(coverage, "REQUIRED", 0.0)  # so little is tried here that no verdict would be given
-        options = ["--quick", "--no-studies", "--workers", "2", "--task-limit", "3", "--memory-limit", "2"]
+        options = ["--quick", "--workers", "2", "--task-limit", "3", "--memory-limit", "2"]
         files = ["--out", str(out / "out"), "--junit", str(out / "junit.xml"), "--json", "-"]
         result = CliRunner().invoke(main, ["verify", *request.param, *options, *files])
     summary = json.loads(result.stdout)

@@ -15,11 +15,12 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify import operations, records
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.plan import JudgeFamily, SearchLaw, judge_cases
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.results import refutations, settle
+from fa3verify.campaign.results import JudgedCases, refutations, settle
 from fa3verify.campaign.run import HypothesisRow, Run, parse
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, check_law, is_finding, judge_cases, of_kind
+from fa3verify.campaign.tasks import Outcome, is_finding
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
@@ -114,16 +115,14 @@ def judged(monkeypatch):
         monkeypatch.setattr(registry, "find", lambda name: kernel)
         known = replace(introduce(kernel.name, "quick"), claims=(), covers=False)
         outcomes = [
-            Outcome(Task("family", "", print, {"kernel": kernel.name, "family": family}), found)
+            Outcome(JudgeFamily(kernel=kernel.name, family=family, profile="quick", seed=0), JudgedCases(tuple(found)))
             for family in FAMILIES
             if (found := judge_cases(kernel, family, [case for case in cases if family_of(case) == family]))
         ]
         if examples:
-            arguments = {"kernel": kernel.name, "law": LAW, "max_examples": examples, "seed": seed}
-            outcomes.append(Outcome(Task("law", "", print, arguments), check_law(**arguments)))
-        outcomes = [
-            replace(o, value=of_kind(o.task.kind, json.loads(json.dumps(records.plain(o.value))))) for o in outcomes
-        ]
+            law = SearchLaw(kernel=kernel.name, law=LAW, max_examples=examples, seed=seed)
+            outcomes.append(Outcome(law, law.run()))
+        outcomes = [replace(o, value=o.task.read(json.loads(json.dumps(records.plain(o.value))))) for o in outcomes]
         summary = summarize([known], outcomes, None, profile="quick", seed=0)
         return replace(summary, started="2026-11-23T00:00:00+00:00")
 
@@ -177,7 +176,7 @@ def test_a_row_sum_of_rounded_weights_passes_and_every_page_says_which_hypothesi
     assert line.startswith(
         f"bound of any order, sums in binary32 (device: CPU); surviving: {ROUNDED}; refuted: {PLAIN} ("
     )
-    pages = render(parse(json.loads(json.dumps(summary.to_json())), "summary"), {}, "0" * 64)
+    pages = render(parse(json.loads(json.dumps(summary.to_json())), "summary"), "0" * 64)
     assert all(f"surviving: {ROUNDED}" in " ".join(page.split()) for page in pages.values())
 
 
@@ -288,7 +287,9 @@ def test_a_wrong_kernel_is_a_finding_of_one_case_under_every_hypothesis(judged):
     assert [failure.what for failure in summary.failures] == ["L1 lse error / bound"]
     assert summary.failures[0].content == case_of(kernel).to_json()
     (record,) = judge_cases(kernel, "normal", [case_of(kernel)])
-    assert is_finding(Outcome(Task("family", "", print, {}), [record]))
+    assert is_finding(
+        Outcome(JudgeFamily(kernel="k", family="normal", profile="quick", seed=0), JudgedCases((record,)))
+    )
     broken = replay_trial(LAW, kernel, Trial(LAW, case_of(kernel)))
     assert "assumed: any order, sums in binary32 (device: CPU), the row sum adds" in broken.message
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.families import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import tasks
+from fa3verify.campaign import plan as planned
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage, space
 from fa3verify.cli.main import main
@@ -75,7 +75,7 @@ def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_
 
 
 def verify(tmp_path, name: str, *more: str):
-    arguments = ["verify", name, "--quick", "--no-studies", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
+    arguments = ["verify", name, "--quick", "--workers", "2", "--out", str(tmp_path), "--json", "-"]
     return CliRunner().invoke(main, [*arguments, *more])
 
 
@@ -85,8 +85,8 @@ FEW = ("normal", "offset_v", "repeated_run_is_identical")
 @pytest.fixture
 def few_tasks(in_this_process, monkeypatch):
     """Some families and properties, in this process, of which a verdict is given all the same."""
-    plan = tasks.plan
-    monkeypatch.setattr(tasks, "plan", lambda *given: [t for t in plan(*given) if t.arguments.get(t.kind) in FEW])
+    plan = planned.plan
+    monkeypatch.setattr(planned, "plan", lambda *given: [t for t in plan(*given) if t.subject in FEW])
     monkeypatch.setattr(coverage, "REQUIRED", 0.0)
 
 

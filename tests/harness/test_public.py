@@ -62,9 +62,9 @@ def test_judge_takes_a_kernel_or_its_name_and_a_problem_or_a_case():
 def test_verify_asks_for_the_campaign_it_was_told(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(campaign, "run", lambda settings, progress: asked.append(settings) or {"verdict": "pass"})
-    assert fa3verify.verify(out=tmp_path, studies=False, workers=1)["verdict"] == "pass"
+    assert fa3verify.verify(out=tmp_path, workers=1)["verdict"] == "pass"
     assert fa3verify.verify("twin.fp16", profile="release", seed=5, activations="own")["verdict"] == "pass"
-    assert (asked[0].profile, asked[0].out, asked[0].studies, asked[0].workers) == ("quick", tmp_path, False, 1)
+    assert (asked[0].profile, asked[0].out, asked[0].workers) == ("quick", tmp_path, 1)
     assert {"twin.fp16", "twin.bf16", "twin.e4m3"} <= set(asked[0].kernels)
     assert (asked[1].kernels, asked[1].profile, asked[1].seed) == (("twin.fp16",), "release", 5)
     assert (asked[0].activations, asked[1].activations) == (None, Path("own"))

@@ -45,7 +45,7 @@ def judged(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("PYTHONPATH", str(folder))
         part = ["--family", "normal", "--property", "error_within_bound"]
-        options = ["--quick", "--no-studies", "--workers", "1", "--out", "out", "--quiet"]
+        options = ["--quick", "--workers", "1", "--out", "out", "--quiet"]
         done = CliRunner().invoke(main, ["verify", "raises_here.py:attention", *part, *options])
         replays = sorted((folder / "out" / "worst").glob("fail-*.json"))
         again = [CliRunner().invoke(main, ["replay", str(path)]) for path in replays]

@@ -10,8 +10,9 @@ import pytest
 from fa3_reference.problem import AttentionProblem
 from fa3verify import records
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, check_law, judge_family
+from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.cases import coverage, tried
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.kernels.twins import twin
@@ -158,18 +159,16 @@ def test_a_kernel_that_declares_no_head_dims_is_credited_with_none(dims, credite
 
 def test_a_summary_has_the_sizes_of_judged_cases_and_trials_and_the_report_shows_them():
     kernel = introduce("twin.fp16", "quick")
-    family = {"kernel": kernel.name, "family": "normal", "profile": "quick", "seed": 0}
-    law = {"kernel": kernel.name, "law": "sign_symmetry", "max_examples": 2, "seed": 0}
-    outcomes = [
-        Outcome(Task("family", "", judge_family, family), judge_family(**family)),
-        Outcome(Task("law", "", check_law, law), check_law(**law)),
-    ]
+    family = JudgeFamily(kernel=kernel.name, family="normal", profile="quick", seed=0)
+    law = SearchLaw(kernel=kernel.name, law="sign_symmetry", max_examples=2, seed=0)
+    tasks: list[Task] = [family, law]
+    outcomes = [Outcome(task, task.run()) for task in tasks]
     summary = summarize([kernel], outcomes, None, profile="quick", seed=0)
     (body,) = summary.kernels
     ran = tried.Tried()
     for case in summary.cases:
         ran.add(case.case.problem)
-    searched = check_law(**law)
+    searched = law.run()
     assert searched.tried
     ran.update(searched.tried)
     noted = replace(ran.noted(), repeated_runs=False, not_tried=body.tried.not_tried)

@@ -42,8 +42,7 @@ def no_gpu() -> Iterator[list[Started]]:
     import torch
 
     from fa3_kernels.gluon import launch, launch_append, launch_backward, run
-    from fa3_kernels.plan.plan import Call
-    from fa3_kernels.plan.views import Block, View
+    from fa3_kernels.plan.call import Block, Call, View
 
     started: list[Started] = []
     operand = launch.operand

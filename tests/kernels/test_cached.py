@@ -20,9 +20,9 @@ from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.run import KERNELS
 from fa3_kernels.plan.append import Append, append_call
-from fa3_kernels.plan.plan import Call, LaunchNumber, Pointer, plan_of
+from fa3_kernels.plan.call import RAGGED_ROWS, Call, LaunchNumber, Pointer, View
+from fa3_kernels.plan.plan import plan_of
 from fa3_kernels.plan.request import ONE_PAGE, Choices, Semantics, TensorLayout, request_of
-from fa3_kernels.plan.views import RAGGED_ROWS, View
 from tests.kernels.no_gpu import Encoded, no_gpu
 
 pytestmark = pytest.mark.optional
@@ -266,7 +266,7 @@ REFUSALS = (
     ({"page_table": table(0)}, r"page_table must be int32 \(3, 1\)"),
     ({"cache_seqlens": integers(1, 2)}, r"seqused_k must be int32 \(3,\)"),
     ({"sinks": torch.zeros(2)}, r"sinks must be float32 \(8,\) \(nheads,\)"),
-    ({"softmax_scale": -1.0}, "softmax_scale must be > 0, got -1"),
+    ({"softmax_scale": -1.0}, "softmax_scale must be finite and > 0, got -1"),
 )
 
 

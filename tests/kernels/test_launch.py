@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.launch import Packed, forward
-from fa3_kernels.plan.plan import Pointer, plan_of
+from fa3_kernels.plan.call import Pointer, View
+from fa3_kernels.plan.plan import plan_of
 from fa3_kernels.plan.request import Choices, Semantics, request_of
-from fa3_kernels.plan.views import View
 from tests.kernels.no_gpu import Encoded, no_gpu
 
 pytestmark = pytest.mark.optional

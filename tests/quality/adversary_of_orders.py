@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,7 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import Dtype
-from fa3verify.search.adversary import islands_of
+from fa3_reports.adversary.search import islands_of
 from fa3verify.search.findings import Findings
 from fa3verify.search.forward.colony import ForwardColony, Island
 from fa3verify.search.forward.judge import UNROUNDED, Twin, over_bound
@@ -54,7 +54,7 @@ class OrderTwin(Twin):
     assumed: Order
 
     def model(self, config: Config) -> KernelModel:
-        return replace(config.traits, order=self.assumed).kernel_model(config)
+        return config.kernel_model(self.assumed)
 
     def run(
         self, colony: ForwardColony, config: Config, truth: Attention, *, rounded: bool

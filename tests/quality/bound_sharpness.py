@@ -53,7 +53,7 @@ def measure(kernel: str, family: str) -> list[object]:
     for number, case in enumerate(cases):
         problem, x = case.problem, case.operands()
         config = candidate.config_for(problem, case.changes)
-        model = config.traits.kernel_model(config)
+        model = config.kernel_model()
         got = candidate.run(problem, x, config).out.astype(np.float64)
         digest.update(got.tobytes())
         start = time.perf_counter()

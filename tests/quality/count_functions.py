@@ -93,14 +93,14 @@ def of_a_call() -> tuple[list[str], int]:
 
 def of_a_verdict() -> tuple[list[str], int]:
     """From the settings of ``verify`` to the twin, in one process, on a verdict like the one before."""
-    from fa3verify.campaign import tasks
+    from fa3verify.campaign import plan as planned
     from fa3verify.commands import verify
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as out:
-        plan = tasks.plan
+        plan = planned.plan
         patch.setattr(verify, "make_executor", lambda settings: Inline())
-        patch.setattr(tasks, "plan", lambda *given: [x for x in plan(*given) if "family" in x.kind][:1])
-        settings = verify.Settings(("twin.fp16",), "quick", 0, Path(out), studies=False)
+        patch.setattr(planned, "plan", lambda *given: [x for x in plan(*given) if "family" in x.kind][:1])
+        settings = verify.Settings(("twin.fp16",), "quick", 0, Path(out))
         is_twin = str(ROOT / "kernels" / "fa3_kernels" / "twin" / "forward.py")
 
         def once() -> tuple[list[str], int]:

@@ -13,8 +13,8 @@ from unittest import mock
 
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.campaign.tasks import BOUND_LAWS
 from fa3verify.cases import coverage, space
+from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, find_law, run_law, runner

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from fa3_kernels.faults.package import Rewrite, load
-from fa3_kernels.plan.config import Config, kernel_head_dim
+from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
@@ -42,7 +43,7 @@ class DrawnTwin:
     promotion_interval: int = 0
 
     def configure(self, problem: AttentionProblem) -> Config:
-        head_dim = kernel_head_dim(max(problem.head_dim, problem.head_dim_v))
+        head_dim, _ = traits_of(OURS).compiled_head_dims(problem)
         return Config(problem.dtype, head_dim, 128, self.tile_n, promotion_interval=self.promotion_interval)
 
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:

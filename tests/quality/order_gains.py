@@ -22,7 +22,7 @@ from fa3_reference.quantize import QuantScheme, prepare
 def models(dtype: Dtype, problem: AttentionProblem) -> dict[str, KernelModel]:
     """Return what is assumed, by what is known; each name adds to those before it."""
     config = default_config(problem)
-    stated = replace(config.traits.kernel_model(config), out_dtype="fp32")
+    stated = replace(config.kernel_model(), out_dtype="fp32")
     known = KernelModel.any_order(dtype, "fp32", "either")
     steps = {"nothing": known}
 

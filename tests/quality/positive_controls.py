@@ -239,7 +239,7 @@ CONSTRUCTIONS: tuple[Construction, ...] = (
 def ratios(colony: ForwardColony, *several: Terms) -> list[float]:
     """Largest error / bound of O, before its last rounding, and of LSE, for each of some weights of the terms."""
     problem, operands, config = colony.problem, colony.operands, colony.island.config
-    model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+    model = replace(config.kernel_model(), out_dtype="fp32")
     result = []
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config, ideal=UNROUNDED)

@@ -10,7 +10,7 @@ import pytest
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import Terms
 from fa3_reference.problem import DTYPES
-from fa3verify.search.adversary import island_of, islands_of
+from fa3_reports.adversary.search import island_of, islands_of
 from fa3verify.search.findings import Find
 from fa3verify.search.forward.colony import individual
 from fa3verify.search.forward.judge import over_bound
@@ -93,7 +93,7 @@ def test_no_twin_of_one_island_is_found_beyond_its_bound():
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_twin_is_found_beyond_its_bound(dtype):
-    """A fixed budget, after which every island is near the bound; ``fa3verify adversary`` searches for longer."""
+    """A fixed budget, after which every island is near the bound; the verb ``adversary`` searches for longer."""
     islands = islands_of(dtype)
     found = {island.name: ForwardSearch(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
     weak = {name: f.best["out"].value for name, f in found.items() if f.best["out"].value < 0.85}

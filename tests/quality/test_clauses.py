@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fa3_reports import conformance
-from fa3verify.campaign import atlas, introduction, tasks
+from fa3verify.campaign import atlas, introduction
 from fa3verify.campaign.findings import finding, with_clause
 from fa3verify.campaign.introduction import Only
+from fa3verify.campaign.plan import plan
 from fa3verify.campaign.run import Finding
 from fa3verify.campaign.summary import of_kernel
 from fa3verify.campaign.tasks import Outcome
@@ -100,8 +101,8 @@ def broken(clause: Clause) -> list[Finding]:
         return [with_clause(finding(kernel.name, asked, outcome.violation.message), kernel.operation)]
     known = introduction.introduce(clause.shown, "quick")
     known = Only(families=("offset_v",)).of(known)
-    (task,) = tasks.plan([known], "quick", 0)
-    outcome = Outcome(task, task.function(**task.arguments))
+    (task,) = plan([known], "quick", 0)
+    outcome = Outcome(task, task.run())
     return of_kernel(known, [outcome], None, profile="quick", seed=0)[2]
 
 

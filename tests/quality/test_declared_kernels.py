@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fa3verify.campaign.cover import cover
+from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, constraint
-from fa3verify.campaign.tasks import judge_cases
 from fa3verify.cases import coverage, space
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Candidate, head_dim_refusal

@@ -6,8 +6,8 @@ import pytest
 
 from fa3_reports.mutation.gradient_faults import MUSEUM, kernel_of
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.campaign.tasks import BOUND_LAWS
 from fa3verify.judging.judgement import judge, passes
+from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.properties import find_law, run_law
 
 QUICK = PROFILES["quick"]

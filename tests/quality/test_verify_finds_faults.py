@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from fa3_kernels.faults.table import BackwardFault, Fault, QuantizerFault
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.plan import plan
 from fa3verify.campaign.run import Run
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, plan
+from fa3verify.campaign.tasks import Outcome
 from fa3verify.cli.main import main
 from fa3verify.judging import gate
 from fa3verify.kernels import twins
@@ -88,7 +89,7 @@ BACKWARD_FOUND_BY[BackwardFault.EMPTY_ROW_LSE] = ("rows_without_a_key_have_zero_
 def summary_of(kernel: str, task_name: str) -> Run:
     introduced = [introduce(kernel, "quick")]
     task = next(t for t in plan(introduced, "quick", 0) if t.label == f"{kernel}: {task_name}")
-    outcomes = [Outcome(task, task.function(**task.arguments))]
+    outcomes = [Outcome(task, task.run())]
     return summarize(introduced, outcomes, gate.shipped_baseline("quick", 0), profile="quick", seed=0)
 
 
@@ -155,7 +156,7 @@ def test_the_same_tasks_pass_the_unmutated_twin(dtype, task):
 @pytest.mark.usefixtures("in_this_process")
 def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
     name = f"twin.bf16+{Fault.DROPPED_LAST_TILE}"
-    options = ["--quick", "--no-studies", "--workers", "1", "--family", "normal", "--property", "error_within_bound"]
+    options = ["--quick", "--workers", "1", "--family", "normal", "--property", "error_within_bound"]
     run = CliRunner().invoke(main, ["verify", name, *options, "--out", str(tmp_path), "--json", "-"])
     assert run.exit_code == 1, run.output
     failures = json.loads(run.stdout)["failures"]

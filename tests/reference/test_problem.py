@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.traits import OURS, traits_of
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_simulator.limits import check_backward, check_forward
 

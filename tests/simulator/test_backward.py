@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.families import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine, interpreter
 from fa3_simulator.backward import backward

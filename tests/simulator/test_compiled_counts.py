@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
-from fa3_kernels.audit.golden import read_golden
+from fa3_kernels.audit.evidence import accepted_rows
 from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.views import boxes
+from fa3_simulator import compiled as module
+from fa3_simulator.compiled import estimated, other_instructions
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
@@ -18,14 +20,16 @@ from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import misfit
 from fa3_simulator.vector_work import other_work, transpose_trip, transpose_trips
 
-GOLDEN, H200 = read_golden(), load("h200")
+GOLDEN, H200 = accepted_rows(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")
 # Of caches the simulator knows nothing.
 FORWARD = [x for x in shipped() if x.function == "forward" and x.evidence != "paged"]
 WARP_SPECIALIZED = [x for x in FORWARD if "warp_specialize" not in x.choices]
 # Without a mask, a cap or splits: the loop is that of the plain step.
 PLAIN = [
-    x for x in WARP_SPECIALIZED if x.name.split("_", 2)[2] in ("dense", "dense_chained", "no_pingpong", "no_overlap")
+    x
+    for x in WARP_SPECIALIZED
+    if x.name.split("_", 2)[2].removeprefix("v128_") in ("dense", "dense_chained", "no_pingpong", "no_overlap")
 ]
 BARRIERS = (Op.BAR_ARRIVE, Op.BAR_SYNC)
 
@@ -134,3 +138,22 @@ def test_flash3_keeps_one_comparison_per_score() -> None:
     flash3 = Config(family="flash3", head_dim=64)
     assert step_counts(flash3)["alu"] == 64 + 4
     assert other_work(flash3) == other_work(Config(head_dim=64))
+
+
+@pytest.mark.parametrize("family", ["gluon", "flash3"])
+def test_instructions_of_a_tile_that_nobody_compiled_are_estimated_and_it_is_said(family: str) -> None:
+    compiled_tile, other = Config(family=family), Config(family=family, tile_n=96)
+    assert other_instructions(compiled_tile) == other_instructions(other) == 69
+    assert bool(estimated(compiled_tile)) == (family == "flash3")
+    assert estimated(other) == ["instructions of a step beside its arithmetic"]
+
+
+def test_a_tile_that_is_compiled_has_its_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the audit is all that another tile takes: of 64 keys here."""
+    row = {"loops": ["instructions 300 HGMMA 12 MUFU.EX2 34 FFMA 36 FMUL 64 FADD 34 FMNMX 36 BAR 5"]}
+    monkeypatch.setattr(module, "accepted_rows", lambda: GOLDEN | {"fp16_d128_v128_dense/forward_fp16": row})
+    monkeypatch.setattr(module, "_counted", module._counted.__wrapped__)
+    narrow = Config(tile_n=64)
+    assert other_instructions(narrow) == 300 - 12 - 34 - 36 - 64 - 34 - 36 - 5 - 4 - 64 // 4
+    assert not estimated(narrow)
+    assert other_instructions(Config()) == 69

@@ -98,7 +98,8 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None
     trace = engine.simulate(program, costs(program, H200))
     k = 256 // schedule.bits
     per_block = schedule.head_dim // k + schedule.tile_n // k * schedule.pv_parts[0]
-    pieces = (blocks - 1) * schedule.head_dim // k if schedule.rotates else 0  # of S, but for a tile's first: two each
+    # of S, but for a tile's first: two each
+    pieces = (blocks - 1) * schedule.head_dim // k if schedule.adds_in_place else 0
     assert len(trace.bursts) == schedule.consumers * (blocks * per_block + pieces)
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     assert loads == schedule.consumers + 2 * blocks

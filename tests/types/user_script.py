@@ -121,7 +121,7 @@ def loaded() -> tuple[int, ...]:
 
 def verified(out: Path) -> str:
     """Run a campaign, and replay the worst case of it."""
-    run: fa3verify.Run = fa3verify.verify("user_script:mine", out=out, studies=False)
+    run: fa3verify.Run = fa3verify.verify("user_script:mine", out=out)
     first: fa3verify.KernelRun = run.kernels[0]
     ratio: float | None = first.worst_ratio
     lost = first.bits_lost

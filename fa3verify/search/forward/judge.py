@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3_kernels.twin.arithmetic import Source
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention, attention
@@ -48,7 +48,7 @@ class Twin:
 
     def model(self, config: Any) -> KernelModel:
         """Return the order of operations that its bound is for."""
-        return config.traits.kernel_model(config)
+        return config.kernel_model()
 
     def run(
         self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool

@@ -1,4 +1,4 @@
-"""This module says which kernels a probe starts, with which arguments, on a machine without a GPU."""
+"""Which kernels a probe starts, with which arguments, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.append import Append, append_call
-from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.backward import backward_plan
+from fa3_kernels.plan.call import Block, Call, Pointer, View
 from fa3_kernels.plan.choose import H200_SMS, without_lengths
-from fa3_kernels.plan.plan import Call, Plan, Pointer, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import DTYPES, ONE_PAGE, Choices, Semantics, TensorLayout, request_of
-from fa3_kernels.plan.views import Block, View
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -21,11 +21,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
+from fa3_kernels.audit.sass import parse
 from fa3_kernels.gluon import quantize, run, surplus_barriers
 from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.descriptors import DTYPES, block_layout
-from fa3_kernels.plan.plan import Pointer
+from fa3_kernels.plan.call import Pointer
 
 HOPPER = GPUTarget("cuda", 90, 32)
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -130,11 +131,10 @@ def _report(ptx: str, smem_bytes: int, flags: tuple[str, ...]) -> Compiled:
         messages = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         disassembly = [str(_TOOLS / "nvdisasm"), "-c", str(cubin)]
         sass = subprocess.run(disassembly, capture_output=True, text=True, check=True).stdout
-    opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", sass, re.MULTILINE)
     return Compiled(
         ptx=ptx,
         sass=sass,
-        opcodes=Counter(opcodes),
+        opcodes=Counter(instruction.opcode for instruction in parse(sass)[0]),
         registers=int(re.findall(r"Used (\d+) registers", messages)[0]),
         spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", messages))),
         smem_bytes=smem_bytes,

@@ -1,17 +1,11 @@
-"""This module says which kernels a measurement belongs to: evidence is of what was launched, stale as soon as that no
-longer is.
-"""
+"""What our kernels launch, as hashes, by which measurements and verdicts name what they are evidence of."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
-
-from fa3_kernels.audit.golden import read_rows
+from typing import Any, Literal, get_args
 
 Evidence = Literal[
     "forward",
@@ -23,17 +17,20 @@ Evidence = Literal[
     "forward+packed",
     "forward+packed+paged+quantize+backward",
 ]
-# Keys of launches by the hash of them all: of measurements from before provenance held the keys themselves, and of
-# probes from after it, whose PTX the code of that time was compiled to as well.
-MEASURED = Path(__file__).parent / "measured.json"
+ACCEPTED = Path(__file__).parent / "audit.json"
+
+
+def accepted_rows() -> dict[str, dict[str, Any]]:
+    """Return the figures of every compiled kernel, and what every probe launches, as they were accepted; by kernel."""
+    body = json.loads(ACCEPTED.read_text(encoding="utf-8"))
+    return body["kernels"] | body["launches"]
 
 
 def launch_keys(of: str) -> dict[str, str]:
     """Return a key of every launch that a measurement may be evidence of, by the name of its probe, as accepted.
 
-    It is of what the GPU gets (:func:`fa3_kernels.audit.launched.launch_sha256`) for each kernel of the launch, and of
-    the PTX where the audit compiles it; that both are those of the code in this tree is what ``fa3verify audit`` says,
-    and of the launches a test.
+    It is of what the GPU gets for each kernel of the launch, and of the PTX where the audit compiles it; that both are
+    those of the code in this tree is what ``python -m fa3_reports audit`` says, and of the launches a test.
 
     Parameters
     ----------
@@ -49,7 +46,7 @@ def launch_keys(of: str) -> dict[str, str]:
     if of not in get_args(Evidence):
         raise ValueError(f"evidence must be of {', '.join(get_args(Evidence))} launches, got {of!r}")
     kernels: dict[str, list[str]] = {}
-    for label, row in read_rows().items():
+    for label, row in accepted_rows().items():
         if row["launch"]["of"] in of.split("+"):
             text = f"{row['launch']['sha256']} {row.get('ptx_sha256', '')}"
             kernels.setdefault(label.partition("/")[0], []).append(text)
@@ -59,32 +56,6 @@ def launch_keys(of: str) -> dict[str, str]:
 def evidence_sha256(of: str) -> str:
     """Return one hash of all :func:`launch_keys`, by which a measurement names the launches that it is evidence of."""
     return hashlib.sha256("\n".join(sorted(launch_keys(of).values())).encode()).hexdigest()
-
-
-def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return which launches are others now than those that were measured, by probe.
-
-    One that was not looked at then counts as changed, as nothing says that its code is older than the measurement.
-
-    Parameters
-    ----------
-    of : str
-        As in :func:`launch_keys`.
-    sha256 : str
-        Their hash then.
-    then : mapping, optional
-        Their keys then; by default as they were kept. Where nobody kept them, all launches have changed.
-    """
-    if sha256 == evidence_sha256(of):
-        return frozenset()
-    now = launch_keys(of)
-    known = _measured().get(sha256, {}) | dict(then or {})
-    return frozenset(probe for probe in {*now, *known} if now.get(probe) != known.get(probe))
-
-
-@cache
-def _measured() -> dict[str, dict[str, str]]:
-    return json.loads(MEASURED.read_text(encoding="utf-8"))
 
 
 def evidence_facts(of: Evidence) -> dict[str, object]:

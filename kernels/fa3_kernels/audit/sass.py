@@ -1,5 +1,4 @@
-"""This module says what a disassembly proves: uniform registers that some path reads before any instruction of that
-path has set them.
+"""What a disassembly says: the loops with tensor work, and uniform registers that are read before they are set.
 
 ptxas 12.8 can merge equal address computations of two loops although the first loop, which sets the register, may be
 skipped; wgmma then reads from a wrong address. Such a register is not assigned on every path from the entry, which a
@@ -9,6 +8,7 @@ forward data-flow analysis over the instructions finds. No GPU and no Triton nee
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
@@ -27,6 +27,23 @@ _NO_RESULT = (
     "MEMBAR",
     "WARPSYNC",
     "USETMAX",
+)
+# What of a loop is counted, by how an opcode begins.
+_LOOP = (
+    "HGMMA",
+    "QGMMA",
+    "MUFU.EX2",
+    "FFMA",
+    "FMUL",
+    "FADD",
+    "FMNMX",
+    "BAR",
+    "LDSM",
+    "STSM",
+    "PRMT",
+    "R2UR",
+    "LDL",
+    "STL",
 )
 
 
@@ -48,6 +65,32 @@ def parse(sass: str) -> tuple[list[Instruction], dict[str, int]]:
         elif found := _INSTRUCTION.match(line):
             code.append(Instruction(found[1] or "", found[2], found[3]))
     return code, labels
+
+
+def counts(opcodes: Iterable[str], prefixes: Iterable[str]) -> dict[str, int]:
+    """Return how many opcodes begin with each prefix."""
+    known = list(opcodes)
+    return {prefix: sum(opcode.startswith(prefix) for opcode in known) for prefix in prefixes}
+
+
+def tensor_loops(sass: str) -> list[dict[str, int]]:
+    """Instructions of one iteration of every innermost loop with tensor and special-function work, in the code's order.
+
+    A loop is what lies between a label and a branch back to it; the first ones are the steps over key blocks.
+    """
+    code, labels = parse(sass)
+    opcodes = [instruction.opcode for instruction in code]
+    spans = {
+        (labels[name], i + 1)
+        for i, (_, opcode, operands) in enumerate(code)
+        if opcode.startswith("BRA")
+        for name in re.findall(r"\.L_x_\d+", operands)
+        if labels.get(name, i + 1) <= i
+    }
+    work = (("HGMMA", "QGMMA"), "MUFU.EX2")
+    heavy = sorted(s for s in spans if all(any(x.startswith(w) for x in opcodes[slice(*s)]) for w in work))
+    inner = [s for s in heavy if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in heavy)]
+    return [{"instructions": b - a, **counts(opcodes[a:b], _LOOP)} for a, b in inner]
 
 
 def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa3_kernels.plan.plan import Call
+from fa3_kernels.plan.call import Call
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fa3_kernels.plan.views import Block, View
+from fa3_kernels.plan.call import Block, View
 
 DTYPES = {
     "float16": gl.float16,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
 def whole(name: str, number: Any) -> int:
     """Return a number of a caller as an int; one that is on the GPU is waited for, and a traced one stays as it is."""
     if isinstance(number, int | torch.SymInt):
-        return number
+        return cast(int, number)
     try:
         return operator.index(number)
     except TypeError:

@@ -7,7 +7,7 @@ import torch
 from fa3_kernels.gluon.launch import MAX_REQUESTS, Paged, check_cache, operand
 from fa3_kernels.gluon.run import PlanOnGpu
 from fa3_kernels.plan.append import Append, append_call
-from fa3_kernels.plan.plan import Call
+from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.request import TMA_BYTES
 
 _bound: dict[tuple, tuple[Call, PlanOnGpu]] = {}  # calls, and their kernels once they are compiled

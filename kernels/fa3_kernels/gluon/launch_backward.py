@@ -9,11 +9,10 @@ import torch
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.launch import Packed, check_starts
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
-from fa3_kernels.plan.backward import backward_of
-from fa3_kernels.plan.backward_plan import BackwardPlan, backward_plan
+from fa3_kernels.plan.backward import BackwardPlan, backward_of, backward_plan
 from fa3_kernels.plan.choose import longest
+from fa3_kernels.plan.families import OURS
 from fa3_kernels.plan.request import Choices, Semantics, request_of
-from fa3_kernels.plan.traits import OURS
 
 MAX_LAUNCHES = 1024  # that are kept
 MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks of a sequence, and sequences

@@ -14,7 +14,7 @@ import torch
 from fa3_kernels.gluon.assembler import assembled_by_own_ptxas
 from fa3_kernels.gluon.quantize_kernel import SCALES, Correction, QuantizedOperand, quantize
 from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
-from fa3_kernels.plan.plan import Call
+from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,

@@ -29,8 +29,7 @@ from fa3_kernels.gluon.forward_fp8 import forward_fp8
 from fa3_kernels.gluon.forward_fp16 import forward_fp16
 from fa3_kernels.gluon.forward_lockstep import forward_lockstep
 from fa3_kernels.gluon.packed_order import packed_order
-from fa3_kernels.plan.plan import Call, LaunchNumber, Pointer
-from fa3_kernels.plan.views import Block, View
+from fa3_kernels.plan.call import Block, Call, LaunchNumber, Pointer, View
 
 KERNELS: dict[str, Any] = {
     "forward_fp16": forward_fp16,

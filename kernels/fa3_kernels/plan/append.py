@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fa3_kernels.plan.call import Call, LaunchNumber, Pointer
 from fa3_kernels.plan.config import require
-from fa3_kernels.plan.plan import Call, LaunchNumber, Pointer
 from fa3_kernels.plan.request import TensorLayout, pages_of
 from fa3_kernels.plan.tiles import power_of_two
 

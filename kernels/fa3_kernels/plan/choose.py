@@ -1,6 +1,4 @@
-"""This module says which configuration a launch uses: PackGQA and split-KV chosen from the shape. Needs neither torch
-nor Triton.
-"""
+"""The configuration that a launch of ours uses, PackGQA and splits chosen from the shape, and how large it can be."""
 
 from __future__ import annotations
 
@@ -10,11 +8,10 @@ from typing import Any
 
 from fa3_kernels.plan import tile_times
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, default_config, require
-from fa3_kernels.plan.sizes import check_sizes
-from fa3_kernels.plan.tile_order import TILE_COST, count_items, shape_of
+from fa3_kernels.plan.families import OURS, traits_of
+from fa3_kernels.plan.tile_order import TILE_COST, check_entries, count_items, shape_of
 from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.plan.tiles import power_of_two
-from fa3_kernels.plan.traits import OURS
 from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
 
@@ -25,6 +22,7 @@ H200_SMS = 132
 SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
 SMEM_OVERHEAD_BYTES = 512  # mbarriers and what partitions are handed: 188 to 384 in the shipped kernels (audit.json)
 SIGNIFICANT_BITS = 3  # to which the longest lengths of packed sequences are rounded up
+INDICES = 1 << 31  # of int32
 FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
 
 
@@ -122,6 +120,27 @@ def check_head_dims(problem: AttentionProblem) -> None:
     for name in ("head_dim", "head_dim_v"):
         size = getattr(problem, name)
         require(size % multiple == 0, f"{name} must be a multiple of {multiple} (TMA), got {size}")
+
+
+def check_outputs(rows: int, head_dim: int, num_splits: int) -> None:
+    """Raise ValueError for more elements of the output, as compiled, or more partial rows than int32 counts."""
+    if rows * max(num_splits, head_dim) >= INDICES:
+        raise ValueError(
+            f"at most 2^31 output elements and partial rows, got {rows} rows of {head_dim} and {num_splits} splits"
+        )
+
+
+def check_sizes(problem: AttentionProblem, num_splits: int = 1) -> None:
+    """Raise ValueError for a problem that is larger than a launch of our kernels counts.
+
+    Rows of the output times channels, and the keys, are counted in int32, and a tile's place in an entry of the
+    schedule.
+    """
+    rows = problem.batch * problem.seqlen_q if problem.seqlens_q is None else sum(problem.seqlens_q)
+    keys = problem.seqlen_k if problem.seqlens_k is None else sum(problem.seqlens_k)
+    check_entries(problem.seqlen_q, num_splits, problem.batch, problem.nheads)
+    check_outputs(problem.nheads * rows, traits_of(OURS).compiled_head_dims(problem)[0], num_splits)
+    require(keys < INDICES, f"at most 2^31 - 1 keys fit the int32 that counts them, got {keys}")
 
 
 def check_lockstep(

@@ -1,4 +1,4 @@
-"""This module says what a kernel was compiled for: tile shape, schedule switches and number formats.
+"""What a kernel was compiled for: tile shape, schedule switches and number formats.
 
 Fields that change bits: dtype, out_dtype, tile_n, promotion_interval, num_splits (and tile_m where infinities or NaN
 meet masked tiles). The rest is schedule only and must never change a bit.
@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
 
-from fa3_kernels.plan.family import Size, Traits
-from fa3_kernels.plan.traits import FAMILIES, OURS, traits_of
+from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
+from fa3_kernels.plan.families.record import Size, Traits
+from fa3_kernels.plan.order import Order
+from fa3_reference.bounds.device import TANH_REL
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.filled import Filled
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -89,18 +92,12 @@ class Config:
     head_dim_v : int
         Channels of V and of the output, at most head_dim; by default as many. No bit depends on it.
     family : str
-        A key of :data:`fa3_kernels.plan.traits.FAMILIES`, or the file of a learned order.
+        A key of :data:`fa3_kernels.plan.families.FAMILIES`, or the file of a learned order.
 
     Raises
     ------
     ValueError
         Whenever a field breaks its rule.
-
-    Examples
-    --------
-    >>> config = Config("e4m3", head_dim=64, tile_n=160)
-    >>> config.out_dtype, config.consumers
-    ('bf16', 2)
     """
 
     dtype: Dtype = "fp16"
@@ -129,53 +126,65 @@ class Config:
             object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "bf16")
         if not self.head_dim_v:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        dtypes = traits_of(self.family).dtypes
+        dtypes = self.traits.dtypes
         require(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
-        require(self.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {self.out_dtype!r}")
-        is_own = self.is_fp8 or self.out_dtype == self.dtype
-        require(is_own, f"a {self.dtype} kernel writes {self.dtype}, got out_dtype {self.out_dtype!r}")
-        self._check_tile()
-        self._check_schedule()
+        for ok, rule in self._rules():
+            require(ok, rule)
 
-    def _check_tile(self) -> None:
-        head_dim = self.head_dim
-        tile_m = self.tile_m
-        tile_n = self.tile_n
-        interval = self.promotion_interval
-        channels = 16 if self.is_fp8 else 8
-        keys = K_STEP[self.dtype]
-        named = self.num_consumer_warpgroups
-        most = self.traits.head_dims(self.is_fp8)[-1]
-        is_size = 0 < head_dim <= most and head_dim % channels == 0
-        require(is_size, f"head_dim must be a multiple of {channels} in [1, {most}], got {head_dim}")
-        is_size = 0 < self.head_dim_v <= head_dim and self.head_dim_v % channels == 0
-        rule = f"head_dim_v must be a multiple of {channels} in [1, {head_dim}], got {self.head_dim_v}"
-        require(is_size, rule)
-        require(tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {tile_m}")
-        rule = f"num_consumer_warpgroups must be {self.consumers} for tile_m {tile_m}, got {named}"
-        require(named in (0, self.consumers), rule)
-        is_tile = tile_n % keys == 0 and 16 <= tile_n <= 256
-        require(is_tile, f"tile_n must be a multiple of {keys} in [16, 256] (k of wgmma), got {tile_n}")
-        require(
-            interval == 0 or (self.is_fp8 and interval > 0 and interval % 32 == 0 and tile_n % interval == 0),
-            "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
-            f"got {interval} with dtype {self.dtype} and tile_n {tile_n}",
+    def _rules(self) -> tuple[tuple[bool, str], ...]:
+        c = self
+        traits = c.traits
+        channels = 16 if c.is_fp8 else 8
+        step = K_STEP[c.dtype]
+        most = traits.head_dims(c.is_fp8)[-1]
+        interval = c.promotion_interval
+        is_part = c.is_fp8 and interval > 0 and interval % 32 == 0 and c.tile_n % interval == 0
+        is_lockstep = traits.is_built_here and c.num_stages == 2 and not (c.pingpong or c.is_fp8)
+        has_ring = c.intra_wg_overlap and c.warp_specialized and c.num_stages >= 2
+        return (
+            (c.out_dtype in get_args(OutDtype), f"out_dtype must be fp16 or bf16, got {c.out_dtype!r}"),
+            (
+                c.is_fp8 or c.out_dtype == c.dtype,
+                f"a {c.dtype} kernel writes {c.dtype}, got out_dtype {c.out_dtype!r}",
+            ),
+            (
+                0 < c.head_dim <= most and c.head_dim % channels == 0,
+                f"head_dim must be a multiple of {channels} in [1, {most}], got {c.head_dim}",
+            ),
+            (
+                0 < c.head_dim_v <= c.head_dim and c.head_dim_v % channels == 0,
+                f"head_dim_v must be a multiple of {channels} in [1, {c.head_dim}], got {c.head_dim_v}",
+            ),
+            (c.tile_m in (64, 128, 192), f"tile_m must be 64, 128 or 192 (64 rows per warpgroup), got {c.tile_m}"),
+            (
+                c.num_consumer_warpgroups in (0, c.consumers),
+                f"num_consumer_warpgroups must be {c.consumers} for tile_m {c.tile_m}, got {c.num_consumer_warpgroups}",
+            ),
+            (
+                c.tile_n % step == 0 and 16 <= c.tile_n <= 256,
+                f"tile_n must be a multiple of {step} in [16, 256] (k of wgmma), got {c.tile_n}",
+            ),
+            (
+                interval == 0 or is_part,
+                "promotion_interval must be 0, or for e4m3 a multiple of 32 that divides tile_n, "
+                f"got {interval} with dtype {c.dtype} and tile_n {c.tile_n}",
+            ),
+            (1 <= c.num_splits <= 256, f"num_splits must lie in [1, 256], got {c.num_splits}"),
+            (
+                c.num_splits == 1 or traits.splits_keys,
+                f"{traits.title} does not split keys, got num_splits {c.num_splits}",
+            ),
+            (1 <= c.num_stages <= 8, f"num_stages must lie in [1, 8], got {c.num_stages}"),
+            (
+                c.warp_specialized or is_lockstep,
+                "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong",
+            ),
+            (c.softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {c.softmax_stages}"),
+            (
+                c.softmax_stages == 2 or has_ring,
+                "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K",
+            ),
         )
-
-    def _check_schedule(self) -> None:
-        stages = self.num_stages
-        softmax_stages = self.softmax_stages
-        require(1 <= self.num_splits <= 256, f"num_splits must lie in [1, 256], got {self.num_splits}")
-        is_cut = self.num_splits == 1 or self.traits.splits_keys
-        require(is_cut, f"{self.traits.title} does not split keys, got num_splits {self.num_splits}")
-        require(1 <= stages <= 8, f"num_stages must lie in [1, 8], got {stages}")
-        is_lockstep = self.traits.has_lockstep and stages == 2 and not (self.pingpong or self.is_fp8)
-        rule = "without warp specialisation there is one schedule: our own, 16 bits, two stages, no pingpong"
-        require(self.warp_specialized or is_lockstep, rule)
-        require(softmax_stages in (2, 3), f"softmax_stages must be 2 or 3, got {softmax_stages}")
-        has_ring = self.intra_wg_overlap and self.warp_specialized and stages >= 2
-        rule = "three softmax stages need intra_wg_overlap, warp specialisation and two stages of K"
-        require(softmax_stages == 2 or has_ring, rule)
 
     @property
     def traits(self) -> Traits:
@@ -227,9 +236,7 @@ class Config:
 
     @property
     def holds_queries(self) -> bool:
-        """Tell whether a warpgroup keeps its Q in registers, see :attr:`Size.holds_queries`, as they hold O, S and P
-        too.
-        """
+        """Tell whether a warpgroup keeps its Q in registers beside O, S and P, see :attr:`Size.holds_queries`."""
         if not self.size.holds_queries or self.consumers != 2 or not self.warp_specialized:
             return False
         held = self.head_dim_v // 2 + 3 * self.tile_n // 4 + self.head_dim // 4
@@ -279,15 +286,8 @@ class Config:
         return self.promotes and not self.size_v.holds_partials
 
     @property
-    def rotates(self) -> bool:
-        """Tell whether several such sums are under way at a time, and behind the last ones the scores of the next
-        block.
-        """
-        return self.adds_in_place
-
-    @property
     def sums_in_flight(self) -> int:
-        """Return how many such sums are under way at a time: what registers leave beside O."""
+        """Return how many of them are under way at a time, as registers leave: then scores of the next block are."""
         return 2 if self.pv_parts[0] == 4 else 3
 
     @property
@@ -332,14 +332,41 @@ class Config:
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
 
+    def kernel_model(self, order: Order | None = None) -> KernelModel:
+        """Return what the error bound must know of a kernel in this configuration.
 
-def kernel_head_dim(head_dim: int) -> int:
-    """Smallest compiled head_dim of ours that holds ``head_dim``; ValueError above 256.
+        Parameters
+        ----------
+        order : Order, optional
+            Its order of operations; by default that of its family.
 
-    >>> kernel_head_dim(80)
-    96
-    """
-    return FAMILIES[OURS].compiled_head_dim(head_dim)
+        Returns
+        -------
+        KernelModel
+            Its formats, tiles and switches, and the order of its softmax.
+
+        Raises
+        ------
+        ValueError
+            If no bound is proved for a step of the order.
+        """
+        order = order or self.traits.order
+        require(not order.unproved, f"no bound is proved for {order.unproved}, which {self.traits.title} has")
+        return KernelModel(
+            self.dtype,
+            self.out_dtype,
+            self.tile_m,
+            self.tile_n,
+            self.promotion_interval,
+            self.num_splits,
+            self.pack_gqa,
+            order.softmax,
+            keeps_subnormals=order.keeps_subnormals,
+            pads_group=self.traits.pads_group,
+            probabilities=order.probabilities,
+            accumulator=order.accumulator,
+            tanh_error=TANH_REL if order.softcap == "tanh" else 0.0,
+        )
 
 
 def default_config(
@@ -360,7 +387,7 @@ def default_config(
     problem : AttentionProblem
         What is computed.
     family : str
-        A key of :data:`fa3_kernels.plan.traits.FAMILIES`; ours by default.
+        A key of :data:`fa3_kernels.plan.families.FAMILIES`; ours by default.
     tile : (int, int), optional
         Query rows and keys; by default those that ship.
     num_splits : int, optional

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.tile_order import END, HEAD_SHIFT, L2_BYTES, SPLIT_SHIFT
+from fa3_kernels.plan.tile_order import END, HEAD_SHIFT, L2_BYTES, SPLIT_SHIFT, Shape, key_blocks
 
 MAX_SORTED = 512  # sequences; more of them are taken as they come, for sorting takes the square of their number
 
@@ -67,11 +67,9 @@ class PackedOrder(NamedTuple):
 
     def blocks(self, seqlen_q: int, seqlen_k: int, m_block: int, split: int) -> int:
         """Key blocks of one split of a row tile."""
-        offset = seqlen_k - seqlen_q
-        last = min((m_block + 1) * self.positions, seqlen_q) - 1 + offset
-        stop = seqlen_k if self.right < 0 else min(seqlen_k, last + self.right + 1)
-        start = 0 if self.left < 0 else max(0, m_block * self.positions + offset - self.left)
-        count = max(0, -(-max(stop, 0) // self.tile_n) - start // self.tile_n)
+        shape = Shape((seqlen_q,), (seqlen_k,), 1, 1, self.left, self.right)
+        last = min((m_block + 1) * self.positions, seqlen_q) - 1
+        count = len(key_blocks(shape, 0, m_block * self.positions, last, self.tile_n))
         size = -(-count // self.num_splits)
         return max(0, min(size, count - split * size))
 

@@ -7,13 +7,13 @@ puts numbers and addresses in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from fa3_kernels.plan.call import Call, LaunchNumber, Pointer, View
 from fa3_kernels.plan.choose import over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
@@ -22,7 +22,6 @@ from fa3_kernels.plan.stamps import COLUMNS
 from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, shape_of, static_schedule
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_kernels.plan.variant import Variant, staged_channels, variant_of
-from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
@@ -31,40 +30,6 @@ COMBINE_ROWS = 4
 COMBINED_AT_ONCE = (8, 16)  # parts that are copied together; with 16, two of them take half a microsecond longer
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
-
-
-class Pointer(NamedTuple):
-    """The address of a tensor that a kernel gets; ``name`` says which, ``dtype`` is of its elements."""
-
-    name: str
-    dtype: str
-
-
-class LaunchNumber(NamedTuple):
-    """A number that differs between launches of a plan; ``name`` says which."""
-
-    name: str
-
-
-class Call(NamedTuple):
-    """One kernel launch: the kernel's name, its arguments in order, the grid, and launch options.
-
-    Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`; in the calls of a plan,
-    and in their grids, also :class:`LaunchNumber`.
-    """
-
-    kernel: str
-    arguments: tuple[Any, ...]
-    grid: tuple[Any, ...]
-    options: dict[str, int]
-
-    def of(self, numbers: Mapping[str, int]) -> Call:
-        """The call of a launch that has these sizes."""
-
-        def given(x: Any) -> Any:
-            return numbers[x.name] if isinstance(x, LaunchNumber) else x
-
-        return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
 
 
 def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]:

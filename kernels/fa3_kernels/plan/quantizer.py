@@ -1,4 +1,4 @@
-"""This module says what the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
+"""What the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
 
     y = rotation(x - mean),   descale = clamp(max|y| norm / 448),   stored = e4m3(y * (norm * (1 / descale)))
 
@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fa3_kernels.plan.config import MAX_HEAD_DIM, require
 from fa3_reference.hadamard import random_signs
 from fa3_reference.scales import Rounding as Scale
 
@@ -23,7 +24,6 @@ E4M3_MAX = 448.0
 MIN_DESCALE = 2.0**-126
 MAX_DESCALE = 2.0**126
 ROTATED_HEAD_DIMS = (32, 64, 128, 256)
-MAX_HEAD_DIM = 256
 # order of the K mean's sum, see the twin
 MEAN_CHUNK_ROWS = 128
 MEAN_TREE_ROWS = 32
@@ -81,8 +81,7 @@ class QuantizeOptions:
             (_is_integer(self.seed) and self.seed >= 0, f"seed must be an integer >= 0, got {self.seed!r}"),
         )
         for ok, rule in rules:
-            if not ok:
-                raise ValueError(rule)
+            require(ok, rule)
 
     @property
     def descale_rows(self) -> tuple[int, int, int]:
@@ -174,25 +173,11 @@ def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], opt
     """
     fits = len(q) in (3, 4) and len(k) == len(v) == len(q) and k[:-1] == v[:-1] and k[-1] == q[-1]
     fits = fits and (len(q) == 3 or q[0] == k[0])
-    rules = [
-        (fits, f"k must fit q {q}, and v must fit k but for head_dim_v, got {k} and {v}"),
-        (min(q) > 0 and min(k[-2:]) > 0, f"q and the heads of k must not be empty, got {q} and {k}"),
-    ]
-    if fits and k[-2]:
-        rules.append((q[-2] % k[-2] == 0, f"nheads must be a multiple of nheads_kv, got {q[-2]} and {k[-2]}"))
+    require(fits, f"k must fit q {q}, and v must fit k but for head_dim_v, got {k} and {v}")
+    require(min(q) > 0 and min(k[-2:]) > 0, f"q and the heads of k must not be empty, got {q} and {k}")
+    require(q[-2] % k[-2] == 0, f"nheads must be a multiple of nheads_kv, got {q[-2]} and {k[-2]}")
     for name, dim in (("head_dim", q[-1]), ("head_dim_v", v[-1])):
-        rules.append(
-            (
-                0 < dim <= MAX_HEAD_DIM and dim % 16 == 0,
-                f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}",
-            )
-        )
-    rules.append(
-        (
-            not options.rotate or q[-1] in ROTATED_HEAD_DIMS,
-            f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}",
-        )
-    )
-    for ok, rule in rules:
-        if not ok:
-            raise ValueError(rule)
+        is_size = 0 < dim <= MAX_HEAD_DIM and dim % 16 == 0
+        require(is_size, f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}")
+    is_rotated = not options.rotate or q[-1] in ROTATED_HEAD_DIMS
+    require(is_rotated, f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}")

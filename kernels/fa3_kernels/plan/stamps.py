@@ -1,4 +1,4 @@
-"""This module says what an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
+"""What an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
 clock.
 
 Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped.
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 COLUMNS = 8
+STEPS = 512  # of a recorded timeline, for which a CTA has room; it stamps nothing behind them
 # Turn taken; GEMMs issued and turn passed; S ready; P V done. None where nothing waits, such as behind the
 # exponentials: ptxas moves no instruction over a clock read, and the order it chooses there is worth 5 %.
 CONSUMER_EVENTS = ("turn", "issued", "scores", "output")

@@ -1,4 +1,4 @@
-"""This module says how long a launch takes with each of its tiles, by which the plan chooses one.
+"""How long a launch takes with each of its tiles, by which the plan chooses one.
 
 A launch takes ``launch_cycles`` and, until its last CTA ends, ``block_cycles`` for each key block and for the
 ``tile_blocks`` that the prologue and epilogue of a tile are worth. The three numbers of every tile, of launches that

@@ -1,4 +1,4 @@
-"""This module says what is compiled into a kernel: one record, passed to it as a compile-time constant.
+"""What is compiled into a kernel: one record, passed to it as a compile-time constant.
 
 Everything here is decided on the host; a feature that is off costs no instruction.
 """
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa3_kernels.plan.barriers import slot_threads
+from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import power_of_two
-from fa3_kernels.plan.views import boxes
 from fa3_reference.problem import AttentionProblem
 
 SWIZZLED_BYTES = 128  # of a row of the widest swizzled layout of TMA and wgmma
@@ -101,7 +101,7 @@ class Variant:
         Whether consumers keep Q in registers, see :meth:`fa3_kernels.plan.config.Config.keeps_queries`.
     qk_boxes, v_boxes, staged_boxes : int
         Boxes of channels of a tile of Q or K, of V or O, and of O as it is staged, see
-        :func:`fa3_kernels.plan.views.boxes`.
+        :func:`fa3_kernels.plan.call.boxes`.
     page_boxes : int
         Boxes below each other in which TMA copies a key tile, one a page, or one where pages are tiles or larger; 0
         where K and V are in no pages.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_kernels.plan.traits import traits_of
+from fa3_kernels.plan.families import traits_of
 from fa3_kernels.twin import convert, float32, mufu
 from fa3_kernels.twin.forward import Forward
 from fa3_kernels.twin.wgmma import operand, operand_b, wgmma

@@ -1,4 +1,4 @@
-"""This module says where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
+"""Where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
 numbers.
 
 The a-priori bound charges every operation its worst case. But of a kernel whose order is stated most operations have

@@ -489,8 +489,10 @@ def _exact(
     steps: int,
     model: KernelModel,
 ) -> _Exact:
-    """Return what P V of a block loses nothing of, as all that is added are multiples of one power of two; the state
-    keeps that of O. ``sizes`` are of C, of the sum of |P^ v| and of the largest product, at most.
+    """Return where P V of a block is exact, because all addends are multiples of one power of two.
+
+    The state keeps that power of two for O. ``sizes`` are upper bounds of C, of the sum of |P^ v| and of the largest
+    product.
     """
     if not model.is_stated:
         return _Exact(*[np.zeros(state.o.shape, bool)] * 3)

@@ -1,4 +1,4 @@
-"""This module says what an error bound must know of a kernel: its formats, its tiling and the order of its
+"""What an error bound must know of a kernel: its formats, its tiling and the order of its
 operations.
 """
 

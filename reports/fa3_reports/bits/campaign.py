@@ -14,12 +14,13 @@ import numpy as np
 import torch
 import triton
 
-from fa3_kernels.audit.evidence import changed_since, launch_keys
+from fa3_kernels.audit.evidence import launch_keys
+from fa3_reports.audit.evidence import changed_since
 from fa3_reports.bits import backward, forward, paged, quantise, quantise_accuracy, quantise_speed
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
 from fa3verify.campaign.pool import default_workers, processes
-from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.tasks import CallTask
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import write_text
 from fa3verify.kernels import watch
@@ -118,7 +119,7 @@ def fill(table: CaseTable, settings: Settings, deadline: float, tell: Callable[[
     todo = [case for case in chosen if table.key_of(case) not in known]
     workers = 1 if table.is_alone else settings.workers or default_workers()
     pieces = table.split(todo, workers) if todo else []
-    tasks = [Task("rows", table.file, _rows, {"make": table.rows, "cases": piece}) for piece in pieces]
+    tasks = [CallTask(table.file, _rows, {"make": table.rows, "cases": piece}) for piece in pieces]
     with processes(max(1, min(workers, len(pieces))), HANG_SECONDS) as pool:
         for done, outcome in enumerate(run_tasks(tasks, pool, until=deadline), 1):
             if outcome.lost_worker:

@@ -16,7 +16,7 @@ from fa3_reports.bits.corner_cases import corners
 from fa3_reports.bits.gap_cases import gaps
 from fa3_reports.recordings import KEPT_OUTPUTS, Recorded, Recording, digest_of_operands, digests_of, write
 from fa3verify.campaign.pool import processes
-from fa3verify.campaign.tasks import Task, run
+from fa3verify.campaign.tasks import CallTask, run
 from fa3verify.cases.case import Case
 from fa3verify.known import launches
 from fa3verify.known.peers import PEERS
@@ -76,7 +76,7 @@ def record(
     deadline = time.monotonic() + seconds
     facts = {library: facts_of(library) for library in given}
     tasks = {
-        library: [Task("record", library, record_case, {"library": library, "case": case}) for case in asked]
+        library: [CallTask(library, record_case, {"library": library, "case": case}) for case in asked]
         for library, asked in given.items()
     }
     todo = [task for of_library in tasks.values() for task in of_library]

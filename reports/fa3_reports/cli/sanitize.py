@@ -30,7 +30,7 @@ def sanitize(
 ) -> None:
     """Examine every shipped kernel on a GPU with compute-sanitizer: OUT/sanitizer.csv, a row per kind of report.
 
-    LAUNCHES restricts it to some, by their names in fa3verify audit. Exit code 1 if a report is not explained by the
+    LAUNCHES restricts it to some, by their names in the audit. Exit code 1 if a report is not explained by the
     machine code, 5 if a tool came to no end or dropped reports.
     """
     with one_line_errors():

@@ -228,7 +228,8 @@ def _timelines(source: Source) -> list[Any]:
     )
     reading = (
         "Two and a half key blocks from the middle of a CTA, by cycle counts that the kernel itself stamped. Grey "
-        "is waiting. `fa3verify trace OUT.json --measured FILE` draws them beside the simulated ones for Perfetto."
+        "is waiting. `fa3verify simulate --trace OUT.json --measured FILE` draws them beside the simulated ones for "
+        "Perfetto."
     )
     table = PageTable("timelines", "Timelines that kernels stamped", columns, rows, tuple(paths))
     return [Figure("timelines", "What happens inside, step by step", drawings, tuple(paths), reading), table]

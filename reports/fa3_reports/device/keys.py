@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa3_kernels.audit.evidence import changed_since
 from fa3_reports import ledger, recordings
+from fa3_reports.audit.evidence import changed_since
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Row, Source
 from fa3verify import __version__
@@ -219,6 +219,11 @@ KEYS = (  # the first that fits
         ("mutants/*.csv", "mutants/automatic.md", "hunt/curves.csv", "invariance/table.json"),
         _none,
         "searches among twins, which kept no hash of the twins and of the rules",
+    ),
+    Key(
+        ("accumulator_loss/peers.csv",),
+        _constant,
+        "one run of other people's kernels, at head_dim 64 with 4 heads and 256 queries; no kernel of ours was run",
     ),
     Key(("findings/0006_low_lse.csv",), _constant, "gradients of libraries of a stated version, judged by float64"),
     Key(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fa3_kernels.audit.probes import probes
-from fa3_kernels.plan.config import kernel_head_dim
+from fa3_kernels.plan.families import OURS, traits_of
+from fa3_reports.audit.probes import probes
 
 
 class Kind(NamedTuple):
@@ -38,7 +38,7 @@ def _kinds() -> dict[str, Kind]:
         values |= {"warp_specialized": choices.get("warp_specialize", True)}
         values |= {"tile_m": choices.get("tile", (0, 0))[0]}  # 0: none is chosen
         row = {name: str(value) for name, value in values.items()}
-        head_dim = kernel_head_dim(max(p.head_dim, p.head_dim_v))
+        head_dim, _ = traits_of(OURS).compiled_head_dims(p)
         found[probe.name] = Kind(probe.function, p.dtype == "e4m3", head_dim, _features(row))
     return found
 
@@ -97,7 +97,7 @@ def concerns(row: Mapping[str, str], changed: frozenset[str], function: str = "f
         return row["launch"] in changed
     if not row.get("kernel", "gluon").startswith("gluon"):
         return False
-    head_dim = kernel_head_dim(max(int(row["head_dim"]), int(row.get("head_dim_v") or 0)))
+    head_dim = traits_of(OURS).compiled_head_dim(max(int(row["head_dim"]), int(row.get("head_dim_v") or 0)))
     own = Kind(function, row["dtype"] == "e4m3", head_dim, _features(row))
     kinds = (_kinds().get(name) for name in changed)
     return any(kind is None or (kind[:3] == own[:3] and kind.features <= own.features) for kind in kinds)

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-
 from fa3_reports.device import accuracy, cycles, evidence, front, speed
 from fa3_reports.device.blocks import Drawing, Figure, Section, html_text
 from fa3_reports.device.keys import changed_launches, why_stale
@@ -25,8 +23,7 @@ from fa3_reports.device.source import Source
 from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
-from fa3verify.report.build import TEMPLATES as OF_RUNS
-from fa3verify.report.build import environment, stylesheet
+from fa3verify.report.build import both_pages, environment, stylesheet
 from fa3verify.report.notation import count
 from fa3verify.report.tables import PageColumn, PageTable
 
@@ -143,12 +140,12 @@ def render(folder: Path) -> dict[str, str]:
         "script": (TEMPLATES / "sort.js").read_text("utf-8"),
     }
     css = stylesheet() + (TEMPLATES / "device.css").read_text("utf-8")
+    _teach_templates()
     files = {FACTS: json_text(_facts(source, hand, [*told, *more], stale))}
     for sections, page, markdown in ((shown, PAGE, MARKDOWN), (details, DETAILS, DETAILS_MARKDOWN)):
         own = context | {"sections": [each for each in sections if each.blocks], "is_front": page == PAGE}
-        text = _template("device.md.j2", autoescape=False).render(own)
-        files[page] = _template("device.html.j2", autoescape=True).render(own, css=css)
-        files[markdown] = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+        made = both_pages("device", own, css=css, folder=TEMPLATES)
+        files |= {page: made["device.html"], markdown: made["device.md"]}
     files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables.values()}
     figures = [figure for section in (*shown, *details) for figure in section.figures]
     drawings = {d.name: d for figure in figures for d in figure.drawings}
@@ -234,11 +231,12 @@ def cite(hand: Mapping[str, Any]) -> str:
     )
 
 
-def _template(name: str, *, autoescape: bool) -> jinja2.Template:
-    made = environment(autoescape=autoescape).overlay(loader=jinja2.FileSystemLoader([TEMPLATES, OF_RUNS]))
-    made.tests["table_block"] = lambda block: isinstance(block, PageTable)
-    made.filters["rich"] = lambda text: html_text(text.replace(f"({DETAILS_MARKDOWN})", f"({DETAILS})"))
-    return made.get_template(name)
+def _teach_templates() -> None:
+    """Give the templates of a device what those of runs do not need."""
+    for autoescape in (False, True):
+        made = environment(autoescape=autoescape, folder=TEMPLATES)
+        made.tests["table_block"] = lambda block: isinstance(block, PageTable)
+        made.filters["rich"] = lambda text: html_text(text.replace(f"({DETAILS_MARKDOWN})", f"({DETAILS})"))
 
 
 def _facts(

@@ -10,8 +10,7 @@ what the simulator said of them.
 
 from __future__ import annotations
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.measured.printed import parser_of, printed
+from fa3_reports.measured.validation import accuracy
 from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.machine import Machine, load
+from fa3_simulator.machine import Machine
 from fa3_simulator.run import estimate, operations
 from fa3verify.files import markdown_table, read_csv
-from fa3verify.timed.validation import accuracy
 
 COLUMNS = (
     "source",
@@ -123,26 +123,17 @@ def markdown(found: Sequence[Compared], machine: Machine) -> str:
     return "\n".join([*lines, *markdown_table(head, rows)]).rstrip("\n")
 
 
+def page(chosen: Namespace, machine: Machine) -> str:
+    """Return the tables."""
+    return markdown([compare(row, machine) for row in read(chosen.measured)], machine)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; 2 and one line for a file that cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fa3_reports.measured.backward_validation", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = parser_of("backward_validation", __doc__)
     parser.add_argument("measured", type=Path, metavar="MEASURED.csv")
-    parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables there")
-    chosen = parser.parse_args(arguments)
-    try:
-        machine = load(chosen.machine)
-        text = markdown([compare(row, machine) for row in read(chosen.measured)], machine)
-        if chosen.markdown:
-            chosen.markdown.write_text(text + "\n", encoding="utf-8")
-    except (ValueError, OSError) as error:
-        print(f"validate: {error}", file=sys.stderr)
-        return 2
-    print(text)
-    return 0
+    return printed(parser, page, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

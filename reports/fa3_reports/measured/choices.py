@@ -3,7 +3,7 @@
     python -m fa3_reports.measured.choices reports/h200/simulator/tune
 
 times them on a GPU and writes ``choices.csv`` and the page made of it; with ``--page`` only the page. Candidates are
-what our kernels can be launched with, a tile once. Bits are not judged again here.
+what our kernels can be launched with, a tile once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from fa3verify import files
 from fa3verify.campaign.pool import processes
 
 TOP = 5
-ROUNDS = 5
-PAUSE_S = 0.1
 TEN = (
     AttentionProblem(2, 16, 16, 8192, 8192, 128),
     AttentionProblem(2, 16, 16, 8192, 8192, 128, causal=True),
@@ -96,26 +94,14 @@ def record(path: Path, machine: str) -> None:
 
 
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
-    """Median cycles of a launch; NaN for what is refused."""
-    from fa3verify.bench import kernels
-    from fa3verify.bench.graphs import GraphTimed
-    from fa3verify.bench.tuning import cell_of, options_of
-    from fa3verify.known.libraries import Unsupported
-    from fa3verify.timed import results, timing
+    """Median cycles of a launch; NaN for what is refused, or has other bits than its twin."""
+    from fa3verify.bench.tuning import cell_of, measure_cycles, options_of
 
-    cell = cell_of(problem)
-    runs = dict[str, timing.Timed]()
-    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
-    for i, config in enumerate(configs):
-        try:
-            options = options_of(config, problem)
-            kernel = kernels.our_kernel(f"tune {i}", "", (cell.dtype,), **options)
-            runs[str(i)] = GraphTimed(kernel.prepare(cell, inputs))
-        except (Unsupported, ValueError) as error:
-            print("refused", config.tile_m, config.tile_n, error, flush=True)
-    times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
-    medians = {int(i): statistics.median(map(results.cycles, found.bursts)) for i, found in times.items()}
-    return [medians.get(i, float("nan")) for i in range(len(configs))]
+    found = measure_cycles(cell_of(problem), [options_of(config, problem) for config in configs])
+    for config, cycles in zip(configs, found, strict=True):
+        if isinstance(cycles, str):
+            print(config.tile_m, config.tile_n, cycles, flush=True)
+    return [float("nan") if isinstance(cycles, str) else cycles for cycles in found]
 
 
 def csv_text(rows: Sequence[Choice]) -> str:

@@ -6,8 +6,6 @@ words are those of :mod:`fa3_simulator.overlap`.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,18 +14,19 @@ from typing import NamedTuple
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.measured import counters
+from fa3_reports.measured import counters, timings
+from fa3_reports.measured.printed import parser_of, printed
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.cta import program_of
 from fa3_simulator.engine import simulate
-from fa3_simulator.machine import Machine, load
+from fa3_simulator.machine import Machine
 from fa3_simulator.overlap import Overlap, measure, softmax_ticks
 from fa3_simulator.run import all_tiles, estimate, launched
 from fa3_simulator.schedules import TileBlocks, read_switches
 from fa3_simulator.timeline import bars
 from fa3_simulator.what_if import speedups
-from fa3verify.files import markdown_table, write_text
-from fa3verify.timed import stamps, timings
+from fa3verify.files import markdown_table
+from fa3verify.timed import stamps
 
 INTRO = """T is the time of a launch or of a step, T_tensor that of its tensor cores, T_softmax the vector work of all
 warpgroups run alone, all in cycles of an SM. Exposed is T - T_tensor, hidden the share of T_softmax that is not, and
@@ -218,24 +217,11 @@ def page(counted: Sequence[Path], timelines: Sequence[Path], machine: Machine) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page; 2 and one line for a file that cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fa3_reports.measured.overlap", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = parser_of("overlap", __doc__)
     parser.add_argument("counted", type=Path, nargs="+", metavar="COUNTERS.csv")
     parser.add_argument("--timelines", type=Path, nargs="*", default=(), metavar="STAMPS.csv")
-    parser.add_argument("--machine", default="h200", help="h100, h200 or a .toml file")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the page there")
-    chosen = parser.parse_args(arguments)
-    try:
-        text = page(chosen.counted, chosen.timelines, load(chosen.machine))
-        if chosen.markdown:
-            write_text(chosen.markdown, text)
-    except (ValueError, OSError) as error:
-        print(f"overlap: {error}", file=sys.stderr)
-        return 2
-    print(text, end="")
-    return 0
+    return printed(parser, lambda chosen, machine: page(chosen.counted, chosen.timelines, machine), arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,7 @@ from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import Outcome, Task, source_stamp
+from fa3verify.campaign.tasks import CallTask, Outcome, source_stamp
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_lines, csv_rows, read_text, stored, unpack, write_text
 from fa3verify.known import registry
@@ -188,7 +188,7 @@ def _unit(
 
 def _tasks(
     fate: Fate, settings: Settings, lines: dict[str, dict[str, list[int]]], until: float = math.inf
-) -> list[Task]:
+) -> list[CallTask]:
     """Return what is still to do for a mutant, labelled by the name of the plan. Survivors of quick see release task by
     task, so that a campaign stops and goes on anywhere.
     """
@@ -200,9 +200,7 @@ def _tasks(
     named = {"all": plan} if profile == "quick" else {f"{kernel} {task}": [(kernel, task)] for kernel, task in plan}
     given = {"mutant": fate.mutant.identity, "profile": profile, "bits": settings.bits, "until": until}
     return [
-        Task("mutant", name, _unit, given | {"plan": part})
-        for name, part in named.items()
-        if (profile, name) not in done
+        CallTask(name, _unit, given | {"plan": part}) for name, part in named.items() if (profile, name) not in done
     ]
 
 
@@ -216,15 +214,15 @@ def _run(
 ) -> None:
     """Run round after round until nothing is to do; of what an argument covers release comes after all others."""
 
-    def is_found(outcome: Outcome, other: Task) -> bool:
+    def is_found(outcome: Outcome, other: CallTask) -> bool:
         mutant = other.arguments["mutant"]
-        return mutant == outcome.task.arguments["mutant"] and bool(fates[mutant].found_by)
+        return mutant == outcome.arguments["mutant"] and bool(fates[mutant].found_by)
 
     path = settings.out / "automatic.csv"
     _begin(path)
     with path.open("a", encoding="utf-8", newline="") as file:
         while time.time() <= until:
-            todo: dict[bool, list[Task]] = {False: [], True: []}
+            todo: dict[bool, list[CallTask]] = {False: [], True: []}
             for fate in fates.values():
                 is_argued = bool(fate.rows) and fate.status == "equivalent"
                 todo[is_argued] += _tasks(fate, settings, lines, until)
@@ -235,8 +233,8 @@ def _run(
                 result = None if outcome.skipped else outcome.result()
                 if result is None:
                     continue
-                fate = fates[outcome.task.arguments["mutant"]]
-                fate.rows.append(_row(fate.mutant, outcome.task.arguments["profile"], outcome.task.label, result))
+                fate = fates[outcome.arguments["mutant"]]
+                fate.rows.append(_row(fate.mutant, outcome.arguments["profile"], outcome.task.label, result))
                 file.write(csv_lines([astuple(fate.rows[-1])]))
                 file.flush()
                 progress(fate.mutant.identity)

@@ -11,7 +11,7 @@ from fa3_reports.mutation.examine import Examination, warm_up
 from fa3_reports.mutation.museum import Exhibit
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.tasks import CallTask
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.files import csv_text, write_text
 
@@ -61,11 +61,11 @@ def _examined(kind: str, progress: Tell, settings: Settings) -> list[tuple[Exhib
     """Return every exhibit of a kind with what became of it."""
     exhibits = PLANTED[kind]()
     given = {"kind": kind, "profile": settings.profile, "bits": settings.bits}
-    tasks = [Task(kind, exhibit.what, _shown, given | {"index": i}) for i, exhibit in enumerate(exhibits)]
+    tasks = [CallTask(exhibit.what, _shown, given | {"index": i}) for i, exhibit in enumerate(exhibits)]
     found: dict[int, Examination] = {}
     with processes(settings.workers) as pool:
         for outcome in run_tasks(tasks, pool):
-            found[outcome.task.arguments["index"]] = outcome.result()
+            found[outcome.arguments["index"]] = outcome.result()
             progress(outcome.task.label)
     return [(exhibit, found[i]) for i, exhibit in enumerate(exhibits)]
 

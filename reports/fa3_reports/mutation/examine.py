@@ -19,9 +19,9 @@ from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.edits import find
 from fa3verify import operations
 from fa3verify.campaign.cover import cover
+from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.campaign.results import CaseResult
-from fa3verify.campaign.tasks import judge_cases
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
 from fa3verify.judging import metrics

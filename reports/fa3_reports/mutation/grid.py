@@ -228,8 +228,7 @@ def run(
 ) -> list[Verdicts]:
     """Run the grid on a pool; verdicts in the order of cells."""
     todo = [
-        tasks.Task(
-            "grid",
+        tasks.CallTask(
             f"{cell.dtype} {cell.seqlen_k} keys, {cell.family}",
             examine_cell,
             {"cell": cell, "rules": rules},
@@ -238,6 +237,6 @@ def run(
     ]
     done: dict[Cell, list[Verdicts]] = {}
     for outcome in tasks.run(todo, pool):
-        done[outcome.task.arguments["cell"]] = outcome.result()
+        done[outcome.arguments["cell"]] = outcome.result()
         progress(outcome.task.label)
     return [verdict for cell in cells(lengths) for verdict in done[cell]]

@@ -12,8 +12,8 @@ from typing import Any
 
 from fa3_kernels.faults.package import FOLDER, source
 from fa3_reports.mutation.edits import Mutant, modules
+from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.campaign.tasks import judge_cases
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, run_law
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa3verify import operations
+from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.campaign.tasks import Task, judge_cases
+from fa3verify.campaign.tasks import CallTask
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
@@ -60,7 +61,7 @@ def run(
     seeds = range(seed, seed + 1)
     while seeds and time.monotonic() < until:
         tasks = [
-            Task("sound", f"{kernel}: {task}", examined, {"kernel": kernel, "task": task, "seed": number})
+            CallTask(f"{kernel}: {task}", examined, {"kernel": kernel, "task": task, "seed": number})
             for number in seeds
             for kernel, task in _tasks()
         ]

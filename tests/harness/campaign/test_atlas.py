@@ -15,6 +15,7 @@ import pytest
 from fa3_reference.bounds import KernelModel
 from fa3verify.campaign import atlas, replay_files, tasks
 from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.plan import SearchLaw, plan
 from fa3verify.campaign.run import Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.commands import replay
@@ -49,8 +50,8 @@ def stranger() -> record.Candidate:
 def small_run(kernels: Sequence[str], tried: Sequence[str], out: Path) -> Run:
     """Return a run of some families and properties with few trials, in this process; its replay files are written."""
     known = [introduce(name, "quick") for name in kernels]
-    planned = [task for task in tasks.plan(known, "quick", 0) if task.arguments.get(task.kind) in tried]
-    few = [replace(t, arguments=t.arguments | {"max_examples": 3}) if t.kind == "law" else t for t in planned]
+    planned = [task for task in plan(known, "quick", 0) if task.subject in tried]
+    few = [replace(t, max_examples=3) if isinstance(t, SearchLaw) else t for t in planned]
     summary = summarize(known, tasks.execute(few, InThisProcess()), None, profile="quick", seed=0)
     return replace(replay_files.write_all(summary, out), started="2026-01-01T00:00:00+00:00")
 

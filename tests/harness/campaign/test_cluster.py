@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
-from fa3verify.campaign import executors
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import executors, plan
 from fa3verify.campaign.executors import Cluster
 from fa3verify.campaign.pool import TaskError, WorkerLost
-from fa3verify.campaign.tasks import Task, execute
+from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
 from tests.harness.campaign.cluster_tasks import double, process
@@ -39,7 +38,7 @@ def cluster(tmp_path_factory):
 
 
 def settings(out: Path, scheduler: str | None) -> jobs.Settings:
-    return jobs.Settings((KERNEL,), "quick", 0, out, workers=1, scheduler=scheduler, studies=False)
+    return jobs.Settings((KERNEL,), "quick", 0, out, workers=1, scheduler=scheduler)
 
 
 def data_of(out: Path) -> xr.DataTree:
@@ -48,8 +47,8 @@ def data_of(out: Path) -> xr.DataTree:
 
 @of_a_cluster
 def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluster, tmp_path, monkeypatch):
-    whole, ended, done = campaign.plan, [], []
-    monkeypatch.setattr(campaign, "plan", lambda *args: whole(*args)[:8])
+    whole, ended, done = plan.plan, [], []
+    monkeypatch.setattr(plan, "plan", lambda *args: whole(*args)[:8])
 
     def kill(total, outcome) -> None:
         done.append(outcome)
@@ -71,7 +70,7 @@ def test_a_cluster_whose_workers_are_killed_gives_the_data_of_one_process(cluste
 @of_a_cluster
 def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
     executor = Cluster(cluster.scheduler_address, 4.0)
-    outcomes = execute([Task("t", str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
+    outcomes = execute([CallTask(str(x), double, {"x": x}) for x in (3, 0, -1, -2, 2)], executor)
     executor.shutdown()
     assert [o.value for o in outcomes] == [6, None, None, None, 4]
     words = ("SystemExit: 0", "killed by SIGKILL", "no answer within 4 s")
@@ -82,7 +81,7 @@ def test_what_raises_hangs_or_ends_its_process_is_an_error_of_its_own(cluster):
 
 @of_a_cluster
 def test_each_campaign_has_processes_of_its_own_so_that_an_edited_kernel_is_loaded_again(cluster):
-    tasks, seen = [Task("t", str(x), process, {"_": x}) for x in range(6)], []
+    tasks, seen = [CallTask(str(x), process, {"_": x}) for x in range(6)], []
     for _ in range(2):
         executor = Cluster(cluster.scheduler_address, 4.0)
         seen.append({outcome.value for outcome in execute(tasks, executor)})

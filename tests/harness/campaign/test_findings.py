@@ -13,10 +13,11 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.findings import clusters, finding, ordered
 from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.pool import WorkerLost
 from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import summarize, verdict_of
-from fa3verify.campaign.tasks import GIVE_UP, Outcome, Task, check_law, execute, judge_family
+from fa3verify.campaign.tasks import GIVE_UP, Outcome, execute
 from fa3verify.cases.case import Case
 from fa3verify.commands import replay
 from fa3verify.inputs.recipe import Recipe
@@ -80,8 +81,8 @@ def test_a_ratio_near_1_shows_its_side_and_nan_says_what_is_due():
 def drifted() -> Run:
     """The run of a sound twin against a baseline of half its error."""
     known = introduce("twin.fp16", "quick")
-    arguments = {"kernel": "twin.fp16", "family": "ties", "profile": "quick", "seed": 0}
-    outcome = Outcome(Task("family", "f", judge_family, arguments), judge_family(**arguments))
+    task = JudgeFamily(kernel="twin.fp16", family="ties", profile="quick", seed=0)
+    outcome = Outcome(task, task.run())
     stored = gate.shipped_baseline("quick", 0)
     figures = {name: x / 2 if name == "rel_rmse_seen" else x for name, x in stored.kernels["twin.fp16"]["ties"].items()}
     half = replace(stored, kernels={"twin.fp16": {"ties": figures}})
@@ -115,8 +116,8 @@ class Losing(InThisProcess):
 
 
 def test_a_kernel_that_loses_worker_after_worker_gets_no_more():
-    tasks = [Task("family", str(i), judge_family, {"kernel": "k", "family": f"f{i}"}) for i in range(GIVE_UP)]
-    waiting = [Task("law", str(i), check_law, {"kernel": "k", "law": f"l{i}"}) for i in range(4)]
+    tasks = [JudgeFamily(kernel="k", family=f"f{i}", profile="quick", seed=0) for i in range(GIVE_UP)]
+    waiting = [SearchLaw(kernel="k", law=f"l{i}", max_examples=1, seed=0) for i in range(4)]
 
     class Cancelling(Losing):
         def submit(self, fn, /, *args, **kwargs):

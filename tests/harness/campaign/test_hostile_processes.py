@@ -16,9 +16,10 @@ import pytest
 from fa3verify import operations
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.lapses import lapses
+from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Task, check_law, execute, judge_family
+from fa3verify.campaign.tasks import CallTask, Task, execute
 from tests.conftest import InThisProcess
 from tests.harness.campaign.test_pool import is_alive
 
@@ -43,10 +44,10 @@ PROGRAM = """
 import os, sys
 os.environ["HOSTILE_CAMPAIGN"] = str(os.getpid())
 from fa3verify.cases import coverage
-from fa3verify.campaign import tasks
+from fa3verify.campaign import plan as planned
 coverage.REQUIRED = 0.0  # so little is tried here that no verdict would be given
-plan, wanted = tasks.plan, os.environ["HOSTILE_TASKS"].split(",")
-tasks.plan = lambda *given: [t for t in plan(*given) if t.arguments.get("family", t.arguments.get("law")) in wanted]
+plan, wanted = planned.plan, os.environ["HOSTILE_TASKS"].split(",")
+planned.plan = lambda *given: [t for t in plan(*given) if t.subject in wanted]
 from fa3verify.cli.main import main
 main(sys.argv[1:])
 """
@@ -62,7 +63,7 @@ class Ran:
         notes.mkdir()
         path = os.pathsep.join(["", *(p for p in sys.path if p)])
         said = {"HOSTILE_NOTES": str(notes), "HOSTILE_OUT": str(self.out), "HOSTILE_TASKS": tasks, "PYTHONPATH": path}
-        command = [sys.executable, "-c", PROGRAM, "verify", *kernels, "--quick", "--no-studies", "--out", str(self.out)]
+        command = [sys.executable, "-c", PROGRAM, "verify", *kernels, "--quick", "--out", str(self.out)]
         self.environment = os.environ | said
         began = time.monotonic()
         done = subprocess.run(
@@ -122,7 +123,7 @@ def test_the_time_that_is_printed_is_the_time_that_passed(campaign):
     assert campaign.passed_s - told_s < 0.5 + 2 * begins_s + 0.1 * campaign.passed_s
 
 
-def hang(kernel: str, law: str, number: int) -> None:
+def hang(number: int) -> None:
     if number % 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
@@ -130,13 +131,13 @@ def hang(kernel: str, law: str, number: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_kernel_that_hangs_in_every_call_is_given_up_after_three(workers):
-    tasks = [Task("law", f"{i}", hang, {"kernel": "k", "law": f"{i}", "number": i}) for i in range(8)]
+    tasks = [CallTask(f"{i}", hang, {"number": i}, kernel="k") for i in range(8)]
     with IsolatingPool(workers, limit_s=1.0) as pool:
-        outcomes = execute([*tasks, Task("t", "other", dict, {"kernel": "other"})], pool)
+        outcomes = execute([*tasks, CallTask("other", dict, {"key": "value"}, kernel="other")], pool)
     assert sum(outcome.lost_worker for outcome in outcomes[:-1]) == 3
     assert sum(outcome.skipped for outcome in outcomes) == 5
     assert not any(outcome.value for outcome in outcomes[:-1])
-    assert outcomes[-1].value == {"kernel": "other"}
+    assert outcomes[-1].value == {"key": "value"}
     assert all("no answer within" in (outcome.error or "no answer within") for outcome in outcomes)
     (found,) = lapses("k", operations.find("forward"), outcomes, [], [])
     assert found.what == "given up"
@@ -163,7 +164,7 @@ def test_a_signal_ends_in_a_line_a_code_and_a_report_of_what_was_found(tmp_path)
     assert "interrupted when 2 of 3 tasks had ended" in ran.stdout
     line = " ".join(ran.stderr.split())
     assert "fa3verify: interrupted by SIGTERM" in line
-    assert "goes on from 1 finished task of twins and studies; kernels other than the twins begin anew" in line
+    assert "goes on from 1 finished task of twins; kernels other than the twins begin anew" in line
     assert len(list((ran.out / ".partial").glob("*.json"))) == 1
     assert not [pid for pid in ran.left if is_alive(pid)]
 
@@ -180,10 +181,8 @@ def test_a_signal_ends_in_a_line_a_code_and_a_report_of_what_was_found(tmp_path)
 )
 def test_an_lse_that_is_returned_in_some_calls_alone_is_a_finding(run, laws, words):
     (name,) = named(run)
-    arguments = {"kernel": name, "family": "normal", "profile": "quick", "seed": 0}
-    tasks = [Task("family", "normal", judge_family, arguments)]
-    for law in laws:
-        tasks.append(Task("law", law, check_law, {"kernel": name, "law": law, "max_examples": 8, "seed": 0}))
+    tasks: list[Task] = [JudgeFamily(kernel=name, family="normal", profile="quick", seed=0)]
+    tasks += [SearchLaw(kernel=name, law=law, max_examples=8, seed=0) for law in laws]
     kernel = replace(introduce(name, "quick"), narrowed="a part")
     summary = summarize([kernel], execute(tasks, InThisProcess()), None, profile="quick", seed=0)
     said = [found.message for found in summary.failures]

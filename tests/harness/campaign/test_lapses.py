@@ -7,7 +7,7 @@ from dataclasses import replace
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.lapses import lapses
-from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.campaign.tasks import CallTask, Outcome
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.family import CaseFigures
@@ -38,7 +38,7 @@ def test_an_output_that_is_sometimes_missing_is_told_with_the_first_call_of_eith
 def test_a_kernel_is_given_up_after_three_lost_processes_and_only_where_tasks_were_left():
     def outcomes(lost: int, skipped: int, kernel: str) -> list:
         flags = [(True, False)] * lost + [(False, True)] * skipped + [(False, False)] * 4
-        task = Task("law", "", print, {"kernel": kernel})
+        task = CallTask("", print, {}, kernel=kernel)
         return [Outcome(task, lost_worker=a, skipped=b) for a, b in flags]
 
     name = "".join(["mi", "ne"])  # an equal name, not the same object

@@ -12,17 +12,16 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.introduction import Introduction, Only, introduce
+from fa3verify.campaign.plan import PARTS, JudgeCover, JudgeFamily, SearchLaw, judge_cases, plan
 from fa3verify.campaign.pool import TaskError
-from fa3verify.campaign.results import CaseResult, CoverResult
-from fa3verify.campaign.tasks import PARTS, Outcome, Task, execute, is_finding, judge_cases, plan
+from fa3verify.campaign.results import CaseResult, JudgedCases
+from fa3verify.campaign.tasks import CallTask, Outcome, execute, is_finding
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
-from fa3verify.commands.verify import assemble_studies
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
-from fa3verify.search import adversary
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 KERNEL = Introduction("twin.fp16", laws=("causal_one", "causal_two", "other"), families=("normal", "peaky"))
@@ -31,9 +30,7 @@ CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
 
 def run(out, *arguments):
-    result = CliRunner().invoke(
-        main, ["verify", *arguments, "--quick", "--no-studies", "--workers", "1", "--out", str(out)]
-    )
+    result = CliRunner().invoke(main, ["verify", *arguments, "--quick", "--workers", "1", "--out", str(out)])
     return result, json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else None
 
 
@@ -67,7 +64,7 @@ def test_a_limit_bounds_trials_and_cases():
     tasks = plan([Only(limit=2).of(KERNEL)], "quick", 0, limit=2)
     assert {task.kind for task in tasks} == {"family", "cover", "law"}
     for task in tasks:
-        assert task.arguments.get("max_examples", task.arguments.get("limit")) == 2
+        assert (task.max_examples if isinstance(task, SearchLaw) else task.limit) == 2
 
 
 def test_a_part_that_leaves_the_faulty_property_out_is_no_pass(tmp_path):
@@ -100,23 +97,27 @@ class OneDone:
     def __init__(self):
         self.futures = []
 
-    def submit(self, function, **arguments):
+    def submit(self, function):
         future = Waiting()
         self.futures.append(future)
-        if arguments["name"] == "first":
-            future.set_result(function(**arguments))
+        if len(self.futures) == 1:
+            future.set_result(function())
         return future
 
 
 def test_after_the_first_finding_nothing_more_is_begun():
-    tasks = [Task("law", name, lambda name: LawOutcome(name, "fail"), {"name": name}) for name in ("first", "second")]
+    class Failing(SearchLaw):
+        def run(self) -> LawOutcome:
+            return LawOutcome(self.law, "fail")
+
+    tasks = [Failing(kernel="k", law=name, max_examples=1, seed=0) for name in ("first", "second")]
     first, second = execute(tasks, OneDone(), stops=is_finding)  # type: ignore[arg-type]
     assert is_finding(first)
     assert second.skipped
 
 
 def test_what_an_outcome_drops_is_skipped_if_it_has_not_begun():
-    tasks = [Task("t", name, lambda name: 0, {"name": name}) for name in ("first", "second")]
+    tasks = [CallTask(name, lambda: 0, {}) for name in ("first", "second")]
     told = run_tasks(tasks, OneDone(), drops=lambda outcome, task: task.label == "second")  # type: ignore[arg-type]
     assert [(outcome.task.label, outcome.skipped) for outcome in told] == [("first", False), ("second", True)]
     with pytest.raises(TaskError, match="second was skipped"):
@@ -124,20 +125,22 @@ def test_what_an_outcome_drops_is_skipped_if_it_has_not_begun():
 
 
 def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
-    tasks = [Task("t", name, lambda name: 0, {"name": name}) for name in ("first", "second")]
+    tasks = [CallTask(name, lambda: 0, {}) for name in ("first", "second")]
     executor = OneDone()
     assert [outcome.value for outcome in run_tasks(tasks, executor, until=time.monotonic())] == [0]  # type: ignore[arg-type]
     assert executor.futures[-1].cancelled()
+    executor = OneDone()
     for _ in run_tasks(tasks, executor):  # type: ignore[arg-type]
         break
     assert executor.futures[-1].cancelled()
 
 
-def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failure(tmp_path):
-    study, search = ("study drift", {}), ("adversary", {"dtype": "fp16", "name": "one"})
-    outcomes = [Outcome(Task(kind, "", print, arguments), skipped=True) for kind, arguments in (study, search)]
-    assert assemble_studies(outcomes) == ({}, [])
-    assert adversary.write(outcomes, tmp_path) == []
+TASKS = {
+    "family": JudgeFamily(kernel="k", family="normal", profile="quick", seed=0),
+    "cover": JudgeCover(kernel="k", profile="quick", seed=0),
+    "law": SearchLaw(kernel="k", law="l", max_examples=1, seed=0),
+    "call": CallTask("", print, {}),
+}
 
 
 @pytest.mark.parametrize(
@@ -154,9 +157,8 @@ def test_what_was_not_begun_is_missing_from_studies_and_searches_and_is_no_failu
 )
 def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind, changes, is_one):
     (record,) = judge_cases(registry.find("twin.fp16"), "normal", [CASE])
-    records = [replace(record, measures=record.measures | changes)]
-    value = CoverResult((), tuple(records)) if kind == "cover" else records
-    assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
+    value = JudgedCases((replace(record, measures=record.measures | changes),))
+    assert is_finding(Outcome(TASKS[kind], value)) is is_one
 
 
 @pytest.mark.parametrize(
@@ -164,13 +166,13 @@ def test_a_case_is_a_finding_by_the_rules_of_the_gate_that_need_no_baseline(kind
     [
         ("law", LawOutcome("l", "pass"), False),
         ("law", LawOutcome("l", "fail"), True),
-        ("family", [], False),
-        ("cover", CoverResult((), (CaseResult("cover", CASE, {}, error="it raised"),)), True),
-        ("study growth", {"whatever": 0}, False),
+        ("family", JudgedCases(()), False),
+        ("cover", JudgedCases((CaseResult("cover", CASE, {}, error="it raised"),)), True),
+        ("call", {"whatever": 0}, False),
     ],
 )
 def test_other_findings_need_no_baseline_either(kind, value, is_one):
-    assert is_finding(Outcome(Task(kind, "", print, {}), value)) is is_one
+    assert is_finding(Outcome(TASKS[kind], value)) is is_one
 
 
 def test_a_name_with_head_dims_claims_these_alone():

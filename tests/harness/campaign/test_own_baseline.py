@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3verify.campaign import tasks
+from fa3verify.campaign import plan
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.run import parse
+from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import coverage
 from fa3verify.cli.main import main
 from fa3verify.commands import verify
@@ -46,7 +47,7 @@ GROWN = ("normal", "offset_v")  # families whose error is that of P
 
 def _verify(tmp_path: Path, growth: float, *options: str) -> tuple[int, dict]:
     (tmp_path / "mine.py").write_text(KERNEL.format(growth=growth))
-    asked = ["verify", "mine.py:kernel", "--quick", "--no-studies", "--quiet", "--workers", "2", *options]
+    asked = ["verify", "mine.py:kernel", "--quick", "--quiet", "--workers", "2", *options]
     code = CliRunner().invoke(main, [*asked, "--out", "out"]).exit_code
     return code, json.loads((tmp_path / "out" / "summary.json").read_text())
 
@@ -54,8 +55,8 @@ def _verify(tmp_path: Path, growth: float, *options: str) -> tuple[int, dict]:
 def test_an_fp8_error_that_grew_by_a_fifth_breaks_the_baseline_of_ones_own_kernel(tmp_path, monkeypatch):
     """Of some families alone: each has its own figures, and a baseline has no others."""
     monkeypatch.chdir(tmp_path)
-    whole = tasks.plan
-    monkeypatch.setattr(tasks, "plan", lambda *a: [t for t in whole(*a) if t.arguments.get("family") in GROWN])
+    whole = plan.plan
+    monkeypatch.setattr(plan, "plan", lambda *a: [t for t in whole(*a) if t.subject in GROWN])
     monkeypatch.setattr(coverage, "REQUIRED", 0.0)  # of so little no verdict would be given
     code, sound = _verify(tmp_path, 0.0, "--update-baseline", "mine.json")
     assert (code, sound["layers"]["L2"]) == (0, "not compared")
@@ -89,11 +90,9 @@ def test_an_interrupted_campaign_leaves_the_baseline_as_it_was(tmp_path):
     """It once wrote the figures of the families that had ended, and dropped the kernels that it had not judged."""
     before = gate.Baseline("quick", 0, {}).text()
     (tmp_path / "b.json").write_text(before)
-    settings = verify.Settings(
-        ("twin.quantize",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json", studies=False
-    )
+    settings = verify.Settings(("twin.quantize",), "quick", 0, tmp_path / "out", update_baseline=tmp_path / "b.json")
 
-    def interrupts(total: int, outcome: tasks.Outcome | None) -> None:
+    def interrupts(total: int, outcome: Outcome | None) -> None:
         if outcome:
             raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fa3verify.campaign.pool import IsolatingPool, TaskError, WorkerLost, processes
-from fa3verify.campaign.tasks import Task, run
+from fa3verify.campaign.tasks import CallTask, run
 from fa3verify.kernels import watch
 from tests.sampling import sampled
 
@@ -290,7 +290,7 @@ def test_nothing_is_accepted_after_shutdown():
 def test_a_time_that_is_over_and_an_error_end_what_runs():
     began_s = time.monotonic()
     with processes(1) as executor:
-        tasks = [Task("t", "", warm_up, {"first_s": 0.0, "then_s": then_s}) for then_s in (0.0, 600.0, 600.0)]
+        tasks = [CallTask("", warm_up, {"first_s": 0.0, "then_s": then_s}) for then_s in (0.0, 600.0, 600.0)]
         assert [outcome.value for outcome in run(tasks, executor, until=time.monotonic() + 6.0)] == ["done"]
     with pytest.raises(ValueError, match="of the one who waits"), processes(1) as executor:  # noqa: PT012
         executor.submit(time.sleep, 600)

@@ -12,12 +12,12 @@ import pytest
 import xarray as xr
 from click.testing import CliRunner, Result
 
-from fa3verify.campaign import shards
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import plan, shards, tasks
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.profiles import PROFILES
-from fa3verify.campaign.shards import Number, dealt, estimated_s
-from fa3verify.campaign.tasks import Task
+from fa3verify.campaign.results import JudgedCases
+from fa3verify.campaign.shards import Number, dealt
+from fa3verify.campaign.tasks import CallTask
 from fa3verify.cli.main import main
 from fa3verify.commands import verify as jobs
 from fa3verify.report import dataset
@@ -25,19 +25,19 @@ from tests.conftest import InThisProcess
 
 SOUND, WRONG = "twin.quantize", "twin.quantize+neighbour_descale"
 TAKEN = ("normal", "tiny", "repeated_run_is_identical")
-PLAN = campaign.plan([introduce("twin.fp16", "quick")], "quick", 0)
+PLAN = plan.plan([introduce("twin.fp16", "quick")], "quick", 0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_plan():
     """Some families and one property of each kernel, here: what is under test is what becomes of their outcomes."""
-    whole = campaign.plan
+    whole = plan.plan
 
     def few(*args):
-        return [t for t in whole(*args) if t.arguments.get("family", t.arguments.get("law")) in TAKEN]
+        return [t for t in whole(*args) if t.subject in TAKEN]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign, "plan", few)
+        patch.setattr(plan, "plan", few)
         patch.setattr(jobs, "make_executor", lambda settings: InThisProcess())
         yield
 
@@ -47,7 +47,7 @@ def run(*arguments: object):
 
 
 def verify(out: Path, *arguments: object, kernels: tuple[str, ...] = (SOUND, WRONG)):
-    return run("verify", *kernels, "--quick", "--no-studies", "--out", out, *arguments)
+    return run("verify", *kernels, "--quick", "--out", out, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,12 @@ def test_a_shard_without_a_failure_has_code_0(tmp_path):
     assert verify(tmp_path, "--shard", "3/3", kernels=(SOUND,)).exit_code == 0
 
 
-def lose(kernel: str) -> None:
-    raise RuntimeError("lost")
-
-
 def test_a_lost_task_of_a_covering_array_is_one_failure_of_a_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "plan", lambda *given: [Task("cover", f"{SOUND}: cover", lose, {"kernel": SOUND})])
+    class Lost(plan.JudgeCover):
+        def run(self) -> JudgedCases:
+            raise RuntimeError("lost")
+
+    monkeypatch.setattr(plan, "plan", lambda *given: [Lost(kernel=SOUND, profile="quick", seed=0)])
     result = verify(tmp_path, "--shard", "1/1", kernels=(SOUND,))
     assert "SHARD 1 OF 1 1 findings in 1 tasks" in result.stdout
     assert result.stdout.count("FAIL") == 1
@@ -164,9 +164,9 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_shard_of_another_campaign_is_refused_with_what_differs(three, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(campaign, "execute", lambda *_, **__: [])
+    monkeypatch.setattr(tasks, "execute", lambda *_, **__: [])
     out = tmp_path / "foreign"
-    words = ["verify", SOUND, WRONG, "--quick", "--no-studies", "--out", out, *FOREIGN[name]]
+    words = ["verify", SOUND, WRONG, "--quick", "--out", out, *FOREIGN[name]]
     assert run(*(word for word in words if name != "profile" or word != "--quick")).exit_code == 0
     message = refused(three[0], out, three[2])
     assert "belongs to another campaign" in message
@@ -223,26 +223,25 @@ def test_every_task_is_dealt_once_and_in_order(count):
 
 
 def test_no_shard_has_more_to_do_than_the_others_by_more_than_a_task():
-    loads = [sum(map(estimated_s, dealt(PLAN, Number(k, 4)))) for k in (1, 2, 3, 4)]
-    assert max(loads) - min(loads) <= max(map(estimated_s, PLAN))
+    loads = [sum(task.estimated_s for task in dealt(PLAN, Number(k, 4))) for k in (1, 2, 3, 4)]
+    assert max(loads) - min(loads) <= max(task.estimated_s for task in PLAN)
 
 
 def test_dealing_does_not_depend_on_who_deals():
-    again = [replace(task, arguments=dict(reversed(task.arguments.items()))) for task in PLAN]
-    stamps = [[t.identity("s") for t in dealt(plan, Number(2, 3))] for plan in (PLAN, again)]
+    again = [replace(task) for task in PLAN]
+    stamps = [[t.identity("s") for t in dealt(tasks, Number(2, 3))] for tasks in (PLAN, again)]
     assert stamps[0] == stamps[1]
 
 
 def test_the_longest_tasks_are_dealt_first():
     """Of 1, 1 and 2 one shard has the 2, which it would share with a 1 were the shortest dealt first."""
-    plan = [Task("law", name, len, {"max_examples": n}) for name, n in (("a", 20), ("b", 20), ("c", 40))]
-    assert [[t.label for t in dealt(plan, Number(k, 2))] for k in (1, 2)] == [["c"], ["a", "b"]]
+    tasks = [plan.SearchLaw(kernel="k", law=x, max_examples=n, seed=0) for x, n in (("a", 20), ("b", 20), ("c", 40))]
+    assert [[t.law for t in dealt(tasks, Number(k, 2))] for k in (1, 2)] == [["c"], ["a", "b"]]
 
 
 def test_the_estimate_of_a_task_grows_with_what_it_runs():
-    law = Task("law", "x", len, {"max_examples": 40})
-    family = Task("family", "x", len, {"profile": "quick"})
-    study = Task("study", "x", len, {"seqlen_k": 1_000_000, "rows": 3})
+    law = plan.SearchLaw(kernel="k", law="x", max_examples=40, seed=0)
+    family = plan.JudgeFamily(kernel="k", family="x", profile="quick", seed=0)
     scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in PROFILES["quick"].shapes)
-    found = [estimated_s(task) for task in (law, family, study, Task("loss", "x", len, {}))]
-    assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 3.0, 0.05])
+    found = [task.estimated_s for task in (law, family, CallTask("x", len, {}))]
+    assert found == pytest.approx([2.0, 1.5e-6 * PROFILES["quick"].seeds * scores, 0.05])

@@ -13,13 +13,14 @@ import pytest
 import fa3_kernels
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import replay_files, tasks
+from fa3verify.campaign import plan, replay_files
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
+from fa3verify.campaign.plan import JudgeCover, JudgeFamily, SearchLaw
 from fa3verify.campaign.run import CaseRow, Run, parse
 from fa3verify.campaign.summary import summarize
-from fa3verify.campaign.tasks import Outcome, Task, cpu_seconds, execute, judge_cover, judge_family
+from fa3verify.campaign.tasks import CallTask, Outcome, cpu_seconds, execute
 from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
@@ -35,7 +36,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-TASKS = [Task("t", str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
+TASKS = [CallTask(str(x), double, {"x": x}) for x in (3, 1, -1, 2)]
 
 
 def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
@@ -45,10 +46,11 @@ def test_results_keep_the_order_of_the_tasks_and_errors_stay_with_theirs():
 
 
 def test_cpu_seconds_are_what_each_kernel_and_kind_of_task_took():
-    spent = [("family", {"kernel": "a"}, 3.0), ("family", {"kernel": "a"}, 5.0), ("law", {"kernel": "a"}, 2.0)]
-    spent.append(("study s", {}, 0.5))
-    outcomes = [Outcome(Task(kind, kind, double, which), None, cpu_s) for kind, which, cpu_s in spent]
-    assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"study s": 0.5}}
+    family = JudgeFamily(kernel="a", family="f", profile="quick", seed=0)
+    law = SearchLaw(kernel="a", law="l", max_examples=1, seed=0)
+    spent = [(family, 3.0), (family, 5.0), (law, 2.0), (CallTask("", double, {}), 0.5)]
+    outcomes = [Outcome(task, None, cpu_s) for task, cpu_s in spent]
+    assert cpu_seconds(outcomes) == {"a": {"family": 8.0, "law": 2.0}, "-": {"task": 0.5}}
 
 
 def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
@@ -78,7 +80,7 @@ def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_r
 
 
 def test_results_of_foreign_code_are_never_kept(tmp_path):
-    foreign = [Task("t", "x", double, {"x": 3}, durable=False)]
+    foreign = [CallTask("x", double, {"x": 3}, durable=False)]
     execute(foreign, InThisProcess(), journal=tmp_path, stamp="a")
     again = InThisProcess()
     execute(foreign, again, journal=tmp_path, stamp="a")
@@ -96,8 +98,7 @@ def test_a_damaged_journal_entry_is_run_again(tmp_path):
 
 
 def outcomes_of(kernel: str, family: str) -> list[Outcome]:
-    arguments = {"kernel": kernel, "family": family, "profile": "quick", "seed": 0}
-    return execute([Task("family", family, judge_family, arguments)], InThisProcess())
+    return execute([JudgeFamily(kernel=kernel, family=family, profile="quick", seed=0)], InThisProcess())
 
 
 CASE = Case("k", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal"))
@@ -111,10 +112,11 @@ def summary_of(kernel: str, outcomes: list[Outcome]) -> Run:
 def test_every_case_is_judged_unless_the_first_finding_is_to_be_the_last(monkeypatch, options, count):
     wrong = "twin.fp16+missing_column"
     cases = [Case(wrong, AttentionProblem(1, 1, 1, 1, keys, 64), Recipe("normal")) for keys in (0, 8, 8)]
-    monkeypatch.setattr(tasks, "judged_cases", lambda *_: cases)
-    monkeypatch.setattr(tasks, "cover", lambda *_: [({}, case) for case in cases])
-    assert len(judge_family(wrong, "normal", "quick", 0, **options)) == count
-    assert len(judge_cover(wrong, "quick", 0, **options).records) == count
+    monkeypatch.setattr(plan, "judged_cases", lambda *_: cases)
+    monkeypatch.setattr(plan, "cover", lambda *_: [({}, case) for case in cases])
+    family = JudgeFamily(kernel=wrong, family="normal", profile="quick", seed=0, **options)
+    cover = JudgeCover(kernel=wrong, profile="quick", seed=0, **options)
+    assert [len(task.run().records) for task in (family, cover)] == [count, count]
 
 
 def test_a_kernel_without_a_judged_case_is_not_said_to_leave_an_output_out():
@@ -123,7 +125,7 @@ def test_a_kernel_without_a_judged_case_is_not_said_to_leave_an_output_out():
 
 
 def test_a_lost_task_fails_the_verdict():
-    task = Task("family", "f", judge_family, {"kernel": "twin.fp16", "family": "normal"})
+    task = JudgeFamily(kernel="twin.fp16", family="normal", profile="quick", seed=0)
     summary = summarize(
         [introduce("twin.fp16", "quick")], [Outcome(task, error="its process died")], None, profile="quick", seed=0
     )
@@ -132,7 +134,7 @@ def test_a_lost_task_fails_the_verdict():
 
 
 def test_a_lost_law_fails_the_verdict():
-    task = Task("law", "l", campaign.check_law, {"kernel": "twin.fp16", "law": "repeat"})
+    task = SearchLaw(kernel="twin.fp16", law="repeat", max_examples=1, seed=0)
     summary = summarize(
         [introduce("twin.fp16", "quick")], [Outcome(task, error="no answer within 4 s")], None, profile="quick", seed=0
     )
@@ -315,7 +317,7 @@ def test_classes_of_a_propertys_trials_count_as_tried():
     covered = []
     for status in ("pass", "not_tried"):
         ran = LawOutcome(law, status, 2, 9, classes=frozenset(["feature softcap"]))
-        outcome = Outcome(Task("law", law, campaign.check_law, {"kernel": "twin.fp16", "law": law}), ran)
+        outcome = Outcome(SearchLaw(kernel="twin.fp16", law=law, max_examples=2, seed=0), ran)
         found = summarize([kernel], [outcome], None, profile="quick", seed=0).kernels[0]
         covered.append(found.coverage.not_tried)
     assert covered == [("group 1",), ("group 1", f"property {law}")]

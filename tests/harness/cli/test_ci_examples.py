@@ -28,7 +28,7 @@ PROGRAM = f"""#!{sys.executable}
 import sys
 from concurrent.futures import Executor, Future
 
-from fa3verify.campaign import tasks
+from fa3verify.campaign import plan
 from fa3verify.commands import verify
 
 
@@ -40,8 +40,8 @@ class Inline(Executor):
 
 
 FEW = ("normal", "repeated_run_is_identical")
-whole, make = tasks.plan, verify.make_executor
-tasks.plan = lambda *a: [t for t in whole(*a) if t.arguments.get("family", t.arguments.get("law")) in FEW]
+whole, make = plan.plan, verify.make_executor
+plan.plan = lambda *a: [t for t in whole(*a) if t.subject in FEW]
 verify.make_executor = lambda settings: make(settings) if settings.scheduler else Inline()
 
 if __name__ == "__main__":

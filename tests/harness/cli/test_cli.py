@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
-from fa3verify.cli.main import main
+from fa3verify.cli.main import MOVED, main
 from fa3verify.commands import publish
 from fa3verify.commands import verify as jobs
 from fa3verify.inputs.recipe import Recipe
@@ -51,6 +52,13 @@ def test_help_needs_no_heavy_import():
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def test_an_option_of_an_earlier_version_is_named_and_not_shown():
+    result = run("verify", "twin.fp16", "--no-studies")
+    assert result.exit_code == 2
+    assert "--no-studies is no option any more: verify makes no studies" in " ".join(result.stderr.split())
+    assert "studies" not in run("verify", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -202,11 +210,30 @@ def test_a_foreign_run_file_is_refused(tmp_path, content):
     assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_kernels_and_info_answer_in_json():
-    listed = json.loads(run("kernels", "--json", "-").stdout)["kernels"]
-    assert {"twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained"} <= {k["name"] for k in listed}
-    facts = json.loads(run("info", "--json", "-").stdout)
-    assert {"version", "twin_hash", "packages", "cache"} <= set(facts)
+def test_kernels_say_what_can_be_judged_and_what_here_is():
+    listed = json.loads(run("kernels", "--json", "-").stdout)
+    assert {"twin.fp16", "twin.bf16", "twin.e4m3", "twin.e4m3_chained"} <= {k["name"] for k in listed["kernels"]}
+    facts = listed["environment"]
+    assert {"version", "twin_hash", "packages", "cache", "variables"} <= set(facts)
+    _, footer = run("kernels").stdout.split("\n\n")
+    for name in ("version", *facts["packages"], "cache", *facts["variables"]):
+        assert re.search(rf"^{name} ", footer, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(("verb", "now"), MOVED.items())
+@pytest.mark.parametrize("rest", [(), ("--help",), ("x", "--json", "-")])
+def test_a_verb_of_before_says_in_one_line_where_it_went(verb, now, rest):
+    result = run(verb, *rest)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert one_line(result) == f"fa3verify: {verb} is now: {now}\n"
+
+
+def test_what_verbs_of_before_are_called_today_is_known():
+    for now in MOVED.values():
+        verb, *words = now.split()
+        if verb != "python":  # of the checkout
+            known = {option for parameter in main.commands[verb].params for option in parameter.opts}
+            assert {word for word in words if word.startswith("-")} <= known, now
 
 
 @pytest.mark.nightly  # test_hostile_processes has a quick one, of SIGTERM
@@ -218,7 +245,6 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
         "verify",
         "twin.fp16",
         "--quick",
-        "--no-studies",
         "--workers",
         "1",
         "--out",

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fa3verify.campaign.tasks import Outcome, Task
+from fa3verify.campaign.tasks import CallTask, Outcome
 from fa3verify.cli import console, exits
 from tests.harness.report.fake_summary import read, summary
 
@@ -55,7 +55,7 @@ def test_progress_says_what_it_does_how_much_is_done_and_fits(width, monkeypatch
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    task = Task("family", "twin.e4m3_chained: activations:SmolLM2-135M-Instruct", print, {})
+    task = CallTask("twin.e4m3_chained: activations:SmolLM2-135M-Instruct", print, {})
     with console.progress(quiet=False) as advance:
         advance(336, None)
         advance(336, Outcome(task))

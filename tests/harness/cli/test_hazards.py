@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.unbounded import Proof

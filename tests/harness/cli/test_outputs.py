@@ -167,7 +167,6 @@ main(["verify", "--quick", "--out", {str(tmp_path / "out")!r}, *{options!r}])
     [
         (["simulate", "--seqlen", "512", "--json", "/dev/stdout"], 0, "stdout"),
         pytest.param(["kernels"], 0, "stdout", marks=pytest.mark.nightly),
-        pytest.param(["info"], 0, "both", marks=pytest.mark.nightly),
         (["hazards", "nothing"], 2, "both"),
     ],
 )

@@ -1,4 +1,4 @@
-"""simulate, trace and tune as a user calls them."""
+"""simulate, its traces, and tune as a user calls them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_hidden_softmax_is_a_share_and_said_of_forwards_that_wait_for_it(argumen
 
 def test_trace_opens_as_chrome_events_that_do_not_overlap(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--seqlen", 1024, "--causal")[0] == 0
+    assert run("simulate", "--trace", target, "--seqlen", 1024, "--causal")[0] == 0
     events = json.loads(target.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {"tensor core", "producer", "consumer 0", "consumer 1"}
@@ -108,7 +108,7 @@ def test_the_backward_honours_kernel_tile_stages_window_and_svg(tmp_path: Path) 
 
 def test_trace_draws_the_backward(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--backward", "--kernel", "flash3", "--seqlen", 1024)[0] == 0
+    assert run("simulate", "--trace", target, "--backward", "--kernel", "flash3", "--seqlen", 1024)[0] == 0
     events = json.loads(target.read_text())["traceEvents"]
     assert {"Q K^T (consumer 1)", "dQ warp"} <= {e["name"] for e in events} | {e["args"].get("name") for e in events}
 
@@ -152,13 +152,25 @@ def test_tune_backward_refuses_what_it_cannot_build(option: tuple) -> None:
     assert "--backward does not take" in err
 
 
-@pytest.mark.parametrize("verb", ["simulate", "trace"])
 @pytest.mark.parametrize("option", [("--schedule", "none"), ("--p-in-smem",), ("--promotion-interval", 0)])
-def test_the_backward_refuses_options_it_does_not_take_by_name(verb: str, option: tuple, tmp_path: Path) -> None:
-    target = (tmp_path / "trace.json",) if verb == "trace" else ()
-    code, _, err = run(verb, *target, "--backward", *option)
+def test_the_backward_refuses_options_it_does_not_take_by_name(option: tuple, tmp_path: Path) -> None:
+    code, _, err = run("simulate", "--trace", tmp_path / "trace.json", "--backward", *option)
     assert code == 2
     assert f"--backward does not take {option[0]}" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_says_where_it_is_beside_the_figures_and_in_json(tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    call = ("simulate", "--seqlen", 1024)
+    _, out, _ = run(*call, "--trace", target)
+    count = len(json.loads(target.read_text())["traceEvents"])
+    assert out.startswith(run(*call)[1])
+    assert out.splitlines()[-1].startswith(f"{target}: {count} events, ")
+    figures = json.loads(run(*call, "--trace", target, "--json", "-")[1])
+    assert figures.pop("trace") == {"events": count, "cycles": pytest.approx(figures["cta_cycles"], abs=1)}
+    assert figures == json.loads(run(*call, "--json", "-")[1])
+    assert run(*call, "--trace", target, "--quiet")[1] == f"{target}\n"
 
 
 def test_svg_is_one_picture(tmp_path: Path) -> None:
@@ -198,39 +210,11 @@ def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
     assert 0 <= figures["regret_gluon"] < 0.2
 
 
-def test_validate_takes_its_schedules_from_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "bench.csv"
-    path.write_text("kernel\n")
-    assert run("simulate", "--validate", path)[0] == 2
-    assert "bench.csv, line 1: column grid is missing" in run("simulate", "--validate", path)[2]
-    assert "does not take --causal, --seqlen" in run("simulate", "--validate", path, "--causal", "--seqlen", 512)[2]
-    assert run("simulate", "--validate", tmp_path / "none.csv")[0] == 3
-    row = {
-        "grid": "paper",
-        "dtype": "fp16",
-        "batch": 1,
-        "seqlen_q": 512,
-        "seqlen_k": 512,
-        "nheads": 4,
-        "nheads_kv": 4,
-        "head_dim": 128,
-        "causal": False,
-        "kernel": "fa3",
-        "status": "ok",
-        "tile_m": "",
-        "tile_n": "",
-        "pingpong": "",
-        "overlap": "",
-        "warp_specialized": "",
-        "promotion_interval": "",
-        "burst_sm_mhz": 1500,
-        "burst_cycles": 12000,
-    }
-    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
-    code, out, _ = run("simulate", "--validate", path)
-    assert code == 0
-    assert "| flash3 fp16 d128 dense | 1 |" in out
-    assert json.loads(run("simulate", "--validate", path, "--json", "-")[1])["rows"] == 1
+def test_validate_says_where_it_went(tmp_path: Path) -> None:
+    code, _, err = run("simulate", "--validate", tmp_path / "bench.csv")
+    assert code == 2
+    words = "--validate is no option any more: python -m fa3_reports.measured.validation BENCH.csv, from a checkout"
+    assert words in " ".join(err.replace("│", " ").split())
 
 
 def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> None:

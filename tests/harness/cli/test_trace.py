@@ -1,4 +1,4 @@
-"""trace --measure as a user calls it: what is recorded, where, and what is said without a GPU or without evidence."""
+"""simulate --measure as a user calls it: what is recorded and where, and what is said without a GPU or evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAMPS = ("consumer 0,0,turn,0", "consumer 0,0,issued,400", "consumer 0,1,turn,2
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, ["trace", *map(str, arguments)])
+    result = CliRunner().invoke(main, ["simulate", "--trace", *map(str, arguments)])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -55,7 +55,7 @@ def test_measure_without_a_gpu_leaves_with_3_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: "no CUDA device")
     code, _, err = run(tmp_path / "x.json", "--measure")
-    assert (code, err.strip()) == (3, "fa3verify: trace --measure needs a GPU: no CUDA device")
+    assert (code, err.strip()) == (3, "fa3verify: simulate --measure needs a GPU: no CUDA device")
     assert not list(tmp_path.iterdir())
 
 
@@ -121,3 +121,10 @@ def test_what_our_kernel_does_not_run_is_not_measured(options: tuple, message: s
     assert code == 2
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_goes_beside_a_trace_needs_one(tmp_path: Path) -> None:
+    for options in (["--measure"], ["--measured", str(tmp_path / "y.csv")]):
+        result = CliRunner().invoke(main, ["simulate", *options])
+        assert result.exit_code == 2
+        assert "draw beside what --trace FILE writes" in result.stderr

@@ -199,6 +199,8 @@ def test_kernels_that_are_equal_say_on_which_classes(monkeypatch):
         (["twin.fp16", "twin.bf16"], 5, "kernels must have one dtype"),
         (["twin.fp16", "twin.fp16", "--over", "decode=3"], 2, "two kernels are compared over a size"),
         (["twin.quantize", "--over", "batch"], 5, "only forward kernels are compared"),
+        (["twin.fp16", "--max-batch", "8", "--plan-only"], 2, "--max-batch, --plan-only go with --prove"),
+        (["twin.fp16", "twin.fp16", "--seqlen-k", "9", "--over", "seqlen_k=3"], 2, "seqlen_k is given by --over or as"),
     ],
 )
 def test_what_cannot_be_compared_is_told(arguments, code, words):

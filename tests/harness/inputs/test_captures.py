@@ -17,6 +17,7 @@ from fa3_reference.attention import attention
 from fa3verify.campaign import replay_files
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce_all
+from fa3verify.campaign.plan import JudgeCapture, plan
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
 from fa3verify.campaign.run import Run
@@ -170,8 +171,8 @@ def judged(kernels: tuple[str, ...], folder: Path) -> Run:
     own = captures.list_captures(folder)
     pool = IsolatingPool(1, 60.0)
     introductions = introduce_all(kernels, "quick", pool, own)
-    planned = campaign.plan(introductions, "quick", 0, own)
-    outcomes = campaign.execute([task for task in planned if task.function is campaign.judge_capture], pool)
+    planned = plan(introductions, "quick", 0, own)
+    outcomes = campaign.execute([task for task in planned if isinstance(task, JudgeCapture)], pool)
     pool.shutdown()
     return summarize(introductions, outcomes, None, profile="quick", seed=0)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.campaign import introduction, tasks
+from fa3verify.campaign import introduction
+from fa3verify.campaign.plan import plan
 from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, is_twin
 from fa3verify.known import registry
 
@@ -27,7 +28,7 @@ def test_a_kernel_that_is_called_like_a_twin_is_a_strangers(name):
 def test_what_a_strangers_kernel_returned_is_kept_in_no_journal():
     ours = introduction.introduce("twin.fp16", "quick")
     for name, durable in (("twin.fp16", True), ("twin.mine", False)):
-        assert {task.durable for task in tasks.plan([replace(ours, name=name)], "quick", 0)} == {durable}
+        assert {task.durable for task in plan([replace(ours, name=name)], "quick", 0)} == {durable}
 
 
 def test_an_installed_kernel_takes_no_name_that_is_built_in(monkeypatch):

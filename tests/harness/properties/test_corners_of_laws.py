@@ -118,7 +118,7 @@ def test_the_largest_seed_is_followed_by_one_that_torch_takes(monkeypatch):
 )
 def test_bound_needs_the_order_that_the_kernel_has(corner, other):
     """What a family's order adds to the bound is needed: without it the sound kernel is outside."""
-    order = find(CORNERS[corner][1]).order or (lambda config: config.traits.kernel_model(config))
+    order = find(CORNERS[corner][1]).order or (lambda config: config.kernel_model())
 
     def misread(config):
         model = order(config)

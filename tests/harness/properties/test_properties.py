@@ -194,7 +194,7 @@ def test_bound_for_constant_values_is_the_stated_number_of_ulps(dtype, ulps, fam
     operands = Case(candidate.name, problem, Recipe(family), scheme).operands()
     operands = replace(operands, v=np.ones_like(operands.v), v_descale=None)
     config = candidate.configure(problem)
-    bound = forward_bound(problem, operands, config.traits.kernel_model(config))
+    bound = forward_bound(problem, operands, config.kernel_model())
     assert bound.out.max() <= ulps * FORMATS[config.out_dtype].epsilon
 
 

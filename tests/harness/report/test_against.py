@@ -157,7 +157,7 @@ def test_one_sentence_says_it(new, sentence):
 def stored(folder: Path, body: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     run = parse(body, "summary")
-    dataset.save(dataset.to_tree(run, {}), folder / "run.nc")
+    dataset.save(dataset.to_tree(run), folder / "run.nc")
     (folder / "atlas.json").write_text(atlas.of(run).text())
     return folder / "run.nc"
 

@@ -37,7 +37,7 @@ def test_a_failure_names_the_kernel_the_symptom_and_one_finding_in_the_singular(
     assert told.startswith("twin.fp16 failed, 2 other kernels did not: ")
     assert told.endswith(f"(1 finding in {cases:,} cases).")
     assert first_screen.not_said(read(made)) == ""
-    page = render(read(made), {}, "ab" * 32)[PAGE]
+    page = render(read(made), "ab" * 32)[PAGE]
     assert "1 finding of 1 symptom," in page
     assert "1 findings" not in page
 
@@ -96,7 +96,7 @@ def test_one_family_of_hardly_any_error_does_not_make_all_others_alike():
 
 def test_the_page_opens_with_sentence_number_and_figure():
     made = ranked()
-    page = render(read(made), {}, "ab" * 32)[PAGE]
+    page = render(read(made), "ab" * 32)[PAGE]
     places = [page.index(part) for part in ("<h1>All 2 kernels", "<strong>1.20 bits</strong>", 'id="heat"', "<nav")]
     assert places == sorted(places)
     made["kernels"][1]["bits_lost"]["mean"] = math.inf
@@ -104,7 +104,7 @@ def test_the_page_opens_with_sentence_number_and_figure():
 
 
 def test_a_relative_error_of_an_exact_zero_says_so_on_the_page():
-    page = render(read(ranked(rel_rmse_unrounded="Infinity")), {}, "ab" * 32)[PAGE]
+    page = render(read(ranked(rel_rmse_unrounded="Infinity")), "ab" * 32)[PAGE]
     table = page[page.index('id="headline"') :]
     assert re.search(r'<td class="n">exact is 0</td>', table)
 

@@ -19,10 +19,9 @@ import xarray as xr
 from fa3verify import files as atomic
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.metrics import MEASURES
-from fa3verify.report import dataset, figures, panels, tables
+from fa3verify.report import dataset, tables
 from fa3verify.report.build import rebuild, write_report
 from fa3verify.report.svg import colour
-from fa3verify.studies import STUDIES
 
 _SPEC = importlib.util.spec_from_file_location("fake_summary", Path(__file__).with_name("fake_summary.py"))
 assert _SPEC is not None
@@ -35,25 +34,11 @@ _VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
 MOST_BYTES = 2_000_000  # of a page
-MOST = {"rows": 32, "seqlen": 512, "tokens": 32}
-SHORT = [128, 256, 512]
 
 
 @pytest.fixture(scope="module")
-def studies() -> dict[str, xr.Dataset]:
-    """Every study from few rows and keys of its first draw: what is under test is how figures are stored and shown."""
-    chosen = {}
-    for study in STUDIES:
-        first = [u for u in study.units("quick", 0) if u.get("seqlen_k", 0) <= 8192 and not u.get("seed")]
-        few = [{name: min(x, MOST[name]) if name in MOST else x for name, x in u.items()} for u in first]
-        few = [given | ({"lengths": SHORT} if "lengths" in given else {}) for given in few]
-        chosen[study.name] = study.assemble([study.measure(**given) for given in few])
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def page(studies, tmp_path_factory) -> Path:
-    return write_report(tmp_path_factory.mktemp("report"), read(make_summary(verdict="fail")), studies)
+def page(tmp_path_factory) -> Path:
+    return write_report(tmp_path_factory.mktemp("report"), read(make_summary(verdict="fail")))
 
 
 class _Page(HTMLParser):
@@ -128,22 +113,6 @@ def html_errors(text):
     return parser.errors
 
 
-def test_every_study_has_a_figure_with_words_and_a_data_group(page, studies):
-    text = page.read_text("utf-8")
-    assert {panel.study for panel in panels.PANELS} == set(studies) == {study.name for study in STUDIES}
-    assert text.count('<svg role="img" aria-label="') == len(studies)
-    assert text.count("<figcaption>") == len(studies) + 1  # and the heat map of the first screen
-    assert all(f"<code>/studies/{name}</code>" in text for name in studies)
-    assert "#0000a" not in text  # sentinel colours
-
-
-def test_only_what_is_above_the_bound_has_the_colour_of_an_error(studies):
-    (drawn, *_) = figures.ratio_map(studies["ratio_map"]).axes
-    (image,) = drawn.images
-    shade = [tuple(image.cmap(image.norm(ratio))) for ratio in (0.7, 1.0, 1.0000001, 3.0)]
-    assert shade[0] == shade[1] != shade[2] == shade[3]
-
-
 def test_dark_and_print_styles_define_every_colour_used(page):
     text = page.read_text("utf-8")
     dark = "".join(re.findall(r"prefers-color-scheme: dark\) \{(.*?)\n *\}\n", text, re.DOTALL))  # of both style sheets
@@ -156,7 +125,7 @@ def test_dark_and_print_styles_define_every_colour_used(page):
 
 def test_names_are_escaped(tmp_path):
     name = "<script>alert(1)</script>|`x`"
-    page = write_report(tmp_path, read(make_summary(kernels=(name,))), {})
+    page = write_report(tmp_path, read(make_summary(kernels=(name,))))
     assert "<script" not in page.read_text("utf-8")
     assert "&lt;script&gt;" in page.read_text("utf-8")
     markdown = (tmp_path / "report.md").read_text("utf-8")
@@ -186,7 +155,7 @@ def test_what_a_kernel_does_not_return_is_one_row_and_not_one_a_family():
 
 
 def test_an_empty_gate_is_not_called_passed(tmp_path):
-    text = write_report(tmp_path, read(make_summary() | {"gate": []}), {}).read_text("utf-8")
+    text = write_report(tmp_path, read(make_summary() | {"gate": []})).read_text("utf-8")
     assert "No rule was compared." in text
     assert "Every rule passed." not in text
 
@@ -204,24 +173,30 @@ def test_markdown_holds_verdict_failures_and_replay(page):
     assert text.startswith("# fa3verify: FAIL\n")
     assert "| fail | baseline | rel\\_rmse\\_seen | twin.fp16 | peaky |" in text
     assert "`fa3verify replay worst/twin.e4m3.json`" in text
-    assert "| flash FP16 |" in text
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.md"])
 def test_a_verdict_is_told_in_words_not_in_the_keys_of_files(page, name):
-    text = re.sub(r"<[^>]*>|(/studies/|worst/)\S+", " ", page.with_name(name).read_text("utf-8"))
+    text = re.sub(r"<[^>]*>|(worst/)\S+", " ", page.with_name(name).read_text("utf-8"))
     assert re.findall(r"\bL[012]\b|\b[Ll]aws?\b|\b[Dd]rift", text) == []
     assert [word in text for word in ("bits", "bound", "baseline")] == [True] * 3
 
 
-def test_summary_and_studies_survive_the_file(page, studies):
-    tree = dataset.load(page.with_name("run.nc"))
-    run, back = dataset.from_tree(tree)
+def test_a_summary_survives_the_file(page):
+    run = dataset.from_tree(dataset.load(page.with_name("run.nc")))
     assert run == read(make_summary(verdict="fail"))
     assert json.loads(page.with_name("summary.json").read_text("utf-8")) == atomic.plain(run.to_json())
-    assert set(back) == set(studies)
-    for name, data in studies.items():
-        xr.testing.assert_equal(back[name], data)
+
+
+def test_a_file_of_an_earlier_version_which_has_studies_is_read_and_shown_without_them(page, tmp_path):
+    tree = dataset.load(page.with_name("run.nc"))
+    old = xr.DataTree.from_dict(
+        {node.path: node.to_dataset() for node in tree.subtree} | {"/studies/drift": xr.Dataset({"x": ("n", [1.0])})}
+    )
+    old.attrs |= {"content_sha256": dataset.checksum(old)}
+    dataset.save(old, tmp_path / "old.nc")
+    assert dataset.from_tree(dataset.load(tmp_path / "old.nc")) == read(make_summary(verdict="fail"))
+    assert "<h1>" in rebuild(tmp_path / "old.nc", tmp_path / "pages").read_text("utf-8")
 
 
 def test_cases_follow_cf_and_hold_every_measure(page):
@@ -231,25 +206,24 @@ def test_cases_follow_cf_and_hold_every_measure(page):
     assert set(MEASURES) <= set(cases.data_vars)
     assert all({"units", "long_name"} <= set(cases[name].attrs) for name in MEASURES)
     assert cases.sizes["case"] == len(make_summary()["cases"])
-    assert set(tree.children) == {"cases", "laws", "gate", "studies", "provenance"}
+    assert set(tree.children) == {"cases", "laws", "gate", "provenance"}
 
 
 def test_infinite_figures_survive_as_json(tmp_path):
     summary = make_summary()
     summary["kernels"][0]["worst_ratio"] = float("inf")
-    text = write_report(tmp_path, read(summary), {}).read_text("utf-8")
+    text = write_report(tmp_path, read(summary)).read_text("utf-8")
     assert "∞" in text
     strict = json.loads((tmp_path / "summary.json").read_text("utf-8"), parse_constant=lambda name: pytest.fail(name))
     assert strict["kernels"][0]["worst_ratio"] == "Infinity"
 
 
-def test_bytes_are_stable_and_rebuilding_gives_the_same_pages(studies, tmp_path):
-    some = {name: studies[name] for name in ("paper_accuracy", "ratio_map", "growth")}  # marks, an image, lines
-    page = write_report(tmp_path / "run", read(make_summary(verdict="fail")), some)
+def test_bytes_are_stable_and_rebuilding_gives_the_same_pages(tmp_path):
+    page = write_report(tmp_path / "run", read(make_summary(verdict="fail")))
     again = rebuild(page.with_name("run.nc"), tmp_path / "pages")
     for name in ("report.html", "report.md", "summary.json"):
         assert page.with_name(name).read_bytes() == again.with_name(name).read_bytes(), name
-    dataset.save(dataset.to_tree(read(make_summary(verdict="fail")), some), tmp_path / "run.nc")
+    dataset.save(dataset.to_tree(read(make_summary(verdict="fail"))), tmp_path / "run.nc")
     assert page.with_name("run.nc").read_bytes() == (tmp_path / "run.nc").read_bytes()
 
 
@@ -271,17 +245,17 @@ def test_damaged_files_are_refused_by_name_in_one_line(page, tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_equal_data_have_an_equal_checksum_whenever_and_wherever_they_were_found(studies):
+def test_equal_data_have_an_equal_checksum_whenever_and_wherever_they_were_found():
     summary = make_summary()
     elsewhere = {"command": "fa3verify merge a b", "started": "2031-01-01T00:00:00+00:00", "wall_s": 1.5, "cpu_s": {}}
     elsewhere["provenance"] = summary["provenance"] | {"cpu_count": 3}
     moved, worse = make_summary() | elsewhere, make_summary()
     worse["cases"][0]["measures"]["ratio_max"] *= 1 + 2**-52
-    trees = [dataset.to_tree(read(s), studies) for s in (summary, moved, worse)]
+    trees = [dataset.to_tree(read(s)) for s in (summary, moved, worse)]
     first, second, third = (tree.attrs["content_sha256"] for tree in trees)
     assert first == second != third
     assert trees[0].attrs["provenance_sha256"] != trees[1].attrs["provenance_sha256"]
-    assert dataset.from_tree(trees[1])[0] == read(moved)
+    assert dataset.from_tree(trees[1]) == read(moved)
 
 
 @pytest.fixture
@@ -319,7 +293,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "run.nc"
-    tree = dataset.to_tree(read(make_summary()), {})
+    tree = dataset.to_tree(read(make_summary()))
     dataset.save(tree, path)
     before = path.read_bytes()
 
@@ -336,7 +310,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 def test_a_file_that_does_not_read_back_is_not_put_in_place(tmp_path, monkeypatch):
-    tree = dataset.to_tree(read(make_summary()), {})
+    tree = dataset.to_tree(read(make_summary()))
     monkeypatch.setattr(xr.DataTree, "to_netcdf", lambda _self, path, **__: Path(path).write_bytes(b"half"))
     with pytest.raises(OSError, match="could not be written"):
         dataset.save(tree, tmp_path / "run.nc")

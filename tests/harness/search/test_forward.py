@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fa3_kernels.plan.traits import OURS
+from fa3_kernels.plan.families import OURS
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS, round_to
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.search.adversary import island_of
+from fa3_reports.adversary.search import island_of
 from fa3verify.search.colony import Environment
 from fa3verify.search.forward.causes import CAUSES, cause_of
 from fa3verify.search.forward.chains import _full_fractions

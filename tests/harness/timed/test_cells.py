@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.families import FAMILIES
 from fa3verify.timed.cells import select
 
 

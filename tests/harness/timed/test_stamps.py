@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa3_kernels.audit.evidence import changed_since
-from fa3_kernels.audit.probes import instrumented
+from fa3_reports.audit.evidence import changed_since
+from fa3_reports.audit.probes import instrumented
 from fa3_simulator.timeline import COLOURS, Bar
 from fa3verify.cli.main import main
 from fa3verify.timed import stamps
@@ -189,7 +189,7 @@ def test_a_malformed_file_is_refused_by_line(old: str, new: str, message: str, t
 
 def test_trace_puts_both_timelines_into_one_file(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    code, out, _ = run("trace", target, "--measured", write(tmp_path))
+    code, out, _ = run("simulate", "--trace", target, "--measured", write(tmp_path))
     assert code == 0
     events = json.loads(target.read_text())["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -211,11 +211,13 @@ def test_trace_puts_both_timelines_into_one_file(tmp_path: Path) -> None:
 
 def test_quiet_prints_the_path_only(tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
-    assert run("trace", target, "--measured", write(tmp_path), "--quiet")[1] == f"{target}\n"
+    assert run("simulate", "--trace", target, "--measured", write(tmp_path), "--quiet")[1] == f"{target}\n"
 
 
 def test_what_the_file_says_is_not_taken_twice(tmp_path: Path) -> None:
-    code, _, err = run("trace", tmp_path / "x.json", "--measured", write(tmp_path), "--tile", "128x64", "--causal")
+    code, _, err = run(
+        "simulate", "--trace", tmp_path / "x.json", "--measured", write(tmp_path), "--tile", "128x64", "--causal"
+    )
     assert code == 2
     assert "does not take --tile, --causal" in err
     assert not (tmp_path / "x.json").exists()
@@ -237,9 +239,9 @@ def test_the_measured_timelines_are_evidence_of_these_kernels_or_marked_stale() 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name.partition(".")[0])
 def test_a_measured_key_block_lasts_as_long_as_the_simulated_within_a_seventh(path: Path, tmp_path: Path) -> None:
     assert abs(stamps.read(path).slowdown - 1) < 0.03
-    code, out, err = run("trace", tmp_path / "both.json", "--measured", path, "--json", "-")
+    code, out, err = run("simulate", "--trace", tmp_path / "both.json", "--measured", path, "--json", "-")
     assert code == 0, err
-    figures = json.loads(out)
+    figures = json.loads(out)["trace"]
     assert figures["measured_cycles_per_block"] > 1000
     assert figures["simulated_cycles_per_block"] == pytest.approx(figures["measured_cycles_per_block"], rel=1 / 7)
 
@@ -247,7 +249,7 @@ def test_a_measured_key_block_lasts_as_long_as_the_simulated_within_a_seventh(pa
 def test_what_the_file_states_of_the_schedule_is_simulated(tmp_path: Path) -> None:
     path = write(tmp_path, batch="2", promotion_interval="128", pingpong="True", intra_wg_overlap="false")
     assert stamps.read(path).options == {"batch": 2, "promotion_interval": 128, "schedule": "pingpong"}
-    code, _, err = run("trace", tmp_path / "x.json", "--measured", path, "--schedule", "none")
+    code, _, err = run("simulate", "--trace", tmp_path / "x.json", "--measured", path, "--schedule", "none")
     assert (code, "does not take --schedule" in err) == (2, True)
     assert stamps.read(write(tmp_path, pingpong="False", intra_wg_overlap="0")).options == {"schedule": "none"}
     assert stamps.read(write(tmp_path)).options == {}

@@ -41,7 +41,7 @@ KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in SPI
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_tiles_compile_without_spills_in_the_loop_and_without_serialised_wgmma(kind) -> None:
-    from fa3_kernels.audit.figures import tensor_loops
+    from fa3_kernels.audit.sass import tensor_loops
 
     code = compiled(*kind)
     assert code.spill_bytes <= SPILLS[kind]

@@ -14,7 +14,7 @@ PROGRAM = """
 import numpy as np, torch
 from fa3_kernels.gluon.append import append
 from fa3_kernels.plan.append import Append, append_call
-from fa3_kernels.plan.plan import Pointer
+from fa3_kernels.plan.call import Pointer
 from fa3_kernels.plan.request import ONE_PAGE, TensorLayout
 from fa3_kernels.twin.append import rotated
 

@@ -17,10 +17,10 @@ pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
 from fa3_kernels.gluon import backward_geometry
 from fa3_kernels.gluon.backward import backward
-from fa3_kernels.plan.backward_plan import backward_plan
+from fa3_kernels.plan.backward import backward_plan
+from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.choose import without_lengths
 from fa3_kernels.plan.key_tiles import visited_rows, walk_of
-from fa3_kernels.plan.plan import Call
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem
 from tests.kernels.plan.test_key_tiles import CTAS, FOLDED, MANY_HEADS, PACKED, SPACED_FOLDED, problems
@@ -54,7 +54,7 @@ def program_of(call: Call) -> SimpleNamespace:
     named: dict[str, Any] = dict(zip(backward.arg_names, call.arguments, strict=True))
     for name in ("q_desc", "k_desc"):
         named[name] = SimpleNamespace(block_type=SimpleNamespace(shape=named[name].block))
-    return SimpleNamespace(v=named["VARIANT"], **named)
+    return SimpleNamespace(variant=named["VARIANT"], **named)
 
 
 def walked(p: SimpleNamespace, rows: SimpleNamespace) -> list[int]:
@@ -117,5 +117,5 @@ def test_masks_are_left_out_only_where_every_pair_is_visible(problem: AttentionP
                     for row in (of_tile[0][0], of_tile[0][-1])
                     for key in (of_tile[1][0], of_tile[1][-1])
                 )
-                assert p.v.is_masked or is_whole
+                assert p.variant.is_masked or is_whole
                 assert is_masked or is_whole

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fa3_kernels.plan.call import View
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.plan import Plan, plan_of
 from fa3_kernels.plan.request import Choices, Request
 from fa3_kernels.plan.variant import buffers
-from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 
 SIZES = [(64, 64), (96, 96), (128, 64), (128, 128), (192, 128), (192, 192), (256, 192), (256, 256)]

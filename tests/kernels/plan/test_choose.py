@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa3_kernels.audit.golden import read_golden
+from fa3_kernels.audit.evidence import accepted_rows
 from fa3_kernels.audit.shipped import shipped
 from fa3_kernels.plan.choose import SMEM_OVERHEAD_BYTES, config_of, over_cache
 from fa3_kernels.plan.tile_order import shape_of
@@ -119,7 +119,7 @@ def test_the_kernel_without_warp_specialisation_has_one_tile():
 
 def test_shared_memory_is_what_the_compiler_allocated():
     """Launches with splits stage no O and are smaller."""
-    golden = read_golden()
+    golden = accepted_rows()
     checked = 0
     for launch in shipped():
         figures = golden.get(f"{launch.name}/forward_{'fp8' if launch.problem.dtype == 'e4m3' else 'fp16'}")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.heuristics import flash2_splits, flash3_packs, flash3_sequence_splits, flash3_splits
+from fa3_kernels.plan.families.flash2 import flash2_splits
+from fa3_kernels.plan.families.flash3 import flash3_packs, flash3_sequence_splits, flash3_splits
 from fa3_reference.problem import AttentionProblem
 
 

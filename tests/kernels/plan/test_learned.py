@@ -7,9 +7,9 @@ import json
 import pytest
 
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.learned import SCHEMA, LearnedOrder, read
+from fa3_kernels.plan.families import traits_of
+from fa3_kernels.plan.families.learned import SCHEMA, LearnedOrder, read
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.traits import traits_of
 from fa3_reference.problem import AttentionProblem
 
 LEARNED = LearnedOrder(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fa3_kernels.plan.call import Pointer, View
 from fa3_kernels.plan.choose import config_of, without_lengths
 from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
-from fa3_kernels.plan.plan import Plan, Pointer, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
-from fa3_kernels.plan.views import View
 from fa3_reference.problem import AttentionProblem
 
 SMS = 132
@@ -108,7 +108,9 @@ def test_the_combine_has_a_program_for_every_four_rows_begun(is_packed):
 
 REFUSALS = (
     ({"q": operand(2, 8, 3, 128)}, "nheads must be a multiple of nheads_kv, got 3 and 2"),
-    ({"q": operand(2, 8, 8, 60), "k": operand(2, 9, 2, 60)}, "head_dim must be a multiple of 8, at most 256, got q"),
+    ({"q": operand(2, 8, 8, 60), "k": operand(2, 9, 2, 60)}, "head_dim must be a multiple of 8 .TMA., got 60"),
+    ({"q": operand(2, 8, 8, 320), "k": operand(2, 9, 2, 320)}, "head_dim must be at most 256, got 320"),
+    ({"choices": Choices(tile=(128, 96))}, "tile_n must be a power of two from 32 to 256, got 96"),
     ({"q": operand(2, 8, 8, 128, dtype="float32")}, "must share float16, bfloat16 or float8_e4m3fn"),
     ({"q": operand(2, 8, 8, 128, device="cpu")}, "must be on one Hopper GPU, got cpu, cuda:0"),
     ({"q": operand(8, 8, 128)}, r"must be \(batch, seqlen, nheads, head_dim\)"),
@@ -117,7 +119,7 @@ REFUSALS = (
         {"k": TensorLayout((2, 9, 2, 128), (2460, 260, 130, 1), "float16", "cuda:0")},
         "strides of k must be multiples of 16",
     ),
-    ({"semantics": Semantics(softmax_scale=0.0)}, "softmax_scale must be > 0, got 0.0"),
+    ({"semantics": Semantics(softmax_scale=0.0)}, "softmax_scale must be finite and > 0, got 0.0"),
     ({"semantics": Semantics(softcap=-1.0)}, "softcap must be finite and >= 0, got -1"),
     ({"choices": Choices(num_splits=-1)}, "num_splits must be 0 .* or positive, got -1"),
     ({"choices": Choices(promotion_interval=128)}, "promotion_interval is for e4m3 operands, got dtype fp16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.traits import traits_of
+from fa3_kernels.plan.families import traits_of
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 

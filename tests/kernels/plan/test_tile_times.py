@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.choose import check_tile, config_of
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_kernels.plan.tile_order import Shape, items, shape_of
 from fa3_kernels.plan.tile_times import SMS, blocks_of, last_end, table
-from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 
 Size = tuple[str, int, int]

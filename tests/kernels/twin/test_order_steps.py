@@ -134,7 +134,7 @@ def test_a_chain_that_begins_with_the_blocks_before_loses_of_them_at_every_key()
     operands.v[:, 64:] = 0.99 * 2.0**-24
     config = replace(default_config(problem), tile_n=64)
     order = Order(keys="left_to_right", accumulator="fp32", probabilities="fp32")
-    model = replace(replace(config.traits, order=order).kernel_model(config), out_dtype="fp32")
+    model = replace(config.kernel_model(order), out_dtype="fp32")
     got = forward(problem, operands, config, order=order, ideal=frozenset({"output"}))
     error = np.abs(got.out - attention(problem, *operands.dequantized(problem)).out)
     assert (error <= forward_bound(problem, operands, model).out).all()

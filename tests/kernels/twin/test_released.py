@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import Config, default_config
+from fa3_kernels.plan.families import FAMILIES
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.traits import FAMILIES
 from fa3_kernels.twin.forward import Forward, forward
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import default_config
+from fa3_kernels.plan.families import traits_of
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.traits import traits_of
 from fa3_kernels.twin.forward import forward
 from fa3_reference.cache import Cache
 from fa3_reference.formats import FORMATS

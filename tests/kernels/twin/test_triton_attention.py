@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.traits import FAMILIES
+from fa3_kernels.plan.families import FAMILIES
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands

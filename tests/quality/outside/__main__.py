@@ -29,7 +29,6 @@ def judge(name: str, is_wrong: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = [
             "--quick",
-            "--no-studies",
             "--workers",
             "1",
             "--out",

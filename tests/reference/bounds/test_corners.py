@@ -32,7 +32,7 @@ def judged(problem, *arrays, **changes):
     """What the twin returns, and error / bound of every output; the enclosure holds the output."""
     operands = Operands(*arrays)
     config = default_config(problem, **changes)
-    model = config.traits.kernel_model(config)
+    model = config.kernel_model()
     with np.errstate(all="ignore"):
         got = forward(problem, operands, config)
         truth = attention(problem, *operands.dequantized(problem))
@@ -203,7 +203,7 @@ def test_an_ordinary_problem_has_a_finite_bound_for_every_element():
         x = prepare(problem, q, k, v, QuantScheme("block") if dtype == "e4m3" else None).operands
         for changes in ({}, {"num_splits": 3}):
             config = default_config(problem, **changes)
-            bound = forward_bound(problem, x, config.traits.kernel_model(config))
+            bound = forward_bound(problem, x, config.kernel_model())
             assert np.isfinite(bound.out).all()
             assert np.isfinite(bound.lse).all()
 

@@ -45,7 +45,7 @@ def outside(problem, x, fault=None, **changes) -> tuple[int, float]:
     """How many values of the twin lie outside, and the share of outputs of which one code is possible."""
     config = default_config(problem, **changes)
     got = (faulty(fault) if fault else forward)(problem, x, config)
-    out, lse = forward_enclosure(problem, x, config.traits.kernel_model(config))
+    out, lse = forward_enclosure(problem, x, config.kernel_model())
     values = ((got.out.astype(float), out), (got.lse.astype(float), lse))
     return sum(int((~((r.low <= y) & (y <= r.high))).sum()) for y, r in values), float((out.low == out.high).mean())
 
@@ -80,7 +80,7 @@ def test_other_orders_are_told_apart(dtype):
     problem = AttentionProblem(1, 1, 1, 32, 500, 64, dtype=dtype)
     x = operands(problem, 0, 3.0)
     config = default_config(problem)
-    model = config.traits.kernel_model(config)
+    model = config.kernel_model()
     got = forward(problem, x, config).out.astype(float)
     for order in (SoftmaxOrder(keys="left_to_right"), replace(model.order, maxima="unscaled")):
         out = forward_enclosure(problem, x, replace(model, order=order)).out
@@ -96,7 +96,7 @@ def test_the_fault_of_an_fp8_kernel_that_the_a_priori_bound_lets_pass():
     x = operands(problem, 2)
     config = default_config(problem)
     truth = attention(problem, *x.dequantized(problem)).out
-    out = forward_enclosure(problem, x, config.traits.kernel_model(config)).out
+    out = forward_enclosure(problem, x, config.kernel_model()).out
     allowed = np.maximum(np.abs(out.low - truth), np.abs(out.high - truth))
     right = np.abs(forward(problem, x, config).out.astype(float) - truth)
     assert np.median(right / allowed) > 0.99
@@ -108,7 +108,7 @@ def test_it_holds_every_execution_and_64_of_them_nearly_fill_it(dtype, gain, mea
     problem = AttentionProblem(1, 1, 1, 16, 300, 64, dtype=dtype)
     x = operands(problem, 0, gain, mean)
     config = default_config(problem)
-    model = config.traits.kernel_model(config)
+    model = config.kernel_model()
     truth = attention(problem, *x.dequantized(problem)).out
     out, lse = forward_enclosure(problem, x, model)
     rng, reached = np.random.default_rng(0), np.zeros(truth.shape)
@@ -132,7 +132,7 @@ def test_nan_and_inf_widen_only_what_sees_them():
     k, v, q = x.k.copy(), x.v.copy(), x.q.copy()
     k[0, 205], v[0, 299, 0, 3], q[0, 7] = np.nan, np.inf, np.inf
     config = default_config(problem)
-    out, lse = forward_enclosure(problem, Operands(q, k, v), config.traits.kernel_model(config))
+    out, lse = forward_enclosure(problem, Operands(q, k, v), config.kernel_model())
     unknown = np.isinf(out.low[0, :, 0])
     first, stop = problem.visible_keys(np.arange(8), 8, 300)
     rows = ((first <= 205) & (stop > 205)) | (np.arange(8) == 7)

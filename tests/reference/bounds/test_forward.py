@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.plan.traits import FAMILIES, OURS
 from fa3_kernels.twin.forward import forward
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
 from fa3_reference.attention import attention
@@ -75,7 +74,7 @@ def ratios(problem: AttentionProblem, x: Operands, **changes) -> tuple[np.ndarra
     config = default_config(problem, **changes)
     got = (faulty(fault) if fault else forward)(problem, x, config)
     truth = attention(problem, *x.dequantized(problem))
-    bound = forward_bound(problem, x, config.traits.kernel_model(config))
+    bound = forward_bound(problem, x, config.kernel_model())
     return np.abs(got.out.astype(float) - truth.out) / bound.out, np.abs(got.lse - truth.lse) / bound.lse
 
 
@@ -118,7 +117,7 @@ def test_without_promotion_the_bound_grows_with_the_keys_and_the_loss_is_inside(
         x = normal(problem, 2, mean=1.0)
         for interval in (0, 128):
             config = default_config(problem, promotion_interval=interval)
-            worst[keys, interval] = np.median(forward_bound(problem, x, config.traits.kernel_model(config)).out)
+            worst[keys, interval] = np.median(forward_bound(problem, x, config.kernel_model()).out)
             assert ratios(problem, x, promotion_interval=interval)[0].max() <= 1
     assert worst[4096, 0] > 3 * worst[1024, 0]
     assert worst[4096, 128] < 1.5 * worst[1024, 128]
@@ -127,11 +126,11 @@ def test_without_promotion_the_bound_grows_with_the_keys_and_the_loss_is_inside(
 def test_empty_rows_must_be_exact_and_overflow_is_not_promised():
     problem = AttentionProblem(1, 1, 1, 4, 2, 64, causal=True)
     x = normal(problem, 0)
-    bound = forward_bound(problem, x, FAMILIES[OURS].kernel_model(default_config(problem)))
+    bound = forward_bound(problem, x, default_config(problem).kernel_model())
     assert not bound.out[0, :2].any()
     assert not bound.lse[0, 0, :2].any()
     nan = replace(x, v=np.full_like(x.v, np.nan))
-    assert np.isinf(forward_bound(problem, nan, FAMILIES[OURS].kernel_model(default_config(problem))).out).all()
+    assert np.isinf(forward_bound(problem, nan, default_config(problem).kernel_model()).out).all()
 
 
 def test_an_output_that_may_round_to_infinity_has_no_bound():
@@ -142,4 +141,4 @@ def test_an_output_that_may_round_to_infinity_has_no_bound():
     config = default_config(problem)
     with np.errstate(over="ignore"):
         assert np.isinf(forward(problem, x, config).out).all()
-    assert np.isinf(forward_bound(problem, x, config.traits.kernel_model(config)).out).all()
+    assert np.isinf(forward_bound(problem, x, config.kernel_model()).out).all()

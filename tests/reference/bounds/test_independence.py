@@ -177,7 +177,7 @@ def problem_of(dtype: Any, family: str) -> tuple[AttentionProblem, Operands, Att
 
 def bound_of(problem: AttentionProblem, operands: Operands) -> ErrorBound:
     config = default_config(problem)
-    return forward_bound(problem, operands, config.traits.kernel_model(config))
+    return forward_bound(problem, operands, config.kernel_model())
 
 
 def worst_ratios(dtype: str, plant: Callable[[pytest.MonkeyPatch], None]) -> tuple[float, float]:

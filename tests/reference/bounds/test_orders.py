@@ -140,7 +140,7 @@ def test_a_tanh_of_its_own_keeps_its_bound_and_its_enclosure(dtype, softcap, sca
     q, k, v = (rng.standard_normal(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
     x = prepare(problem, q, k, v, QuantScheme("head") if dtype == "e4m3" else None).operands
     config = default_config(problem, family="flash3")
-    model = replace(config.traits.kernel_model(config), out_dtype="fp32")
+    model = replace(config.kernel_model(), out_dtype="fp32")
     got, truth = forward(problem, x, config, ideal=frozenset({"output"})), attention(problem, *x.dequantized(problem))
     bound, enclosure = forward_bound(problem, x, model), forward_enclosure(problem, x, model)
     errors = np.abs(got.lse - truth.lse)
@@ -157,7 +157,7 @@ def test_descales_whose_product_underflows_are_in_the_domain_and_a_kernel_that_r
     problem = AttentionProblem(1, 1, 1, 4, 40, 64, dtype="e4m3", softmax_scale=2.0**60)
     ones = (np.ones(shape) for shape in (problem.q_shape, problem.k_shape, problem.v_shape))
     x = prepare(problem, *ones, QuantScheme("head")).operands
-    model = default_config(problem, family="flash3").traits.kernel_model(default_config(problem, family="flash3"))
+    model = default_config(problem, family="flash3").kernel_model()
 
     def judged(descale):
         given = Descale(np.full((1, 1, 1), descale, np.float32))
@@ -190,6 +190,6 @@ def test_bound_of_long_rows_covers_what_float64_sums_lose():
     problem = AttentionProblem(1, 1, 1, 1, keys, 64, dtype="bf16")
     q, k, v = (np.full(shape, x) for shape, x in zip((problem.q_shape, problem.k_shape, problem.v_shape), (0, 0, 1)))
     config = default_config(problem)
-    bound = forward_bound(problem, prepare(problem, q, k, v).operands, config.traits.kernel_model(config))
+    bound = forward_bound(problem, prepare(problem, q, k, v).operands, config.kernel_model())
     assert (bound.out >= keys * 2.0**-52).all()
     assert (bound.out < 2.0**-24).all()

@@ -54,7 +54,7 @@ def judged(dtype: Dtype, seed: int) -> tuple[float, float, int, int]:
     if dtype == "e4m3":
         changes |= {"promotion_interval": (128, 64, 0)[seed // 3 % 3]}
     config = default_config(problem, **changes)
-    model = config.traits.kernel_model(config)
+    model = config.kernel_model()
     got, truth = forward(problem, x, config), attention(problem, *x.dequantized(problem))
     bound, (out, lse) = forward_bound(problem, x, model), forward_enclosure(problem, x, model)
     value = got.out.astype(float)

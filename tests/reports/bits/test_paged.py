@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from fa3_kernels.audit.probes import probes
 from fa3_reference.cache import gathered, serve
+from fa3_reports.audit.probes import probes
 from fa3_reports.bits.paged import FAULTS, control_case, key, twin_bits, with_fault
 from fa3_reports.bits.paged_cases import SIZES, cases, operands
 

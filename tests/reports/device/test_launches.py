@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_kernels.audit.probes import probes
+from fa3_reports.audit.probes import probes
 from fa3_reports.device import keys
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source

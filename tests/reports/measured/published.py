@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fa3_reports.measured.timings import MeasuredRow, read
+from fa3_reports.measured.validation import CYCLES, compare, figures_of
 from fa3_simulator.machine import load
 from fa3verify.files import read_csv
-from fa3verify.timed.timings import MeasuredRow, read
-from fa3verify.timed.validation import CYCLES, compare, figures_of
 
 REPORTS = Path(__file__).parents[3] / "reports"
 EVERY = 8  # of the rows of a table this one is simulated again, and the first of each kind of kernel
@@ -45,6 +45,6 @@ def check_published(folder: str) -> None:
 
 
 def figures(folder: str, seqlens: tuple[int, ...] = ()) -> dict[str, Any]:
-    """As :func:`fa3verify.timed.validation.validate`, of the published predictions."""
+    """As :func:`fa3_reports.measured.validation.figures_of`, of the published predictions."""
     rows = [x for x in published(folder) if not seqlens or x.problem.seqlen_k in seqlens]
     return figures_of("bench.jsonl", load(folder.split("/")[0]), rows, Counter())

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fa3_reports.measured.timings import MeasuredRow
+from fa3_reports.measured.validation import rankings
 from fa3_simulator.held_out import FORWARD
-from fa3verify.timed.timings import MeasuredRow
-from fa3verify.timed.validation import rankings
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 

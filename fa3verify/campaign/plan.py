@@ -1,0 +1,296 @@
+"""The tasks of a campaign: families, the covering array, what is launched in practice, and the properties."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fa3_reference.bounds import KernelModel
+from fa3_reference.bounds.model import BackwardModel
+from fa3verify import operations
+from fa3verify.campaign.cover import cover
+from fa3verify.campaign.introduction import Introduction, found
+from fa3verify.campaign.profiles import PROFILES, ProfileName, captured_case, family_of, judged_cases
+from fa3verify.campaign.results import CaseResult, JudgedCases, UnderHypothesis, of_one_hypothesis
+from fa3verify.campaign.tasks import Task
+from fa3verify.cases import space
+from fa3verify.cases.case import Case
+from fa3verify.cases.coverage import COVER
+from fa3verify.cases.practice import practice, probes
+from fa3verify.files import Json
+from fa3verify.inputs.captures import Capture, pinned
+from fa3verify.judging import gate, hypotheses, sketch
+from fa3verify.judging.family import Figured, family_row
+from fa3verify.judging.verdict import BOUND_LAWS
+from fa3verify.kernels import twins, watch
+from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.record import REFUSALS, Candidate
+from fa3verify.records import read
+from fa3verify.text import of_error, of_traceback
+
+if TYPE_CHECKING:
+    from fa3verify.judging.judgement import Judgement
+    from fa3verify.properties.runner import LawOutcome
+
+PARTS = 4  # tasks that the cases of practice are dealt to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeTask(Task):
+    """Judge cases of a kernel, which findings know by their family."""
+
+    kind: ClassVar[str] = "family"
+
+    family: str
+    profile: ProfileName
+    is_fail_fast: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel}: {self.family}"
+
+    @property
+    def subject(self) -> str:
+        return self.family
+
+    @abstractmethod
+    def run(self) -> JudgedCases: ...
+
+    def read(self, value: Any) -> JudgedCases | None:
+        return None if value is None else read(JudgedCases, value, self.family)
+
+    def is_finding(self, value: JudgedCases) -> bool:
+        return _fails(self.label, value.records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeFamily(JudgeTask):
+    """Judge every case of one family of a campaign, or the first ones up to a limit."""
+
+    seed: int
+    limit: int | None = None
+
+    def run(self) -> JudgedCases:
+        candidate = found(self.kernel)
+        cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
+
+    @property
+    def estimated_s(self) -> float:
+        profile = PROFILES[self.profile]
+        scores = sum(p.batch * p.nheads * p.seqlen_q * p.seqlen_k for p in profile.shapes)
+        return 1.5e-6 * profile.seeds * scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeCapture(JudgeTask):
+    """Judge the case of a user's file of activations, which has this place among all of them."""
+
+    file: str
+    sha256: str
+    index: int
+
+    def run(self) -> JudgedCases:
+        candidate = found(self.kernel)
+        capture = pinned(self.file, self.sha256).capture
+        case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
+        cases = [case] if case else []
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeCover(JudgeTask):
+    """Judge the cases of a kernel's covering array."""
+
+    kind: ClassVar[str] = "cover"
+
+    family: str = COVER
+    seed: int
+    limit: int | None = None
+
+    def run(self) -> JudgedCases:
+        candidate = found(self.kernel)
+        rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
+        cases = [case for _, case in rows if case]
+        records = judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast)
+        return JudgedCases(records, tuple(point for point, _ in rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePractice(JudgeTask):
+    """Judge one of :data:`PARTS` parts of the cases of practice; a size that a kernel refuses was not tried."""
+
+    kind: ClassVar[str] = "cover"
+
+    family: str = COVER
+    seed: int
+    part: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel}: practice {self.part + 1}"
+
+    def run(self) -> JudgedCases:
+        candidate = found(self.kernel)
+        cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
+        refusals = tuple(each.__name__ for each in REFUSALS)
+        records = judge_cases(candidate, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
+        return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLaw(Task):
+    """Search for a trial that breaks one law on one kernel."""
+
+    kind: ClassVar[str] = "law"
+
+    law: str
+    max_examples: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel}: {self.law}"
+
+    @property
+    def subject(self) -> str:
+        return self.law
+
+    def run(self) -> LawOutcome:
+        from fa3verify.properties import find_law, run_law
+
+        return run_law(find_law(self.law), found(self.kernel), max_examples=self.max_examples, seed=self.seed)
+
+    def read(self, value: Any) -> LawOutcome | None:
+        from fa3verify.properties.runner import LawOutcome
+
+        return None if value is None else read(LawOutcome, value, self.law)
+
+    def is_finding(self, value: LawOutcome) -> bool:
+        return value.status == "fail"
+
+    @property
+    def estimated_s(self) -> float:
+        return 0.05 * self.max_examples
+
+
+def judge_cases(
+    candidate: Candidate, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
+) -> tuple[CaseResult, ...]:
+    """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
+
+    The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
+    the one that the case speaks least against; :func:`fa3verify.campaign.results.settle` chooses one for a kernel.
+    """
+    records: list[CaseResult] = []
+    for case in cases:
+        watch.trying(f"family {family}", case.to_json)
+        try:
+            record = _judged(candidate, family, case)
+        except CandidateError as error:
+            record = CaseResult(family, case, {}, error=str(error), traceback=error.traceback)
+        except Exception as error:  # whatever else a kernel under test leads to is a finding as well
+            record = CaseResult(family, case, {}, error=of_error(error), traceback=of_traceback(error))
+        records.append(record)
+        if is_fail_fast and _fails(candidate.name, [record]):
+            break
+    kept = sketch.with_one_worst([record.sketch for record in records])
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
+
+
+def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
+    from fa3verify.judging.judgement import judge
+
+    operation = operations.find(candidate.operation)
+    judgement = judge(candidate, case)
+    sides = hypotheses.under(candidate)
+    under = {
+        name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in judgement.hypotheses.items()
+    }
+    return CaseResult(
+        family,
+        case,
+        judgement.measures,
+        operation.beside(judgement),
+        sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
+        hypotheses=under,
+        order=None if under else _order(candidate, case),
+        point=space.point(candidate, case),
+    )
+
+
+def _sketch(judgement: Judgement) -> sketch.Sketch:
+    """Return where the errors of a forward lie."""
+    problem = judgement.case.problem
+    out, truth, bound = (each["out"] for each in (judgement.outputs, judgement.seen, judgement.bound))
+    return sketch.of_case(problem, out, truth, bound, judgement.operands.dequantized(problem)[2])
+
+
+def _order(candidate: Candidate, case: Case) -> Json | None:
+    """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
+    assumed = hypotheses.assumed(candidate, candidate.config_for(case.problem, case.changes))
+    return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
+
+
+def _fails(label: str, records: Sequence[CaseResult]) -> bool:
+    """Tell whether judged cases of one family have a finding that needs no baseline."""
+    if not records or any(record.error for record in records):
+        return bool(records)
+    operation = operations.find(records[0].case.operation)
+    body = Figured(label, (family_row(of_one_hypothesis(operation, records), operation),), operation.name)
+    return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
+
+
+def plan(
+    kernels: list[Introduction],
+    profile: ProfileName,
+    seed: int,
+    captures: tuple[Capture, ...] = (),
+    limit: int | None = None,
+    is_fail_fast: bool = False,
+) -> list[JudgeTask | SearchLaw]:
+    """Return the tasks of a campaign, the longest first; none for a kernel that takes no case.
+
+    With a ``limit`` no property has more trials and no family more cases; ``is_fail_fast`` ends a family at its first
+    finding.
+    """
+    tasks: list[JudgeTask | SearchLaw] = []
+    for kernel in kernels:
+        tasks += _searches(kernel, profile, seed, limit)
+        judges = _judges(kernel, profile, seed, captures, limit)
+        tasks += [replace(each, is_fail_fast=is_fail_fast) for each in judges]
+    tasks = [replace(each, durable=twins.is_twin(each.kernel)) for each in tasks]
+    return sorted(tasks, key=lambda task: task.kind != "cover" and not task.label.endswith("error_within_bound"))
+
+
+def _searches(kernel: Introduction, profile: ProfileName, seed: int, limit: int | None) -> list[SearchLaw]:
+    size = PROFILES[profile]
+    trials = {law: size.bound_examples if law in BOUND_LAWS else size.law_examples for law in kernel.laws}
+    return [
+        SearchLaw(kernel=kernel.name, law=law, max_examples=min(count, limit or count), seed=seed)
+        for law, count in trials.items()
+    ]
+
+
+def _judges(
+    kernel: Introduction, profile: ProfileName, seed: int, captures: tuple[Capture, ...], limit: int | None
+) -> list[JudgeTask]:
+    own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
+    name = kernel.name
+    judges: list[JudgeTask] = []
+    if kernel.covers and (kernel.families or kernel.narrowed):
+        judges.append(JudgeCover(kernel=name, profile=profile, seed=seed, limit=limit))
+        parts = range(PARTS if limit is None else 0)
+        judges += [JudgePractice(kernel=name, profile=profile, seed=seed, part=part) for part in parts]
+    for family in kernel.families:
+        if family in own:
+            index, capture = own[family]
+            task = JudgeCapture(
+                kernel=name, family=family, profile=profile, index=index, file=capture.file, sha256=capture.sha256
+            )
+            judges.append(task)
+        else:
+            judges.append(JudgeFamily(kernel=name, family=family, profile=profile, seed=seed, limit=limit))
+    return judges

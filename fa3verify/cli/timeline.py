@@ -1,0 +1,110 @@
+"""The timeline of one CTA that ``simulate`` draws: as text, as SVG, and for Perfetto beside a measured one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import rich_click as click
+
+from fa3_kernels.plan.config import Config
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator.cta import AnyConfig
+from fa3_simulator.timeline import Bar, chrome_trace, svg_gantt, text_gantt
+from fa3verify.cli.exits import letters, require_device
+from fa3verify.cli.options import Options, given_options
+from fa3verify.files import Json, write_text
+from fa3verify.timed.stamps import Stamps, aligned, cycles_per_block, read
+
+Timelines = dict[str, list[Bar]]  # by what each is called
+SVG_CYCLES = 20000
+GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
+
+
+def stamps_of(target: Path | None, measured: Path | None, options: Options) -> Stamps | None:
+    """Read the measured stamps, if there are any; what they say of the problem becomes the options.
+
+    ValueError for options that are not of a trace, or not of one beside a measured timeline.
+    """
+    measure = options["measure"]
+    if (measured or measure) and not target:
+        raise ValueError("--measured and --measure draw beside what --trace FILE writes: give that as well")
+    if measured and measure:
+        raise ValueError("--measure records what --measured reads: give one of them")
+    if measure and (given := given_options(("backward", "p_in_smem", "page_size", "clock_mhz", *GROUPED))):
+        raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
+    if measured is None:
+        return None
+    stamps = read(measured)
+    names = ("dtype", "head_dim", "tile", "seqlen", "causal")
+    stated = {name: getattr(stamps, name) for name in names} | stamps.options
+    if given := given_options(("backward", "clock_mhz", *GROUPED, *stated)):
+        raise ValueError(
+            f"--measured takes problem, schedule and clock from the file and does not take {', '.join(given)}"
+        )
+    options.update(stated)
+    return stamps
+
+
+def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> tuple[float, Stamps | None, str]:
+    """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
+    assert isinstance(config, Config)  # as --backward is not taken
+    if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
+        raise ValueError(
+            "--measure runs kernel gluon with 2 stages and a softmax of 2, "
+            f"got {config.family} with {config.num_stages} and {config.softmax_stages}"
+        )
+    require_device("simulate --measure")
+    from fa3verify.bench.timelines import record
+    from fa3verify.bench.tuning import cell_of, options_of
+
+    _, sm_mhz = record(cell_of(problem), options_of(config, problem), path)
+    try:
+        return sm_mhz, read(path), ""
+    except ValueError as error:
+        return sm_mhz, None, str(error)
+
+
+def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Timelines:
+    """Return the simulated timeline and, where one was measured, that one aligned with it."""
+    if stamps is None:
+        return {name: simulated}
+    measured = f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {stamps.slowdown - 1:+.1%} by the stamps"
+    return {name: simulated, measured: aligned(stamps, simulated)}
+
+
+def write_svg(path: Path, drawn: list[Bar], cycles: float, title: str) -> None:
+    """Write what begins a timeline of so many cycles as a drawing."""
+    shown = min(cycles, SVG_CYCLES)
+    write_text(path, svg_gantt(drawn, 0, shown, f"{title}: first {shown:.0f} cycles of a CTA"))
+
+
+def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stamps | None) -> Json:
+    """Write timelines as Chrome JSON; return how many events that are and, of two, the cycles per key block of both."""
+    events = chrome_trace(timelines, clock_mhz)
+    write_text(path, json.dumps(events))
+    figures = {"events": len(events["traceEvents"])}
+    if stamps is None:
+        return figures
+    simulated = cycles_per_block(next(iter(timelines.values())))
+    return figures | {"simulated_cycles_per_block": simulated, "measured_cycles_per_block": stamps.cycles_per_block}
+
+
+def print_timelines(timelines: Timelines, cycles: float) -> None:
+    """Print the same cycles of every timeline as text, with names where there are two; simulated ones are ``cycles``
+    long.
+    """
+    _, *measured = timelines.values()
+    end = min([cycles, *(max(bar.stop for bar in drawn) for drawn in measured)])
+    for name, drawn in timelines.items():
+        if len(timelines) > 1:
+            click.echo(name)
+        click.echo(text_gantt(drawn, end * 0.3, min(end * 0.3 + 6000, end), letters()))
+
+
+def print_trace(path: Path, figures: Json, *, quiet: bool) -> None:
+    """Print where the trace is, how long it is and, beside a measured one, the cycles per key block of both."""
+    click.echo(path if quiet else f"{path}: {figures['events']} events, {figures['cycles']:.0f} cycles")
+    if not quiet and "measured_cycles_per_block" in figures:
+        each = " and ".join(f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured"))
+        click.echo(f"cycles per key block: {each}")

@@ -1,0 +1,123 @@
+"""A kernel's launch as a value: its arguments, and among them how TMA sees q, k, v and out: dense, ragged (packed
+sequences) and with folded heads (PackGQA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+RAGGED_ROWS = 1 << 30
+_RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
+_WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 bytes
+
+
+def boxes(channels: int) -> int:
+    """Return in how many boxes side by side TMA copies a tile: three where its channels are no power of two.
+
+    >>> [boxes(n) for n in (64, 96, 128, 192)]
+    [1, 3, 1, 3]
+    """
+    return 1 if channels & (channels - 1) == 0 else 3
+
+
+class View(NamedTuple):
+    """A tensor in blocks of rows of a head; beyond sequence and head_dim TMA fills with zeros and does not write.
+
+    Parameters
+    ----------
+    name, dtype : str
+        Which tensor, and its elements.
+    rows, channels : int
+        Of a block.
+    group, pack : int
+        With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
+    is_packed : bool
+        Whether the tensor is (total, nheads, dim), or a cache (pages, page_size, nheads, dim). The ragged view ends
+        every sequence for the hardware's bounds check, wherever it lies in the tensor: two leading dimensions, whose
+        strides add up to a multiple of 2^64 bytes, shift the rows so that the sequence ends where the row dimension
+        ends (at RAGGED_ROWS). The idea is Triton's (triton/tools/ragged_tma.py).
+    """
+
+    name: str
+    dtype: str
+    rows: int
+    channels: int
+    group: int = 1
+    pack: int = 1
+    is_packed: bool = False
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Shape of a block.
+
+        >>> View("k", "float16", 128, 64).block
+        (1, 1, 128, 64)
+        """
+        if self.pack > 1:
+            return (1, 1, self.rows // self.pack, self.pack, self.channels)
+        return (*(1,) * (3 if self.is_packed else 2), self.rows, self.channels)
+
+    def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of the view of a tensor, in elements.
+
+        >>> View("k", "float16", 128, 64).of((2, 300, 4, 64), (76800, 256, 64, 1))
+        ((2, 4, 300, 64), (76800, 64, 256, 1))
+        """
+        if self.is_packed:
+            nheads, dim = shape[-2:]
+            row, head = strides[-3:-1]
+            if self.pack > 1:
+                return (_RAGGED_EXTENT, _RAGGED_EXTENT, RAGGED_ROWS, nheads, dim), (_WRAP - row, row, row, head, 1)
+            return (_RAGGED_EXTENT, _RAGGED_EXTENT, nheads, RAGGED_ROWS, dim), (_WRAP - row, row, head, row, 1)
+        batch, seqlen, nheads, dim = shape
+        sequence, row, head, _ = strides
+        if self.pack > 1:
+            return (batch, nheads // self.group, seqlen, self.group, dim), (sequence, self.group * head, row, head, 1)
+        return (batch, nheads, seqlen, dim), (sequence, head, row, 1)
+
+
+class Block(NamedTuple):
+    """A workspace in blocks of contiguous rows, or of numbers, as it lies in memory."""
+
+    name: str
+    dtype: str
+    block: tuple[int, ...]
+
+    def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of the workspace itself."""
+        return shape, strides
+
+
+class Pointer(NamedTuple):
+    """The address of a tensor that a kernel gets; ``name`` says which, ``dtype`` is of its elements."""
+
+    name: str
+    dtype: str
+
+
+class LaunchNumber(NamedTuple):
+    """A number that differs between launches of a plan; ``name`` says which."""
+
+    name: str
+
+
+class Call(NamedTuple):
+    """One kernel launch: the kernel's name, its arguments in order, the grid, and launch options.
+
+    Arguments are numbers, the kernel's compile-time record, :class:`Pointer` and :class:`View`; in the calls of a plan,
+    and in their grids, also :class:`LaunchNumber`.
+    """
+
+    kernel: str
+    arguments: tuple[Any, ...]
+    grid: tuple[Any, ...]
+    options: dict[str, int]
+
+    def of(self, numbers: Mapping[str, int]) -> Call:
+        """The call of a launch that has these sizes."""
+
+        def given(x: Any) -> Any:
+            return numbers[x.name] if isinstance(x, LaunchNumber) else x
+
+        return self._replace(arguments=tuple(map(given, self.arguments)), grid=tuple(map(given, self.grid)))
