@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
 from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
-from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import SplitResult
 from fa3_reference.bounds.steps import LN2, LOG2_E, gamma, rounded
 from fa3_reference.bounds.tensor_core import multiply, multiply_between
@@ -152,7 +152,7 @@ def _tile(tile: VisitedTile, model: KernelModel, rng: np.random.Generator | None
         for keys in blocks:
             _add_block(state, head, rows, keys, model)
         parts.append(_finish(state, head, model))
-    part = parts[0] if len(parts) == 1 else combine(parts, model, Terms())
+    part = parts[0] if len(parts) == 1 else combine(parts, model)
     fmt = FORMATS[model.out_dtype]
     o = Interval(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
     width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
