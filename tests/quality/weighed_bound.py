@@ -1,18 +1,13 @@
 """The a-priori bound of a forward with some of its sources of error weighed: removed by 0, halved by 0.5.
 
 Controls of the bound weigh one source, and find an input whose error exceeds what is left. The bound itself knows no
-weights: the lines below are looked up in the source of its modules, the terms that they mark are multiplied, and the
-functions run the code that is compiled of that.
+weights: the terms that the lines below mark are multiplied in its code.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 
@@ -20,7 +15,7 @@ from fa3_reference.bounds import epilogue, forward, head, steps
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Operands
-from tests.quality.bound_terms import codes_of, functions_of
+from tests.quality.edited_code import Edit, edited, running
 
 # By module, in « » where a source stands, each line as ast.unparse writes it and once in its module.
 SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
@@ -102,42 +97,16 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
 }
 
 
-def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return a line without its marks, and where they stood."""
-    pieces = re.split("[«»]", marked)
-    ends = [len("".join(pieces[: i + 1])) for i in range(len(pieces) - 1)]
-    return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=True))
-
-
 @cache
 def _edited(weights: tuple[tuple[str, float], ...]) -> list[tuple[FunctionType, CodeType]]:
-    """Return the functions of the modules in which a source is weighed, and the code that they then run."""
-    edits: dict[ModuleType, dict[str, list[tuple[int, int, float]]]] = defaultdict(lambda: defaultdict(list))
-    for name, weight in weights:
+    for name, _ in weights:
         if name not in SOURCES:
             raise ValueError(f"a source of error must be one of {', '.join(SOURCES)}, got {name!r}")
-        for module, marked in SOURCES[name]:
-            plain, spans = _spans(marked)
-            edits[module][plain] += [(start, stop, weight) for start, stop in spans]
-    found = []
-    for module, lines in edits.items():
-        source = ast.unparse(ast.parse(inspect.getsource(module)))
-        for plain, spans in lines.items():
-            weighed_line = plain
-            for start, stop, weight in sorted(spans, reverse=True):
-                term = f"({weight!r} * ({plain[start:stop]}))"
-                weighed_line = weighed_line[:start] + term + weighed_line[stop:]
-            source, count = re.subn(rf"(?m)^( *){re.escape(plain)}$", lambda m, line=weighed_line: m[1] + line, source)
-            if count != 1:
-                raise ValueError(f"{module.__name__} must have this line once, got {count}: {plain}")
-        codes = codes_of(compile(source, str(module.__file__), "exec"))
-        functions = [function for function, _ in functions_of(module) if function.__code__.co_qualname in codes]
-        found += [(function, codes[function.__code__.co_qualname]) for function in functions]
-    return found
+    places = [(module, line, f"{weight!r} * ({{}})") for name, weight in weights for module, line in SOURCES[name]]
+    return edited([Edit(*place) for place in places])
 
 
-@contextmanager
-def weighed(**weights: float) -> Iterator[None]:
+def weighed(**weights: float) -> AbstractContextManager[None]:
     """Let the bound charge sources of error by these weights, by names of SOURCES; the others count once.
 
     Raises
@@ -145,15 +114,7 @@ def weighed(**weights: float) -> Iterator[None]:
     ValueError
         If there is no such source, or a line of it is not in the code exactly once.
     """
-    edited = _edited(tuple(weights.items()))
-    before = [function.__code__ for function, _ in edited]
-    for function, code in edited:
-        function.__code__ = code
-    try:
-        yield
-    finally:
-        for (function, _), code in zip(edited, before, strict=True):
-            function.__code__ = code
+    return running(_edited(tuple(weights.items())))
 
 
 def weighed_bound(**weights: float) -> Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]:
