@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import fa3verify
 import fa3verify.inputs
-from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
+from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.adversary.gradients import colony as gradients_colony
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
@@ -36,6 +36,7 @@ from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from fa3verify.search.forward import colony as forward_colony
 from fa3verify.timed import cells, results, tables
+from tests.kernels.packed_schedule import packed_schedule
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132

@@ -19,7 +19,6 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
 from fa3verify.operations.ratios import error_over_bound
 
-AXES = ("query", "keys", "channel")
 QUERY_ROWS = 8  # of one bin
 HALF_OCTAVES = 24  # bins of the histogram below 1
 LEVELS = (0.25, 0.5, 1.0, 4.0, 64.0)  # upper ends of the classes of a drawn cell; the last class has none

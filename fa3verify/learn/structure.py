@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +29,6 @@ _FAINT = (-24.95, -24.05)  # log2 of weights of which two, added first, are seen
 _SEEN = 3e-8
 ROW_SUMS = ("block_pairs", "block_serial", "block_row", "running")
 QUADS = ("far_first", "near_first")
-Keys = Literal["right_to_left", "left_to_right"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,11 +93,11 @@ class Paged(NamedTuple):
     page_size: int
 
 
-def packed_of(problem: AttentionProblem, device: str | torch.device = "cuda") -> Packed | None:
+def packed_of(problem: AttentionProblem) -> Packed | None:
     """The starts of a problem's packed sequences on a GPU, or None if it has none."""
     if not problem.is_varlen:
         return None
-    of_q, of_k = (torch.from_numpy(x).to(device) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
+    of_q, of_k = (torch.from_numpy(x).to("cuda") for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
     return Packed(of_q, of_k, problem.seqlen_q, problem.seqlen_k)
 
 

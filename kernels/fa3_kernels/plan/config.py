@@ -403,8 +403,7 @@ def default_config(
     Raises
     ------
     ValueError
-        For a family that ships nothing known for the problem, for rows that no registers are set aside for, and
-        whenever a field breaks its rule.
+        For a family that ships nothing known for the problem, rows without registers, or a field that breaks its rule.
 
     Examples
     --------
