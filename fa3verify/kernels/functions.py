@@ -114,8 +114,8 @@ def array_candidate(
     Raises
     ------
     ValueError
-        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with those
-        that exist; for "autograd" of a function that is not of torch tensors, and for an accumulator beside an order.
+        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with
+        those that exist; for "autograd" of a function that is not of torch tensors, and for an accumulator beside an order.
 
     Examples
     --------
