@@ -115,7 +115,7 @@ def array_candidate(
     ------
     ValueError
         For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with
-        those that exist; for "autograd" of a function that is not of torch tensors, and for an accumulator beside an order.
+        those that exist; for "autograd" of what takes no torch tensors, and for an accumulator beside an order.
 
     Examples
     --------
