@@ -1,4 +1,4 @@
-"""This module says where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
+"""Where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
 
 from __future__ import annotations
 

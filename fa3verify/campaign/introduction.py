@@ -1,4 +1,4 @@
-"""This module says what a campaign must know of a kernel to plan and to report, asked once and in a worker, and which
+"""What a campaign must know of a kernel to plan and to report, asked once and in a worker, and which
 part of what there is to run on it is run.
 
 Loading a stranger's module may end the process, hang or print; the campaign's own process never does it.

@@ -57,10 +57,6 @@ class JudgeTask(Task):
     @abstractmethod
     def run(self) -> JudgedCases: ...
 
-    def judged(self, candidate: Candidate, cases: Sequence[Case]) -> tuple[CaseResult, ...]:
-        """Judge cases, fail-fast up to the first finding where that was asked for."""
-        return tuple(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
-
     def read(self, value: Any) -> JudgedCases | None:
         return None if value is None else read(JudgedCases, value, self.family, private=True)
 
@@ -78,7 +74,7 @@ class JudgeFamily(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return JudgedCases(self.judged(candidate, cases))
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
     @property
     def estimated_s(self) -> float:
@@ -99,7 +95,8 @@ class JudgeCapture(JudgeTask):
         candidate = found(self.kernel)
         capture = pinned(self.file, self.sha256).capture
         case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
-        return JudgedCases(self.judged(candidate, [case] if case else []))
+        cases = [case] if case else []
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +112,8 @@ class JudgeCover(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
-        records = self.judged(candidate, [case for _, case in rows if case])
+        cases = [case for _, case in rows if case]
+        records = judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast)
         return JudgedCases(records, tuple(point for point, _ in rows))
 
 
@@ -137,7 +135,7 @@ class JudgePractice(JudgeTask):
         candidate = found(self.kernel)
         cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
-        records = self.judged(candidate, cases[self.part :: PARTS])
+        records = judge_cases(candidate, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
         return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
 
 
@@ -175,7 +173,7 @@ class SearchLaw(Task):
 
 def judge_cases(
     candidate: Candidate, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
-) -> list[CaseResult]:
+) -> tuple[CaseResult, ...]:
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
@@ -194,7 +192,7 @@ def judge_cases(
         if is_fail_fast and _fails(candidate.name, [record]):
             break
     kept = sketch.with_one_worst([record.sketch for record in records])
-    return [replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True)]
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
 
 
 def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
@@ -281,8 +279,10 @@ def _judges(
     for family in kernel.families:
         if family in own:
             index, capture = own[family]
-            pin = {"file": capture.file, "sha256": capture.sha256}
-            judges.append(JudgeCapture(kernel=name, family=family, profile=profile, index=index, **pin))
+            task = JudgeCapture(
+                kernel=name, family=family, profile=profile, index=index, file=capture.file, sha256=capture.sha256
+            )
+            judges.append(task)
         else:
             judges.append(JudgeFamily(kernel=name, family=family, profile=profile, seed=seed, limit=limit))
     return judges

@@ -1,4 +1,4 @@
-"""This module says how much each profile runs: shapes, seeds and example counts, as data."""
+"""How much each profile runs: shapes, seeds and example counts, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module says what tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
+"""What tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
 
 One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
 no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so

@@ -259,7 +259,7 @@ def _tried(families: Sequence[FamilyRow], laws: Sequence[LawOutcome], met: Seque
 
 
 def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
-    """Of how many judged cases an output was returned that a kernel may leave out, and for how many it might be."""
+    """Count the cases in which each optional output was returned, and those in which it could have been."""
     found = {}
     for side in operation.sides:
         due = [case for case in cases if side.optional and side.is_due(case.case.problem)]

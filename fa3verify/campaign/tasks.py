@@ -283,7 +283,7 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
+def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
     begun.
     """
@@ -301,7 +301,7 @@ def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
         return Outcome(task, error=of_error(error))
 
 
-def _recall(journal: Path | None, task: AnyTask, stamp: str) -> Outcome | None:
+def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
     """Return a result that was kept, None where there is none; a damaged entry counts as absent."""
     if journal is None or not task.durable:
         return None

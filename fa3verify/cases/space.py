@@ -416,7 +416,7 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
 def _cache(
     candidate: Candidate, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int
 ) -> Cache:
-    """Where keys lie: what can be done in pages and in rows is, in turn, and pages have each size that is taken."""
+    """Choose where keys lie: alternately in pages and in rows where the kernel takes both, in pages of every size."""
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
         stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")

@@ -1,4 +1,4 @@
-"""This module says what the terminal shows: progress on stderr, verdicts and their findings on stdout."""
+"""What the terminal shows: progress on stderr, verdicts and their findings on stdout."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
     return baseline
 
 
-def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
+def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> Sequence[Task]:
     """Everything there is to run."""
     return plan.plan(
         list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast

@@ -1,4 +1,4 @@
-"""This module says what the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
+"""What the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
 kernel.
 
 Hypotheses exclude each other: P is summed before it is rounded, or after. A kernel is judged under each, and passes if

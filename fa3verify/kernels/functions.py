@@ -105,8 +105,7 @@ def array_candidate(
     **facts : CandidateFacts
         What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
         ``order``, ``accumulator``, ``policy``, ``head_dims``, ``page_sizes``, ``seqlen_multiple``, ``min_seqlen`` and
-        ``bitwise``, of which nothing is claimed by default. Without an order the sums are those of ``accumulator``, or
-        of the device.
+        ``bitwise``; nothing is claimed by default. Without an order the sums are of ``accumulator`` or the device.
 
     Returns
     -------
@@ -116,9 +115,8 @@ def array_candidate(
     Raises
     ------
     ValueError
-        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with the
-        list of those that exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside
-        an order.
+        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with
+        those that exist; for "autograd" of what takes no torch tensors, and for an accumulator beside an order.
 
     Examples
     --------

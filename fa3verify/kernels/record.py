@@ -1,4 +1,4 @@
-"""This module says what a kernel is to the harness: how it is called, what it takes, and what it declares."""
+"""What a kernel is to the harness: how it is called, what it takes, and what it declares."""
 
 from __future__ import annotations
 

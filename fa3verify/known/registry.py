@@ -1,4 +1,4 @@
-"""This module says which kernels there are, and which one a name means.
+"""Which kernels there are, and which one a name means.
 
 Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
 ``fa3verify.kernels``.

@@ -116,11 +116,11 @@ class Elimination:
                 kept = self.keep(kept, name, question)
         return kept
 
-    def split(self, alive: Sequence[Order], kinds: Mapping[str, Kind], passes: int = 2) -> list[Order]:
-        """Launch what splits the hypotheses most, until nothing that is tried splits them in as many passes."""
+    def split(self, alive: Sequence[Order], kinds: Mapping[str, Kind]) -> list[Order]:
+        """Launch what splits the hypotheses most, until nothing that is tried splits them twice in a row."""
         kept = list(alive)
         idle = 0
-        while len(kept) > 1 and idle < passes:
+        while len(kept) > 1 and idle < 2:
             found = self._best(kept, kinds)
             if found is None:
                 idle += 1

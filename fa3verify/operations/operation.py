@@ -1,4 +1,4 @@
-"""This module says what the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
+"""What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
 twin and inputs.
 
 Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and

@@ -1,4 +1,4 @@
-"""This module says what a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
+"""What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
 is checked.
 
 A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is

@@ -1,4 +1,4 @@
-"""This module says which of two runs has the better kernel, and where: family by family of inputs, over the cases that
+"""Which of two runs has the better kernel, and where: family by family of inputs, over the cases that
 both have judged.
 
 Of every such case the root mean square errors are divided, new by old. A family is better or worse where an interval

@@ -1,4 +1,4 @@
-"""This module says what moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
+"""What moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
 what they were.
 
 Either side is an atlas or the data of a run. Figures are compared exactly: equal kernels on equal inputs give equal

@@ -1,4 +1,4 @@
-"""This module says how keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
+"""How keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
 
 A problem with a cache is about the keys that its sequences attend to, packed, and only its call tells it from one
 without: :func:`serve` moves packed operands to where a kernel finds them, by FlashAttention-3's names

@@ -1,4 +1,4 @@
-"""This module says what is to be computed: shapes and semantics of one attention problem, and the operands a kernel
+"""What is to be computed: shapes and semantics of one attention problem, and the operands a kernel
 sees.
 
 Conventions are FlashAttention-3's: tensors (batch, seqlen, nheads, head_dim), or (total, nheads, head_dim)

@@ -1,4 +1,4 @@
-"""This module says how a chain of products mutates: what the tensor core cuts off as it adds the channels of one
+"""How a chain of products mutates: what the tensor core cuts off as it adds the channels of one
 score.
 """
 

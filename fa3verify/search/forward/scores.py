@@ -1,4 +1,4 @@
-"""This module says how the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders
+"""How the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders
 apart.
 """
 

@@ -1,4 +1,4 @@
-"""This module says where the errors of each kernel lie on a fixed set of inputs: their survival function, and their
+"""Where the errors of each kernel lie on a fixed set of inputs: their survival function, and their
 signed size in ulp.
 
 ``standard FP16`` is the unfused baseline. Errors are against the operands each kernel saw.

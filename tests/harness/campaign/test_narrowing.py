@@ -130,6 +130,7 @@ def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
     executor = OneDone()
     assert [outcome.value for outcome in run_tasks(tasks, executor, until=time.monotonic())] == [0]  # type: ignore[arg-type]
     assert executor.futures[-1].cancelled()
+    executor = OneDone()
     for _ in run_tasks(tasks, executor):  # type: ignore[arg-type]
         break
     assert executor.futures[-1].cancelled()
