@@ -31,7 +31,11 @@ def imported_for_types(package: str) -> dict[str, str]:
     """Public name to ``module:name``, as type checkers see it: what the ``__init__`` imports."""
     found = {}
     for statement in ast.walk(ast.parse(source_of(package).read_text(encoding="utf-8"))):
-        if isinstance(statement, ast.ImportFrom) and statement.module not in ("typing", "fa3_reference.lazy", "fa3verify.version"):
+        if isinstance(statement, ast.ImportFrom) and statement.module not in (
+            "typing",
+            "fa3_reference.lazy",
+            "fa3verify.version",
+        ):
             found |= {alias.asname or alias.name: f"{statement.module}:{alias.name}" for alias in statement.names}
     return found
 
