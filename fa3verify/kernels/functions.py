@@ -20,7 +20,7 @@ from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.kernels.record import Accumulator, Candidate, always_launchable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +29,8 @@ __all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "a
 
 
 class CandidateFacts(TypedDict, total=False):
-    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds
-    it.
+    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` and
+    :class:`~fa3verify.kernels.record.Code` hold it.
     """
 
     features: Iterable[str]
@@ -130,13 +130,15 @@ def array_candidate(
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     pages = (facts.get("page_sizes") or (16,))[0]
-    side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages)
+    said = facts.pop("launchable", always_launchable), facts.pop("identity", dict)
+    code = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages, *said)
     title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
     if gradients:
         facts.setdefault("min_seqlen", 1)
     declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
+    forward = "own" if gradients in ("autograd", "own") else "given"
     kernels = (
-        Candidate(f"{title}.{dtype}", dtype, side.run, side.configure, features, operation=operation, device=device)
+        Candidate(f"{title}.{dtype}", dtype, code, features, operation=operation, device=device, forward=forward)
         for dtype in dtypes
     )
     return tuple(replace(kernel, **declared) for kernel in kernels)

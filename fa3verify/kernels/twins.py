@@ -14,15 +14,15 @@ from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.functions import CandidateFacts
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Code
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.operation import TWIN
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """Callable side of a twin candidate; a record so that it can travel to worker processes."""
+class Twin(Code):
+    """The code of a twin; a record, so that it can travel to worker processes."""
 
     operation: str
     changes: tuple[tuple[str, Setting], ...] = ()
@@ -63,7 +63,7 @@ def twin(
     **changes: Setting,
 ) -> Candidate:
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
-    side = Twin(operation, tuple(sorted(changes.items())), fault)
+    code = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features_of(changes)
     free = frozenset[str]()
@@ -73,15 +73,13 @@ def twin(
     return Candidate(
         name,
         dtype,
-        side.run,
-        side.configure,
+        code,
         features,
         description,
         fault=fault,
         operation=operation,
         order=order,
         changeable=free,
-        identity=side.identity,
     )
 
 

@@ -16,7 +16,7 @@ from fa3_kernels.plan.request import check_pages
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
@@ -138,16 +138,18 @@ def gpu() -> tuple[Candidate, ...]:
         Candidate(
             f"gluon.{name}",
             dtype,
-            _forward,
-            partial(configure, **options),
+            Functions(
+                _forward,
+                partial(configure, **options),
+                launch_options,
+                partial(_identity, "forward", "packed", "paged"),
+            ),
             (FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}) | _serving(dtype),
             f"{about} on a Hopper GPU",
             reason,
             twin=f"twin.{name}",
             order=order_of_family,
             changeable=changeable(dtype, options),
-            launchable=launch_options,
-            identity=partial(_identity, "forward", "packed", "paged"),
             page_sizes=_PAGE_SIZES,
         )
         for name, dtype, options, about in _FORWARDS
@@ -160,8 +162,7 @@ def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
     return Candidate(
         f"gluon.backward.{dtype}",
         dtype,
-        _backward,
-        partial(operation.configure, family=OURS),
+        Functions(_backward, partial(operation.configure, family=OURS), identity=partial(_identity, "backward")),
         operation.features_of({"family": OURS}),
         f"deterministic {dtype.upper()} backward on a Hopper GPU",
         reason,
@@ -170,7 +171,6 @@ def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
         order=model_of,
         min_seqlen=1,
         fixes_config=True,
-        identity=partial(_identity, "backward"),
     )
 
 
@@ -179,8 +179,7 @@ def _quantiser(reason: str | None) -> Candidate:
     return Candidate(
         "gluon.quantize",
         "e4m3",
-        _quantise,
-        operation.configure,
+        Functions(_quantise, operation.configure),
         operation.features,
         "quantiser to e4m3 on a Hopper GPU",
         reason,

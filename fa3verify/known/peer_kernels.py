@@ -14,7 +14,7 @@ from fa3_kernels.plan.config import Config, Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
-from fa3verify.kernels.record import Candidate, chosen
+from fa3verify.kernels.record import Candidate, Functions, chosen
 from fa3verify.kernels.twins import declared
 from fa3verify.known.cpu_candidates import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
@@ -44,6 +44,11 @@ def _identity(name: str) -> dict[str, str | None]:
     return {**launches.identity(name), "device": launches.device_name()}
 
 
+def _code(name: str, operation: str) -> Functions:
+    run = partial(_run, name, operation)
+    return Functions(run, partial(_configure, name, operation), identity=partial(_identity, name))
+
+
 def _configure(name: str, operation: str, problem: AttentionProblem) -> AnyConfig:
     peer = PEERS[name]
     return peer.configure_backward(problem) if operation == "backward" else peer.configure(problem)
@@ -65,8 +70,7 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.{dtype}",
             dtype,
-            partial(_run, name, operations.FORWARD),
-            partial(_configure, name, operations.FORWARD),
+            _code(name, operations.FORWARD),
             frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about,
             peer.unjudged or peer.missing() or device,
@@ -74,7 +78,6 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
             order=peer.model,
             changeable=frozenset(peer.choices),
             fixes_config=True,
-            identity=partial(_identity, name),
         )
         yield replace(kernel, **facts)
 
@@ -87,15 +90,13 @@ def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.backward.{dtype}",
             dtype,
-            partial(_run, name, "backward"),
-            partial(_configure, name, "backward"),
+            _code(name, "backward"),
             frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"},
             f"backward of {peer.about}",
             peer.missing() or device,
             operation="backward",
             order=peer.gradients,
             fixes_config=True,
-            identity=partial(_identity, name),
         )
         yield replace(kernel, **facts)
 

@@ -56,7 +56,7 @@ def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
     """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
     try:
         rule = head_dim_refusal(candidate, head_dim)
-        if isinstance(getattr(candidate.run, "__self__", None), Twin):  # which computes sizes that no launch has
+        if isinstance(candidate.code, Twin):  # which computes sizes that no launch has
             Config(candidate.dtype, head_dim)
     except ValueError as error:
         rule = str(error)
@@ -113,16 +113,14 @@ def find(name: str) -> Candidate:
     if name in known:
         return known[name]
     base, _, fault = name.partition("+")
-    if fault and is_twin(base):
+    if fault and is_twin(base) and isinstance(code := known[base].code, Twin):
         operation = known[base].operation
         faults = operations.find(operation).faults
         try:
             planted = faults(fault)
         except ValueError:
             raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
-        side = known[base].run.__self__  # type: ignore[attr-defined]
-        made = twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
-        return replace(known[base], name=name, description="", run=made.run, fault=planted, identity=made.identity)
+        return replace(known[base], name=name, description="", code=replace(code, fault=planted), fault=planted)
     rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
     raise ValueError(f"unknown kernel {name!r}{meant(base, known) or ';'} {rest}")
 
@@ -140,21 +138,14 @@ def _configured(name: str) -> Candidate:
         if changes:
             raise ValueError(f"an order stands alone behind a kernel's name, got {name!r}")
         return replace(candidate, name=name, twin=_twin_of(candidate, str(order)))
-    side = getattr(candidate.run, "__self__", None)
-    if isinstance(side, Twin):  # its family then fits what else a change asks for
-        changed: dict[str, Any] = dict(side.changes) | changes
-        rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
-        return replace(
-            candidate,
-            name=name,
-            run=rebuilt.run,
-            configure=rebuilt.configure,
-            features=rebuilt.features,
-            changeable=rebuilt.changeable,
-        )
-    own = candidate.configure
+    if isinstance(candidate.code, Twin):  # its family then fits what else a change asks for
+        changed: dict[str, Any] = dict(candidate.code.changes) | changes
+        rebuilt = twin(candidate.dtype, fault=candidate.code.fault, operation=candidate.operation, **changed)
+        kept = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
+        return replace(candidate, name=name, **kept)
+    own = candidate.code.configure
     is_resolved = candidate.twin and changes.get("num_splits") == 0
-    planned = _configured(f"{candidate.twin}[{rest}").configure if is_resolved else None
+    planned = _configured(f"{candidate.twin}[{rest}").code.configure if is_resolved else None
 
     def configure(problem: AttentionProblem) -> Any:
         config = own(problem)  # refuses what the kernel does not take, which its twin may
@@ -163,7 +154,7 @@ def _configured(name: str) -> Candidate:
         except TypeError:
             raise ValueError(f"{plain} has no configuration with {', '.join(changes)}") from None
 
-    return replace(candidate, name=name, configure=configure)
+    return replace(candidate.altered(configure=configure), name=name)
 
 
 def _twin_of(candidate: Candidate, file: str) -> str:

@@ -142,9 +142,7 @@ class Backward(Operation):
 
     def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
         """Return those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
-        side = getattr(candidate.run, "__self__", None)
-        is_given = getattr(side, "gradients", "given") == "given"
-        return tuple(BackwardModel.hypotheses("fp16", "given" if is_given else "own"))
+        return tuple(BackwardModel.hypotheses("fp16", candidate.forward))
 
     def hypotheses(self, config: BackwardConfig | GradientConfig, accumulator: Accumulator) -> dict[str, BackwardModel]:
         return BackwardModel.hypotheses(config.dtype, getattr(config, "forward", "given"), accumulator)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @st.composite
 def small_schemes(draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> QuantScheme:
     """Draw a scheme whose K and V blocks are whole key tiles of the candidate's configuration."""
-    config: Any = candidate.configure(problem)
+    config: Any = candidate.code.configure(problem)
     tile_n = config.tile_n
     options: list[Granularity] = [name for name, sharing in SHARING.items() if not sharing.claim(2)]  # "head" first
     if "block_descale" in candidate.features and wanted.descales != "uniform":

@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +90,7 @@ def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]
     arrays, prepared = case.draw()
     seen = prepared.operands
     descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
-    result = candidate.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
+    result = candidate.code.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
     return {
         "inputs": digest(*arrays),
         "operands": digest(seen.q, seen.k, seen.v, *descales),
@@ -104,14 +104,14 @@ def recorded(name: str, calls: list, find=registry.find) -> record.Candidate:
     kernel = find(name)
 
     def run(problem, operands, config):
-        usual = kernel.configure(problem)
+        usual = kernel.code.configure(problem)
         own = {f.name: getattr(config, f.name) for f in fields(config)}
         changes = [f"{key}={value}" for key, value in sorted(own.items()) if value != getattr(usual, key)]
-        result = kernel.run(problem, operands, config)
+        result = kernel.code.run(problem, operands, config)
         calls.append([" ".join(changes), digest(operands.q, operands.k, operands.v, *result)])
         return result
 
-    return replace(kernel, run=run)
+    return kernel.altered(run=run)
 
 
 def differences(name: str, got: dict[str, float] | None, expected: dict[str, float] | None) -> list[str]:
@@ -170,7 +170,7 @@ def _chosen() -> tuple[set[str], set[str]]:
                 given = [f.name for f in fields(part) if getattr(part, f.name) != _usual(part, f)]
                 chosen |= {f"{name}.{field}" for field in given}
         kernel = registry.find(EXPECTED[path.stem]["kernel"] or case.kernel)
-        every |= {f"Config.{f.name}" for f in fields(kernel.configure(case.problem))}
+        every |= {f"Config.{f.name}" for f in fields(kernel.code.configure(case.problem))}
         chosen |= {f"Config.{name}" for name, _ in case.changes}
     return every, chosen
 

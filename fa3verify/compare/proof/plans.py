@@ -147,15 +147,16 @@ def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") 
     if asked.twin:  # which knows choices that a launch resolves, such as num_splits=0
         _, bracket, choices = name.partition("[")
         twin = registry.find(asked.twin if "[" in asked.twin else asked.twin + bracket + choices)
-    changes = dict(getattr(twin.run, "__self__").changes)  # noqa: B009 (a twin's)
+    assert isinstance(twin.code, twins.Twin)
+    changes = dict(twin.code.changes)
     traits = traits_of(str(changes.get("family", OURS)))
     if "cache" in sizes and "paged" not in traits.serving:
         raise ValueError(f"nobody knows how {name} is launched over pages")
     if traits.order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
         raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
-    configure = asked.configure
+    configure = asked.code.configure
     if changes.get("family", OURS) != OURS:  # whose plan is known where its bits are not
         configure = partial(default_config, **changes)
     elif changes.get("num_splits") == 0:
-        configure = twin.configure
+        configure = twin.code.configure
     return Planner(name, configure, {**sizes, "dtype": asked.dtype}, twin if asked.unavailable else asked, change)

@@ -96,7 +96,7 @@ def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
     def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(sound.operation).twin(problem, operands, config, package=package)
 
-    return replace(sound, name=f"{kernel}+mutant", run=run, twin=kernel if bits else None)
+    return replace(sound.altered(run=run), name=f"{kernel}+mutant", twin=kernel if bits else None)
 
 
 def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -> tuple[str, ...]:

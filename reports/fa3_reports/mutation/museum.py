@@ -266,7 +266,7 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     if isinstance(plant, StrEnum):
         return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
     if sound.operation == operations.FORWARD:
-        return replace(sound, name=name, run=_around(plant), twin=twin)
+        return replace(sound.altered(run=_around(plant)), name=name, twin=twin)
     return replace(plant(), name=name, twin=twin)
 
 

@@ -222,7 +222,7 @@ def test_the_launch_over_a_cache_has_the_configuration_of_the_twin(device, monke
     for config in configs(kernel, problem):
         plans.clear()
         with no_gpu() as started:
-            kernel.run(problem, operands, config)
+            kernel.code.run(problem, operands, config)
         assert any(x.kernel.startswith("forward") for x in started)
         assert any(x.kernel == "combine" for x in started) == (config.num_splits > 1)
         assert {plan.config for plan in plans} == {config}
@@ -248,7 +248,7 @@ def test_what_a_call_over_a_cache_does_not_choose_is_refused_and_not_tried(kerne
     problem = problem_of("long", kernel)
     config = replace(kernel.config_for(problem), **change)
     with pytest.raises(ValueError, match="over a cache only num_splits, pack_gqa"):
-        kernel.run(problem, None, config)
+        kernel.code.run(problem, None, config)
     with pytest.raises(ValueError, match="over a cache only num_splits, pack_gqa"):
         kernel.config_for(problem, change.items())
     case = replace(case_of("long", kernel), changes=())
@@ -274,7 +274,7 @@ def test_what_no_kernel_of_ours_takes_is_refused(kernel):
         problem = AttentionProblem.varlen((1,), (9,), **sizes | fields)
         assert not kernel.supports(problem)
         with pytest.raises(ValueError, match=rule):
-            kernel.configure(problem)
+            kernel.code.configure(problem)
 
 
 @pytest.mark.parametrize("name", ["pages", "batch"])
@@ -291,7 +291,7 @@ def test_a_block_of_descales_that_reaches_a_call_over_a_cache_is_refused(device)
     kernel = KERNELS["gluon.e4m3"]
     case = replace(case_of("pages", kernel), scheme=QuantScheme("block"))
     with pytest.raises(ValueError, match="one for each sequence and head, got blocks of 128"):
-        kernel.run(case.problem, case.operands(), kernel.config_for(case.problem))
+        kernel.code.run(case.problem, case.operands(), kernel.config_for(case.problem))
 
 
 @pytest.mark.optional
