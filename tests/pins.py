@@ -28,7 +28,7 @@ import fa3verify
 import fa3verify.inputs
 from fa3_kernels.plan.backward import backward_plan
 from fa3_kernels.plan.call import View
-from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
+from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_kernels.plan.plan import Plan, plan_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_reference.problem import AttentionProblem
@@ -45,6 +45,7 @@ from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from fa3verify.search.forward import colony as forward_colony
 from fa3verify.timed import cells, results, tables
+from tests.kernels.packed_schedule import packed_schedule
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132

@@ -2,8 +2,7 @@
 
 A finite code with exponent field E and fraction field F is worth (F + 2^f [E > 0]) * 2^(max(E, 1) - bias -
 f), so that magnitudes are ordered like their codes: that is why rounding may carry into the exponent, and why
-ULPs can be counted. :func:`encode_scalar` is the slow twin of :func:`encode_bits`: a bisection in exact
-rationals, through the same tests.
+ULPs can be counted. The tests have a slow twin of :func:`encode_bits`, a bisection in exact rationals.
 """
 
 from __future__ import annotations
@@ -232,34 +231,3 @@ def _magnitude(code: int, fmt: Format) -> Fraction:
     fraction = code & ((1 << fmt.fraction_bits) - 1)
     significand = fraction + (1 << fmt.fraction_bits if exponent > 0 else 0)
     return significand * Fraction(2) ** (max(exponent, 1) - fmt.bias - fmt.fraction_bits)
-
-
-def encode_scalar(x: float, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> int:
-    """Round one float64 to a code by bisection among exact rationals, as :func:`encode_bits` does."""
-    _check_modes(overflow, rounding)
-    if math.isnan(x):
-        return fmt.nan_code
-    too_large, infinite = _overflow_codes(fmt, overflow, rounding)
-    sign = fmt.sign_mask if math.copysign(1.0, x) < 0 else 0
-    if math.isinf(x):
-        code = infinite
-    else:
-        code = _nearest_code(abs(Fraction(x)), fmt, rounding)
-        code = too_large if code > fmt.max_code else code
-    return code if code == fmt.nan_code else sign | code
-
-
-def _nearest_code(magnitude: Fraction, fmt: Format, rounding: Rounding) -> int:
-    # beyond the top: max_code + 1 stands for everything larger
-    low = 0
-    high = fmt.max_code + 1
-    if magnitude >= _magnitude(high, fmt):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _magnitude(middle, fmt) <= magnitude else (low, middle)
-    below = magnitude - _magnitude(low, fmt)
-    above = _magnitude(high, fmt) - magnitude
-    if rounding == "toward_zero" or below < above:
-        return low
-    return high if above < below else low + low % 2

@@ -227,8 +227,8 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     import torch
 
     from fa3_kernels.gluon import launch
-    from fa3_kernels.plan.packed_order import packed_schedule
     from fa3_kernels.plan.plan import sizes_of
+    from tests.kernels.packed_schedule import packed_schedule
 
     rng = np.random.default_rng(batch)
     lengths_q = rng.integers(1, 2 if mode == "decode" else 900, batch)

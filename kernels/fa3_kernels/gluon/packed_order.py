@@ -1,6 +1,6 @@
 """The kernel that makes the tile schedule of packed sequences from ``cu_seqlens`` on the GPU, so that no call waits.
 
-It follows :func:`fa3_kernels.plan.packed_order.packed_schedule` to the entry. Every program makes the list of one CTA
+It follows the rule of :mod:`fa3_kernels.plan.packed_order` to the entry. Every program makes the list of one CTA
 of the forward kernel: it finds the sequences of its units, decodes them into tiles, keeps those that see a key, and
 writes zeros and -inf for the others. Written in Triton rather than Gluon: there is no layout to choose, and Triton's
 interpreter runs it on a CPU.

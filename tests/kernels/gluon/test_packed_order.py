@@ -13,8 +13,9 @@ pytestmark = pytest.mark.optional
 PROGRAM = """
 import numpy as np, torch
 from fa3_kernels.gluon.packed_order import packed_order
-from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
+from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_kernels.plan.tile_order import L2_BYTES
+from tests.kernels.packed_schedule import packed_schedule
 
 rng = np.random.default_rng(SEED)
 for trial in range(8):

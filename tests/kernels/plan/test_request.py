@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.call import Pointer, View
 from fa3_kernels.plan.choose import config_of, without_lengths
-from fa3_kernels.plan.packed_order import PackedOrder, packed_schedule
+from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
 from fa3_reference.problem import AttentionProblem
+from tests.kernels.packed_schedule import blocks, packed_schedule
 
 SMS = 132
 
@@ -214,7 +215,7 @@ def test_a_schedule_of_pairs_is_as_long_as_the_greedy_one_within_five_percent():
     def longest(table: np.ndarray) -> float:
         return max(
             sum(
-                order.blocks(lengths[e // 16 >> 32], lengths[e // 16 >> 32], e & 0xFFFFF, 0) + TILE_COST
+                blocks(order, lengths[e // 16 >> 32], lengths[e // 16 >> 32], e & 0xFFFFF, 0) + TILE_COST
                 for e in row
                 if e >= 0
             )
