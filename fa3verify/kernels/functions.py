@@ -44,10 +44,9 @@ class CandidateFacts(TypedDict, total=False):
     seqlen_multiple: int
     min_seqlen: int
     changeable: frozenset[str]
-    fixes_config: bool
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
-    twin: str | None
+    twin: Candidate | None
     unavailable: str | None
 
 
@@ -130,8 +129,18 @@ def array_candidate(
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     pages = (facts.get("page_sizes") or (16,))[0]
-    said = facts.pop("launchable", always_launchable), facts.pop("identity", dict)
-    code = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages, *said)
+    code = ArrayFunction(
+        function,
+        layout,
+        library,
+        device,
+        features,
+        out_dtype,
+        gradients,
+        pages,
+        launchable=facts.pop("launchable", always_launchable),
+        identity=facts.pop("identity", dict),
+    )
     title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
     if gradients:
         facts.setdefault("min_seqlen", 1)

@@ -73,8 +73,8 @@ class Code(Protocol):
     def launchable(self, problem: AttentionProblem, config: Any, /) -> object:
         """Raise ValueError where no launch of a problem has a configuration.
 
-        Without it every configuration that ``changeable`` leads to can be run. A property that comes from a call to one
-        that serves is not tried on it in a configuration that only the first has.
+        Without it every configuration that ``changeable`` leads to can be run. A property that keeps the configuration
+        of another problem is not tried in one that a caller cannot have.
         """
 
     def identity(self) -> Mapping[str, str | None]:
@@ -120,8 +120,8 @@ class Candidate:
         Why it cannot run here.
     fault : StrEnum, optional
         The planted mistake of a faulty twin.
-    twin : str, optional
-        Name of the twin whose bits it must equal (the verdict's part "bits").
+    twin : Candidate, optional
+        The twin whose bits it must equal (the verdict's part "bits").
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     order : callable, optional
@@ -146,9 +146,6 @@ class Candidate:
     seqlen_multiple, min_seqlen : int
         Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
         (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
-    fixes_config : bool
-        Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
-        configuration of another problem is not tried on it.
     page_sizes : tuple of int, optional
         Keys of a page that it takes; without it any, if it claims ``paged``.
     forward : {"given", "own"}
@@ -157,7 +154,8 @@ class Candidate:
     Raises
     ------
     ValueError
-        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function.
+        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function, and a
+        twin that is no kernel.
     """
 
     name: str
@@ -167,7 +165,7 @@ class Candidate:
     description: str = ""
     unavailable: str | None = None
     fault: StrEnum | None = None
-    twin: str | None = None
+    twin: Candidate | None = None
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel | BackwardModel] | None = None
     accumulator: Accumulator | None = None
@@ -178,7 +176,6 @@ class Candidate:
     head_dims: tuple[int, ...] | None = None
     seqlen_multiple: int = 1
     min_seqlen: int = 0
-    fixes_config: bool = False
     page_sizes: tuple[int, ...] | None = None
     forward: Literal["given", "own"] = "given"
 
@@ -188,6 +185,8 @@ class Candidate:
                 f"{self.name}: order must be a function of a configuration, such as lambda config: "
                 f"{type(self.order).__name__}(...), got one {type(self.order).__name__}"
             )
+        if self.twin is not None and not isinstance(self.twin, Candidate):
+            raise ValueError(f"{self.name}: twin must be a kernel, as find_kernel returns it, got {self.twin!r}")
         if self.accumulator is None:
             return
         if self.accumulator not in (known := get_args(Accumulator)):
@@ -326,20 +325,11 @@ class Candidate:
         str or None
             The reason in words; None if a caller can.
         """
-        if problem.serving:  # of which a launch has fewer choices than of others
-            try:
-                self.code.launchable(problem, config)
-            except ValueError as error:
-                return one_line(error)
-        if not self.fixes_config:
-            return None
         try:
-            own = self.configured(problem)
+            self.code.launchable(problem, config)
         except ValueError as error:
             return one_line(error)
-        if chosen(own, config, self.changeable) is not None:
-            return None
-        return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
+        return None
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """Return why the kernel does not take a problem.
@@ -415,12 +405,6 @@ def needed_descales(case: Case) -> frozenset[str]:
     """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
     operation = operations.find(case.operation)
     return operation.descales_of(case.problem, case.scheme, dict(case.changes))
-
-
-def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None:
-    """Return the fields of these names by which one configuration becomes another, None if they do not."""
-    found = {name: getattr(config, name) for name in names}
-    return found if replace(own, **found) == config else None
 
 
 def is_absorbed(candidate: Candidate, head_dim: int) -> bool:

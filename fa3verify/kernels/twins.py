@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -13,6 +12,7 @@ from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import __version__, operations
 from fa3verify.kernels.functions import CandidateFacts
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate, Code
 from fa3verify.operations.backward import model_of
@@ -27,6 +27,13 @@ class Twin(Code):
     operation: str
     changes: tuple[tuple[str, Setting], ...] = ()
     fault: AnyFault | None = None
+
+    @property
+    def family(self) -> str:
+        """Return whose plan and bits it has: a family of :data:`fa3_kernels.plan.families.FAMILIES`, or a file that
+        holds a learned order.
+        """
+        return str(dict(self.changes).get("family", OURS))
 
     @property
     def package(self) -> str:
@@ -48,7 +55,7 @@ class Twin(Code):
         """The twin's own sources, and the version of the kernels whose bits it has."""
         from fa3_kernels.twin.compiled import source_hash
 
-        traits = traits_of(str(dict(self.changes).get("family", OURS)))
+        traits = traits_of(self.family)
         version = f"twin of {traits.title} ({traits.version}), fa3verify {__version__}"
         return {"version": version, "sha256": source_hash(), "device": "CPU"}
 
@@ -66,9 +73,7 @@ def twin(
     code = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features_of(changes)
-    free = frozenset[str]()
-    if operation == operations.FORWARD:
-        free = changeable(dtype, changes, str(changes.get("family", OURS)))
+    free = changeable(dtype, changes, code.family) if operation == operations.FORWARD else frozenset()
     order = model_of if operation == "backward" else order_of_family
     return Candidate(
         name,
@@ -183,7 +188,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
 )
 
 
-_NAMES = frozenset(kernel.name for kernel in (*BUILT_IN, *ON_REQUEST))
+TWINS: dict[str, Candidate] = {kernel.name: kernel for kernel in (*BUILT_IN, *ON_REQUEST)}
 
 
 def is_twin(name: str) -> bool:
@@ -192,4 +197,4 @@ def is_twin(name: str) -> bool:
     >>> is_twin("twin.fp16+stale_v"), is_twin("twin.fp16[tile_n=64]"), is_twin("twin.mine")
     (True, True, False)
     """
-    return re.split(r"[@+\[]", name, maxsplit=1)[0] in _NAMES
+    return KernelName.parse(name).base in TWINS

@@ -94,5 +94,5 @@ def _in_three_splits(problem, operands, config):
 def other_bits() -> Candidate:
     """Return a kernel that promises the twin's bits and stays within its bound, but merges three splits."""
     return Candidate(
-        "anything", "fp16", Functions(_in_three_splits, default_config), frozenset({"causal", "gqa"}), twin="twin.fp16"
+        "anything", "fp16", Functions(_in_three_splits, default_config), frozenset({"causal", "gqa"}), twin=twin("fp16")
     )

@@ -182,7 +182,7 @@ def small_descales_lost() -> Candidate:
 
 def other_bits() -> Candidate:
     """Claim the bits of a twin and truncate outputs."""
-    return replace(find("twin.fp16+truncated_output"), name="other_bits", twin="twin.fp16")
+    return replace(find("twin.fp16+truncated_output"), name="other_bits", twin=find("twin.fp16"))
 
 
 def one_nan() -> Candidate:

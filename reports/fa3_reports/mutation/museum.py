@@ -259,7 +259,7 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     """
     sound = registry.find(exhibit.kernel)
     plant = exhibit.plant
-    twin = exhibit.kernel if bits else None
+    twin = sound if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
         return replace(mutant_candidate(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)

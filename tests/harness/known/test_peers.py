@@ -73,7 +73,7 @@ def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(
     problem = AttentionProblem(**{**PLAIN, **heads, **size}, dtype=kernel.dtype)
     assert kernel.order(kernel.code.configure(problem)).dtype == kernel.dtype
     if kernel.twin is not None:
-        twin = registry.find(kernel.twin)
+        twin = kernel.twin
         assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
         assert kernel.declared == twin.declared
         assert kernel.features <= twin.features
@@ -92,8 +92,7 @@ def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
         ("cudnn.bf16", {}, {}),
     ):
         kernel = KERNELS[name]
-        library = name.rpartition(".")[0]
-        assert peer_kernels.options_of(library, problem, kernel.config_for(problem, changes.items())) == options
+        assert kernel.code.launchable(problem, kernel.config_for(problem, changes.items())) == options
     for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"tile_n": 64})):
         kernel = KERNELS[name]
         with pytest.raises(ValueError, match="a caller of"):
@@ -113,7 +112,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     assert "multiple of 8" in kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config)  # takes it in none
 
     def run(problem, operands, config):
-        peer_kernels.options_of("flash3", problem, config)
+        kernel.code.launchable(problem, config)
         return twin.code.run(problem, operands, config)
 
     outcome = run_law(find_law("causal_row_equals_truncated_problem"), kernel.altered(run=run), max_examples=4, seed=0)

@@ -44,7 +44,7 @@ def test_the_twin_passes_and_its_case_survives_json() -> None:
 @pytest.mark.parametrize("fault", ["no_row_dots", "unscaled_dk", "causal_top_left", "last_head_only"])
 def test_a_faulty_twin_fails_and_differs_from_the_sound_one(fault: str) -> None:
     case = replace(CASE, problem=replace(CASE.problem, causal=True))
-    judged = judge(replace(twin(fault=fault), twin=NAME.format("fp16")), case)
+    judged = judge(replace(twin(fault=fault), twin=twin()), case)
     assert not passes(twin(), judged.measures)
     assert judged.measures["bits_differing"] > 0
 

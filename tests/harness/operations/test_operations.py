@@ -166,7 +166,7 @@ def test_a_single_wrong_code_breaks_the_bound(name):
 
 @pytest.mark.parametrize("fault", QuantizerFault)
 def test_a_faulty_quantiser_differs_from_its_twin(fault):
-    kernel = replace(registry.find(f"twin.quantize+{fault}"), twin="twin.quantize")
+    kernel = replace(registry.find(f"twin.quantize+{fault}"), twin=registry.find("twin.quantize"))
     cases = family_cases(registry.find("twin.quantize"), "normal", PROFILES["quick"], 0)
     assert any(judge(kernel, case).measures["bits_differing"] for case in cases)
 
