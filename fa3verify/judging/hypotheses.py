@@ -52,9 +52,10 @@ def sums_of(candidate: Candidate) -> Sums:
     found = gpu_of(candidate.device)
     if found is None:
         return Sums("either", f"device: {candidate.device}, which is not here")
-    if found.capability == _HOPPER:
+    capability = (found.major, found.minor)
+    if capability == _HOPPER:
         return Sums("either", f"device: {found.name}")
-    is_sharp = candidate.dtype == "e4m3" and found.capability != _ADA
+    is_sharp = candidate.dtype == "e4m3" and capability != _ADA
     return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
 
 

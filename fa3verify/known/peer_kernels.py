@@ -6,14 +6,15 @@ Nothing of a library is imported before a kernel runs, torch included.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
-from fa3verify.kernels.record import Candidate, Code
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.kernels.twins import TWINS, declared
 from fa3verify.known.cpu_candidates import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
@@ -21,43 +22,48 @@ from fa3verify.operations import AnyConfig
 from fa3verify.tensors import here
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCode(Code):
-    """The code of a peer: a name in :data:`fa3verify.known.peers.PEERS`, and which operation of its is called."""
+def _configure(name: str, operation: str, problem: AttentionProblem) -> AnyConfig:
+    peer = PEERS[name]
+    return peer.configure(problem) if operation == operations.FORWARD else peer.configure_backward(problem)
 
-    name: str
-    operation: str = operations.FORWARD
 
-    def configure(self, problem: AttentionProblem) -> AnyConfig:
-        peer = PEERS[self.name]
-        return peer.configure(problem) if self.operation == operations.FORWARD else peer.configure_backward(problem)
+def _options(name: str, operation: str, problem: AttentionProblem, config: AnyConfig) -> dict[str, Setting]:
+    """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
 
-    def launchable(self, problem: AttentionProblem, config: AnyConfig) -> dict[str, Setting]:
-        """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
+    ValueError where that would not give this configuration.
+    """
+    own = _configure(name, operation, problem)
+    if config == own:
+        return {}
+    choices = PEERS[name].choices if operation == operations.FORWARD else ()
+    options = {choice: getattr(config, choice) for choice in choices}
+    if replace(own, **options) != config:
+        raise ValueError(f"a caller of {name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
+    return options
 
-        ValueError where that would not give this configuration.
-        """
-        own = self.configure(problem)
-        if config == own:
-            return {}
-        choices = PEERS[self.name].choices if self.operation == operations.FORWARD else ()
-        options = {choice: getattr(config, choice) for choice in choices}
-        if replace(own, **options) != config:
-            raise ValueError(f"a caller of {self.name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
-        return options
 
-    def run(self, problem: AttentionProblem, operands: Operands, config: Any) -> tuple[Any, ...]:
-        """Run a library's forward as the configuration says, or its backward of the out and lse that it is given."""
-        options = self.launchable(problem, config)
-        from fa3verify.known import launches
+def _run(name: str, operation: str, problem: AttentionProblem, operands: Operands, config: Any) -> tuple[Any, ...]:
+    """Run a library's forward as the configuration says, or its backward of the out and lse that it is given."""
+    options = _options(name, operation, problem, config)
+    from fa3verify.known import launches
 
-        return launches.run(self.name, problem, operands, options)
+    return launches.run(name, problem, operands, options)
 
-    def identity(self) -> dict[str, str | None]:
-        """Return the library's version and binary, and the GPU it runs on."""
-        from fa3verify.known import launches
 
-        return {**launches.identity(self.name), "device": launches.device_name()}
+def _identity(name: str) -> dict[str, str | None]:
+    """Return the library's version and binary, and the GPU it runs on."""
+    from fa3verify.known import launches
+
+    return {**launches.identity(name), "device": launches.device_name()}
+
+
+def _code(name: str, operation: str) -> Functions:
+    return Functions(
+        run=partial(_run, name, operation),
+        configure=partial(_configure, name, operation),
+        launchable=partial(_options, name, operation),
+        identity=partial(_identity, name),
+    )
 
 
 def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
@@ -68,7 +74,7 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.{dtype}",
             dtype,
-            PeerCode(name),
+            _code(name, operations.FORWARD),
             frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about,
             peer.unjudged or peer.missing() or device,
@@ -87,7 +93,7 @@ def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.backward.{dtype}",
             dtype,
-            PeerCode(name, "backward"),
+            _code(name, "backward"),
             frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"},
             f"backward of {peer.about}",
             peer.missing() or device,

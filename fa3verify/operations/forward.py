@@ -73,6 +73,11 @@ class Result(NamedTuple):
     out: Array
     lse: NDArray[np.float32] | None
 
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Return what there is, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
+
 
 def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
     """Fields of the configuration that a campaign changes, but for those that make a kernel what it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -342,7 +343,9 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 ):
     from fa3verify.tensors import convert as tensors
 
-    monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
+    monkeypatch.setattr(
+        tensors, "gpu_of", lambda device: SimpleNamespace(name="NVIDIA X", major=capability[0], minor=capability[1])
+    )
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
     sums = sums_of(kernel)
     assert sums.accumulator == accumulator
