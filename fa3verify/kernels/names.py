@@ -43,7 +43,7 @@ class KernelName:
         Raises
         ------
         ValueError
-            For changes that are none, beside an order, and for what stands twice.
+            For head dims and changes that are none, for changes beside an order, and for what stands twice.
 
         Examples
         --------
@@ -58,6 +58,9 @@ class KernelName:
             if (kind := str(match.lastgroup)) in found:
                 raise ValueError(f"head dims stand once behind a kernel's name, and so do changes, got {text!r}")
             found[kind] = match[kind]
+        _, at, words = base.rpartition(":")[2].rpartition("@")
+        if at:
+            raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
         changes = dict(_change(each, text) for each in found["changes"].split(",")) if "changes" in found else {}
         order = str(changes.pop("order", ""))
         if order and changes:

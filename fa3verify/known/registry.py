@@ -137,10 +137,13 @@ def _configured(candidate: Candidate, changes: Mapping[str, Setting]) -> Candida
     A twin's family is asked for the changed configuration, and so is that of a kernel's twin where a launch chooses the
     parts of the keys: ``flash3.bf16[num_splits=0]`` splits as the library does, ``gluon.fp16[num_splits=0]`` as ours.
     """
+    asked = KernelName.parse(candidate.name)
+    name = str(replace(asked, changes={**asked.changes, **changes}))
     if isinstance(candidate.code, Twin):  # its family then fits what else a change asks for
         changed: dict[str, Any] = dict(candidate.code.changes) | dict(changes)
         rebuilt = twin(candidate.dtype, fault=candidate.code.fault, operation=candidate.operation, **changed)
-        return replace(candidate, code=rebuilt.code, features=rebuilt.features, changeable=rebuilt.changeable)
+        kept = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
+        return replace(candidate, name=name, **kept)
     own = candidate.code.configure
     held = candidate.twin and _configured(candidate.twin, changes)
     planned = held.code.configure if held and changes.get("num_splits") == 0 else None
@@ -152,7 +155,7 @@ def _configured(candidate: Candidate, changes: Mapping[str, Setting]) -> Candida
         except TypeError:
             raise ValueError(f"{candidate.name} has no configuration with {', '.join(changes)}") from None
 
-    return replace(candidate.altered(configure=configure), twin=held)
+    return replace(candidate.altered(configure=configure), name=name, twin=held)
 
 
 def _learned(candidate: Candidate, file: str) -> Candidate:
@@ -162,5 +165,4 @@ def _learned(candidate: Candidate, file: str) -> Candidate:
         kind = f"{candidate.operation} in {candidate.dtype}"
         raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {candidate.name} is a {kind}")
     interval = {"promotion_interval": learned.promotion_interval} if learned.promotion_interval else {}
-    name = KernelName(base=f"twin.{learned.dtype}", changes={"family": file} | interval)
-    return replace(_configured(TWINS[name.base], name.changes), name=str(name))
+    return _configured(TWINS[f"twin.{learned.dtype}"], {"family": file} | interval)
