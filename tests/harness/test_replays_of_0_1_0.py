@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import typing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,9 +99,10 @@ def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]
     }
 
 
-def recorded(name: str, calls: list, find=registry.find) -> record.Candidate:
-    """Find a kernel that notes every call: what differs from its configuration, and a digest of operands and result."""
-    kernel = find(name)
+def recorded(kernel: record.Candidate, calls: list) -> record.Candidate:
+    """Return a kernel that notes every call, and of its twin: what differs from its configuration, and a digest of
+    operands and result.
+    """
 
     def run(problem, operands, config):
         usual = kernel.code.configure(problem)
@@ -111,7 +112,7 @@ def recorded(name: str, calls: list, find=registry.find) -> record.Candidate:
         calls.append([" ".join(changes), digest(operands.q, operands.k, operands.v, *result)])
         return result
 
-    return kernel.altered(run=run)
+    return replace(kernel.altered(run=run), twin=kernel.twin and recorded(kernel.twin, calls))
 
 
 def differences(name: str, got: dict[str, float] | None, expected: dict[str, float] | None) -> list[str]:
@@ -130,8 +131,9 @@ def differences(name: str, got: dict[str, float] | None, expected: dict[str, flo
 def test_file_of_0_1_0_ends_as_it_did(path, monkeypatch):
     expected, calls = EXPECTED[path.stem], []
     body = replay_files.read(path)
+    find = registry.find
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "find", lambda name: recorded(name, calls))
+        patched.setattr(registry, "find", lambda name: recorded(find(name), calls))
         holds, message, measures = replay.run(body, expected["kernel"])
     found_since = bool((measures or {}).get("outside"))  # by the enclosure, which 0.1.0 did not have
     assert holds is (expected["holds"] and not found_since), message
