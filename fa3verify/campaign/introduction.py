@@ -144,7 +144,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
             policy=tuple(map(one_line, candidate.declared)),
-            identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
+            identity=Identity(**candidate.code.identity()),
             source=_source(kernel),
             head_dims=candidate.head_dims,
         )

@@ -141,7 +141,7 @@ def journal_stamp(*kernels: Candidate) -> str:
     Results of another version of a library, or of a kernel whose code is another, are not gone on with.
     """
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    identities = [dict(kernel.identity()) for kernel in kernels if kernel.identity]
+    identities = [dict(said) for kernel in kernels if (said := kernel.code.identity())]
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 

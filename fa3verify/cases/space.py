@@ -31,6 +31,7 @@ from fa3verify.kernels.record import (
     is_absorbed,
     needed_features,
 )
+from fa3verify.kernels.twins import Twin
 from fa3verify.operations.operation import CACHES
 
 TILE = 128  # rows and keys of a tile in most kernels
@@ -84,8 +85,8 @@ def probe(candidate: Candidate) -> None:
 
     Such a function has no other way to say so. Whatever else it raises is a finding of the calls that are judged.
     """
-    side = getattr(candidate.run, "__self__", None)
-    if candidate.head_dims is not None or candidate.name in REFUSED or not isinstance(side, ArrayFunction):
+    is_function = isinstance(candidate.code, ArrayFunction)
+    if candidate.head_dims is not None or candidate.name in REFUSED or not is_function:
         return
     REFUSED[candidate.name] = frozenset(d for d in every_head_dim(candidate.dtype) if _refuses(candidate, d))
 
@@ -369,7 +370,7 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
 
 def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
     # Packing a single head is a configuration of the twin, and no launch has it.
-    plain_group = "2 to 4" if chosen.get("packing") == "on" and candidate.launchable is not None else "1"
+    plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(candidate.code, Twin) else "1"
     layout = chosen.get("layout", "batched")
     stored = chosen.get("cache", "none")
     is_ragged = "empty" in layout or (layout == "packed" and stored != "none")

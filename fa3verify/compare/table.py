@@ -15,6 +15,7 @@ from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
@@ -89,7 +90,7 @@ def tasks_of(
     for axis, values in chosen.items():
         axis_of(axis).check_values(values)
     for kernel in kernels:
-        if ":" not in kernel:
+        if not KernelName.parse(kernel).is_reference:
             _check(find(kernel), chosen, sizes or {})
     return [
         CallTask(

@@ -53,9 +53,10 @@ def sums_of(candidate: Candidate) -> Sums:
     found = gpu_of(candidate.device)
     if found is None:
         return Sums("either", f"device: {candidate.device}, which is not here")
-    if found.capability == _HOPPER:
+    capability = (found.major, found.minor)
+    if capability == _HOPPER:
         return Sums("either", f"device: {found.name}")
-    is_sharp = candidate.dtype == "e4m3" and found.capability != _ADA
+    is_sharp = candidate.dtype == "e4m3" and capability != _ADA
     return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
 
 
@@ -79,8 +80,7 @@ def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: An
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    side = getattr(candidate.run, "__self__", None)
-    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(side)
+    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate.forward)
     if not names:
         return {}
     orders = {name: partial(_order, candidate.operation, sums_of(candidate).accumulator, name) for name in names}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_kernels.plan.families import OURS
 from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import condition
@@ -19,7 +20,7 @@ from fa3verify.judging import hypotheses, metrics
 from fa3verify.kernels import calls
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
-from fa3verify.known import registry
+from fa3verify.kernels.twins import Twin
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
 from fa3verify.operations.ratios import error_ratio
@@ -136,19 +137,21 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
 
 
-def _bits(twin: str, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
-    """How many values have other bits than the twin's; nothing where a learned order says nothing of the problem.
+def _bits(
+    twin: Candidate, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs
+) -> dict[str, float]:
+    """Return how many values have other bits than the twin's; nothing where it does not take the problem.
 
-    The twin of our own kernel runs in its configuration, that of a learned order in one of its own.
+    A twin whose family is that of the kernel's configuration runs in this; another, such as that of a learned order, in
+    one of its own, and says nothing of problems that it does not take, and of the bits of NaN.
     """
-    expected = registry.find(twin)
-    is_learned = "[family=" in twin
-    if is_learned:
-        if expected.refusal(problem):
+    is_other = isinstance(twin.code, Twin) and twin.code.family != getattr(config, "family", OURS)
+    if is_other:
+        if twin.refusal(problem):
             return {}
-        config = expected.config_for(problem)
-    bits = calls.run(expected, problem, operands, config)
-    return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_learned)}
+        config = twin.config_for(problem)
+    bits = calls.run(twin, problem, operands, config)
+    return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_other)}
 
 
 def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:

@@ -27,7 +27,17 @@ from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.inputs.serving import draw_served
-from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Accumulator, Arrays, Operation, Output, Outputs
+from fa3verify.operations.operation import (
+    FEATURES,
+    PACKED,
+    TWIN,
+    Accumulator,
+    Arrays,
+    ForwardOf,
+    Operation,
+    Output,
+    Outputs,
+)
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
 # head_dim, whose tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
@@ -136,10 +146,9 @@ class Backward(Operation):
         found = attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
         return found if not sinks else found | {"dsinks": sinks_gradient(problem, sinks[0], dout, forward, dlse)}
 
-    def hypothesis_names(self, side: object) -> tuple[str, ...]:
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         """Return those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
-        is_given = getattr(side, "gradients", "given") == "given"
-        return tuple(BackwardModel.hypotheses("fp16", "given" if is_given else "own"))
+        return tuple(BackwardModel.hypotheses("fp16", forward))
 
     def hypotheses(self, config: BackwardConfig | GradientConfig, accumulator: Accumulator) -> dict[str, BackwardModel]:
         return BackwardModel.hypotheses(config.dtype, getattr(config, "forward", "given"), accumulator)

@@ -31,6 +31,7 @@ from fa3verify.operations.operation import (
     Chosen,
     Configure,
     Descales,
+    ForwardOf,
     Names,
     Operation,
     Output,
@@ -70,6 +71,11 @@ class Result(NamedTuple):
 
     out: Array
     lse: NDArray[np.float32] | None
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Return what there is, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
@@ -146,7 +152,7 @@ class Forward(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
 
-    def hypothesis_names(self, side: object) -> tuple[str, ...]:
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))
 
     def hypotheses(self, config: Config, accumulator: Accumulator) -> Mapping[str, KernelModel]:

@@ -46,6 +46,7 @@ Descales = Literal["any", "uniform", "blocks"]  # of a drawn case of e4m3: any k
 Names = frozenset[str]
 Configure = Callable[[AttentionProblem], Any]  # as a kernel chooses its configuration
 Accumulator = Literal["fp32", "wgmma", "either"]  # how the products of a kernel that states no order are added
+ForwardOf = Literal["given", "own"]  # whose out and lse the gradients of a backward are of
 # Packed sequences of which some end inside a tile, for every operation that quantises or differentiates.
 PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)
 
@@ -149,11 +150,8 @@ class Operation(ABC):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
-    def hypothesis_names(self, side: object) -> tuple[str, ...]:
-        """Names of what a kernel that states no order of operations may do; none for an operation without orders.
-
-        ``side`` is the object that its calls go to, None where there is none.
-        """
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
+        """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
         return ()
 
     def hypotheses(self, config: Any, accumulator: Accumulator) -> Mapping[str, Any]:

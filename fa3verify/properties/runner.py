@@ -20,6 +20,7 @@ from fa3verify.cases.tried import SizesTried, Tried
 from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
+from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
@@ -82,7 +83,7 @@ class _Search:
     def __init__(self, law: Law, candidate: Candidate, shrink_seconds: float) -> None:
         self.law = law
         self.shrink_seconds = shrink_seconds
-        self.candidate = replace(candidate, run=self._counted(candidate))
+        self.candidate = candidate.altered(run=self._counted(candidate))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = (0.0, 0.0)
         self.classes: set[str] = set()
@@ -108,19 +109,19 @@ class _Search:
 
     def _counted(self, candidate: Candidate):
         operation = operations.find(candidate.operation)
+        views = candidate.code.views if isinstance(candidate.code, ArrayFunction) else ()
 
         def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
-            returned = candidate.run(problem, operands, config)
+            returned = candidate.code.run(problem, operands, config)
             named = operation.named(returned, problem, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in named.values())
-                self.called.add(problem, operands, getattr(run.__self__, "views", ()))  # type: ignore[attr-defined]
+                self.called.add(problem, operands, views)
             for output in operation.sides:
                 if output.optional and output.is_due(problem) and self.trial:
                     self.optional.setdefault((output.name, output.name in named), self.trial)
             return returned
 
-        run.__self__ = getattr(candidate.run, "__self__", None)  # type: ignore[attr-defined]
         return run
 
     def check(self, trial: Trial) -> None:
@@ -200,7 +201,7 @@ def verdicts(
     for name in sides if names is None else names:
         run.rewind()
         order = _Noting(sides[name].order)
-        found[name] = violation = checked(law, replace(sides[name], run=run, order=order), trial)
+        found[name] = violation = checked(law, replace(sides[name].altered(run=run), order=order), trial)
         if not order.is_asked or (violation and violation.kind == "crashed"):
             return violation, {}
     if not found:
@@ -230,8 +231,8 @@ class _Recorded:
     """A kernel that runs once: when a trial is checked again, its calls come back in their order."""
 
     def __init__(self, candidate: Candidate) -> None:
-        self.run, self.operation = candidate.run, operations.find(candidate.operation)
-        self.__self__ = getattr(candidate.run, "__self__", None)  # as which it is told apart from other kernels
+        self.run = candidate.code.run
+        self.operation = operations.find(candidate.operation)
         self.calls: list[tuple[AttentionProblem, dict[str, np.ndarray]]] = []
         self.next = 0
 

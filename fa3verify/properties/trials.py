@@ -153,7 +153,8 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     problem = draw(small_problems(candidate, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
     operation = operations.find(candidate.operation)
-    scheme, changes = operation.draw_choices(draw, problem, candidate.features, candidate.configure, wanted.descales)
+    configure = candidate.code.configure
+    scheme, changes = operation.draw_choices(draw, problem, candidate.features, configure, wanted.descales)
     return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 

@@ -244,7 +244,7 @@ def _alike(draw: DrawFn, candidate: Candidate, island: Island) -> Case:
     problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
     recipe = draw(recipes(problem=problem, max_edits=2))
     of_forward = operations.find(FORWARD)
-    scheme, _ = of_forward.draw_choices(draw, problem, candidate.features, candidate.configure, Wanted().descales)
+    scheme, _ = of_forward.draw_choices(draw, problem, candidate.features, candidate.code.configure, Wanted().descales)
     changes = (("num_splits", island.num_splits),) if island.num_splits > 1 else ()
     return Case(candidate.name, problem, recipe, scheme, changes)
 

@@ -144,7 +144,7 @@ class Hunt:
                 self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
                 if self.failures or time.monotonic() > deadline:
                     break
-        self._write(Identity(**candidate.identity()) if candidate.identity else Identity())
+        self._write(Identity(**candidate.code.identity()))
 
     def _rounds(self) -> Iterable[int]:
         """Yield the problems of each ground in every round; without end where the budget is of time."""

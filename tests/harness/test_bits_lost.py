@@ -95,7 +95,7 @@ def ideal(kernel: Candidate) -> Candidate:
             "lse": exact["lse"].astype(np.float32),
         }
 
-    return replace(kernel, run=run)
+    return kernel.altered(run=run)
 
 
 def descaled_wrong(kernel: Candidate) -> Candidate:
@@ -104,9 +104,9 @@ def descaled_wrong(kernel: Candidate) -> Candidate:
     def run(problem, operands, config):
         values = operands.v_descale.values.copy()
         values[0, 0] *= np.float32(1.01)
-        return kernel.run(problem, replace(operands, v_descale=replace(operands.v_descale, values=values)), config)
+        return kernel.code.run(problem, replace(operands, v_descale=replace(operands.v_descale, values=values)), config)
 
-    return replace(kernel, run=run)
+    return kernel.altered(run=run)
 
 
 KERNELS = {

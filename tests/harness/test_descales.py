@@ -48,11 +48,11 @@ def _of_the_first_head(problem, operands, config):
     """A kernel that reads one descale for the query heads of a group, as FlashAttention-3's interface has them."""
     values = np.repeat(operands.q_descale.values[:, :: problem.group], problem.group, axis=1)
     kernel = registry.find("twin.e4m3")
-    return kernel.run(problem, replace(operands, q_descale=Descale(values, 0)), config)
+    return kernel.code.run(problem, replace(operands, q_descale=Descale(values, 0)), config)
 
 
 def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_and_is_not_asked_where_it_does_not():
-    claims = replace(registry.find("twin.e4m3"), name="kernel", run=_of_the_first_head)
+    claims = replace(registry.find("twin.e4m3").altered(run=_of_the_first_head), name="kernel")
     assert not passes(claims, judge(claims, case_of("kernel", EACH)).measures)
     honest = replace(claims, features=claims.features - {"query_head_descale", "block_descale"})
     with pytest.raises(ValueError, match=r"kernel does not claim query_head_descale: kernel b2 h4/2"):
@@ -119,7 +119,7 @@ def test_the_quantiser_is_judged_by_scales_of_query_heads():
 
 
 def _config():
-    return registry.find("twin.quantize").configure(GROUPED)
+    return registry.find("twin.quantize").code.configure(GROUPED)
 
 
 def plain_kernel(elsewhere: str = "", read=lambda descale: descale):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -251,7 +252,7 @@ def test_a_kernel_that_raises_where_hypotheses_were_refuted_does_not_hold(monkey
         raise RuntimeError("no")
 
     kernel = kernel_of(of_p)
-    monkeypatch.setattr(registry, "find", lambda name: replace(kernel, run=raises))
+    monkeypatch.setattr(registry, "find", lambda name: kernel.altered(run=raises))
     content = refutations([case.to_json() for case in two_cases(kernel)])
     again = replay.run(ReplayFile(kernel.name, "L1 whole kernel error / bound", content))
     assert not again.holds
@@ -273,7 +274,7 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
 
 def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():
     kernel, runs = kernel_of(of_rounded_p), []
-    counting = replace(kernel, run=lambda *given: runs.append(1) or kernel.run(*given))
+    counting = kernel.altered(run=lambda *given: runs.append(1) or kernel.code.run(*given))
     case = case_of(kernel, seqlen_k=400)
     assert replay_trial(LAW, counting, Trial(LAW, case)) is None
     assert len(runs) == 1
@@ -345,7 +346,9 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 ):
     from fa3verify.tensors import convert as tensors
 
-    monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
+    monkeypatch.setattr(
+        tensors, "gpu_of", lambda device: SimpleNamespace(name="NVIDIA X", major=capability[0], minor=capability[1])
+    )
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
     sums = sums_of(kernel)
     assert sums.accumulator == accumulator
@@ -370,4 +373,4 @@ def test_gradients_have_the_hypotheses_of_their_forward(gradients):
     (kernel,) = array_candidate(of_p, dtypes=("bf16",), gradients=gradients)
     problem = AttentionProblem(1, 1, 1, 4, 4, 64, dtype="bf16")
     expected = BackwardModel.hypotheses("bf16", gradients, "fp32")
-    assert {name: side.order(kernel.configure(problem)) for name, side in under(kernel).items()} == expected
+    assert {name: side.order(kernel.code.configure(problem)) for name, side in under(kernel).items()} == expected

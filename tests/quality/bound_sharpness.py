@@ -55,7 +55,7 @@ def measure(kernel: str, family: str) -> list[object]:
         problem, x = case.problem, case.operands()
         config = candidate.config_for(problem, case.changes)
         model = config.kernel_model()
-        got = candidate.run(problem, x, config).out.astype(np.float64)
+        got = candidate.code.run(problem, x, config).out.astype(np.float64)
         digest.update(got.tobytes())
         start = time.perf_counter()
         truth = attention(problem, *x.dequantized(problem)).out

@@ -56,7 +56,7 @@ class Scene:
         of_config = {name: x for name, x in changes.items() if name == "num_splits"}
         operands = changes.get("operands", self.judged.operands)
         problem = replace(case.problem, **of_problem)
-        returned = (kernel or self.kernel).run(problem, operands, replace(config, **of_config))
+        returned = (kernel or self.kernel).code.run(problem, operands, replace(config, **of_config))
         return FORWARD.named(returned, problem, config)
 
     def record(self, outputs: dict[str, np.ndarray]) -> CaseResult:
@@ -129,7 +129,7 @@ def kernel_error(scene: Scene, x: float) -> CaseResult:
 
 @cache
 def _unrounded(scene: Scene) -> np.ndarray:
-    return scene.kernel.run.__self__.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
+    return scene.kernel.code.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
 
 
 def score_scale(scene: Scene, x: float) -> CaseResult:

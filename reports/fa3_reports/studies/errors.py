@@ -45,8 +45,8 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
         out_dtype = "fp16"
     else:
         candidate = registry.find(kernel)
-        config: Any = candidate.configure(problem)
-        returned: Any = candidate.run(problem, operands, config)
+        config: Any = candidate.code.configure(problem)
+        returned: Any = candidate.code.run(problem, operands, config)
         out = returned.out.astype(np.float64)
         out_dtype = config.out_dtype
     error = (out - truth).ravel()

@@ -32,7 +32,9 @@ SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVI
 def stranger() -> record.Candidate:
     """Return a kernel that states no order, and says who it is and what it does by design."""
     policy = Policy(empty_lse="undefined", causal="top_left")
-    return replace(registry.find("twin.bf16"), name="stranger", order=None, policy=policy, identity=lambda: SAID)
+    return replace(
+        registry.find("twin.bf16").altered(identity=lambda: SAID), name="stranger", order=None, policy=policy
+    )
 
 
 def small_run(kernels: Sequence[str], tried: Sequence[str], out: Path) -> Run:
@@ -147,10 +149,10 @@ def test_identity_and_policy_are_what_a_kernel_says_of_itself(campaign):
 
 
 def test_a_kernel_that_says_nothing_has_no_identity_and_one_that_misspells_it_fails(monkeypatch):
-    silent = replace(stranger(), identity=None)
+    silent = stranger().altered(identity=dict)
     monkeypatch.setattr(registry, "find", lambda name: silent)
     assert introduce("stranger", "quick").identity == record.Identity()
-    silent = replace(silent, identity=lambda: {"sha": "0"})
+    silent = silent.altered(identity=lambda: {"sha": "0"})
     assert "'sha'" in str(introduce("stranger", "quick").failed)
 
 

@@ -65,7 +65,7 @@ def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
 def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_results(monkeypatch, tmp_path):
     stamps = {campaign.journal_stamp()}
     for sha256 in ("a", "b"):
-        stamps.add(campaign.journal_stamp(replace(registry.find("twin.fp16"), identity=lambda x=sha256: {"sha256": x})))
+        stamps.add(campaign.journal_stamp(registry.find("twin.fp16").altered(identity=lambda x=sha256: {"sha256": x})))
     monkeypatch.setattr(campaign.importlib.metadata, "version", lambda name: "of tomorrow")
     stamps.add(campaign.journal_stamp())
     shutil.copytree(Path(fa3_kernels.__path__[0]) / "twin", tmp_path / "twin")
