@@ -12,7 +12,8 @@ True
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+from fa3verify.version import __version__ as __version__
+
 __all__ = [
     "Activation",
     "Attention",

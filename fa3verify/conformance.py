@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from fa3verify.campaign import findings, replay_files, run, summary
-from fa3verify.campaign.introduction import Introduction, Unavailable, introduce
+from fa3verify.campaign.introduction import Unavailable, introduce
 from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.coverage import COVER
 

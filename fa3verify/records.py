@@ -3,16 +3,17 @@
 A record is a dataclass; :func:`plain` writes its fields as the keys of an object, and :func:`read` takes them back and
 refuses what is missing, unknown or of another type. A field may only be missing if it has ``metadata``, which are
 arguments of :func:`cattrs.gen.override`: ``OLDER`` for one that files of older versions lack, ``OMITTED`` for one that
-is not written where it has its default, ``NOT_WRITTEN``; or ``FLAT`` for an object whose items stand among the keys of
-its record. A record that writes its own JSON has the methods ``to_json`` and ``from_json``.
+is not written where it has its default, ``NOT_WRITTEN``; or ``FLAT`` for an object or a record whose items stand among
+the keys of its record. ``PRIVATE`` is what only the processes of a campaign tell each other: no published file has it.
+A record that writes its own JSON has the methods ``to_json`` and ``from_json``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, TypeVar, get_args, get_origin
+from functools import cache, reduce
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cattrs import BaseValidationError, Converter, ForbiddenExtraKeysError, transform_error
 from cattrs.cols import list_structure_factory
@@ -23,8 +24,10 @@ from fa3verify.files import Json
 OLDER = {"omit_if_default": False}
 OMITTED = {"omit_if_default": True}
 NOT_WRITTEN = {"omit": True}
+PRIVATE = {"omit": True, "rename": None}  # for cattrs the same as the line before
 FLAT = {"flat": True}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as strict JSON has them
+_unseen: set[str] = set()  # fields whose records are ``FLAT``: no file has their names
 Record = TypeVar("Record")
 
 
@@ -36,12 +39,12 @@ class DamagedError(ValueError):
         self.lines = lines
 
 
-def plain(record: object) -> Any:
+def plain(record: object, *, private: bool = False) -> Any:
     """Return a record, or records in lists and objects, as JSON values; numbers that are not finite stay numbers."""
-    return _converter().unstructure(record)
+    return _converter(private, private).unstructure(record)
 
 
-def read(kind: type[Record], value: object, where: str) -> Record:
+def read(kind: type[Record], value: object, where: str, *, private: bool = False, whole: bool = False) -> Record:
     """Return a record of JSON values.
 
     Parameters
@@ -52,6 +55,10 @@ def read(kind: type[Record], value: object, where: str) -> Record:
         What :func:`json.loads` gave for it; numbers that are not finite may be texts.
     where : str
         Its place, for messages.
+    private : bool
+        Whether they have what is ``PRIVATE``; they are whole then.
+    whole : bool
+        Whether it must have what older versions did not write.
 
     Raises
     ------
@@ -59,9 +66,12 @@ def read(kind: type[Record], value: object, where: str) -> Record:
         With the place, unless every field is there and of its type, and no other.
     """
     try:
-        return _converter().structure(value, kind)
+        return _converter(private, whole or private).structure(value, kind)
     except (BaseValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedError(transform_error(error, where, _told)) from None
+        lines = transform_error(error, where, _told)
+        raise DamagedError(
+            [reduce(lambda line, name: line.replace(f".{name}", ""), _unseen, line) for line in lines]
+        ) from None
 
 
 def _told(error: BaseException, _: type | None) -> str:
@@ -72,7 +82,7 @@ def _told(error: BaseException, _: type | None) -> str:
 
 
 @cache
-def _converter() -> Converter:
+def _converter(private: bool, whole: bool) -> Converter:
     made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={frozenset: sorted})
     for kind in (int, str, bool, float):
         made.register_structure_hook(kind, _scalar)
@@ -80,16 +90,17 @@ def _converter() -> Converter:
     made.register_structure_hook_factory(_is_sequence, lambda kind: _sequence(kind, made))
     made.register_structure_hook_func(_writes_itself, lambda value, kind: kind.from_json(value))
     made.register_unstructure_hook_func(_writes_itself, lambda record: record.to_json())
-    made.register_structure_hook_factory(_has_fields, lambda kind: _reader(kind, made))
-    made.register_unstructure_hook_factory(_has_fields, lambda kind: _writer(kind, made))
+    made.register_structure_hook_factory(_has_fields, lambda kind: _reader(kind, made, private, whole))
+    made.register_unstructure_hook_factory(_has_fields, lambda kind: _writer(kind, made, private))
     return made
 
 
-def _reader(kind: Any, made: Converter) -> Callable[[Any, Any], Any]:
-    hook = make_dict_structure_fn(kind, made, **_overrides(kind))
+def _reader(kind: Any, made: Converter, private: bool, whole: bool) -> Callable[[Any, Any], Any]:
+    hook = make_dict_structure_fn(kind, made, **_overrides(kind, private))
     flat = _flat(kind)
-    names = [field.name for field in fields(kind)]
-    required = [field.name for field in fields(kind) if not field.metadata]
+    names = [field.name for field in fields(kind) if private or field.metadata != PRIVATE]
+    needed = ({}, OLDER, PRIVATE)[: 1 + whole + private]
+    required = [field.name for field in fields(kind) if field.metadata in needed]
 
     def read(value: Any, _: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -104,8 +115,8 @@ def _reader(kind: Any, made: Converter) -> Callable[[Any, Any], Any]:
     return read
 
 
-def _writer(kind: Any, made: Converter) -> Callable[[Any], Json]:
-    hook = make_dict_unstructure_fn(kind, made, **_overrides(kind))
+def _writer(kind: Any, made: Converter, private: bool) -> Callable[[Any], Json]:
+    hook = make_dict_unstructure_fn(kind, made, **_overrides(kind, private))
     flat = _flat(kind)
     if flat is None:
         return hook
@@ -119,7 +130,10 @@ def _writer(kind: Any, made: Converter) -> Callable[[Any], Json]:
 
 def _flat(kind: Any) -> str | None:
     """Return the field whose items stand among the keys of its record."""
-    return next((field.name for field in fields(kind) if field.metadata == FLAT), None)
+    flat = next((field for field in fields(kind) if field.metadata == FLAT), None)
+    if flat and is_dataclass(get_type_hints(kind)[flat.name]):
+        _unseen.add(flat.name)
+    return flat and flat.name
 
 
 def _scalar(value: Any, kind: type) -> Any:
@@ -156,6 +170,6 @@ def _has_fields(kind: Any) -> bool:
     return is_dataclass(kind) and not _writes_itself(kind)
 
 
-def _overrides(kind: Any) -> Any:
-    chosen = ((field.name, field.metadata) for field in fields(kind) if field.metadata != FLAT)
-    return {name: override(**metadata) for name, metadata in chosen if metadata}
+def _overrides(kind: Any, private: bool) -> Any:
+    known = ({}, FLAT, PRIVATE) if private else ({}, FLAT)
+    return {field.name: override(**field.metadata) for field in fields(kind) if field.metadata not in known}

@@ -1,36 +1,27 @@
 """Tables that evidence already published was made from: whatever changes here makes that evidence of something else.
 
-Launches as the plan makes them, the cases that recordings and benches ask, the code of the microbenchmarks, the faults
-that hazards must find, and the options of every command. ``tests/pins.json`` holds a digest of each row; after a change
-that is meant, ``python -m tests.pins`` writes it again, and the diff says what has to be measured anew.
+The cases that recordings and benches ask, the code of the microbenchmarks, the faults that hazards must find, cycles
+that were published, and what searches breed. ``tests/pins.json`` holds a digest of each row; after a change that is
+meant, ``python -m tests.bless pins`` writes it again, and the diff says what has to be measured anew. Launches are held
+by the keys of evidence (:mod:`fa3_kernels.audit.evidence`), options of commands by ``tests/harness/pinned.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
-import pkgutil
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from click.testing import CliRunner
 
-import fa3_kernels.plan
-import fa3_reports.studies
-import fa3_simulator
 import fa3verify
 import fa3verify.inputs
-from fa3_kernels.plan.backward import backward_plan
-from fa3_kernels.plan.call import View
 from fa3_kernels.plan.packed_order import PackedOrder
-from fa3_kernels.plan.plan import Plan, plan_of
-from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.adversary.gradients import colony as gradients_colony
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
@@ -45,7 +36,7 @@ from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from fa3verify.search.forward import colony as forward_colony
 from fa3verify.timed import cells, results, tables
-from tests.kernels.plan.packed_schedule import packed_schedule
+from tests.kernels.packed_schedule import packed_schedule
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132
@@ -57,62 +48,6 @@ def digest(value: object) -> str:
     """Return 16 hexadecimal digits of the hash of what a value prints; of an array, of its bytes."""
     text = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
     return hashlib.sha256(text).hexdigest()[:16]
-
-
-def _operand(*shape: int, dtype: str) -> TensorLayout:
-    strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-    return TensorLayout(shape, strides, DTYPES[dtype], "cuda:0")
-
-
-SEMANTICS = (Semantics(), Semantics(causal=True), Semantics(window=(100, 20)), Semantics(softcap=20.0))
-CHOICES = (Choices(), Choices(num_splits=0), Choices(num_splits=3, pack_gqa=True), Choices(pingpong=False))
-
-
-def _requests(dtype: str) -> Iterator[Request]:
-    head_dims = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
-    for dims, semantics, choices in product(head_dims, SEMANTICS, CHOICES):
-        for seqlen_q, seqlen_k in ((1, 3000), (700, 1000)):
-            q = _operand(2, seqlen_q, 8, dims[0], dtype=dtype)
-            k = _operand(2, seqlen_k, 2, dims[0], dtype=dtype)
-            v = _operand(2, seqlen_k, 2, dims[1], dtype=dtype)
-            yield request_of((q, k, v), semantics, choices)
-        q = _operand(900, 8, dims[0], dtype=dtype)
-        k = _operand(1500, 2, dims[0], dtype=dtype)
-        v = _operand(1500, 2, dims[1], dtype=dtype)
-        yield request_of((q, k, v), semantics, choices, packed=(3, 500, 900))
-
-
-def _launched(plan: Plan) -> list[object]:
-    calls = plan.calls(900, 1500, (500, 900))
-    tables = {name: digest(table) for name, table in plan.tables.items()}
-    shape = (900, 8, 128) if plan.problem.is_varlen else (2, 700, 8, 128)
-    strides = _operand(*shape, dtype="fp16").strides
-    views = [x for call in calls for x in call.arguments if isinstance(x, View)]
-    seen = [(view.block, view.of(shape, strides)) for view in views]
-    return [plan.config, plan.variant, calls, seen, tables, plan.numbers, plan.orders, plan.is_complete]
-
-
-def launches() -> Rows:
-    """Forward launches: what is compiled, with which arguments, in what order."""
-    for dtype in DTYPES:
-        for request in _requests(dtype):
-            try:
-                yield dtype, _launched(plan_of(request, SMS))
-            except ValueError as error:
-                yield dtype, str(error)
-
-
-def backward_launches() -> Rows:
-    """Launches of gradients."""
-    masks: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (100, 20)}, {"softcap": 20.0})
-    for head_dim, mask, ordered in product((64, 96, 128, 256), masks, (False, True)):
-        for problem in (
-            AttentionProblem(2, 8, 2, 700, 1000, head_dim, **mask),
-            AttentionProblem.varlen((500, 3, 200), (900, 0, 200), nheads=8, nheads_kv=2, head_dim=head_dim, **mask),
-        ):
-            plan = backward_plan(problem, SMS, is_deterministic=ordered)
-            sums = plan.sums_shape(plan.numbers(703)["num_blocks"])
-            yield f"d{head_dim}", [plan.config, plan.calls(703), digest(plan.schedule), sums]
 
 
 def recorded() -> Rows:
@@ -159,26 +94,6 @@ def faults() -> Rows:
     """Programs with a planted fault, which the hazards are measured by."""
     for row, words, program in PLANTED:
         yield f"museum {row}", (words, program())
-
-
-def figures() -> Rows:
-    """Measured figures, and lists of what is asked, that stand in the code."""
-    for package in (fa3_simulator, fa3_kernels.plan, fa3_reports.studies, fa3verify.inputs):
-        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            module = importlib.import_module(found.name)
-            for name, value in sorted(vars(module).items()):
-                if name.lstrip("_").isupper() and _is_plain(value):
-                    yield found.name, (name, value)
-
-
-def _is_plain(value: object) -> bool:
-    if dataclasses.is_dataclass(value):
-        return all(_is_plain(getattr(value, field.name)) for field in dataclasses.fields(value))
-    if isinstance(value, dict):
-        return all(_is_plain(item) for pair in value.items() for item in pair)
-    if isinstance(value, tuple | list):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def schedules() -> Rows:
@@ -276,38 +191,15 @@ def _rounded(value: Any) -> object:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def options() -> Rows:
-    """Arguments and options of every command."""
-    for name, command in main.commands.items():
-        for parameter in command.params:
-            known = parameter.to_info_dict()
-            kept = ("name", "opts", "secondary_opts", "required", "nargs", "multiple", "is_flag", "help")
-            yield name, [*(known.get(key) for key in kept), _default(parameter), _type(parameter.type)]
-
-
-def _default(parameter: click.Parameter) -> str:
-    """Return a default as text; nothing where there is none, which versions of click say in several ways."""
-    text = "" if callable(parameter.default) else str(parameter.default)
-    return "" if text in {"None", "False", "Sentinel.UNSET"} else text
-
-
-def _type(kind: click.ParamType) -> dict[str, object]:
-    return {name: str(value) for name, value in kind.to_info_dict().items() if name != "choices"}
-
-
 TABLES: tuple[Callable[[], Rows], ...] = (
-    launches,
-    backward_launches,
     recorded,
     timed,
     microbenchmarks,
     faults,
-    figures,
     schedules,
     simulated,
     words,
     searches,
-    options,
 )
 
 
@@ -319,5 +211,6 @@ def digests(table: Callable[[], Rows]) -> dict[str, list[object]]:
     return {label: [len(rows), digest(rows)] for label, rows in found.items()}
 
 
-if __name__ == "__main__":
+def renew() -> None:
+    """Write the digests as they are."""
     FILE.write_text(json.dumps({table.__name__: digests(table) for table in TABLES}, indent=1) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign.tasks import judge_cases
+from fa3verify.campaign.plan import judge_cases
 from fa3verify.cases import space
 from fa3verify.known.registry import find
 from fa3verify.properties import find_law, run_law

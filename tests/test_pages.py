@@ -8,12 +8,13 @@ import math
 import os
 import re
 import shlex
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from fa3_reports.__main__ import main as own_verbs
 from fa3_reports.device import keys
@@ -41,6 +42,7 @@ def test_python_examples_print_what_the_page_shows(page):
 
 
 BLOCKS = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMANDS = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # each with what is printed below it
 NAMED = re.compile(r"# (\w+\.py)\n")  # the first line of a file that a page shows
 
 
@@ -89,7 +91,7 @@ def test_the_commands_of_a_section_print_what_the_page_shows(page, of_section, t
         if name:
             Path(name).write_text(text)
             continue
-        commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
+        commands = COMMANDS.findall(text)
         assert commands
         for command, output in commands:
             check_command(page, command, output, monkeypatch)
@@ -97,18 +99,40 @@ def test_the_commands_of_a_section_print_what_the_page_shows(page, of_section, t
 
 def check_command(page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run one command of a page, with the variables in front of it, and compare what it prints and its exit code."""
-    words = shlex.split(command)
-    while "=" in words[0]:
-        monkeypatch.setenv(*words.pop(0).split("=", 1))
-    program, *arguments = words
-    assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
-    result = CliRunner().invoke(main, arguments)
+    result = run(page, command, monkeypatch)
     inconclusive = 5 if output.startswith("INCONCLUSIVE") else 0
     is_finding = "FAIL" in output or "NOT invariant" in output
     assert result.exit_code == (1 if is_finding else inconclusive), result.output
     shown = timeless(output).splitlines()
     printed = timeless(result.stdout).splitlines()
-    assert printed[: len(shown)] == shown
+    assert printed[: len(shown)] == shown, "meant? then python -m tests.bless transcripts writes it"
+
+
+def run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Run one command of a page, with the variables in front of it."""
+    words = shlex.split(command)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    program, *arguments = words
+    assert program == "fa3verify", f"{page}: a command of another program goes into a block marked sh"
+    return CliRunner().invoke(main, arguments)
+
+
+def renew() -> None:
+    """Write what commands print into the pages, as many lines of it as a page shows, where that is something else."""
+    for page, of_section in (each.values for each in transcripts()):
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.chdir(folder)
+            for name, text in of_section:
+                if name:
+                    Path(name).write_text(text)
+                for command, output in [] if name else COMMANDS.findall(text):
+                    lines = output.splitlines(keepends=True)
+                    printed = "".join(run(page, command, patch).stdout.splitlines(keepends=True)[: len(lines)])
+                    if timeless(printed) != timeless(output):
+                        shown = f"$ {command}\n"
+                        written = (ROOT / page).read_text().replace(shown + output, shown + printed)
+                        (ROOT / page).write_text(written)
 
 
 def timeless(text: str) -> str:

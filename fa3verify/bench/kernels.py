@@ -1,4 +1,4 @@
-"""This module says what is timed: our kernels and their peers behind one face, each either ready or missing with its
+"""What is timed: our kernels and their peers behind one face, each either ready or missing with its
 reason.
 """
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from fa3_kernels.audit.evidence import Evidence, evidence_facts
-from fa3verify import __version__
 from fa3verify.bench import check
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
 from fa3verify.bench.kernels import MAX_COPIES, TimedKernel, draw, ours
@@ -29,6 +28,7 @@ from fa3verify.timed import results, tables
 from fa3verify.timed.cells import Cell
 from fa3verify.timed.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
 from fa3verify.timed.timing import LAUNCHES, Clock, Pace, Timed, measure, query
+from fa3verify.version import __version__
 
 RECORDS = "bench.jsonl"
 
@@ -227,7 +227,7 @@ def measure_cell(
         except Exception as error:  # a kernel may raise anything
             failed[kernel.name] = _failure(error)
             _check_context(cell, kernel.name, kernels, failed, run_id)
-    pace = Pace(0, 0, False) if cell.grid == "drift" else settings.pace
+    pace = Pace(0, 0, False) if cell.grid == "accumulator_loss" else settings.pace
     times = measure(runs, pace, clock)
     rows = []
     for name in (kernel.name for kernel in kernels):

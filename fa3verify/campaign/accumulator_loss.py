@@ -64,6 +64,6 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
     if candidate.refusal(problem):
         return None
     operands, truth = drawn(problem, v_mean, seed)
-    config = candidate.configure(problem)
-    returned = candidate.run(problem, operands, config)
+    config = candidate.code.configure(problem)
+    returned = candidate.code.run(problem, operands, config)
     return lost(operations.find(operations.FORWARD).named(returned, problem, config)["out"], truth)

@@ -1,6 +1,6 @@
 """Check an atlas that somebody sends: that it is one, and that what it says holds together, a line for each mistake.
 
-The records of :mod:`fa3verify.campaign.atlas` say which keys there are and of which type. Types cannot say the rest:
+The records of :mod:`fa3verify.campaign.run` say which keys there are and of which type. Types cannot say the rest:
 counts that do not add up, a verdict that its findings contradict, errors below 0, replay files that are not there.
 Whether the figures are true, only a replay says.
 """
@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from fa3verify import operations
 from fa3verify.campaign import atlas
-from fa3verify.campaign.atlas import Atlas, Entry, FamilyFigures
+from fa3verify.campaign.run import Finding, KernelRun, Run, verdict_of
 from fa3verify.cases.coverage import REQUIRED, Coverage
 from fa3verify.files import stored
+from fa3verify.judging.family import FamilyRow
 from fa3verify.judging.metrics import all_measures
+from fa3verify.properties import LawOutcome
 from fa3verify.records import DamagedError
 
 Rule = tuple[bool, str, str, object]  # whether it holds, the path of a value, what is expected, and what is there
@@ -43,8 +46,10 @@ def mistakes(path: Path) -> list[str]:
     return [f"{place}: expected {wanted}, got {got!r}" for holds, place, wanted, got in _of(found, path) if not holds]
 
 
-def _of(found: Atlas, path: Path) -> list[Rule]:
-    twice = [name for name, count in Counter(entry.kernel for entry in found.entries).items() if count > 1]
+def _of(found: Run, path: Path) -> list[Rule]:
+    names = [kernel.name for kernel in found.kernels]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    verdict = verdict_of(found.kernels, found.failures)
     return [
         (bool(re.match(r"\d+\.\d+\.\d+", found.version)), "version", "that of fa3verify, as 0.2.0", found.version),
         (
@@ -53,17 +58,35 @@ def _of(found: Atlas, path: Path) -> list[Rule]:
             "a moment as 2026-01-02T03:04:05+00:00",
             found.started,
         ),
-        (bool(found.entries), "entries", "at least one", 0),
-        (not twice, "entries", "every kernel once", twice),
+        (bool(found.kernels), "kernels", "at least one", 0),
+        (not twice, "kernels", "every kernel once", twice),
+        (found.verdict == verdict, "verdict", f"{verdict!r}, as its kernels have it", found.verdict),
+        (not found.cases, "cases", "none in an atlas", len(found.cases)),
+        (not found.gate, "gate", "none in an atlas", len(found.gate)),
+        *(_below(found.failures, "failures", path.parent)),
         *(
-            (holds, f"entries[{number}].{place}", wanted, got)
-            for number, entry in enumerate(found.entries)
-            for holds, place, wanted, got in (*_of_entry(entry), *_of_replays(entry, path.parent))
+            (each.kernel in names, f"failures[{number}].kernel", "one of the kernels", each.kernel)
+            for number, each in enumerate(found.failures)
+        ),
+        *(
+            (not (each.seen.ratio or 0) < 0, f"failures[{number}].seen.ratio", "0 or more", each.seen.ratio)
+            for number, each in enumerate(found.failures)
+            if each.seen
+        ),
+        *(
+            (holds, f"kernels[{number}].{place}", wanted, got)
+            for number, kernel in enumerate(found.kernels)
+            for holds, place, wanted, got in (
+                *_of_kernel(kernel),
+                _of_verdict(kernel, atlas.findings(found, kernel.name)),
+                *_below(kernel.families, "families", path.parent),
+                *_below(kernel.laws, "laws", path.parent),
+            )
         ),
     ]
 
 
-def _of_replays(entry: Entry, folder: Path) -> list[Rule]:
+def _below(rows: Sequence[Finding | FamilyRow | LawOutcome], name: str, folder: Path) -> list[Rule]:
     """Every replay file is below the folder of the atlas: whoever gets it must be able to run it."""
     return [
         (
@@ -72,8 +95,7 @@ def _of_replays(entry: Entry, folder: Path) -> list[Rule]:
             "a file below the folder of the atlas",
             each.replay,
         )
-        for name in ("families", "properties", "findings")
-        for number, each in enumerate(getattr(entry, name))
+        for number, each in enumerate(rows)
         if each.replay is not None
     ]
 
@@ -83,32 +105,26 @@ def _is_below(replay: str, folder: Path) -> bool:
     return not place.is_absolute() and ".." not in place.parts and stored(folder / place).is_file()
 
 
-def _of_entry(entry: Entry) -> list[Rule]:
-    known = entry.operation in operations.OPERATIONS
+def _of_kernel(kernel: KernelRun) -> list[Rule]:
+    known = kernel.operation in operations.OPERATIONS
     measures = {
-        *all_measures([entry.operation] if known else operations.OPERATIONS),
+        *all_measures([kernel.operation] if known else operations.OPERATIONS),
         "quantisation_ratio",
         "quantisation_bound_ratio",
     }
-    covered = entry.coverage or Coverage({}, (), None, 0.0, REQUIRED, None)
+    covered = kernel.coverage or Coverage({}, (), None, 0.0, REQUIRED, None)
     shares = [share.tried / share.claimed for share in covered.kinds.values() if share.claimed > 0]
-    parts = (*entry.families, *entry.properties)
-    names = Counter([*(row.family for row in entry.families), *(law.name for law in entry.properties)])
-    problems = sum(part.problems for part in parts)
-    outputs = sum(row.figures.get("outputs") or 0 for row in entry.families) + sum(x.outputs for x in entry.properties)
+    parts = (*kernel.families, *kernel.laws)
+    names = Counter([*(row.family for row in kernel.families), *(law.law for law in kernel.laws)])
+    cases = sum(row.figures.get("cases") or 0 for row in kernel.families) + sum(law.examples for law in kernel.laws)
+    outputs = sum(row.figures.get("outputs") or 0 for row in kernel.families) + sum(law.outputs for law in kernel.laws)
     return [
-        (bool(entry.kernel.strip()), "kernel", "a name", entry.kernel),
-        (entry.dtype is not None or not parts, "dtype", "that of a kernel that was judged", entry.dtype),
-        (known, "operation", f"one of {', '.join(operations.OPERATIONS)}", entry.operation),
-        (
-            entry.effort.problems == problems,
-            "effort.problems",
-            f"{problems}, the sum of its parts",
-            entry.effort.problems,
-        ),
-        (entry.effort.outputs == outputs, "effort.outputs", f"{outputs:g}, the sum of its parts", entry.effort.outputs),
+        (bool(kernel.name.strip()), "name", "a name", kernel.name),
+        (kernel.dtype is not None or not parts, "dtype", "that of a kernel that was judged", kernel.dtype),
+        (known, "operation", f"one of {', '.join(operations.OPERATIONS)}", kernel.operation),
+        (kernel.cases == cases, "cases", f"{cases:g}, the sum of its parts", kernel.cases),
+        (kernel.outputs == outputs, "outputs", f"{outputs:g}, the sum of its parts", kernel.outputs),
         (len(names) == len(parts), "families", "every family and property once", names.most_common(1)),
-        _of_verdict(entry),
         *(
             (0 <= share.tried <= share.claimed, f"coverage.kinds.{kind}.tried", f"0 to {share.claimed}", share.tried)
             for kind, share in covered.kinds.items()
@@ -117,7 +133,7 @@ def _of_entry(entry: Entry) -> list[Rule]:
         (covered.required == REQUIRED, "coverage.required", f"{REQUIRED}", covered.required),
         *(
             (holds, f"families[{number}].{place}", wanted, got)
-            for number, row in enumerate(entry.families)
+            for number, row in enumerate(kernel.families)
             for holds, place, wanted, got in _of_family(row, measures)
         ),
         *(
@@ -127,31 +143,31 @@ def _of_entry(entry: Entry) -> list[Rule]:
                 "a figure of 0 or more, or else a reason in missing",
                 loss.rel_rmse,
             )
-            for number, loss in enumerate(entry.loss)
+            for number, loss in enumerate(kernel.loss or ())
         ),
     ]
 
 
-def _of_verdict(entry: Entry) -> Rule:
+def _of_verdict(kernel: KernelRun, findings: Sequence[Finding]) -> Rule:
     """A kernel fails if something was found, passes if nothing was and enough was tried, and else has a reason."""
     against = [
-        *(str(found.what) for found in entry.findings),
-        *(f"property {law.name} fails" for law in entry.properties if law.status == "fail"),
-        *(f"figures of family {row.family}" for row in entry.families if _is_wrong(row)),
+        *(str(found.what) for found in findings),
+        *(f"property {law.law} fails" for law in kernel.laws if law.status == "fail"),
+        *(f"figures of family {row.family}" for row in kernel.families if _is_wrong(row)),
     ]
-    share = entry.coverage.share if entry.coverage else 0.0
-    was_judged = bool(entry.families or entry.properties)
+    share = kernel.coverage.share if kernel.coverage else 0.0
+    was_judged = bool(kernel.families or kernel.laws)
     holds, wanted = {
         "pass": (not against and share >= REQUIRED and was_judged, "no finding, and enough of what it claims tried"),
-        "fail": (bool(entry.findings), "at least one finding"),
-        "inconclusive": (not against and bool(entry.reason), "no finding, and a reason"),
-        "not run": (not against and not was_judged and bool(entry.reason), "nothing judged, and a reason"),
-    }[entry.verdict]
+        "fail": (bool(findings), "at least one finding"),
+        "inconclusive": (not against and bool(kernel.inconclusive), "no finding, and a reason"),
+        "not run": (not against and not was_judged and bool(kernel.inconclusive), "nothing judged, and a reason"),
+    }[kernel.verdict]
     got = against[0] if against else f"no finding, {share:.0%} tried"
-    return holds, "verdict", f"{wanted}, where it is {entry.verdict!r}", got
+    return holds, "verdict", f"{wanted}, where it is {kernel.verdict!r}", got
 
 
-def _is_wrong(row: FamilyFigures) -> bool:
+def _is_wrong(row: FamilyRow) -> bool:
     """Tell whether an output is not finite, beyond its bound, outside the stated order, or has other bits than due."""
     ratios = [x for key, x in row.figures.items() if key.startswith("ratio_") and key.endswith("_max")]
     return any(row.figures.get(key) for key in ("nonfinite", "outside", "bits_differing")) or any(
@@ -159,15 +175,16 @@ def _is_wrong(row: FamilyFigures) -> bool:
     )
 
 
-def _of_family(row: FamilyFigures, known: set[str]) -> list[Rule]:
+def _of_family(row: FamilyRow, known: set[str]) -> list[Rule]:
     figures = {key: x for key, x in row.figures.items() if x is not None}
+    cases = figures.pop("cases")
     return [
-        (row.problems > 0, "problems", "at least 1", row.problems),
-        *((key in figures, f"figures.{key}", "a number", None) for key in NEEDED),
-        *((key in known, f"figures.{key}", "a figure of this operation", x) for key, x in figures.items()),
-        *((_is_legal(key, x), f"figures.{key}", "0 or more, a share at most 1", x) for key, x in figures.items()),
+        (cases >= 1 and cases == int(cases), "cases", "a whole number, at least 1", cases),
+        *((key in figures, key, "a number", None) for key in NEEDED),
+        *((key in known, key, "a figure of this operation", x) for key, x in figures.items()),
+        *((_is_legal(key, x), key, "0 or more, a share at most 1", x) for key, x in figures.items()),
         *(
-            (not figures[less] > figures[more] * (1 + 1e-9), f"figures.{less}", f"at most {more}", figures[less])
+            (not figures[less] > figures[more] * (1 + 1e-9), less, f"at most {more}", figures[less])
             for less, more in NO_MORE
             if less in figures and more in figures
         ),

@@ -1,4 +1,4 @@
-"""This module says where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
+"""Where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -8,37 +8,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed, default_workers, processes
-from fa3verify.campaign.profiles import PROFILES
+from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
 
-if TYPE_CHECKING:
-    from fa3verify.commands.verify import Settings
-
 LEAST_MEMORY_BYTES = 8 << 30
-
-
-def make_executor(settings: Settings) -> Executor:
-    """Return local isolated processes, or the executor of the cluster that the settings name.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If a scheduler is named and ``distributed`` is not installed.
-    OSError
-        If no scheduler answers.
-    """
-    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
-    if settings.scheduler:
-        return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
-    memory_bytes = settings.memory_bytes
-    if memory_bytes is None:
-        memory_bytes = fair_share(settings.workers or default_workers())
-    return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
 
 
 def fair_share(workers: int) -> int | None:

@@ -1,4 +1,4 @@
-"""This module says what a campaign must know of a kernel to plan and to report, asked once and in a worker, and which
+"""What a campaign must know of a kernel to plan and to report, asked once and in a worker, and which
 part of what there is to run on it is run.
 
 Loading a stranger's module may end the process, hang or print; the campaign's own process never does it.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
+from fa3verify.campaign.run import Introduction
 from fa3verify.cases import coverage, space
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
@@ -25,66 +25,12 @@ from fa3verify.judging import hypotheses
 from fa3verify.kernels import loading, twins, watch
 from fa3verify.kernels.record import Candidate, Identity
 from fa3verify.known import registry
+from fa3verify.properties import LAWS, check_claims
 from fa3verify.text import Failure, of_error, of_traceback, one_line
 
 
 class Unavailable(ValueError):
     """A kernel cannot run here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """A kernel as its campaign knows it.
-
-    Parameters
-    ----------
-    name, description, operation : str
-    laws, families : tuple of str
-        What there is to run.
-    claims, not_claimed : tuple of str
-        Classes of :mod:`fa3verify.cases.coverage`; what kernels of its operation may claim and this one does not.
-    constraint : str, optional
-        What keeps it from some problem of the campaign.
-    failed : Failure, optional
-        How it failed while it was loaded or asked: a finding.
-    dtype : str, optional
-        None where it could not be asked.
-    states_order : bool
-        Whether it states its order of operations; the bound is that of any order otherwise.
-    accumulator, sums : str, optional
-        Of a kernel that states no order: how its products are added for the bound, and that in words, with who says so.
-    policy : tuple of str
-        What it declares other than the default policy and sizes, in words.
-    identity : Identity
-    covers : bool
-        Whether the cases that cover all pairs are run.
-    narrowed : str, optional
-        Why what is run gives no verdict, where less was asked for.
-    source : str, optional
-        SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
-    head_dims : tuple of int, optional
-        The ones that it declares.
-    """
-
-    name: str
-    description: str = ""
-    operation: str = operations.FORWARD
-    laws: tuple[str, ...] = ()
-    families: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    not_claimed: tuple[str, ...] = ()
-    constraint: str | None = None
-    failed: Failure | None = None
-    dtype: Dtype | None = None
-    states_order: bool = False
-    accumulator: str | None = None
-    sums: str | None = None
-    policy: tuple[str, ...] = ()
-    identity: Identity = field(default_factory=Identity)
-    covers: bool = True
-    narrowed: str | None = None
-    source: str | None = None
-    head_dims: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +106,6 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     Unavailable
         If it cannot run here.
     """
-    from fa3verify.properties import LAWS, check_claims
-
     watch.trying("loading", lambda: {"kernel": kernel})
     try:
         candidate = found(kernel)
@@ -200,7 +144,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
             policy=tuple(map(one_line, candidate.declared)),
-            identity=Identity(**candidate.identity()) if candidate.identity else Identity(),
+            identity=Identity(**candidate.code.identity()),
             source=_source(kernel),
             head_dims=candidate.head_dims,
         )

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.run import Finding
 from fa3verify.campaign.tasks import GIVE_UP, Outcome
-from fa3verify.judging.family import CaseFigures
+from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import Part, What
 from fa3verify.operations import Operation
+from fa3verify.properties import LawOutcome
 from fa3verify.text import Failure
-
-if TYPE_CHECKING:
-    from fa3verify.properties.runner import LawOutcome
 
 
 def lapses(
     kernel: str,
     operation: Operation,
     outcomes: Sequence[Outcome],
-    cases: Iterable[CaseFigures],
+    cases: Iterable[CaseResult],
     laws: Iterable[LawOutcome],
 ) -> list[Finding]:
     """Return the findings of one kernel, of its judged cases and laws."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.model import BackwardModel
 from fa3verify import operations
 from fa3verify.campaign.cover import cover
-from fa3verify.campaign.introduction import Introduction, found
+from fa3verify.campaign.introduction import found
 from fa3verify.campaign.profiles import PROFILES, ProfileName, captured_case, family_of, judged_cases
-from fa3verify.campaign.results import CaseResult, JudgedCases, UnderHypothesis, of_one_hypothesis
+from fa3verify.campaign.results import JudgedCases, of_one_hypothesis
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import Task
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
@@ -22,17 +23,15 @@ from fa3verify.cases.practice import practice, probes
 from fa3verify.files import Json
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
-from fa3verify.judging.family import Figured, family_row
+from fa3verify.judging.family import CaseResult, Figured, UnderHypothesis, family_row
+from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.kernels.record import REFUSALS, Candidate
+from fa3verify.properties import LawOutcome, find_law, run_law
 from fa3verify.records import read
 from fa3verify.text import Failure
-
-if TYPE_CHECKING:
-    from fa3verify.judging.judgement import Judgement
-    from fa3verify.properties.runner import LawOutcome
 
 PARTS = 4  # tasks that the cases of practice are dealt to
 
@@ -54,12 +53,8 @@ class JudgeTask(Task):
     @abstractmethod
     def run(self) -> JudgedCases: ...
 
-    def judged(self, candidate: Candidate, cases: Sequence[Case]) -> tuple[CaseResult, ...]:
-        """Judge cases, fail-fast up to the first finding where that was asked for."""
-        return tuple(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
-
     def read(self, value: Any) -> JudgedCases | None:
-        return None if value is None else read(JudgedCases, value, self.family)
+        return None if value is None else read(JudgedCases, value, self.family, private=True)
 
     def is_finding(self, value: JudgedCases) -> bool:
         return _fails(self.label, value.records)
@@ -75,7 +70,7 @@ class JudgeFamily(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return JudgedCases(self.judged(candidate, cases))
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
     @property
     def estimated_s(self) -> float:
@@ -96,7 +91,8 @@ class JudgeCapture(JudgeTask):
         candidate = found(self.kernel)
         capture = pinned(self.file, self.sha256).capture
         case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
-        return JudgedCases(self.judged(candidate, [case] if case else []))
+        cases = [case] if case else []
+        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +108,8 @@ class JudgeCover(JudgeTask):
     def run(self) -> JudgedCases:
         candidate = found(self.kernel)
         rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
-        records = self.judged(candidate, [case for _, case in rows if case])
+        cases = [case for _, case in rows if case]
+        records = judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast)
         return JudgedCases(records, tuple(point for point, _ in rows))
 
 
@@ -134,7 +131,7 @@ class JudgePractice(JudgeTask):
         candidate = found(self.kernel)
         cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
-        records = self.judged(candidate, cases[self.part :: PARTS])
+        records = judge_cases(candidate, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
         return JudgedCases(
             tuple(record for record in records if not record.error or record.error.raised not in refusals)
         )
@@ -155,14 +152,10 @@ class SearchLaw(Task):
         return f"{self.kernel}: {self.law}"
 
     def run(self) -> LawOutcome:
-        from fa3verify.properties import find_law, run_law
-
         return run_law(find_law(self.law), found(self.kernel), max_examples=self.max_examples, seed=self.seed)
 
     def read(self, value: Any) -> LawOutcome | None:
-        from fa3verify.properties.runner import LawOutcome
-
-        return None if value is None else read(LawOutcome, value, self.law)
+        return None if value is None else read(LawOutcome, value, self.law, private=True)
 
     def is_finding(self, value: LawOutcome) -> bool:
         return value.status == "fail"
@@ -174,7 +167,7 @@ class SearchLaw(Task):
 
 def judge_cases(
     candidate: Candidate, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
-) -> list[CaseResult]:
+) -> tuple[CaseResult, ...]:
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
     The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
@@ -192,26 +185,23 @@ def judge_cases(
         if is_fail_fast and _fails(candidate.name, [record]):
             break
     kept = sketch.with_one_worst([record.sketch for record in records])
-    return [replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True)]
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
 
 
 def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
-    from fa3verify.judging.judgement import judge
-
     operation = operations.find(candidate.operation)
     judgement = judge(candidate, case)
     sides = hypotheses.under(candidate)
-    under = {
-        name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in judgement.hypotheses.items()
-    }
+    assumed = judgement.hypotheses
     return CaseResult(
         family,
         case,
         judgement.measures,
-        operation.beside(judgement),
+        judgement.quantisation,
         sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
-        hypotheses=under,
-        order=None if under else _order(candidate, case),
+        hypotheses={name: hypotheses.strain(operation, measures) for name, measures in assumed.items()},
+        under={name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in assumed.items()},
+        order=None if assumed else _order(candidate, case),
         point=space.point(candidate, case),
     )
 
@@ -234,7 +224,7 @@ def _fails(label: str, records: Sequence[CaseResult]) -> bool:
     if not records or any(record.error for record in records):
         return bool(records)
     operation = operations.find(records[0].case.operation)
-    body = Figured(label, (family_row(of_one_hypothesis(operation, records), operation),), operation.name)
+    body = Figured(label, (family_row(of_one_hypothesis(records), operation),), operation.name)
     return bool(gate.failed_parts(gate.bit_rows(body) + gate.bound_rows(body)))
 
 
@@ -282,8 +272,10 @@ def _judges(
     for family in kernel.families:
         if family in own:
             index, capture = own[family]
-            pin = {"file": capture.file, "sha256": capture.sha256}
-            judges.append(JudgeCapture(kernel=name, family=family, profile=profile, index=index, **pin))
+            task = JudgeCapture(
+                kernel=name, family=family, profile=profile, index=index, file=capture.file, sha256=capture.sha256
+            )
+            judges.append(task)
         else:
             judges.append(JudgeFamily(kernel=name, family=family, profile=profile, seed=seed, limit=limit))
     return judges

@@ -1,4 +1,4 @@
-"""This module says how much each profile runs: shapes, seeds and example counts, as data."""
+"""How much each profile runs: shapes, seeds and example counts, as data."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def judged_cases(candidate: Candidate, family: str, profile: Profile, seed: int)
 def _case(candidate: Candidate, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
     """The case of a problem that has this place among all shapes."""
     operation = operations.find(candidate.operation)
-    scheme, changes = operation.choices(candidate, problem, recipe, index)
+    scheme, changes = operation.choices(problem, recipe, index, candidate.features, candidate.changeable)
     return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 
@@ -164,7 +164,7 @@ def _inputs(
 
 def _shapes(candidate: Candidate, profile: Profile) -> list[AttentionProblem]:
     """The problems of every synthetic family, before they are adapted."""
-    shapes = operations.find(candidate.operation).shapes(profile)
+    shapes = operations.find(candidate.operation).shapes(profile.shapes, is_quick=profile.name == "quick")
     return [replace(problem, dtype=candidate.dtype) for problem in shapes]
 
 

@@ -9,20 +9,23 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fa3verify import __version__, records
-from fa3verify.campaign.run import CaseRow, KernelRun, LawRow, MovedFigure, RefutedBy, Run, WorstCase
+from fa3verify import records
+from fa3verify.campaign.results import RefutedBy
+from fa3verify.campaign.run import KernelRun, MovedFigure, Run, WorstCase
 from fa3verify.cases.case import Case
 from fa3verify.files import Json, of_schema, read_text, write_text
-from fa3verify.judging.family import CaseFigures
+from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import Part, What
+from fa3verify.properties import LawOutcome
 from fa3verify.records import OMITTED, plain
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
 LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
 LARGEST = What(Part.LARGEST, "error / bound")
-Found = TypeVar("Found", LawRow, RefutedBy, WorstCase)
+Found = TypeVar("Found", LawOutcome, RefutedBy, WorstCase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def write(path: Path, file: ReplayFile) -> None:
     write_text(path, json.dumps(body, indent=1) + "\n")
 
 
-def of_family(cases: Iterable[CaseFigures], hypothesis: str = "") -> Json:
+def of_family(cases: Iterable[CaseResult], hypothesis: str = "") -> Json:
     """Return the content that judges all cases of a family again; the largest error comes first.
 
     The figures of a kernel that states no order are those under the hypothesis that its campaign chose.
@@ -111,14 +114,14 @@ def write_all(run: Run, out: Path) -> Run:
         rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
         path = worst.path(stem, found.kernel, found.what, found.content, **rest)
         failures.append(replace(found, replay=path))
-    judged: dict[tuple[str, str], list[CaseRow]] = {}
+    judged: dict[tuple[str, str], list[CaseResult]] = {}
     for case in run.cases:
         judged.setdefault((case.kernel, case.family), []).append(case)
     kernels = tuple(_with_paths(kernel, judged, worst) for kernel in run.kernels)
     return replace(run, failures=tuple(failures), kernels=kernels)
 
 
-def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRow]], worst: _Worst) -> KernelRun:
+def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseResult]], worst: _Worst) -> KernelRun:
     name = kernel.name
     families = []
     for row in kernel.families:

@@ -1,4 +1,4 @@
-"""This module says what tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
+"""What tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
 
 One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
 no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so
@@ -9,56 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from fa3verify.campaign.run import Assumed, HypothesisRow, RefutedBy
 from fa3verify.cases.space import Point
 from fa3verify.files import Json
-from fa3verify.judging.family import CaseFigures
-from fa3verify.judging.hypotheses import strain
-from fa3verify.judging.sketch import Sketch
-from fa3verify.judging.verdict import Part, What
-from fa3verify.operations import Operation
-from fa3verify.text import Failure
-
-if TYPE_CHECKING:
-    from fa3verify.properties.runner import LawOutcome
+from fa3verify.judging.family import CaseResult
+from fa3verify.judging.verdict import Part, What, ratio_text
+from fa3verify.properties import LawOutcome
+from fa3verify.records import NOT_WRITTEN
 
 REFUTATIONS = "fa3verify.refutations/1"  # schema of what is judged together again
-
-
-@dataclass(frozen=True, slots=True)
-class UnderHypothesis:
-    """Measures of a case under one hypothesis about a kernel that states no order, and the order that it says."""
-
-    measures: dict[str, float]
-    order: Json | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult(CaseFigures):
-    """Holds what judging one case gave.
-
-    Parameters
-    ----------
-    order : dict, optional
-        Fields of the order of operations that the bound assumed; None where it assumes none.
-    sketch : Sketch, optional
-        Where the errors of a forward lie.
-    hypotheses : dict
-        Of a kernel that states no order, whose ``measures`` are those under the hypothesis that the case speaks least
-        against.
-    point : dict
-        Classes of the case by dimension.
-    error : Failure, optional
-        How the kernel failed instead, so that there are no measures.
-    """
-
-    order: Json | None = None
-    sketch: Sketch | None = None
-    hypotheses: dict[str, UnderHypothesis] = field(default_factory=dict)
-    point: Point = field(default_factory=dict)
-    error: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +28,65 @@ class JudgedCases:
     feasible: tuple[Point, ...] = ()
 
 
-def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> Assumed | None:
+@dataclass(frozen=True, slots=True)
+class RefutedBy:
+    """Holds what speaks most against a hypothesis: where it was found, error / bound, the case, its replay file."""
+
+    what: What
+    ratio: float
+    case: str
+    replay: str | None = None
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+
+    @property
+    def words(self) -> str:
+        """Say where it was found, and how large it is."""
+        return f"{self.what.told}, {ratio_text(self.ratio)}"
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisRow:
+    """A hypothesis about a kernel, its largest error / bound, and what refutes it, None where it holds."""
+
+    name: str
+    worst_ratio: float
+    refuted_by: RefutedBy | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """Holds what the bound of a kernel without an order assumed: its sums, in words, and one of several hypotheses.
+
+    Parameters
+    ----------
+    chosen : str
+        The hypothesis whose figures are told: the first that holds, and where none does the one with the least largest
+        error.
+    hypotheses : tuple of HypothesisRow
+        Infinite is the error / bound of an output that is not finite.
+    is_at_once : bool
+        Whether one case or one property refutes all of them.
+    refuted : dict
+        What refutes hypotheses, by their names, in the order in which it was found.
+    """
+
+    sums: str | None
+    accumulator: str | None
+    chosen: str
+    hypotheses: tuple[HypothesisRow, ...]
+    is_at_once: bool = field(default=False, metadata=NOT_WRITTEN)
+    refuted: dict[str, RefutedBy] = field(default_factory=dict, metadata=NOT_WRITTEN)
+
+    @property
+    def words(self) -> str:
+        """Say which hypotheses hold, and what refutes the others."""
+        kept = [row.name for row in self.hypotheses if not row.refuted_by]
+        words = f"bound of any order, {self.sums}; surviving: {', '.join(kept) or 'no hypothesis'}"
+        refuted = [f"{row.name} ({by.words})" for row in self.hypotheses if (by := row.refuted_by)]
+        return f"{words}; refuted: {', '.join(refuted)}" if refuted else words
+
+
+def settle(records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> Assumed | None:
     """Settle which hypotheses hold in judged cases, of which those that raised say nothing, and in properties; None for
     a kernel that states its order. Nothing is said of the sums.
     """
@@ -83,9 +100,8 @@ def settle(operation: Operation, records: Sequence[CaseResult], laws: Iterable[L
             refuted[name] = against
 
     for record in records:
-        ratios = {name: strain(operation, under.measures) for name, under in record.hypotheses.items()}
-        at_once |= bool(ratios) and min(ratios.values()) > 1
-        for name, ratio in ratios.items():
+        at_once |= min(record.hypotheses.values(), default=0.0) > 1
+        for name, ratio in record.hypotheses.items():
             what = What(Part.FAMILY, record.family)
             count(name, RefutedBy(what, ratio, record.case.describe(), content=record.case.to_json()))
     for law in laws:
@@ -118,11 +134,11 @@ def refutations(contents: Sequence[Json]) -> Json:
 
 def judged_under(record: CaseResult, name: str) -> CaseResult:
     """Return a judged case with the figures and the order of one hypothesis."""
-    under = record.hypotheses.get(name)
+    under = record.under.get(name)
     return replace(record, measures=under.measures, order=under.order) if under else record
 
 
-def of_one_hypothesis(operation: Operation, records: Sequence[CaseResult]) -> list[CaseResult]:
+def of_one_hypothesis(records: Sequence[CaseResult]) -> list[CaseResult]:
     """Return judged cases with the figures of the hypothesis that they speak least against, if there are several."""
-    found = settle(operation, records)
+    found = settle(records)
     return [judged_under(record, found.chosen) for record in records] if found else list(records)

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
 from fa3verify import records
+from fa3verify.campaign.results import Assumed
 from fa3verify.cases.coverage import Coverage
 from fa3verify.cases.tried import SizesTried
 from fa3verify.files import Json
 from fa3verify.judging.bits_lost import BitsLost
-from fa3verify.judging.family import CaseFigures, Figured
+from fa3verify.judging.family import CaseResult, FamilyRow, Figured
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.sketch import Sketch
-from fa3verify.judging.verdict import Seen, What, ratio_text
+from fa3verify.judging.verdict import Seen, What
 from fa3verify.kernels.record import Identity
-from fa3verify.records import NOT_WRITTEN, OLDER, OMITTED
+from fa3verify.operations import FORWARD
+from fa3verify.properties import LawOutcome
+from fa3verify.records import FLAT, NOT_WRITTEN, OLDER, OMITTED, PRIVATE
+from fa3verify.text import Failure
 
 SCHEMA = "fa3verify.summary/1"
 Verdict = Literal["pass", "fail", "inconclusive"]
@@ -84,79 +88,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class LawRow:
-    """Tells what became of one property; ``replay`` is the smallest trial that broke it, ``content`` the file's."""
-
-    law: str
-    statement: str
-    kind: str
-    status: str
-    examples: int
-    outputs: int
-    message: str | None
-    replay: str | None = None
-    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
-
-
-@dataclass(frozen=True, slots=True)
-class RefutedBy:
-    """Holds what speaks most against a hypothesis: where it was found, error / bound, the case, its replay file."""
-
-    what: What
-    ratio: float
-    case: str
-    replay: str | None = None
-    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
-
-    @property
-    def words(self) -> str:
-        """Say where it was found, and how large it is."""
-        return f"{self.what.told}, {ratio_text(self.ratio)}"
-
-
-@dataclass(frozen=True, slots=True)
-class HypothesisRow:
-    """A hypothesis about a kernel, its largest error / bound, and what refutes it, None where it holds."""
-
-    name: str
-    worst_ratio: float
-    refuted_by: RefutedBy | None
-
-
-@dataclass(frozen=True, slots=True)
-class Assumed:
-    """Holds what the bound of a kernel without an order assumed: its sums, in words, and one of several hypotheses.
-
-    Parameters
-    ----------
-    chosen : str
-        The hypothesis whose figures are told: the first that holds, and where none does the one with the least largest
-        error.
-    hypotheses : tuple of HypothesisRow
-        Infinite is the error / bound of an output that is not finite.
-    is_at_once : bool
-        Whether one case or one property refutes all of them.
-    refuted : dict
-        What refutes hypotheses, by their names, in the order in which it was found.
-    """
-
-    sums: str | None
-    accumulator: str | None
-    chosen: str
-    hypotheses: tuple[HypothesisRow, ...]
-    is_at_once: bool = field(default=False, metadata=NOT_WRITTEN)
-    refuted: dict[str, RefutedBy] = field(default_factory=dict, metadata=NOT_WRITTEN)
-
-    @property
-    def words(self) -> str:
-        """Say which hypotheses hold, and what refutes the others."""
-        kept = [row.name for row in self.hypotheses if not row.refuted_by]
-        words = f"bound of any order, {self.sums}; surviving: {', '.join(kept) or 'no hypothesis'}"
-        refuted = [f"{row.name} ({by.words})" for row in self.hypotheses if (by := row.refuted_by)]
-        return f"{words}; refuted: {', '.join(refuted)}" if refuted else words
-
-
-@dataclass(frozen=True, slots=True)
 class WorstCase:
     """The case of a kernel's largest error / bound: its family, one line, and the file that replays it."""
 
@@ -166,23 +97,91 @@ class WorstCase:
     content: Json | None = field(default=None, metadata=NOT_WRITTEN)
 
 
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A kernel as its campaign knows it before anything is run; what is to run, no published file has.
+
+    Parameters
+    ----------
+    name, description : str
+        As the command names it, and one line about it.
+    operation : {"forward", "quantize", "backward"}
+        What it computes.
+    laws, families : tuple of str
+        What there is to run.
+    claims, not_claimed : tuple of str
+        Classes of :mod:`fa3verify.cases.coverage`; what kernels of its operation may claim and this one does not.
+    constraint : str, optional
+        What keeps it from some problem of the campaign.
+    failed : Failure, optional
+        How it failed while it was loaded or asked: a finding.
+    dtype : {"fp16", "bf16", "e4m3"}, optional
+        Format of its operands, of a quantiser that of its codes; None where it could not be asked.
+    states_order : bool
+        Whether it states its order of operations; the bound is that of any order otherwise.
+    accumulator, sums : str, optional
+        Of a kernel that states no order: how its products are added for the bound, and that in words, with who says so.
+    policy : tuple of str
+        What it declares other than the default policy and sizes, in words.
+    identity : Identity
+        Version and hash of what is judged, and the GPU it runs on; "CPU" for a twin.
+    covers : bool
+        Whether the cases that cover all pairs are run.
+    narrowed : str, optional
+        Why what is run gives no verdict, where less was asked for.
+    source : str, optional
+        SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
+    head_dims : tuple of int, optional
+        The ones that it declares.
+    """
+
+    name: str
+    description: str = ""
+    operation: str = field(default=FORWARD, metadata=OLDER)
+    laws: tuple[str, ...] = field(default=(), metadata=PRIVATE)
+    families: tuple[str, ...] = field(default=(), metadata=PRIVATE)
+    claims: tuple[str, ...] = field(default=(), metadata=PRIVATE)
+    not_claimed: tuple[str, ...] = field(default=(), metadata=PRIVATE)
+    constraint: str | None = field(default=None, metadata=PRIVATE)
+    failed: Failure | None = field(default=None, metadata=PRIVATE)
+    dtype: Dtype | None = field(default=None, metadata=OLDER)
+    states_order: bool = field(default=False, metadata=OLDER)
+    accumulator: str | None = field(default=None, metadata=PRIVATE)
+    sums: str | None = field(default=None, metadata=PRIVATE)
+    policy: tuple[str, ...] = field(default=(), metadata=OLDER)
+    identity: Identity = field(default_factory=Identity, metadata=OLDER)
+    covers: bool = field(default=True, metadata=PRIVATE)
+    narrowed: str | None = field(default=None, metadata=PRIVATE)
+    source: str | None = field(default=None, metadata=PRIVATE)
+    head_dims: tuple[int, ...] | None = field(default=None, metadata=PRIVATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Holds what a forward loses over long rows of keys, with V of mean 1: relative RMSE against the operands it saw,
+    and ``bias``, the gain less 1; or why there is no figure.
+    """
+
+    seqlen_k: int
+    rows: int
+    rel_rmse: float | None
+    bias: float | None
+    missing: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRun(Figured):
+class KernelRun:
     """Holds what a campaign found of one kernel; ratios are error / bound.
 
     Parameters
     ----------
-    name : str
-        As the command names it.
+    introduction : Introduction
+        What it said of itself.
     families : tuple of FamilyRow
         Per input family the pooled figures of :func:`fa3verify.judging.metrics.measures_of`.
-    operation : {"forward", "quantize", "backward"}
-        What it computes.
-    description : str
-        One line about it.
-    verdict : {"pass", "fail", "inconclusive"}
-        Of this kernel alone.
-    laws : tuple of LawRow
+    verdict : {"pass", "fail", "inconclusive", "not run"}
+        Of this kernel alone; what was not run stands in an atlas alone.
+    laws : tuple of LawOutcome
         What became of every property.
     cases, outputs : int
         Judged cases and law examples, and the output values compared in them.
@@ -192,53 +191,66 @@ class KernelRun(Figured):
         The case of ``worst_ratio``.
     search_effort : int
         Cases behind ``worst_ratio``: a largest known error is a lower bound of the true one.
-    dtype : {"fp16", "bf16", "e4m3"}, optional
-        Format of its operands, of a quantiser that of its codes; None if it could not be loaded.
-    identity : Identity
-        Version, file, hash and device.
-    states_order : bool
-        Whether it states its order of operations; if not, the bound is that of any order.
     assumed : Assumed, optional
-        What that bound assumed.
+        What the bound of a kernel that states no order assumed.
     orders : tuple of dict
-        The :class:`fa3_reference.bounds.KernelModel` of every bound, each once, as JSON values.
-    policy : tuple of str
-        What it declares other than the default policy and sizes, in words.
+        The :class:`fa3_reference.bounds.KernelModel`, of gradients the :class:`fa3_reference.bounds.BackwardModel`, of
+        every bound, each once, as JSON values.
     tried : SizesTried, optional
         Sizes of the calls that returned and were compared.
     coverage : Coverage, optional
         Classes of problems that it claims, and which of them were tried.
     inconclusive : str, optional
-        Why too little was tried for a verdict.
+        Why there is no verdict: too little was tried, or what kept it from running.
     worst_ratios : dict of str to float, optional
         Largest error / bound of every output beside the main ones, by its name.
     bits_lost : BitsLost, optional
         The number that ranks; None for a quantiser, and where a family was not judged whole.
     sketch : Sketch, optional
         Where the errors of a forward lie, in units of the bound.
+    loss : tuple of Loss, optional
+        In an atlas, empty where none was measured; a run has none.
     """
 
-    description: str
-    verdict: Verdict
-    laws: tuple[LawRow, ...]
-    cases: int
-    outputs: int
-    worst_ratio: float | None
-    worst_ratio_lse: float | None
-    worst: WorstCase | None
-    search_effort: int
-    dtype: Dtype | None = field(default=None, metadata=OLDER)
-    identity: Identity = field(default_factory=Identity, metadata=OLDER)
-    states_order: bool = field(default=False, metadata=OLDER)
+    introduction: Introduction = field(metadata=FLAT)
+    families: tuple[FamilyRow, ...] = ()
+    verdict: Literal[Verdict, "not run"]
+    laws: tuple[LawOutcome, ...] = ()
+    cases: int = 0
+    outputs: int = 0
+    worst_ratio: float | None = None
+    worst_ratio_lse: float | None = None
+    worst: WorstCase | None = None
+    search_effort: int = 0
     assumed: Assumed | None = field(default=None, metadata=OMITTED)
     orders: tuple[dict[str, object], ...] = field(default=(), metadata=OLDER)
-    policy: tuple[str, ...] = field(default=(), metadata=OLDER)
     tried: SizesTried | None = field(default=None, metadata=OLDER)
     coverage: Coverage | None = field(default=None, metadata=OLDER)
     inconclusive: str | None = field(default=None, metadata=OLDER)
     worst_ratios: dict[str, float | None] | None = field(default=None, metadata=OLDER)
     bits_lost: BitsLost | None = field(default=None, metadata=OLDER)
     sketch: Sketch | None = field(default=None, metadata=OLDER)
+    loss: tuple[Loss, ...] | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def name(self) -> str:
+        """Return its name, as the command has it."""
+        return self.introduction.name
+
+    @property
+    def operation(self) -> str:
+        """Return what it computes."""
+        return self.introduction.operation
+
+    @property
+    def dtype(self) -> Dtype | None:
+        """Return the format of its operands."""
+        return self.introduction.dtype
+
+    @property
+    def figured(self) -> Figured:
+        """Return what the gate reads of it."""
+        return Figured(self.name, self.families, self.operation)
 
     @property
     def side_ratios(self) -> dict[str, float | None]:
@@ -254,21 +266,6 @@ class KernelRun(Figured):
     def hypothesis(self) -> str:
         """Return the hypothesis under which its figures are; empty for a kernel that states its order."""
         return self.assumed.chosen if self.assumed else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseRow(CaseFigures):
-    """A judged case of a kernel; of one that states no order with the largest error / bound under each hypothesis."""
-
-    kernel: str
-    describe: str = field(default="", metadata=OLDER)
-    hypotheses: dict[str, float] = field(default_factory=dict, metadata=OMITTED)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Its measures, and how far quantising its inputs went towards its own bound."""
-        quantisation = self.quantisation or {"bound_ratio": 0.0}
-        return self.measures | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +314,7 @@ class Run:
         The baseline compared with.
     failures : tuple of Finding
         What failed; findings of one cause are neighbours.
-    cases : tuple of CaseRow
+    cases : tuple of CaseResult
         Every judged case.
     provenance : Provenance
         Versions, platform and the hash of the twin's sources.
@@ -340,7 +337,7 @@ class Run:
     gate: tuple[GateRow, ...]
     baseline: BaselineName | None
     failures: tuple[Finding, ...]
-    cases: tuple[CaseRow, ...]
+    cases: tuple[CaseResult, ...]
     provenance: Provenance
     version: str
     command: str = ""
@@ -363,6 +360,13 @@ class Run:
             Every key of ``docs/summary.md``; numbers that are not finite stay numbers.
         """
         return records.plain(self)
+
+
+def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Verdict:
+    """Return the verdict over kernels and findings."""
+    if failures:
+        return "fail"
+    return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
 
 
 def parse(body: Mapping[str, Any], name: str) -> Run:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fa3verify import records
-from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Provenance
+from fa3verify.campaign.run import Introduction, Provenance
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
@@ -103,7 +102,9 @@ class Part:
     def shared(self) -> Json:
         """Return all that the shards of a campaign have in common, by what a reader calls it."""
         facts = {key: value for key, value in records.plain(self.provenance).items() if key not in _NOT_COMPARED}
-        of_kernels = {f"{key} of {k.name}": value for k in self.kernels for key, value in records.plain(k).items()}
+        of_kernels = {
+            f"{key} of {k.name}": value for k in self.kernels for key, value in records.plain(k, private=True).items()
+        }
         return {**records.plain(self.asked), "activations": records.plain(self.captures), **facts, **of_kernels}
 
 
@@ -122,7 +123,7 @@ def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
 def write(part: Part, out: Path) -> Path:
     """Write a shard below a folder, whole or not at all, and return its path."""
     path = out / part.shard.file
-    write_text(path, json.dumps({"schema": SCHEMA, **records.plain(part)}) + "\n")
+    write_text(path, json.dumps({"schema": SCHEMA, **records.plain(part, private=True)}) + "\n")
     return path
 
 
@@ -135,7 +136,7 @@ def read(path: Path) -> Part:
     if not isinstance(body, dict) or body.pop("schema", None) != SCHEMA:
         raise ValueError(f"{path} is not a shard of schema {SCHEMA!r}")
     try:
-        return records.read(Part, body, "shard")
+        return records.read(Part, body, "shard", private=True)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is a damaged shard: {error}") from None
 

@@ -8,30 +8,26 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.campaign.findings import finding, ordered, with_clause
-from fa3verify.campaign.introduction import Introduction
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.campaign.profiles import CAPTURED
-from fa3verify.campaign.results import CaseResult, contradiction, judged_under, refutations, settle
+from fa3verify.campaign.results import Assumed, contradiction, judged_under, refutations, settle
 from fa3verify.campaign.run import (
-    Assumed,
     BaselineName,
-    CaseRow,
     Finding,
+    Introduction,
     KernelRun,
-    LawRow,
     MovedFigure,
     Provenance,
     Run,
-    Verdict,
     WorstCase,
+    verdict_of,
 )
 from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
@@ -40,15 +36,14 @@ from fa3verify.cases.space import Point
 from fa3verify.cases.tried import SizesTried, Tried, concluded
 from fa3verify.judging import bits_lost, sketch
 from fa3verify.judging.bits_lost import BitsLost
-from fa3verify.judging.family import FamilyRow, family_row
+from fa3verify.judging.family import CaseResult, FamilyRow, family_row
 from fa3verify.judging.gate import QUANTISATION, Baseline, GateRow, baseline_rows, bit_rows, bound_rows, layer_status
-from fa3verify.judging.hypotheses import assumption, strain
+from fa3verify.judging.hypotheses import assumption
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What, ratio_text
 from fa3verify.operations import Operation
+from fa3verify.properties import LawOutcome
 from fa3verify.text import Failure
-
-if TYPE_CHECKING:
-    from fa3verify.properties.runner import LawOutcome
+from fa3verify.version import __version__
 
 WHOLE = "error / bound of the whole kernel"  # a rule of the gate
 
@@ -86,24 +81,23 @@ def summarize(
 
 def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
-) -> tuple[KernelRun, list[GateRow], list[Finding], list[CaseRow]]:
+) -> tuple[KernelRun, list[GateRow], list[Finding], list[CaseResult]]:
     """Conclude from any outcomes of one kernel: its part of the run, the gate's rows, findings and judged cases."""
-    outcome_of = {task.law: outcome for task, outcome in outcomes_of(outcomes, kernel.name, SearchLaw)}
-    searched = [outcome.value for outcome in outcome_of.values() if outcome.value]
+    laws, broken = _laws(kernel, outcomes)
     records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
-    settled = settle(operations.find(kernel.operation), records, searched)
+    settled = settle(records, laws)
     families, found, results = _families(kernel, outcomes, settled)
-    laws, broken = _laws(kernel, outcome_of)
     found += broken
-    found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, searched)
+    found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, laws)
     if kernel.failed:
         found.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
     crashed = {finding.what for finding in found}
     judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
     feasible = [point for value in judged for point in value.feasible]
-    body = _body(kernel, families, laws, results, searched, feasible, crashed, settled)
-    cases = [_told(result, kernel) for result in results]
-    rows = bit_rows(body) + bound_rows(body) + baseline_rows(body, baseline)
+    body = _body(kernel, families, laws, results, feasible, crashed, settled)
+    cases = [replace(result, kernel=kernel.name, describe=result.case.describe()) for result in results]
+    figured = body.figured
+    rows = bit_rows(figured) + bound_rows(figured) + baseline_rows(figured, baseline)
     if settled is None:
         found += _gate_failures(rows, cases, profile, seed)
     else:
@@ -113,13 +107,6 @@ def of_kernel(
         found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
     found = [with_clause(each, kernel.operation) for each in found]
     return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
-
-
-def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Verdict:
-    """Return the verdict over kernels and findings."""
-    if failures:
-        return "fail"
-    return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
 
 
 def _families(
@@ -145,20 +132,6 @@ def _families(
     return families, failures, cases
 
 
-def _told(result: CaseResult, kernel: Introduction) -> CaseRow:
-    """A judged case as a run has it: of a hypothesis only the largest error / bound is kept."""
-    operation = operations.find(kernel.operation)
-    return CaseRow(
-        result.family,
-        result.case,
-        result.measures,
-        result.quantisation,
-        kernel=kernel.name,
-        describe=result.case.describe(),
-        hypotheses={name: strain(operation, under.measures) for name, under in result.hypotheses.items()},
-    )
-
-
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, Sequence[CaseResult]]]:
     """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
     covers = []
@@ -171,20 +144,18 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
         yield covers[0], COVER, [record for outcome in covers if outcome.value for record in outcome.value.records]
 
 
-def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list[LawRow], list[Finding]]:
+def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcome], list[Finding]]:
     """Laws and findings of one kernel. One whose worker died or hung is a failure, with its trial where known."""
     rows = []
     failures = []
-    for law, outcome in outcome_of.items():
-        found: LawOutcome | None = outcome.value
-        row = _law_row(found) if found else LawRow(law, "", "", "fail", 0, 0, outcome.error)
+    for task, outcome in outcomes_of(outcomes, kernel.name, SearchLaw):
+        row: LawOutcome = outcome.value or LawOutcome(task.law, "fail", message=outcome.error)
         if row.status == "fail":
             trial = row.content or (outcome.at or {}).get("content")
-            violation = found.violation if found else None
+            violation = row.violation
             failure = violation.failure if violation else Failure(outcome.error or "", outcome.raised)
             message = str(failure or row.message)
-            against = found.hypotheses if found else {}
-            others = {name: x[0] for name, x in against.items() if x and x[0].to_json() != trial}
+            others = {name: x[0] for name, x in row.hypotheses.items() if x and x[0].to_json() != trial}
             if trial and others:
                 trial = refutations([trial, *(other.to_json() for other in others.values())])
                 message = f"{message}; refuted before: " + ", ".join(
@@ -192,34 +163,17 @@ def _laws(kernel: Introduction, outcome_of: Mapping[str, Outcome]) -> tuple[list
                 )
                 row = replace(row, message=message)
             told = replace(failure, message=message) if failure else message
-            seen = violation.seen if violation else None
-            failures.append(finding(kernel.name, What(Part.LAW, law), told, trial, seen=seen))
+            seen = violation and violation.seen
+            failures.append(finding(kernel.name, What(Part.LAW, row.law), told, trial, seen=seen))
         rows.append(row)
     return rows, failures
-
-
-def _law_row(found: LawOutcome) -> LawRow:
-    from fa3verify.properties import find_law
-
-    rule = find_law(found.law)
-    return LawRow(
-        law=rule.name,
-        statement=rule.statement,
-        kind=rule.kind,
-        status=found.status,
-        examples=found.examples,
-        outputs=found.outputs,
-        message=found.violation.message if found.violation else None,
-        content=found.trial.to_json() if found.trial else None,
-    )
 
 
 def _body(
     kernel: Introduction,
     families: Sequence[FamilyRow],
-    laws: Sequence[LawRow],
+    laws: Sequence[LawOutcome],
     cases: Sequence[CaseResult],
-    searched: Sequence[LawOutcome],
     feasible: Sequence[Point],
     crashed: Collection[What],
     settled: Assumed | None,
@@ -230,7 +184,7 @@ def _body(
     met = [case.point for case in cases if case.is_compared]
     covered = coverage.judged(
         kernel.claims,
-        _tried(families, laws, searched, met),
+        _tried(families, laws, met),
         kernel.constraint,
         [*kernel.not_claimed, *(f"output {name}" for name in absent)],
         coverage.paired(feasible, met),
@@ -244,16 +198,10 @@ def _body(
     inconclusive = None if kernel.failed else kernel.narrowed or covered.inconclusive
     drawn = [(case.case.describe(), case.sketch) for case in cases if case.sketch]
     return KernelRun(
-        kernel.name,
-        tuple(families),
-        operation.name,
+        introduction=kernel,
+        families=tuple(families),
         verdict="inconclusive" if inconclusive else "pass",
-        description=kernel.description,
-        dtype=kernel.dtype,
-        identity=kernel.identity,
-        states_order=kernel.states_order,
         orders=tuple(order for i, order in enumerate(orders) if order and order not in orders[:i]),
-        policy=kernel.policy,
         cases=len(cases) + sum(law.examples for law in laws),
         outputs=sum(int(row.number("outputs")) for row in families) + sum(law.outputs for law in laws),
         worst_ratio=max((row.number("ratio_max") for row in families), default=None),
@@ -262,7 +210,7 @@ def _body(
         worst_ratios=sides,
         worst=worst and WorstCase(worst.family, worst.case.describe(), content=worst.case.to_json()),
         search_effort=len(cases) + sum(law.examples for law in laws if law.law in BOUND_LAWS),
-        tried=_ran(kernel, laws, cases, searched),
+        tried=_ran(kernel, laws, cases),
         coverage=covered,
         inconclusive=inconclusive,
         laws=tuple(laws),
@@ -280,7 +228,7 @@ def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Col
 
 
 def _under(
-    settled: Assumed, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseRow]
+    settled: Assumed, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseResult]
 ) -> list[Finding]:
     """Findings of the gate that say what the bound assumed.
 
@@ -303,18 +251,16 @@ def _under(
     return found
 
 
-def _tried(
-    families: Sequence[FamilyRow], laws: Sequence[LawRow], searched: Sequence[LawOutcome], met: Sequence[Point]
-) -> set[str]:
+def _tried(families: Sequence[FamilyRow], laws: Sequence[LawOutcome], met: Sequence[Point]) -> set[str]:
     """Classes of which some output was compared with a bound, or by a property."""
     tried = {f"family {row.family}" for row in families if row.is_compared}
     tried |= {f"property {law.law}" for law in laws if law.status in ("pass", "fail")}
-    tried |= {name for law in searched for name in law.classes}
+    tried |= {name for law in laws for name in law.classes}
     return tried.union(*map(coverage.named, met))
 
 
 def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
-    """Of how many judged cases an output was returned that a kernel may leave out, and for how many it might be."""
+    """Count the cases in which each optional output was returned, and those in which it could have been."""
     found = {}
     for side in operation.sides:
         due = [case for case in cases if side.optional and side.is_due(case.case.problem)]
@@ -322,16 +268,14 @@ def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tu
     return found
 
 
-def _ran(
-    kernel: Introduction, laws: Sequence[LawRow], cases: Sequence[CaseResult], searched: Sequence[LawOutcome]
-) -> SizesTried:
+def _ran(kernel: Introduction, laws: Sequence[LawOutcome], cases: Sequence[CaseResult]) -> SizesTried:
     """Sizes of the calls behind a kernel's judged cases and trials, and what nobody asked of it."""
     operation = operations.find(kernel.operation)
     tried = Tried()
     for case in cases:
         if case.is_compared:
             tried.add(case.case.problem)
-    for law in searched:
+    for law in laws:
         if law.tried:
             tried.update(law.tried)
     return concluded(
@@ -345,7 +289,7 @@ def _ran(
     )
 
 
-def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseRow], profile: str, seed: int) -> list[Finding]:
+def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseResult], profile: str, seed: int) -> list[Finding]:
     """One finding per failed gate row, each with the most telling case of its family."""
     failures = []
     for row in rows:

@@ -137,7 +137,7 @@ def journal_stamp(*kernels: Candidate) -> str:
     Results of another version of a library, or of a kernel whose code is another, are not gone on with.
     """
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    identities = [dict(kernel.identity()) for kernel in kernels if kernel.identity]
+    identities = [dict(said) for kernel in kernels if (said := kernel.code.identity())]
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 
@@ -257,7 +257,9 @@ def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
     """Write a result that may be kept into the journal."""
     if journal and outcome.task.durable and outcome.value is not None:
         with contextlib.suppress(OSError):  # a full disk costs what could be resumed, not the verdict
-            write_text(journal / f"{outcome.task.identity(stamp)}.json", json.dumps([plain(outcome.value)]))
+            write_text(
+                journal / f"{outcome.task.identity(stamp)}.json", json.dumps([plain(outcome.value, private=True)])
+            )
 
 
 def is_finding(outcome: Outcome) -> bool:
@@ -277,7 +279,7 @@ def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
     return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
 
 
-def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
+def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
     begun.
     """
@@ -295,7 +297,7 @@ def _outcome(task: AnyTask, future: Future, lost: Mapping[str, int]) -> Outcome:
         return Outcome(task, error=of_error(error), raised=type(error).__name__)
 
 
-def _recall(journal: Path | None, task: AnyTask, stamp: str) -> Outcome | None:
+def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
     """Return a result that was kept, None where there is none; a damaged entry counts as absent."""
     if journal is None or not task.durable:
         return None

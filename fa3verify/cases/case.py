@@ -12,6 +12,7 @@ from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify import operations
 from fa3verify.files import of_schema
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations.operation import Arrays
 
 SCHEMA = "fa3verify.case/1"
@@ -77,6 +78,27 @@ class Case:
             In the kernel's format, with descales where it is e4m3.
         """
         return self.draw()[1].operands
+
+    @property
+    def needed_descales(self) -> frozenset[str]:
+        """Features of :data:`fa3verify.operations.DESCALES` that it needs from a kernel."""
+        return operations.find(self.operation).descales_of(self.problem, self.scheme, dict(self.changes))
+
+    def check_descales(self, candidate: Candidate) -> None:
+        """Check that a kernel claims to take its descales, for it must not be judged by others.
+
+        Parameters
+        ----------
+        candidate : Candidate
+            What would be judged.
+
+        Raises
+        ------
+        ValueError
+            If the kernel does not claim them.
+        """
+        if missing := self.needed_descales - candidate.features:
+            raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(missing))}: {self.describe()}")
 
     def describe(self) -> str:
         """Return one readable line.

@@ -1,4 +1,4 @@
-"""This module says what a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
+"""What a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
 
 A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.cases.space`, a family of inputs, a
 property. A verdict rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is

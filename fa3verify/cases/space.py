@@ -29,9 +29,9 @@ from fa3verify.kernels.record import (
     fitting,
     head_dim_refusal,
     is_absorbed,
-    needed_descales,
     needed_features,
 )
+from fa3verify.kernels.twins import Twin
 from fa3verify.operations.operation import CACHES
 
 TILE = 128  # rows and keys of a tile in most kernels
@@ -85,8 +85,8 @@ def probe(candidate: Candidate) -> None:
 
     Such a function has no other way to say so. Whatever else it raises is a finding of the calls that are judged.
     """
-    side = getattr(candidate.run, "__self__", None)
-    if candidate.head_dims is not None or candidate.name in REFUSED or not isinstance(side, ArrayFunction):
+    is_function = isinstance(candidate.code, ArrayFunction)
+    if candidate.head_dims is not None or candidate.name in REFUSED or not is_function:
         return
     REFUSED[candidate.name] = frozenset(d for d in every_head_dim(candidate.dtype) if _refuses(candidate, d))
 
@@ -344,7 +344,7 @@ def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile
     changes = _changes(candidate, chosen, tile_n)
     scheme = _scheme(candidate, chosen, problem, tile_n)
     case = Case(candidate.name, problem, recipe, scheme, changes, candidate.operation)
-    if lacking := (needed_features(problem) | needed_descales(case)) - candidate.features:
+    if lacking := (needed_features(problem) | case.needed_descales) - candidate.features:
         raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(lacking))}")
     if words := candidate.misfit(problem):
         raise ValueError(words)
@@ -370,7 +370,7 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
 
 def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
     # Packing a single head is a configuration of the twin, and no launch has it.
-    plain_group = "2 to 4" if chosen.get("packing") == "on" and candidate.launchable is not None else "1"
+    plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(candidate.code, Twin) else "1"
     layout = chosen.get("layout", "batched")
     stored = chosen.get("cache", "none")
     is_ragged = "empty" in layout or (layout == "packed" and stored != "none")
@@ -417,7 +417,7 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
 def _cache(
     candidate: Candidate, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int
 ) -> Cache:
-    """Where keys lie: what can be done in pages and in rows is, in turn, and pages have each size that is taken."""
+    """Choose where keys lie: alternately in pages and in rows where the kernel takes both, in pages of every size."""
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
         stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")

@@ -1,4 +1,4 @@
-"""This module says which sizes a kernel was called with: the ranges that a verdict rests on, and what nobody asked of
+"""Which sizes a kernel was called with: the ranges that a verdict rests on, and what nobody asked of
 it.
 
 Coverage (:mod:`fa3verify.cases.coverage`) counts classes, of which one case is enough. Here stand the sizes themselves,

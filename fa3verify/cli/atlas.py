@@ -64,7 +64,7 @@ def atlas(
         )
         made = publish.run(settings, known, console.teller(False), resume=resume)
         click.echo(out / "atlas.html")
-        judged = [entry for entry in made.entries if entry.kernel not in known or not known[entry.kernel].unavailable]
+        judged = [each for each in made.kernels if each.name not in known or not known[each.name].unavailable]
         raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
 
 

@@ -21,7 +21,7 @@ GRIDS = (
     "ablation",
     "decode",
     "gqa",
-    "drift",
+    "accumulator_loss",
     "length",
     "schedules",
     "unseen",

@@ -197,10 +197,12 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
     from fa3verify.campaign.tasks import CallTask
     from fa3verify.compare.problems import PAIR
     from fa3verify.compare.table import compare_pair
+    from fa3verify.kernels.names import KernelName
     from fa3verify.known.registry import find
 
-    for name in (name for name in (kernel, other) if ":" not in name):
-        find(name)
+    for name in (kernel, other):
+        if not KernelName.parse(name).is_reference:  # somebody's own is loaded where it runs
+            find(name)
     known = sorted(set(PAIR) - {"causal"})
     for name, values in axes.items():
         if name not in known:

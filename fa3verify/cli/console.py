@@ -1,4 +1,4 @@
-"""This module says what the terminal shows: progress on stderr, verdicts and their findings on stdout."""
+"""What the terminal shows: progress on stderr, verdicts and their findings on stdout."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ COLUMNS = {  # measure: heading; the last ones go first when the terminal is nar
 
 
 def _family_table(kernel: KernelRun, width: int) -> Table:
-    title = f"{escape(kernel.name)}: {escape(kernel.description)}"
+    title = f"{escape(kernel.name)}: {escape(kernel.introduction.description)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
     sides = operations.find(kernel.operation).sides

@@ -1,4 +1,4 @@
-"""This module says what the terminal shows of searches: the hunt, comparisons, and learned orders."""
+"""What the terminal shows of searches: the hunt, comparisons, and learned orders."""
 
 from __future__ import annotations
 

@@ -131,13 +131,13 @@ def write(text: str, target: str | None) -> None:
         write_output(Path(target), text)
 
 
-def letters(most: int = 100) -> int:
-    """Letters of a picture in text: as many as fit beside its labels on a terminal, ``most`` elsewhere.
+def letters() -> int:
+    """Letters of a picture in text: as many as fit beside its labels on a terminal, 100 elsewhere.
 
     >>> letters()
     100
     """
-    return max(20, min(most, shutil.get_terminal_size().columns - LABELS)) if sys.stdout.isatty() else most
+    return max(20, min(100, shutil.get_terminal_size().columns - LABELS)) if sys.stdout.isatty() else 100
 
 
 def require_writable(*targets: str | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import rich_click as click
 
-from fa3verify import __version__
 from fa3verify.cli.atlas import atlas
 from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
@@ -19,6 +18,7 @@ from fa3verify.cli.search import hunt
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
+from fa3verify.version import __version__
 
 JOURNEYS = {
     "Judge a kernel": (verify, learn, replay, report, kernels, merge, atlas),

@@ -69,6 +69,7 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
 
     from fa3_reference.problem import DTYPES
     from fa3verify.judging import gate
+    from fa3verify.kernels.names import KernelName
     from fa3verify.search import Difference, OverBaseline, Ratio
 
     if (objective == "difference") != (against is not None):
@@ -79,7 +80,7 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
         stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
         if stored is None:
             raise ValueError("no baseline ships with this installation: name one by --baseline")
-        own = {kernel.partition("+")[0], *(f"twin.{dtype}" for dtype in DTYPES)}
+        own = {str(KernelName.parse(kernel).sound), *(f"twin.{dtype}" for dtype in DTYPES)}
         kept = {name: figures for name, figures in stored.kernels.items() if name in own}
         return OverBaseline(replace(stored, kernels=kept))
     if against is not None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fa3_kernels.plan.families.learned import LearnedOrder
 from fa3_kernels.plan.order import Order
-from fa3verify.campaign.introduction import Introduction, found, introduce_all
+from fa3verify.campaign.introduction import found, introduce_all
 from fa3verify.campaign.pool import AN_HOUR_S, processes
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.files import json_text, write_text
 from fa3verify.learn import space

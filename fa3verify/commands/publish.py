@@ -22,13 +22,16 @@ from itertools import groupby
 from pathlib import Path
 
 from fa3verify.campaign import accumulator_loss, atlas, replay_files, summary
-from fa3verify.campaign.atlas import Atlas, Entry, EntryFinding, Loss
-from fa3verify.campaign.executors import fair_share, make_executor
+from fa3verify.campaign.executors import fair_share
 from fa3verify.campaign.pool import TaskError, default_workers
-from fa3verify.campaign.run import CaseRow, Run
+from fa3verify.campaign.results import Assumed
+from fa3verify.campaign.run import Finding, Introduction, KernelRun, Loss, Run
 from fa3verify.cases.case import Case
 from fa3verify.commands import verify
+from fa3verify.commands.verify import make_executor
 from fa3verify.files import write_text
+from fa3verify.judging.family import CaseResult
+from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import FORWARD
 from fa3verify.text import of_error, one_line
@@ -44,7 +47,7 @@ LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the lon
 
 def run(
     settings: verify.Settings, known: dict[str, Candidate], tell: Callable[[str], None], *, resume: bool = False
-) -> Atlas:
+) -> Run:
     """Judge the kernels of ``settings``, some side by side, and write ``atlas.json``, its pages and replays.
 
     Parameters
@@ -52,15 +55,16 @@ def run(
     settings : Settings
         ``out`` takes the atlas, and ``out/campaigns`` the report of each kernel.
     known : dict
-        What is known by name of the kernels; those that are unavailable are entries that say why.
+        What is known by name of the kernels; of those that are unavailable the atlas says why.
     tell : callable
         Gets one line per kernel.
     resume : bool
-        Keep the judged entries of an atlas of the same profile and seed that is there already.
+        Keep the judged kernels of an atlas of the same profile and seed that is there already.
 
     Returns
     -------
-    Atlas
+    Run
+        The atlas.
 
     Raises
     ------
@@ -68,24 +72,23 @@ def run(
         At an interruption, after all processes have ended; kernels that were judged stay in the atlas.
     """
     made = _empty(settings)
-    kept = _stored(settings, made) if resume else ()
-    missing = [_missing(known[name]) for name in settings.kernels if name in known and known[name].unavailable]
-    there = {entry.kernel: entry for entry in (*kept, *missing)}
-    made = _write(settings.out, replace(made, entries=tuple(there.values())))
-    todo = [name for name in settings.kernels if name not in there or _may_lose(there[name])]
+    kept = _stored(settings, made) if resume else made
+    absent = (known[name] for name in settings.kernels if name in known and known[name].unavailable)
+    made = _write(settings.out, atlas.joined(kept, [replace(made, kernels=tuple(map(_missing, absent)))]))
+    there = {kernel.name: atlas.alone(made, kernel.name) for kernel in made.kernels}
+    todo = [name for name in settings.kernels if name not in there or _may_lose(there[name].kernels[0])]
     workers = settings.workers or int(CROWDING * default_workers())
     lanes = max(1, workers // PROCESSES)
     own = replace(settings, workers=workers // lanes, memory_bytes=settings.memory_bytes or fair_share(workers))
     pools = _Pools()
 
     with ThreadPoolExecutor(lanes) as pool:
-        futures = [pool.submit(_entry, own, name, pools, there.get(name)) for name in todo]
+        futures = [pool.submit(_row, own, name, pools, there.get(name)) for name in todo]
         try:
             for future in as_completed(futures):
-                entry = future.result()
-                others = tuple(each for each in made.entries if each.kernel != entry.kernel)
-                made = _write(settings.out, replace(made, entries=(*others, entry)))
-                tell(_told(entry))
+                row = future.result()
+                made = _write(settings.out, atlas.joined(made, [row]))
+                tell(_told(row.kernels[0]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             pools.end()
@@ -129,58 +132,79 @@ class _Pools:
             each.shutdown(wait=False, cancel_futures=True)
 
 
-def _told(entry: Entry) -> str:
+def _told(kernel: KernelRun) -> str:
     """Return in one line what became of a kernel."""
-    losses = ", ".join(each.missing or f"{each.rel_rmse:.2e}" for each in entry.loss)
-    return f"{entry.kernel} {entry.verdict}" + (f", over long rows {losses}" if losses else "")
+    losses = ", ".join(each.missing or f"{each.rel_rmse:.2e}" for each in kernel.loss or ())
+    return f"{kernel.name} {kernel.verdict}" + (f", over long rows {losses}" if losses else "")
 
 
-def _may_lose(entry: Entry) -> bool:
+def _may_lose(kernel: KernelRun) -> bool:
     """Tell whether it is a forward that was judged, and whose loss over long rows is not known yet."""
-    return entry.operation == FORWARD and entry.verdict != "not run" and not entry.loss
+    return kernel.operation == FORWARD and kernel.verdict != "not run" and not kernel.loss
 
 
-def _empty(settings: verify.Settings) -> Atlas:
+def _empty(settings: verify.Settings) -> Run:
     facts = summary.provenance(settings.seed)
     packages = {name: version for name, version in facts.packages.items() if version != "absent"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         packages["NVIDIA driver"] = query("driver_version")
     started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    given = settings.profile, settings.seed, started, facts.platform, packages
-    return Atlas(facts.version, facts.git, *given, entries=())
+    return Run(
+        profile=settings.profile,
+        seed=settings.seed,
+        verdict="inconclusive",
+        exit_code=EXIT_CODES["inconclusive"],
+        layers={},
+        kernels=(),
+        gate=(),
+        baseline=None,
+        failures=(),
+        cases=(),
+        provenance=replace(facts, packages=packages),
+        version=facts.version,
+        started=started,
+        schema=atlas.SCHEMA,
+    )
 
 
-def _stored(settings: verify.Settings, made: Atlas) -> tuple[Entry, ...]:
-    """Judged entries of the atlas that is there; ValueError if it is of another profile, seed or version."""
+def _stored(settings: verify.Settings, made: Run) -> Run:
+    """Return what was judged of the atlas that is there; ValueError if it is of another profile, seed or version."""
     path = settings.out / atlas.FILE
     if not path.is_file():
-        return ()
+        return made
     there = atlas.read(path)
     for name in ("profile", "seed", "version"):
         if getattr(there, name) != getattr(made, name):
             raise ValueError(f"{path} has {name} {getattr(there, name)}, not {getattr(made, name)}")
-    return tuple(entry for entry in there.entries if entry.verdict != "not run")
+    judged = tuple(kernel for kernel in there.kernels if kernel.verdict != "not run")
+    return atlas.joined(made, [replace(there, kernels=judged)])
 
 
-def _missing(candidate: Candidate) -> Entry:
-    facts = {"description": one_line(candidate.description), "policy": candidate.declared}
-    facts |= {"operation": candidate.operation, "dtype": candidate.dtype}
-    return atlas.not_run(candidate.name, one_line(candidate.unavailable or ""), **facts)
+def _missing(candidate: Candidate) -> KernelRun:
+    introduction = Introduction(
+        candidate.name,
+        one_line(candidate.description),
+        candidate.operation,
+        dtype=candidate.dtype,
+        policy=candidate.declared,
+    )
+    return KernelRun(
+        introduction=introduction, verdict="not run", inconclusive=one_line(candidate.unavailable or ""), loss=()
+    )
 
 
-def _write(out: Path, made: Atlas) -> Atlas:
+def _write(out: Path, made: Run) -> Run:
     from fa3verify.report import atlas_page
 
-    made = replace(made, entries=tuple(sorted(made.entries, key=lambda entry: entry.kernel)))
     atlas.write(out / atlas.FILE, made)
     atlas_page.write_pages(out, [out / atlas.FILE])
     return made
 
 
-def _entry(settings: verify.Settings, name: str, pools: _Pools, judged: Entry | None = None) -> Entry:
+def _row(settings: verify.Settings, name: str, pools: _Pools, judged: Run | None = None) -> Run:
     """Judge one kernel and measure its losses, or only these where it was judged already.
 
-    Whatever the kernel does to the campaign is the reason that its entry has no verdict. The losses are asked first:
+    Whatever the kernel does to the campaign is the reason that it has no verdict. The losses are asked first:
     the processes that measure them would otherwise wait until the kernel has introduced itself.
     """
     losses: dict[int, Future] = {}
@@ -189,22 +213,24 @@ def _entry(settings: verify.Settings, name: str, pools: _Pools, judged: Entry | 
             for keys, rows in LOSS_ROWS.items():
                 asked = accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed
                 losses[keys] = executor.submit(*asked)
-            entry = judged or _judged(settings, name, executor, pools.check)
+            row = judged or _judged(settings, name, executor, pools.check)
     except Exception as error:
-        entry = judged or atlas.not_run(name, of_error(error))
+        failed = KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=of_error(error), loss=())
+        row = judged or replace(_empty(settings), kernels=(failed,))
     pools.check()  # what was ended is no loss
-    if not _may_lose(entry):
-        return entry
-    return replace(entry, loss=tuple(_loss(keys, future) for keys, future in losses.items()))
+    (kernel,) = row.kernels
+    if not _may_lose(kernel):
+        return row
+    loss = tuple(_loss(keys, future) for keys, future in losses.items())
+    return replace(row, kernels=(replace(kernel, loss=loss),))
 
 
-def _judged(settings: verify.Settings, name: str, executor: Executor, check: Callable[[], None]) -> Entry:
+def _judged(settings: verify.Settings, name: str, executor: Executor, check: Callable[[], None]) -> Run:
     """Judge one kernel, and shut the executor down."""
     campaign = settings.out / CAMPAIGNS / _stem(name)
     own = replace(settings, kernels=(name,), out=campaign)
     found = verify.run(own, lambda total, outcome: check(), executor)
-    (entry,) = atlas.of(found).entries
-    return _published(entry, found, campaign, settings.out)
+    return _published(found, campaign, settings.out)
 
 
 def _stem(kernel: str) -> str:
@@ -224,26 +250,37 @@ def _loss(seqlen_k: int, future: Future) -> Loss:
     return Loss(seqlen_k, rows, found.rel_rmse, found.bias, None)
 
 
-def _published(entry: Entry, found: Run, campaign: Path, out: Path) -> Entry:
-    """An entry as it is published: its replay files below ``out``, of every family the largest case."""
-    path = out / WORST / f"{_stem(entry.kernel)}.json"
-    largest = _largest([case for case in found.cases if case.kernel == entry.kernel])
-    (kernel,) = (kernel for kernel in found.kernels if kernel.name == entry.kernel)
-    replay_files.write_largest(path, entry.kernel, largest, kernel.hypothesis)
-    kept, findings = _findings(entry.findings, campaign, path)
-    coverage = entry.coverage
+def _published(found: Run, campaign: Path, out: Path) -> Run:
+    """The atlas of one kernel as it is published: its replay files below ``out``, of every family the largest case."""
+    made = atlas.of(found)
+    (kernel,) = made.kernels
+    path = out / WORST / f"{_stem(kernel.name)}.json"
+    replay_files.write_largest(path, kernel.name, _largest(found.cases), kernel.hypothesis)
+    replay = f"{WORST}/{path.name}"
+    kept, findings = _findings(made.failures, campaign, path)
+    coverage = kernel.coverage
     if coverage and coverage.pairs:
         coverage = replace(coverage, pairs=replace(coverage.pairs, by_dimensions=None))
-    return replace(
-        entry,
+    kernel = replace(
+        kernel,
         coverage=coverage,
-        families=tuple(replace(row, replay=f"{WORST}/{path.name}") for row in entry.families),
-        properties=tuple(replace(law, replay=kept.get(str(law.replay))) for law in entry.properties),
-        findings=findings,
+        families=tuple(replace(row, replay=replay) for row in kernel.families),
+        laws=tuple(replace(law, replay=kept.get(str(law.replay))) for law in kernel.laws),
+        worst=kernel.worst and replace(kernel.worst, replay=replay),
+        assumed=kernel.assumed and _without_files(kernel.assumed),
     )
+    return replace(made, kernels=(kernel,), failures=findings)
 
 
-def _largest(cases: Sequence[CaseRow]) -> dict[str, Case]:
+def _without_files(assumed: Assumed) -> Assumed:
+    """Return what a bound assumed without replay files: those of findings are enough to be published."""
+    rows = [
+        replace(row, refuted_by=row.refuted_by and replace(row.refuted_by, replay=None)) for row in assumed.hypotheses
+    ]
+    return replace(assumed, hypotheses=tuple(rows))
+
+
+def _largest(cases: Sequence[CaseResult]) -> dict[str, Case]:
     """The case of the largest error / bound of every family."""
     found: dict[str, Case] = {}
     for case in sorted(cases, key=lambda case: case.measures["ratio_max"], reverse=True):
@@ -251,9 +288,7 @@ def _largest(cases: Sequence[CaseRow]) -> dict[str, Case]:
     return found
 
 
-def _findings(
-    findings: Sequence[EntryFinding], campaign: Path, beside: Path
-) -> tuple[dict[str, str], tuple[EntryFinding, ...]]:
+def _findings(findings: Sequence[Finding], campaign: Path, beside: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
     """Copy the replay file of the first finding of each cause: new names by old, and the findings with them."""
     kept: dict[str, str] = {}
     for _, same in groupby(findings, lambda finding: finding.cause):

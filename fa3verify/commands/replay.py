@@ -17,7 +17,7 @@ from fa3verify.campaign.run import MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.judging import gate, hypotheses
-from fa3verify.judging.family import pooled
+from fa3verify.judging.family import CaseResult, pooled
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.judging.verdict import Part
 from fa3verify.kernels.calls import CandidateError
@@ -143,7 +143,7 @@ def _refutations(candidate: Candidate, content: Json, activations: Path | None) 
             return Replayed(False, violation.message, None)
         against = {name: (trial, broken) if broken else None for name, broken in under.items()}
         laws.append(LawOutcome(trial.law, "fail" if violation else "pass", hypotheses=against))
-    found = results.settle(operations.find(candidate.operation), records, laws)
+    found = results.settle(records, laws)
     if found is None:
         return Replayed(all(passes(candidate, record.measures) for record in records), f"{len(records)} cases", None)
     is_kept = found.chosen not in found.refuted
@@ -189,13 +189,13 @@ def _family(candidate: Candidate, what: str, content: Json, activations: Path | 
     return Replayed(holds, message, pooled(records, operations.find(candidate.operation)))
 
 
-def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[results.CaseResult] | Replayed:
+def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[CaseResult] | Replayed:
     """Judge cases under one hypothesis; a kernel that raises is replayed with that."""
     records = judge_cases(candidate, family, cases)
     for record in records:
         if record.error:
             return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.error), None)
-    return results.of_one_hypothesis(operations.find(candidate.operation), records)
+    return results.of_one_hypothesis(records)
 
 
 def _found(case: Case, activations: Path | None) -> Case:

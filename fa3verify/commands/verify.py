@@ -18,10 +18,11 @@ from pathlib import Path
 
 from fa3verify.campaign import atlas, plan, replay_files, shards
 from fa3verify.campaign import tasks as campaign
-from fa3verify.campaign.executors import make_executor
-from fa3verify.campaign.introduction import Introduction, Only, introduce_all
-from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Finding, Run
+from fa3verify.campaign.executors import Cluster, fair_share
+from fa3verify.campaign.introduction import Only, introduce_all
+from fa3verify.campaign.pool import default_workers, processes
+from fa3verify.campaign.profiles import PROFILES, ProfileName
+from fa3verify.campaign.run import Finding, Introduction, Run
 from fa3verify.campaign.summary import provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
@@ -80,6 +81,25 @@ class ShardRun:
     def exit_code(self) -> int:
         """1 with a failure, 0 without."""
         return 1 if self.failures else 0
+
+
+def make_executor(settings: Settings) -> Executor:
+    """Return local isolated processes, or the executor of the cluster that the settings name.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If a scheduler is named and ``distributed`` is not installed.
+    OSError
+        If no scheduler answers.
+    """
+    limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
+    if settings.scheduler:
+        return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = fair_share(settings.workers or default_workers())
+    return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
 
 
 def prepare_output(out: Path) -> None:
@@ -270,7 +290,7 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, found.kernels)
+        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in found.kernels])
         write_text(settings.update_baseline, body.with_kernels_of(updated).text())
     atlas.write(settings.out / atlas.FILE, atlas.of(found))
     write_report(settings.out, found)
@@ -302,7 +322,7 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
     return baseline
 
 
-def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> list[Task]:
+def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> Sequence[Task]:
     """Everything there is to run."""
     return plan.plan(
         list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify import __version__
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, execute
@@ -16,9 +15,11 @@ from fa3verify.compare.axes import AXES, Axis, axis_of
 from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Candidate
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.compare/1"
 KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses
@@ -89,7 +90,7 @@ def tasks_of(
     for axis, values in chosen.items():
         axis_of(axis).check_values(values)
     for kernel in kernels:
-        if ":" not in kernel:
+        if not KernelName.parse(kernel).is_reference:
             _check(find(kernel), chosen, sizes or {})
     return [
         CallTask(

@@ -1,4 +1,4 @@
-"""This module says how many bits an output loses over the ideal kernel of its format: the one number that ranks
+"""How many bits an output loses over the ideal kernel of its format: the one number that ranks
 kernels.
 
 The ideal kernel computes exactly on the operands that a kernel was given and rounds its outputs once, to the same

@@ -4,40 +4,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
+from fa3verify.cases.space import Point
+from fa3verify.files import Json
 from fa3verify.judging import bits_lost
+from fa3verify.judging.sketch import Sketch
 from fa3verify.operations import FORWARD, Operation
-from fa3verify.records import FLAT, OLDER
+from fa3verify.records import FLAT, OLDER, OMITTED, PRIVATE
+from fa3verify.text import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class CaseFigures:
-    """A judged case: its measures, and what quantising its inputs did, None where nothing was quantised."""
+class UnderHypothesis:
+    """Measures of a case under one hypothesis about a kernel that states no order, and the order that it says."""
+
+    measures: dict[str, float]
+    order: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """Holds what judging one case gave.
+
+    Parameters
+    ----------
+    family : str
+    case : Case
+    measures : dict
+        Of a kernel that states no order those under the hypothesis that the case speaks least against.
+    quantisation : dict, optional
+        What quantising its inputs did, None where nothing was quantised.
+    kernel, describe : str
+        Name of the kernel and the case in one line, in a run.
+    hypotheses : dict
+        The largest error / bound under each hypothesis about a kernel that states no order.
+    under : dict
+        What else is known under each.
+    order : dict, optional
+        Fields of the order of operations that the bound assumed; None where it assumes none.
+    sketch : Sketch, optional
+        Where the errors of a forward lie.
+    point : dict
+        Classes of the case by dimension.
+    error : Failure, optional
+        How the kernel failed instead, so that there are no measures.
+    """
 
     family: str
     case: Case
     measures: dict[str, float]
     quantisation: dict[str, float] | None = None
+    _: KW_ONLY
+    kernel: str = ""
+    describe: str = field(default="", metadata=OLDER)
+    hypotheses: dict[str, float] = field(default_factory=dict, metadata=OMITTED)
+    under: dict[str, UnderHypothesis] = field(default_factory=dict, metadata=PRIVATE)
+    order: Json | None = field(default=None, metadata=PRIVATE)
+    sketch: Sketch | None = field(default=None, metadata=PRIVATE)
+    point: Point = field(default_factory=dict, metadata=PRIVATE)
+    error: Failure | None = field(default=None, metadata=PRIVATE)
 
     @property
     def is_compared(self) -> bool:
         """Tell whether some output was compared with a bound."""
         return self.measures["outputs"] > self.measures["unbounded"]
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Its measures, and how far quantising its inputs went towards its own bound."""
+        quantisation = self.quantisation or {"bound_ratio": 0.0}
+        return self.measures | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
+
 
 @dataclass(frozen=True, slots=True)
 class FamilyRow:
     """Pooled figures of one family of inputs, None for one that its operation does not have; ``cases`` is one of them.
 
-    ``replay`` is the file that gives them again.
+    ``replay`` is the file that gives them again. An atlas, which has no cases, has the ``seeds`` that inputs were drawn
+    from, and the case of the largest error / bound in one line.
     """
 
     family: str
     figures: dict[str, float | None] = field(metadata=FLAT)
     replay: str | None = None
+    seeds: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    largest: str = field(default="", metadata=OMITTED)
 
     def number(self, name: str) -> float:
         """Return a figure that every family has."""
@@ -60,7 +114,7 @@ class Figured:
     operation: str = field(default=FORWARD, metadata=OLDER)
 
 
-def pooled(cases: Sequence[CaseFigures], operation: Operation) -> dict[str, float | None]:
+def pooled(cases: Sequence[CaseResult], operation: Operation) -> dict[str, float | None]:
     """Pool the measures of cases of one family: RMS of all outputs, maxima of maxima, the rest weighted means.
 
     The weight of a case is its number of main output values, for side outputs as well.
@@ -104,12 +158,12 @@ def pooled(cases: Sequence[CaseFigures], operation: Operation) -> dict[str, floa
     return figures
 
 
-def family_row(cases: Sequence[CaseFigures], operation: Operation) -> FamilyRow:
+def family_row(cases: Sequence[CaseResult], operation: Operation) -> FamilyRow:
     """Return the figures of cases of one family."""
     return FamilyRow(cases[0].family, pooled(cases, operation))
 
 
-def _bits_lost(cases: Iterable[CaseFigures]) -> float | None:
+def _bits_lost(cases: Iterable[CaseResult]) -> float | None:
     """Return the bits that a family loses: the mean over the outputs of its cases that count.
 
     Infinite where an output is not finite; None where no case counts or its operation has no such figure.

@@ -19,6 +19,7 @@ from fa3verify.cases.coverage import COVER
 from fa3verify.files import of_schema
 from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.verdict import Part, Seen
+from fa3verify.kernels.names import KernelName
 from fa3verify.operations import Operation
 from fa3verify.records import NOT_WRITTEN
 
@@ -222,7 +223,7 @@ class Baseline:
 
     def figures(self, kernel: str, family: str) -> dict[str, float] | None:
         """Figures of one family; a twin with a planted fault is compared with the twin it claims to be."""
-        stored = self.kernels.get(kernel) or self.kernels.get(kernel.partition("+")[0], {})
+        stored = self.kernels.get(kernel) or self.kernels.get(str(KernelName.parse(kernel).sound), {})
         return stored.get(family)
 
     def with_kernels_of(self, other: Baseline | None) -> Baseline:

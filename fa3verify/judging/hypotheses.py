@@ -1,4 +1,4 @@
-"""This module says what the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
+"""What the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
 kernel.
 
 Hypotheses exclude each other: P is summed before it is rounded, or after. A kernel is judged under each, and passes if
@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fa3verify import operations
-from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Operation
+from fa3verify.operations.operation import Accumulator
 
 _HOPPER = (9, 0)  # compute capability of the tensor core whose sums were measured
 _ADA = (8, 9)  # its e4m3 products are said to keep as few bits (MMA-Sim); nothing of it was measured here
@@ -52,9 +53,10 @@ def sums_of(candidate: Candidate) -> Sums:
     found = gpu_of(candidate.device)
     if found is None:
         return Sums("either", f"device: {candidate.device}, which is not here")
-    if found.capability == _HOPPER:
+    capability = (found.major, found.minor)
+    if capability == _HOPPER:
         return Sums("either", f"device: {found.name}")
-    is_sharp = candidate.dtype == "e4m3" and found.capability != _ADA
+    is_sharp = candidate.dtype == "e4m3" and capability != _ADA
     return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
 
 
@@ -78,7 +80,7 @@ def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: An
 
 def under(candidate: Candidate) -> dict[str, Candidate]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate)
+    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate.forward)
     if not names:
         return {}
     orders = {name: partial(_order, candidate.operation, sums_of(candidate).accumulator, name) for name in names}

@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_kernels.plan.families import OURS
+from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.quantize import condition
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses, metrics
 from fa3verify.kernels import calls
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Candidate
-from fa3verify.known import registry
+from fa3verify.kernels.twins import Twin
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
+from fa3verify.operations.ratios import error_ratio
 
 _STATED = ""  # the hypothesis of a kernel that states its order
 Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -64,6 +68,27 @@ class Judgement:
     measures: dict[str, float]
     hypotheses: Mapping[str, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def quantisation(self) -> dict[str, float] | None:
+        """Return what quantising Q, K and V did: squared error measured and predicted, largest error / its own bound;
+        None where nothing was quantised. It stands beside the verdict.
+        """
+        problem = self.case.problem
+        scheme = self.case.scheme
+        if scheme is None or self.unrounded is None or problem.sinks:
+            return None
+        q, k, v = self.inputs
+        exact = (*condition(problem, q, k, scheme)[:2], v)  # as quantised: centred and rotated
+        moved = [np.abs(a - b) for a, b in zip(self.operands.dequantized(problem), exact, strict=True)]
+        bound = quantization_bound(problem, *exact, *moved).out
+        error = np.abs(self.seen["out"] - self.unrounded["out"])
+        predicted = predict_error(problem, q, k, v, scheme)
+        return {
+            "measured": float(np.mean(np.square(error))),
+            "predicted": float(np.mean(np.square(predicted.total))),
+            "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
+        }
+
 
 def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
     """Run and measure one case.
@@ -82,7 +107,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     """
     operation = operations.find(candidate.operation)
     problem = case.problem
-    candidate.check_descales(case)
+    case.check_descales(candidate)
     arrays, prepared = case.draw()
     operands = prepared.operands
     config = candidate.config_for(problem, case.changes)
@@ -112,19 +137,21 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
 
 
-def _bits(twin: str, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
-    """How many values have other bits than the twin's; nothing where a learned order says nothing of the problem.
+def _bits(
+    twin: Candidate, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs
+) -> dict[str, float]:
+    """Return how many values have other bits than the twin's; nothing where it does not take the problem.
 
-    The twin of our own kernel runs in its configuration, that of a learned order in one of its own.
+    A twin whose family is that of the kernel's configuration runs in this; another, such as that of a learned order, in
+    one of its own, and says nothing of problems that it does not take, and of the bits of NaN.
     """
-    expected = registry.find(twin)
-    is_learned = "[family=" in twin
-    if is_learned:
-        if expected.refusal(problem):
+    is_other = isinstance(twin.code, Twin) and twin.code.family != getattr(config, "family", OURS)
+    if is_other:
+        if twin.refusal(problem):
             return {}
-        config = expected.config_for(problem)
-    bits = calls.run(expected, problem, operands, config)
-    return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_learned)}
+        config = twin.config_for(problem)
+    bits = calls.run(twin, problem, operands, config)
+    return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_other)}
 
 
 def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:

@@ -1,4 +1,4 @@
-"""This module says where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
+"""Where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
 channel, and the worst.
 
 Everything is in units of the bound, so that 1 is the limit. A profile has the largest error / bound of each bin, over
@@ -19,7 +19,6 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
 from fa3verify.operations.ratios import error_over_bound
 
-AXES = ("query", "keys", "channel")
 QUERY_ROWS = 8  # of one bin
 HALF_OCTAVES = 24  # bins of the histogram below 1
 LEVELS = (0.25, 0.5, 1.0, 4.0, 64.0)  # upper ends of the classes of a drawn cell; the last class has none

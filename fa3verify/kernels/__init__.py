@@ -1,1 +1,1 @@
-"""This module says what is judged: the record of a kernel, the twins, and functions of somebody's own."""
+"""What is judged: the record of a kernel, the twins, and functions of somebody's own."""

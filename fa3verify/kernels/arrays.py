@@ -4,7 +4,7 @@ in and out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_conf
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3verify.kernels.handed import unchanged
+from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
 from fa3verify.operations.forward import Result
@@ -32,7 +33,7 @@ def is_plain(x: np.ndarray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFunction:
-    """The callable side of a candidate: a record, so that it can travel to worker processes.
+    """The code of a kernel that is one function: a record, so that it can travel to worker processes.
 
     Parameters
     ----------
@@ -64,6 +65,8 @@ class ArrayFunction:
     page_size : int
         Keys of a page where a function that claims ``paged``, and not ``seqused_k``, is asked a problem without a
         cache.
+    launchable, identity : callable
+        As :class:`fa3verify.kernels.record.Code` has them.
     """
 
     function: Callable[..., object]
@@ -74,6 +77,8 @@ class ArrayFunction:
     out_dtype: OutDtype | Literal[""]
     gradients: GradientsOf = ""
     page_size: int = 16
+    launchable: Callable[..., object] = always_launchable
+    identity: Callable[[], Mapping[str, str | None]] = dict
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     try:
         # np.errstate ends what the kernel sets for its own sums.
         with watch.warming(candidate.name), np.errstate(), unchanged(arrays):
-            returned = candidate.run(copy(problem), given, copy(config))
+            returned = candidate.code.run(copy(problem), given, copy(config))
         named = operations.find(candidate.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
         raise CandidateError(str(error)) from error

@@ -20,7 +20,8 @@ from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.kernels.record import Candidate, always_launchable
+from fa3verify.operations.operation import Accumulator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +30,8 @@ __all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "a
 
 
 class CandidateFacts(TypedDict, total=False):
-    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` holds
-    it.
+    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` and
+    :class:`~fa3verify.kernels.record.Code` hold it.
     """
 
     features: Iterable[str]
@@ -44,10 +45,9 @@ class CandidateFacts(TypedDict, total=False):
     seqlen_multiple: int
     min_seqlen: int
     changeable: frozenset[str]
-    fixes_config: bool
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
-    twin: str | None
+    twin: Candidate | None
     unavailable: str | None
 
 
@@ -104,8 +104,7 @@ def array_candidate(
     **facts : CandidateFacts
         What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
         ``order``, ``accumulator``, ``policy``, ``head_dims``, ``page_sizes``, ``seqlen_multiple``, ``min_seqlen`` and
-        ``bitwise``, of which nothing is claimed by default. Without an order the sums are those of ``accumulator``, or
-        of the device.
+        ``bitwise``; nothing is claimed by default. Without an order the sums are of ``accumulator`` or the device.
 
     Returns
     -------
@@ -115,9 +114,8 @@ def array_candidate(
     Raises
     ------
     ValueError
-        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with the
-        list of those that exist; for "autograd" of a function that is not of torch tensors; for an accumulator beside
-        an order.
+        For a misspelt fact, dtype, layout, output format, feature, property, accumulator or kind of gradients, with
+        those that exist; for "autograd" of what takes no torch tensors, and for an accumulator beside an order.
 
     Examples
     --------
@@ -130,13 +128,25 @@ def array_candidate(
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     pages = (facts.get("page_sizes") or (16,))[0]
-    side = ArrayFunction(function, layout, library, device, features, out_dtype, gradients, pages)
+    code = ArrayFunction(
+        function,
+        layout,
+        library,
+        device,
+        features,
+        out_dtype,
+        gradients,
+        pages,
+        launchable=facts.pop("launchable", always_launchable),
+        identity=facts.pop("identity", dict),
+    )
     title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
     if gradients:
         facts.setdefault("min_seqlen", 1)
     declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
+    forward = "own" if gradients in ("autograd", "own") else "given"
     kernels = (
-        Candidate(f"{title}.{dtype}", dtype, side.run, side.configure, features, operation=operation, device=device)
+        Candidate(f"{title}.{dtype}", dtype, code, features, operation=operation, device=device, forward=forward)
         for dtype in dtypes
     )
     return tuple(replace(kernel, **declared) for kernel in kernels)

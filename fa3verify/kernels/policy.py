@@ -1,4 +1,4 @@
-"""This module says what kernels do by design where no arithmetic says what is right: rows without a key, special
+"""What kernels do by design where no arithmetic says what is right: rows without a key, special
 values, alignment.
 """
 

@@ -1,4 +1,4 @@
-"""This module says what a kernel is to the harness: how it is called, what it takes, and what it declares."""
+"""What a kernel is to the harness: how it is called, what it takes, and what it declares."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype
+from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.operations import AnyConfig
+from fa3verify.operations.operation import Accumulator, ForwardOf
 from fa3verify.text import MOST_BYTES, one_line
 
 if TYPE_CHECKING:
     from fa3_reference.bounds import BackwardModel, KernelModel
-    from fa3verify.cases.case import Case
 
 
 BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 _PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
-Accumulator = Literal["fp32", "wgmma", "either"]
 
 
 # Head dims that a kernel which declares none refused when it was asked in this process, by its name.
@@ -57,6 +56,48 @@ class Identity:
                 object.__setattr__(self, field.name, one_line(text, MOST_BYTES))
 
 
+class Code(Protocol):
+    """Says what of a kernel is called. A class that inherits it need not have the last two."""
+
+    def configure(self, problem: AttentionProblem, /) -> AnyConfig:
+        """Return the operation's configuration, for a forward a ``Config``.
+
+        What it refuses by ValueError or NotImplementedError is not asked of the kernel, in no case and no property.
+        """
+        ...
+
+    def run(self, problem: AttentionProblem, operands: Operands, config: Any, /) -> object:
+        """Return the operation's outputs, as a mapping by name or as attributes, for a forward :class:`Result`."""
+
+    def launchable(self, problem: AttentionProblem, config: Any, /) -> object:
+        """Raise ValueError where no launch of a problem has a configuration.
+
+        Without it every configuration that ``changeable`` leads to can be run. A property that keeps the configuration
+        of another problem is not tried in one that a caller cannot have.
+        """
+
+    def identity(self) -> Mapping[str, str | None]:
+        """Return fields of :class:`Identity` by name, for stored judgements.
+
+        It is asked once in a campaign, where the kernel runs.
+        """
+        return {}
+
+
+def always_launchable(problem: AttentionProblem, config: Any) -> None:
+    """Accept every configuration, as the code of a kernel that declares nothing else does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The code of a kernel, function by function, each as :class:`Code` says."""
+
+    run: Callable[..., object]
+    configure: Callable[[AttentionProblem], AnyConfig]
+    launchable: Callable[..., object] = always_launchable
+    identity: Callable[[], Mapping[str, str | None]] = dict
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A kernel under judgement.
@@ -67,12 +108,8 @@ class Candidate:
         Unique, such as ``twin.fp16``.
     dtype : {"fp16", "bf16", "e4m3"}
         Format of its operands, of a quantiser that of its codes.
-    run : callable
-        ``run(problem, operands, config)``: the operation's outputs, as a mapping by name or as attributes (for a
-        forward :class:`Result`).
-    configure : callable
-        ``configure(problem)``: the operation's configuration (for a forward ``Config``). What it refuses by ValueError
-        or NotImplementedError is not asked of the kernel, in no case and no property.
+    code : Code
+        What is called: it configures, runs and identifies itself. :class:`Functions` makes one of single functions.
     features : frozenset of str
         Subset of those of its operation, above all :data:`fa3verify.operations.FEATURES`; problems that need others
         are never sent.
@@ -82,8 +119,8 @@ class Candidate:
         Why it cannot run here.
     fault : StrEnum, optional
         The planted mistake of a faulty twin.
-    twin : str, optional
-        Name of the twin whose bits it must equal (the verdict's part "bits").
+    twin : Candidate, optional
+        The twin whose bits it must equal (the verdict's part "bits").
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
     order : callable, optional
@@ -97,7 +134,7 @@ class Candidate:
     device : str
         Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
     changeable : frozenset of str
-        Fields of its configuration that a campaign's cases may change, because ``run`` does as they say.
+        Fields of its configuration that a campaign's cases may change, because its code does as they say.
     policy : Policy
         What it does by design where no arithmetic says what is right.
     bitwise : frozenset of str, optional
@@ -108,34 +145,26 @@ class Candidate:
     seqlen_multiple, min_seqlen : int
         Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
         (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
-    fixes_config : bool
-        Its configuration follows from the problem, but for what is ``changeable``: a property that keeps the
-        configuration of another problem is not tried on it.
-    launchable : callable, optional
-        ``launchable(problem, config)`` raises ValueError where no launch of a problem has a configuration. Without it
-        every configuration that ``changeable`` leads to can be run. A property that comes from a call to one that
-        serves is not tried on it in a configuration that only the first has.
-    identity : callable, optional
-        ``identity()``: fields of :class:`Identity` by name, for stored judgements. Asked once in a campaign, where the
-        kernel runs.
     page_sizes : tuple of int, optional
         Keys of a page that it takes; without it any, if it claims ``paged``.
+    forward : {"given", "own"}
+        Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
 
     Raises
     ------
     ValueError
-        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function.
+        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function, and a
+        twin that is no kernel.
     """
 
     name: str
     dtype: Dtype
-    run: Callable[..., object]
-    configure: Callable[[AttentionProblem], AnyConfig]
+    code: Code
     features: frozenset[str]
     description: str = ""
     unavailable: str | None = None
     fault: StrEnum | None = None
-    twin: str | None = None
+    twin: Candidate | None = None
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel | BackwardModel] | None = None
     accumulator: Accumulator | None = None
@@ -146,10 +175,8 @@ class Candidate:
     head_dims: tuple[int, ...] | None = None
     seqlen_multiple: int = 1
     min_seqlen: int = 0
-    fixes_config: bool = False
-    launchable: Callable[..., object] | None = None
-    identity: Callable[[], Mapping[str, str | None]] | None = None
     page_sizes: tuple[int, ...] | None = None
+    forward: ForwardOf = "given"
 
     def __post_init__(self) -> None:
         if self.order is not None and not callable(self.order):
@@ -157,6 +184,8 @@ class Candidate:
                 f"{self.name}: order must be a function of a configuration, such as lambda config: "
                 f"{type(self.order).__name__}(...), got one {type(self.order).__name__}"
             )
+        if self.twin is not None and not isinstance(self.twin, Candidate):
+            raise ValueError(f"{self.name}: twin must be a kernel, as find_kernel returns it, got {self.twin!r}")
         if self.accumulator is None:
             return
         if self.accumulator not in (known := get_args(Accumulator)):
@@ -173,6 +202,22 @@ class Candidate:
         if self.head_dims is not None:
             words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
         return (*self.policy.exceptions, *words)
+
+    def altered(self, **functions: Callable[..., Any]) -> Candidate:
+        """Return the kernel with other functions in its code.
+
+        Parameters
+        ----------
+        **functions : callable
+            Fields of :class:`Functions`; the rest is as it was.
+
+        Returns
+        -------
+        Candidate
+            Which declares the same.
+        """
+        known = {field.name: getattr(self.code, field.name) for field in fields(Functions)}
+        return replace(self, code=Functions(**(known | functions)))
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:
         """Return the configuration for a problem with some fields changed.
@@ -195,8 +240,7 @@ class Candidate:
             If the problem or the changes are unsupported.
         """
         config = replace(self.configured(problem), **dict(changes))
-        if self.launchable is not None:
-            self.launchable(problem, config)
+        self.code.launchable(problem, config)
         return config
 
     def configured(self, problem: AttentionProblem) -> AnyConfig:
@@ -218,7 +262,7 @@ class Candidate:
             If it refuses the problem by one of :data:`REFUSALS`.
         """
         try:
-            return self.configure(copy(problem))
+            return self.code.configure(copy(problem))
         except NotImplementedError as error:
             raise ValueError(one_line(error)) from error
 
@@ -280,20 +324,11 @@ class Candidate:
         str or None
             The reason in words; None if a caller can.
         """
-        if self.launchable is not None and problem.serving:  # of which a launch has fewer choices than of others
-            try:
-                self.launchable(problem, config)
-            except ValueError as error:
-                return one_line(error)
-        if not self.fixes_config:
-            return None
         try:
-            own = self.configured(problem)
+            self.code.launchable(problem, config)
         except ValueError as error:
             return one_line(error)
-        if chosen(own, config, self.changeable) is not None:
-            return None
-        return f"a caller chooses {' and '.join(sorted(self.changeable)) or 'nothing'} of a configuration"
+        return None
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """Return why the kernel does not take a problem.
@@ -319,22 +354,6 @@ class Candidate:
         except ValueError as error:
             return one_line(error)
         return None
-
-    def check_descales(self, case: Case) -> None:
-        """Check that the kernel claims to take the descales of a case, for it must not be judged by others.
-
-        Parameters
-        ----------
-        case : Case
-            What would be judged.
-
-        Raises
-        ------
-        ValueError
-            If the kernel does not claim them.
-        """
-        if missing := needed_descales(case) - self.features:
-            raise ValueError(f"{self.name} does not claim {', '.join(sorted(missing))}: {case.describe()}")
 
     def supports(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel takes this problem.
@@ -363,18 +382,6 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
         "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
     }
     return problem.serving | frozenset(name for name, needed in needs.items() if needed)
-
-
-def needed_descales(case: Case) -> frozenset[str]:
-    """Features of :data:`fa3verify.operations.DESCALES` that a case needs from a kernel."""
-    operation = operations.find(case.operation)
-    return operation.descales_of(case.problem, case.scheme, dict(case.changes))
-
-
-def chosen(own: Any, config: Any, names: Iterable[str]) -> dict[str, Any] | None:
-    """Return the fields of these names by which one configuration becomes another, None if they do not."""
-    found = {name: getattr(config, name) for name in names}
-    return found if replace(own, **found) == config else None
 
 
 def is_absorbed(candidate: Candidate, head_dim: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -11,22 +10,31 @@ from fa3_kernels.faults.table import AnyFault, planted
 from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify import __version__, operations
+from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Code
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.operation import TWIN
+from fa3verify.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """Callable side of a twin candidate; a record so that it can travel to worker processes."""
+class Twin(Code):
+    """The code of a twin; a record, so that it can travel to worker processes."""
 
     operation: str
     changes: tuple[tuple[str, Setting], ...] = ()
     fault: AnyFault | None = None
+
+    @property
+    def family(self) -> str:
+        """Return whose plan and bits it has: a family of :data:`fa3_kernels.plan.families.FAMILIES`, or a file that
+        holds a learned order.
+        """
+        return str(dict(self.changes).get("family", OURS))
 
     @property
     def package(self) -> str:
@@ -48,7 +56,7 @@ class Twin:
         """The twin's own sources, and the version of the kernels whose bits it has."""
         from fa3_kernels.twin.compiled import source_hash
 
-        traits = traits_of(str(dict(self.changes).get("family", OURS)))
+        traits = traits_of(self.family)
         version = f"twin of {traits.title} ({traits.version}), fa3verify {__version__}"
         return {"version": version, "sha256": source_hash(), "device": "CPU"}
 
@@ -63,25 +71,21 @@ def twin(
     **changes: Setting,
 ) -> Candidate:
     """Build a twin candidate, optionally with configuration changes or a planted fault."""
-    side = Twin(operation, tuple(sorted(changes.items())), fault)
+    code = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features_of(changes)
-    free = frozenset[str]()
-    if operation == operations.FORWARD:
-        free = changeable(dtype, changes, str(changes.get("family", OURS)))
+    free = changeable(dtype, changes, code.family) if operation == operations.FORWARD else frozenset()
     order = model_of if operation == "backward" else order_of_family
     return Candidate(
         name,
         dtype,
-        side.run,
-        side.configure,
+        code,
         features,
         description,
         fault=fault,
         operation=operation,
         order=order,
         changeable=free,
-        identity=side.identity,
     )
 
 
@@ -185,7 +189,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
 )
 
 
-_NAMES = frozenset(kernel.name for kernel in (*BUILT_IN, *ON_REQUEST))
+TWINS: dict[str, Candidate] = {kernel.name: kernel for kernel in (*BUILT_IN, *ON_REQUEST)}
 
 
 def is_twin(name: str) -> bool:
@@ -194,4 +198,4 @@ def is_twin(name: str) -> bool:
     >>> is_twin("twin.fp16+stale_v"), is_twin("twin.fp16[tile_n=64]"), is_twin("twin.mine")
     (True, True, False)
     """
-    return re.split(r"[@+\[]", name, maxsplit=1)[0] in _NAMES
+    return KernelName.parse(name).base in TWINS

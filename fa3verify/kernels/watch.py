@@ -1,4 +1,4 @@
-"""This module says what a process says about its work while it does it, so that another one knows where it died or
+"""What a process says about its work while it does it, so that another one knows where it died or
 hung.
 
 Nobody listens unless a listener is set; a worker of :class:`fa3verify.campaign.pool.IsolatingPool` sets one.

@@ -15,13 +15,15 @@ from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.request import check_pages
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify import __version__, operations
-from fa3verify.kernels.record import Candidate
+from fa3verify import operations
+from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.twins import TWINS
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.quantize import QuantizeConfig, stated_scale
 from fa3verify.tensors.here import unavailable
+from fa3verify.version import __version__
 
 if TYPE_CHECKING:
     from fa3verify.known.launches import Keywords
@@ -111,6 +113,16 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
     return {name: to_numpy(x) for name, x in named.items() if x is not None}
 
 
+def _configure_backward(problem: AttentionProblem) -> BackwardConfig:
+    return operations.find("backward").configure(problem, family=OURS)
+
+
+def _own_backward(problem: AttentionProblem, config: BackwardConfig) -> None:
+    """Raise ValueError for a configuration of which a caller would choose anything."""
+    if config != _configure_backward(problem):
+        raise ValueError("a caller chooses nothing of a configuration")
+
+
 def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> tuple[Any, ...]:
     from fa3verify.known import launches
 
@@ -138,16 +150,18 @@ def gpu() -> tuple[Candidate, ...]:
         Candidate(
             f"gluon.{name}",
             dtype,
-            _forward,
-            partial(configure, **options),
+            Functions(
+                _forward,
+                partial(configure, **options),
+                launch_options,
+                partial(_identity, "forward", "packed", "paged"),
+            ),
             (FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}) | _serving(dtype),
             f"{about} on a Hopper GPU",
             reason,
-            twin=f"twin.{name}",
+            twin=TWINS[f"twin.{name}"],
             order=order_of_family,
             changeable=changeable(dtype, options),
-            launchable=launch_options,
-            identity=partial(_identity, "forward", "packed", "paged"),
             page_sizes=_PAGE_SIZES,
         )
         for name, dtype, options, about in _FORWARDS
@@ -160,17 +174,14 @@ def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
     return Candidate(
         f"gluon.backward.{dtype}",
         dtype,
-        _backward,
-        partial(operation.configure, family=OURS),
+        Functions(_backward, _configure_backward, _own_backward, partial(_identity, "backward")),
         operation.features_of({"family": OURS}),
         f"deterministic {dtype.upper()} backward on a Hopper GPU",
         reason,
-        twin=f"twin.backward.{dtype}",
+        twin=TWINS[f"twin.backward.{dtype}"],
         operation="backward",
         order=model_of,
         min_seqlen=1,
-        fixes_config=True,
-        identity=partial(_identity, "backward"),
     )
 
 
@@ -179,11 +190,10 @@ def _quantiser(reason: str | None) -> Candidate:
     return Candidate(
         "gluon.quantize",
         "e4m3",
-        _quantise,
-        operation.configure,
+        Functions(_quantise, operation.configure),
         operation.features,
         "quantiser to e4m3 on a Hopper GPU",
         reason,
-        twin="twin.quantize",
+        twin=TWINS["twin.quantize"],
         operation="quantize",
     )

@@ -10,31 +10,44 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fa3_kernels.plan.config import Config, Setting
+from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels.functions import CandidateFacts
-from fa3verify.kernels.record import Candidate, chosen
-from fa3verify.kernels.twins import declared
+from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.twins import TWINS, declared
 from fa3verify.known.cpu_candidates import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
 from fa3verify.operations import AnyConfig
 from fa3verify.tensors import here
 
 
-def options_of(name: str, problem: AttentionProblem, config: Config) -> dict[str, Setting]:
+def _configure(name: str, operation: str, problem: AttentionProblem) -> AnyConfig:
+    peer = PEERS[name]
+    return peer.configure(problem) if operation == operations.FORWARD else peer.configure_backward(problem)
+
+
+def _options(name: str, operation: str, problem: AttentionProblem, config: AnyConfig) -> dict[str, Setting]:
     """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
 
     ValueError where that would not give this configuration.
     """
-    own = PEERS[name].configure(problem)
-    choices = PEERS[name].choices
+    own = _configure(name, operation, problem)
     if config == own:
         return {}
-    options = chosen(own, config, choices)
-    if options is None:
+    choices = PEERS[name].choices if operation == operations.FORWARD else ()
+    options = {choice: getattr(config, choice) for choice in choices}
+    if replace(own, **options) != config:
         raise ValueError(f"a caller of {name} chooses {' and '.join(choices) or 'nothing'} of a configuration")
     return options
+
+
+def _run(name: str, operation: str, problem: AttentionProblem, operands: Operands, config: Any) -> tuple[Any, ...]:
+    """Run a library's forward as the configuration says, or its backward of the out and lse that it is given."""
+    options = _options(name, operation, problem, config)
+    from fa3verify.known import launches
+
+    return launches.run(name, problem, operands, options)
 
 
 def _identity(name: str) -> dict[str, str | None]:
@@ -44,17 +57,13 @@ def _identity(name: str) -> dict[str, str | None]:
     return {**launches.identity(name), "device": launches.device_name()}
 
 
-def _configure(name: str, operation: str, problem: AttentionProblem) -> AnyConfig:
-    peer = PEERS[name]
-    return peer.configure_backward(problem) if operation == "backward" else peer.configure(problem)
-
-
-def _run(name: str, operation: str, problem: AttentionProblem, operands: Operands, config: Any) -> tuple[Any, ...]:
-    """Run a library's forward as the configuration says, or its backward of the out and lse that it is given."""
-    options = {} if operation == "backward" else options_of(name, problem, config)
-    from fa3verify.known import launches
-
-    return launches.run(name, problem, operands, options)
+def _code(name: str, operation: str) -> Functions:
+    return Functions(
+        run=partial(_run, name, operation),
+        configure=partial(_configure, name, operation),
+        launchable=partial(_options, name, operation),
+        identity=partial(_identity, name),
+    )
 
 
 def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
@@ -65,16 +74,13 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.{dtype}",
             dtype,
-            partial(_run, name, operations.FORWARD),
-            partial(_configure, name, operations.FORWARD),
+            _code(name, operations.FORWARD),
             frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about,
             peer.unjudged or peer.missing() or device,
-            twin=f"twin.{peer.family}.{dtype}" if peer.family else None,
+            twin=TWINS[f"twin.{peer.family}.{dtype}"] if peer.family else None,
             order=peer.model,
             changeable=frozenset(peer.choices),
-            fixes_config=True,
-            identity=partial(_identity, name),
         )
         yield replace(kernel, **facts)
 
@@ -87,15 +93,12 @@ def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
         kernel = Candidate(
             f"{name}.backward.{dtype}",
             dtype,
-            partial(_run, name, "backward"),
-            partial(_configure, name, "backward"),
+            _code(name, "backward"),
             frozenset(peer.features) & operations.find("backward").features - {"varlen", "head_dim_v"},
             f"backward of {peer.about}",
             peer.missing() or device,
             operation="backward",
             order=peer.gradients,
-            fixes_config=True,
-            identity=partial(_identity, name),
         )
         yield replace(kernel, **facts)
 

@@ -44,8 +44,10 @@ def _blocks(config: Config) -> KernelModel:
 
 
 def _chained(config: Config) -> KernelModel:
-    """The same with sums that stay in the tensor core and P of at most 256: the factor that the caller gives it, and
-    that the running maximum moves it at every block, as no kernel for Hopper is known not to."""
+    """The same with sums that stay in the tensor core and P of at most 256: its factor is what the caller gives.
+
+    P is taken to be rescaled by the running maximum at every block: every known kernel for Hopper does so.
+    """
     return replace(_blocks(config), accumulator="wgmma")
 
 

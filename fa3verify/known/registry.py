@@ -1,4 +1,4 @@
-"""This module says which kernels there are, and which one a name means.
+"""Which kernels there are, and which one a name means.
 
 Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
 ``fa3verify.kernels``.
@@ -7,16 +7,18 @@ Built in are the CPU twins. Others come from ``module:function``, ``file.py:func
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.config import Config, Setting
 from fa3_kernels.plan.families.learned import read
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Candidate, head_dim_refusal
-from fa3verify.kernels.twins import BUILT_IN, ON_REQUEST, Twin, is_twin, twin
+from fa3verify.kernels.twins import ON_REQUEST, TWINS, Twin, twin
 from fa3verify.known import peer_kernels
 from fa3verify.known.cpu_candidates import cpu
 from fa3verify.known.gluon import gpu
@@ -26,7 +28,7 @@ ENTRY_POINTS = "fa3verify.kernels"
 
 def discover() -> dict[str, Candidate]:
     """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
-    found = {c.name: c for c in (*BUILT_IN, *ON_REQUEST, *gpu(), *peer_kernels.candidates(), *cpu())}
+    found = {c.name: c for c in (*TWINS.values(), *gpu(), *peer_kernels.candidates(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name in found:  # as find() takes what is built in first
             continue
@@ -38,25 +40,22 @@ def discover() -> dict[str, Candidate]:
     return found
 
 
-def _of_head_dims(candidate: Candidate, dims: str) -> Candidate:
-    """The kernel with these head dims alone, given as text; ValueError for one that it does not take."""
-    if not all(d.isdecimal() for d in dims.split(",")):
-        raise ValueError(f"head dims behind @ are numbers such as 64,128, got {dims!r}")
-    asked = tuple(map(int, dims.split(",")))
+def _of_head_dims(candidate: Candidate, head_dims: tuple[int, ...]) -> Candidate:
+    """Return the kernel with these head dims alone; ValueError for one that it does not take."""
     known = candidate.head_dims
-    if known is not None and (others := set(asked) - set(known)):
+    if known is not None and (others := set(head_dims) - set(known)):
         raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
     if candidate.unavailable is None:
-        for head_dim in asked:
+        for head_dim in head_dims:
             _check_head_dim(candidate, head_dim)
-    return replace(candidate, name=f"{candidate.name}@{dims}", head_dims=asked)
+    return replace(candidate, head_dims=head_dims)
 
 
 def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
     """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
     try:
         rule = head_dim_refusal(candidate, head_dim)
-        if isinstance(getattr(candidate.run, "__self__", None), Twin):  # which computes sizes that no launch has
+        if isinstance(candidate.code, Twin):  # which computes sizes that no launch has
             Config(candidate.dtype, head_dim)
     except ValueError as error:
         rule = str(error)
@@ -96,91 +95,74 @@ def find(name: str) -> Candidate:
     ...     1, 1, 1, 1, 97, 128, dtype="e4m3")).tile_n
     96
     """
-    if name.endswith("]"):
-        return _configured(name)
-    base, at, dims = name.rpartition("@")
-    if at and base.rpartition("@")[2].replace(",", "").isdecimal():
-        raise ValueError(f"head dims stand once behind a kernel's name, as in NAME@64,128, got {name!r}")
-    if at:
-        return _of_head_dims(find(base), dims)
-    if ":" in name:
+    asked = KernelName.parse(name)
+    kernel = _plain(asked)
+    if asked.head_dims:
+        kernel = _of_head_dims(kernel, asked.head_dims)
+    if asked.changes:
+        kernel = _configured(kernel, asked.changes)
+    if asked.order:
+        kernel = replace(kernel, twin=_learned(kernel, asked.order))
+    return kernel if kernel.name == name else replace(kernel, name=name)
+
+
+def _plain(asked: KernelName) -> Candidate:
+    """Return the kernel that a name begins with, with the fault that it names."""
+    name = asked.plain
+    if asked.is_reference:
         return load(name)
-    known = {c.name: c for c in (*BUILT_IN, *ON_REQUEST)}  # without looking for a GPU
+    known: Mapping[str, Candidate] = TWINS  # without looking for a GPU
     if name not in known and (installed := importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)):
-        return replace(load(next(iter(installed)).value), name=name)
-    if name not in known and "+" not in name:
+        return load(next(iter(installed)).value)
+    if name not in known and not asked.fault:
         known = discover()
     if name in known:
         return known[name]
-    base, _, fault = name.partition("+")
-    if fault and is_twin(base):
-        operation = known[base].operation
-        faults = operations.find(operation).faults
+    sound = known.get(asked.base)
+    if asked.fault and sound and isinstance(sound.code, Twin):
+        faults = operations.find(sound.operation).faults
         try:
-            planted = faults(fault)
+            planted = faults(asked.fault)
         except ValueError:
-            raise ValueError(f"unknown fault {fault!r} of {operation}; known are {', '.join(faults)}") from None
-        side = known[base].run.__self__  # type: ignore[attr-defined]
-        made = twin(known[base].dtype, name=name, fault=planted, operation=operation, **dict(side.changes))
-        return replace(known[base], name=name, description="", run=made.run, fault=planted, identity=made.identity)
+            every = ", ".join(faults)
+            raise ValueError(f"unknown fault {asked.fault!r} of {sound.operation}; known are {every}") from None
+        return replace(sound, description="", code=replace(sound.code, fault=planted), fault=planted)
     rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
-    raise ValueError(f"unknown kernel {name!r}{meant(base, known) or ';'} {rest}")
+    raise ValueError(f"unknown kernel {name!r}{meant(asked.base, known) or ';'} {rest}")
 
 
-def _configured(name: str) -> Candidate:
-    """The kernel of a name with fields of its configuration changed, or with a learned order, where brackets say so.
+def _configured(candidate: Candidate, changes: Mapping[str, Setting]) -> Candidate:
+    """Return the kernel with fields of its configuration changed.
 
     A twin's family is asked for the changed configuration, and so is that of a kernel's twin where a launch chooses the
     parts of the keys: ``flash3.bf16[num_splits=0]`` splits as the library does, ``gluon.fp16[num_splits=0]`` as ours.
     """
-    plain, _, rest = name.partition("[")
-    candidate = find(plain)
-    changes = dict(_change(each, name) for each in rest[:-1].split(","))
-    if order := changes.pop("order", None):
-        if changes:
-            raise ValueError(f"an order stands alone behind a kernel's name, got {name!r}")
-        return replace(candidate, name=name, twin=_twin_of(candidate, str(order)))
-    side = getattr(candidate.run, "__self__", None)
-    if isinstance(side, Twin):  # its family then fits what else a change asks for
-        changed: dict[str, Any] = dict(side.changes) | changes
-        rebuilt = twin(candidate.dtype, name=name, fault=side.fault, operation=candidate.operation, **changed)
-        return replace(
-            candidate,
-            name=name,
-            run=rebuilt.run,
-            configure=rebuilt.configure,
-            features=rebuilt.features,
-            changeable=rebuilt.changeable,
-        )
-    own = candidate.configure
-    is_resolved = candidate.twin and changes.get("num_splits") == 0
-    planned = _configured(f"{candidate.twin}[{rest}").configure if is_resolved else None
+    asked = KernelName.parse(candidate.name)
+    name = str(replace(asked, changes={**asked.changes, **changes}))
+    if isinstance(candidate.code, Twin):  # its family then fits what else a change asks for
+        changed: dict[str, Any] = dict(candidate.code.changes) | dict(changes)
+        rebuilt = twin(candidate.dtype, fault=candidate.code.fault, operation=candidate.operation, **changed)
+        kept = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
+        return replace(candidate, name=name, **kept)
+    own = candidate.code.configure
+    held = candidate.twin and _configured(candidate.twin, changes)
+    planned = held.code.configure if held and changes.get("num_splits") == 0 else None
 
     def configure(problem: AttentionProblem) -> Any:
         config = own(problem)  # refuses what the kernel does not take, which its twin may
         try:
             return planned(problem) if planned else replace(config, **changes)
         except TypeError:
-            raise ValueError(f"{plain} has no configuration with {', '.join(changes)}") from None
+            raise ValueError(f"{candidate.name} has no configuration with {', '.join(changes)}") from None
 
-    return replace(candidate, name=name, configure=configure)
+    return replace(candidate.altered(configure=configure), name=name, twin=held)
 
 
-def _twin_of(candidate: Candidate, file: str) -> str:
-    """Return the name of the twin of a learned order; ValueError where it is of another dtype or operation."""
+def _learned(candidate: Candidate, file: str) -> Candidate:
+    """Return the twin of a learned order; ValueError where it is of another dtype or operation."""
     learned = read(file)
     if (candidate.operation, candidate.dtype) != (operations.FORWARD, learned.dtype):
         kind = f"{candidate.operation} in {candidate.dtype}"
         raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {candidate.name} is a {kind}")
-    interval = f",promotion_interval={learned.promotion_interval}" if learned.promotion_interval else ""
-    return f"twin.{learned.dtype}[family={file}{interval}]"
-
-
-def _change(text: str, name: str) -> tuple[str, Any]:
-    """A field and its value: an integer, a switch or a word."""
-    key, equals, value = text.partition("=")
-    if not key or not equals or not value:
-        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
-    if value in ("true", "false"):
-        return key, value == "true"
-    return key, int(value) if value.lstrip("-").isdigit() else value
+    interval = {"promotion_interval": learned.promotion_interval} if learned.promotion_interval else {}
+    return _configured(TWINS[f"twin.{learned.dtype}"], {"family": file} | interval)

@@ -14,8 +14,9 @@ from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3verify.learn.elimination import Asking, Elimination
 from fa3verify.learn.inputs import ARITHMETIC, SPECIAL
-from fa3verify.learn.launcher import Answer, Launcher, Question, differing
+from fa3verify.learn.launcher import Launcher, Question, differing
 from fa3verify.learn.rows import KEYS
+from fa3verify.operations.forward import Result
 
 _MOST = 6  # orders of those that were refuted last; what they differ in explains no mistake
 
@@ -23,7 +24,7 @@ _MOST = 6  # orders of those that were refuted last; what they differ in explain
 class _Suspect(Protocol):
     """An order whose twin is run with a mistake."""
 
-    def __call__(self, question: Question, twin: Any) -> Answer: ...
+    def __call__(self, question: Question, twin: Any) -> Result: ...
 
 
 def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
@@ -58,14 +59,14 @@ def _suspects(game: Elimination, refuted: Sequence[Order]) -> Iterator[_Suspect]
             yield partial(_of_family, launcher, family)
 
 
-def _of_order(game: Elimination, order: Order, question: Question, twin: Any) -> Answer:
+def _of_order(game: Elimination, order: Order, question: Question, twin: Any) -> Result:
     return game.guess(order).answer(question, game.launcher.dtype, game.launcher.out_dtype, twin)
 
 
-def _of_family(launcher: Launcher, family: str, question: Question, twin: Any) -> Answer:
+def _of_family(launcher: Launcher, family: str, question: Question, twin: Any) -> Result:
     problem = question.problem(launcher.dtype)
     config = default_config(problem, family=family, out_dtype=launcher.out_dtype)
-    return Answer(*twin(problem, question.operands(launcher.dtype), config))
+    return Result(*twin(problem, question.operands(launcher.dtype), config))
 
 
 def _explains(twin: Any, suspects: Sequence[_Suspect], askings: Sequence[Asking]) -> bool:

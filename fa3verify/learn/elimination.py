@@ -12,8 +12,9 @@ from numpy.random import Generator
 from fa3_kernels.plan.order import Order
 from fa3verify.kernels.calls import CandidateError
 from fa3verify.learn.inputs import Kind, Subject
-from fa3verify.learn.launcher import Answer, Hypothesis, Launcher, Question, differing
+from fa3verify.learn.launcher import Hypothesis, Launcher, Question, differing
 from fa3verify.learn.space import part
+from fa3verify.operations.forward import Result
 
 _SAMPLE = 12  # hypotheses that a launch is tried on before it is made
 _ENOUGH = 6  # answers among them, with which it is made at once
@@ -33,7 +34,7 @@ class Asking(NamedTuple):
 
     kind: str
     question: Question
-    answer: Answer
+    answer: Result
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Elimination:
         known = self.subject.known
         return Hypothesis(known.tile_n or 128, known.tile_causal or known.tile_n, known.promotion_interval, order)
 
-    def twin(self, order: Order, question: Question) -> Answer:
+    def twin(self, order: Order, question: Question) -> Result:
         """Return the answer of the hypothesis with this order."""
         return self.guess(order).answer(question, self.launcher.dtype, self.launcher.out_dtype)
 
@@ -116,11 +117,11 @@ class Elimination:
                 kept = self.keep(kept, name, question)
         return kept
 
-    def split(self, alive: Sequence[Order], kinds: Mapping[str, Kind], passes: int = 2) -> list[Order]:
-        """Launch what splits the hypotheses most, until nothing that is tried splits them in as many passes."""
+    def split(self, alive: Sequence[Order], kinds: Mapping[str, Kind]) -> list[Order]:
+        """Launch what splits the hypotheses most, until nothing that is tried splits them twice in a row."""
         kept = list(alive)
         idle = 0
-        while len(kept) > 1 and idle < passes:
+        while len(kept) > 1 and idle < 2:
             found = self._best(kept, kinds)
             if found is None:
                 idle += 1
@@ -149,7 +150,7 @@ class Elimination:
         return best
 
 
-def _bits(answer: Answer) -> bytes:
+def _bits(answer: Result) -> bytes:
     """Return what equals for equal answers: NaN of any payload is one."""
     parts = (answer.out.astype(np.float32), np.zeros(0, np.float32) if answer.lse is None else answer.lse)
     return b"".join(np.where(np.isnan(x), np.float32(np.nan), x).tobytes() for x in parts)

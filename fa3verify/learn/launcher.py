@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +15,14 @@ from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import Array, AttentionProblem, Descale, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate, fitting
+from fa3verify.operations.forward import Result
 
 LOG2_E = math.log2(math.e)
 MOST_TILES = 216  # row tiles of a launch that leaves no multiprocessor of a Hopper GPU idle: no kernel splits keys then
-
-
-class Answer(NamedTuple):
-    """Holds what a launch returned: out in the output's format, (1, seqlen_q, nheads, head_dim_v), and lse float32,
-    (1, nheads, seqlen_q), None where the kernel returns none.
-    """
-
-    out: Array
-    lse: NDArray[np.float32] | None
-
-    @property
-    def outputs(self) -> dict[str, Array]:
-        """Return what there is, by name."""
-        return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +79,14 @@ class Hypothesis:
     promotion_interval: int
     order: Order
 
-    def answer(self, question: Question, dtype: Dtype, out_dtype: str, twin: Any = forward) -> Answer:
+    def answer(self, question: Question, dtype: Dtype, out_dtype: str, twin: Any = forward) -> Result:
         """Return what the twin of this hypothesis, or one with a mistake, returns for a launch."""
         problem = question.problem(dtype)
         tile_n = self.tile_causal if question.causal else self.tile_n
         head_dim, _ = traits_of(OURS).compiled_head_dims(problem)
         interval = min(self.promotion_interval, tile_n)
         config = Config(dtype, head_dim, 128, tile_n, out_dtype, interval)  # type: ignore[arg-type]
-        return Answer(*twin(problem, question.operands(dtype), config, order=self.order))
+        return Result(*twin(problem, question.operands(dtype), config, order=self.order))
 
 
 class Launcher:
@@ -141,7 +128,7 @@ class Launcher:
             return False
         return True
 
-    def __call__(self, question: Question) -> Answer:
+    def __call__(self, question: Question) -> Result:
         """Return what the kernel returns for a launch.
 
         Raises
@@ -158,7 +145,7 @@ class Launcher:
         config = self.candidate.config_for(problem)
         got = calls.run(self.candidate, problem, question.operands(self.dtype), config)
         lse = got.get("lse")
-        return Answer(got["out"][:1], None if lse is None else lse[:1])
+        return Result(got["out"][:1], None if lse is None else lse[:1])
 
     def fill(self, question: Question) -> None:
         """Fill every launch from now on where that changes a bit of this one: its keys are split for want of tiles."""
@@ -176,6 +163,6 @@ def _filled(question: Question) -> Question:
     return replace(question, q=q, k=k, v=v)
 
 
-def differing(a: Answer, b: Answer) -> int:
+def differing(a: Result, b: Result) -> int:
     """Count the values of two answers that differ in any bit; NaN equals NaN, and an lse that one lacks is left out."""
     return bits_differing(a.outputs, b.outputs, equal_nans=True)

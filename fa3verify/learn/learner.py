@@ -19,9 +19,10 @@ from fa3verify.learn import inputs, space
 from fa3verify.learn.diagnosis import mistakes
 from fa3verify.learn.elimination import Asking, Elimination, Step
 from fa3verify.learn.inputs import Subject
-from fa3verify.learn.launcher import Answer, Launcher, Question, differing
+from fa3verify.learn.launcher import Launcher, Question, differing
 from fa3verify.learn.rows import KEYS
 from fa3verify.learn.structure import K_STEP, QUADS, ROW_SUMS, Probes, Structure
+from fa3verify.operations.forward import Result
 from fa3verify.operations.ratios import error_over_bound
 
 OUTPUTS = 1_000_000
@@ -292,7 +293,7 @@ def _described(question: Question) -> str:
     return f"{heads} of {question.q.shape[1]} queries over {question.k.shape[1]} keys{mask}"
 
 
-def _any_order(launcher: Launcher, question: Question, answer: Answer) -> float:
+def _any_order(launcher: Launcher, question: Question, answer: Result) -> float:
     """Return the largest error / bound of a launch under the hypothesis about any order that it speaks least against.
 
     Bound and truth share no code with the twin.

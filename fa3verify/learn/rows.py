@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Dtype
-from fa3verify.learn.launcher import LOG2_E, Answer, Question
+from fa3verify.learn.launcher import LOG2_E, Question
+from fa3verify.operations.forward import Result
 
 KEYS = 768  # of structure probes: at least three tiles of up to 256, and a multiple of 64
 HIDDEN = {"fp16": -4000.0, "bf16": -4000.0, "e4m3": -448.0}  # a key of a weight of 0
@@ -80,13 +81,13 @@ class Rows:
     form: Form
     first: int = 0
 
-    def out(self, answer: Answer) -> NDArray[np.float64]:
+    def out(self, answer: Result) -> NDArray[np.float64]:
         """Return the output of every row in its own column of V, float64 (rows,)."""
         x = np.arange(self.count)
         per = self.form.rows
         return answer.out[0, self.first + x % per, x // per, x % per].astype(np.float64)
 
-    def lse(self, answer: Answer) -> NDArray[np.float64]:
+    def lse(self, answer: Result) -> NDArray[np.float64]:
         """Return the lse of every row, float64 (rows,); NaN where the kernel returns none."""
         x = np.arange(self.count)
         if answer.lse is None:

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +29,6 @@ _FAINT = (-24.95, -24.05)  # log2 of weights of which two, added first, are seen
 _SEEN = 3e-8
 ROW_SUMS = ("block_pairs", "block_serial", "block_row", "running")
 QUADS = ("far_first", "near_first")
-Keys = Literal["right_to_left", "left_to_right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,9 +385,7 @@ def _bits(below: NDArray[np.int64], kept: NDArray[np.float64]) -> int:
 
 
 def _step(survivors: NDArray[np.int64]) -> int:
-    """Return how many neighbours were added at once, of the survivors of each pair of them; 0 where none is the same
-    throughout.
-    """
+    """Infer how many neighbours are added at once from which of each pair survives; 0 if that varies."""
     runs = [len(list(group)) * 2 for _, group in itertools.groupby(survivors.tolist())]
     if len(runs) < 2:
         return 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,11 +27,17 @@ from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.inputs.serving import draw_served
-from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Operation, Output, Outputs
-
-if TYPE_CHECKING:
-    from fa3verify.campaign.profiles import Profile
-    from fa3verify.kernels.record import Accumulator, Candidate
+from fa3verify.operations.operation import (
+    FEATURES,
+    PACKED,
+    TWIN,
+    Accumulator,
+    Arrays,
+    ForwardOf,
+    Operation,
+    Output,
+    Outputs,
+)
 
 # Grouped heads and a diagonal that is not square; more key blocks than two; a window and a softcap at the largest
 # head_dim, whose tiles are the smallest; packed sequences of which some end inside a tile; a head_dim that is padded.
@@ -140,11 +146,9 @@ class Backward(Operation):
         found = attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
         return found if not sinks else found | {"dsinks": sinks_gradient(problem, sinks[0], dout, forward, dlse)}
 
-    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         """Return those of its forward: a function whose gradients are "autograd" or "own" has one of its own."""
-        side = getattr(candidate.run, "__self__", None)
-        is_given = getattr(side, "gradients", "given") == "given"
-        return tuple(BackwardModel.hypotheses("fp16", "given" if is_given else "own"))
+        return tuple(BackwardModel.hypotheses("fp16", forward))
 
     def hypotheses(self, config: BackwardConfig | GradientConfig, accumulator: Accumulator) -> dict[str, BackwardModel]:
         return BackwardModel.hypotheses(config.dtype, getattr(config, "forward", "given"), accumulator)
@@ -157,8 +161,8 @@ class Backward(Operation):
         bound = backward_bound(problem, operands, assumed)._asdict()
         return bound if not problem.sinks else bound | {"dsinks": sinks_gradient_bound(problem, operands, assumed)}
 
-    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
-        return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
+    def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
+        return _SHAPES[:_QUICK] if is_quick else _SHAPES
 
 
 def drawn_dout(problem: AttentionProblem, recipe: Recipe) -> np.ndarray:

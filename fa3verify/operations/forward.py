@@ -16,10 +16,9 @@ from fa3_kernels.plan.config import Config, Setting, default_config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.bounds.quantisation import predict_error, quantization_bound
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
-from fa3_reference.quantize import Quantized, QuantScheme, condition, prepare
+from fa3_reference.quantize import Quantized, QuantScheme, prepare
 from fa3_reference.scales import SHARING
 from fa3verify.inputs.serving import draw_served
 from fa3verify.operations.operation import (
@@ -27,22 +26,22 @@ from fa3verify.operations.operation import (
     SERVED_BLOCKS,
     SERVING,
     TWIN,
+    Accumulator,
     Arrays,
     Chosen,
+    Configure,
+    Descales,
+    ForwardOf,
+    Names,
     Operation,
     Output,
     Outputs,
 )
-from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
-    from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.record import Accumulator, Candidate
-    from fa3verify.properties.trials import Wanted
 
 # One scheme per shape, in turn: scale faults hide under one of them alone.
 _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
@@ -72,6 +71,11 @@ class Result(NamedTuple):
 
     out: Array
     lse: NDArray[np.float32] | None
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Return what there is, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
@@ -148,7 +152,7 @@ class Forward(Operation):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
 
-    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))
 
     def hypotheses(self, config: Config, accumulator: Accumulator) -> Mapping[str, KernelModel]:
@@ -171,10 +175,12 @@ class Forward(Operation):
         )
         return forward_enclosure(problem, operands, assumed)._asdict() if is_known else {}
 
-    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
-        return profile.shapes
+    def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
+        return of_forward
 
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
+    def choices(
+        self, problem: AttentionProblem, recipe: Recipe, index: int, features: Names, changeable: Names
+    ) -> Chosen:
         """Configuration of the index-th shape, and how it is quantised: scales per head where a kernel takes no
         blocks, rotated where head_dim allows it, none for 16 bits. Heads are packed where some share a kv head, and
         outputs are fp16 where it holds them.
@@ -182,20 +188,22 @@ class Forward(Operation):
         is_faint = float(recipe.settings.get("std", 1.0)) < _FP16_SMALLEST
         idle = {"pack_gqa": problem.group == 1, "out_dtype": is_faint}
         changes = _CHANGES[index % len(_CHANGES)].items()
-        taken = ((name, x) for name, x in changes if name in candidate.changeable and not idle.get(name, False))
+        taken = ((name, x) for name, x in changes if name in changeable and not idle.get(name, False))
         chosen = tuple(sorted(taken))
-        if candidate.dtype != "e4m3":
+        if problem.dtype != "e4m3":
             return None, chosen
         scheme = _SCHEMES[index % len(_SCHEMES)]
         if not can_rotate(problem.head_dim):
             scheme = replace(scheme, hadamard_seed=None)
-        is_taken = SHARING[scheme.granularity].claim(problem.group) <= candidate.features
+        is_taken = SHARING[scheme.granularity].claim(problem.group) <= features
         return (scheme if is_taken else replace(scheme, granularity="head")), chosen
 
-    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
+    def draw_choices(
+        self, draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
+    ) -> Chosen:
         from fa3verify.operations.schemes import small_schemes
 
-        return draw(small_schemes(candidate, problem, wanted)) if candidate.dtype == "e4m3" else None, ()
+        return draw(small_schemes(problem, features, configure, descales)) if problem.dtype == "e4m3" else None, ()
 
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
@@ -208,23 +216,3 @@ class Forward(Operation):
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
         if (problem.dtype == "e4m3") != (scheme is not None):
             raise ValueError(f"a quantisation scheme goes with e4m3 and only e4m3, got {problem.dtype} and {scheme}")
-
-    def beside(self, judgement: Judgement) -> dict[str, float] | None:
-        """Return what quantising Q, K and V did: squared error measured and predicted, largest error / its own
-        bound.
-        """
-        problem = judgement.case.problem
-        scheme = judgement.case.scheme
-        if scheme is None or judgement.unrounded is None or problem.sinks:
-            return None
-        q, k, v = judgement.inputs
-        exact = (*condition(problem, q, k, scheme)[:2], v)  # as quantised: centred and rotated
-        moved = [np.abs(a - b) for a, b in zip(judgement.operands.dequantized(problem), exact, strict=True)]
-        bound = quantization_bound(problem, *exact, *moved).out
-        error = np.abs(judgement.seen["out"] - judgement.unrounded["out"])
-        predicted = predict_error(problem, q, k, v, scheme)
-        return {
-            "measured": float(np.mean(np.square(error))),
-            "predicted": float(np.mean(np.square(predicted.total))),
-            "bound_ratio": float(np.max(error_ratio(error, bound), initial=0.0)),
-        }

@@ -1,4 +1,4 @@
-"""This module says what the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
+"""What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
 twin and inputs.
 
 Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
     from fa3_kernels.faults.table import AnyFault
-    from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.record import Accumulator, Candidate
-    from fa3verify.properties.trials import Wanted
 
 # What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
@@ -46,6 +42,11 @@ SERVED_BLOCKS = "served_block_descale"
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
 Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
 Chosen = tuple[QuantScheme | None, tuple[tuple[str, Setting], ...]]  # the scheme and the changes of a case
+Descales = Literal["any", "uniform", "blocks"]  # of a drawn case of e4m3: any kind, one of a head, always of blocks
+Names = frozenset[str]
+Configure = Callable[[AttentionProblem], Any]  # as a kernel chooses its configuration
+Accumulator = Literal["fp32", "wgmma", "either"]  # how the products of a kernel that states no order are added
+ForwardOf = Literal["given", "own"]  # whose out and lse the gradients of a backward are of
 # Packed sequences of which some end inside a tile, for every operation that quantises or differentiates.
 PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)
 
@@ -149,7 +150,7 @@ class Operation(ABC):
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
         """Return the exact outputs in float64; a main output also where a kernel need not have it."""
 
-    def hypothesis_names(self, candidate: Candidate) -> tuple[str, ...]:
+    def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
         return ()
 
@@ -170,15 +171,21 @@ class Operation(ABC):
         return {}
 
     @abstractmethod
-    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
-        """Return the problems of a campaign, to be had in a kernel's own dtype."""
+    def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
+        """Return the problems of a campaign, to be had in a kernel's own dtype; those of a forward are given."""
 
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
-        """Return the scheme and the changes of the index-th case of a family; none by default."""
+    def choices(
+        self, problem: AttentionProblem, recipe: Recipe, index: int, features: Names, changeable: Names
+    ) -> Chosen:
+        """Return the scheme and the changes of the index-th case of a family, for a kernel that has these features and
+        of whose configuration this is changeable; none by default.
+        """
         return None, ()
 
-    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
-        """Draw the same for a small case."""
+    def draw_choices(
+        self, draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
+    ) -> Chosen:
+        """Draw the same for a small case of a kernel."""
         return None, ()
 
     def descales_of(
@@ -193,10 +200,6 @@ class Operation(ABC):
         """Raise ValueError unless a quantisation scheme fits the problem; none does by default."""
         if scheme is not None:
             raise ValueError(f"a case of {self.name} has no quantisation scheme, got {scheme}")
-
-    def beside(self, judgement: Judgement) -> dict[str, float] | None:
-        """Return figures to report beside the verdict, never part of it."""
-        return None
 
     @property
     def sides(self) -> tuple[Output, ...]:

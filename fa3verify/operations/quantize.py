@@ -31,16 +31,25 @@ from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
 from fa3_reference.scales import SHARING, num_blocks, rounding_fields
-from fa3verify.operations.operation import FEATURES, PACKED, TWIN, Arrays, Chosen, Operation, Output, Outputs
+from fa3verify.operations.operation import (
+    FEATURES,
+    PACKED,
+    TWIN,
+    Arrays,
+    Chosen,
+    Configure,
+    Descales,
+    Names,
+    Operation,
+    Output,
+    Outputs,
+)
 from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
 
-    from fa3verify.campaign.profiles import Profile
     from fa3verify.inputs.recipe import Recipe
-    from fa3verify.kernels.record import Candidate
-    from fa3verify.properties.trials import Wanted
 
 NAMES: tuple[str, ...] = ("q", "k", "v")
 
@@ -188,10 +197,12 @@ class Quantize(Operation):
         q, k, v = arrays
         return stored_values(problem, (q, k, v), config.scheme(), descales, mean_additions(problem.seqlen_k))
 
-    def shapes(self, profile: Profile) -> tuple[AttentionProblem, ...]:
-        return _SHAPES[:_QUICK] if profile.name == "quick" else _SHAPES
+    def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
+        return _SHAPES[:_QUICK] if is_quick else _SHAPES
 
-    def choices(self, candidate: Candidate, problem: AttentionProblem, recipe: Recipe, index: int) -> Chosen:
+    def choices(
+        self, problem: AttentionProblem, recipe: Recipe, index: int, features: Names, changeable: Names
+    ) -> Chosen:
         options = dict(_OPTIONS[index % len(_OPTIONS)])
         if problem.head_dim not in ROTATED_HEAD_DIMS:
             options.pop("rotate", None)
@@ -203,12 +214,14 @@ class Quantize(Operation):
         scope = cast(Scope, changes.get("scope", QuantizeOptions().scope))
         return SHARING[scope].claim(problem.group) & self.features
 
-    def draw_choices(self, draw: DrawFn, candidate: Candidate, problem: AttentionProblem, wanted: Wanted) -> Chosen:
+    def draw_choices(
+        self, draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
+    ) -> Chosen:
         from hypothesis import strategies as st
 
         def is_taken(scope: Scope) -> bool:
             claim = SHARING[scope].claim(2) & self.features  # of heads that are grouped; without groups it adds nothing
-            return not claim or (problem.group > 1 and claim <= candidate.features)
+            return not claim or (problem.group > 1 and claim <= features)
 
         options = {
             "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),

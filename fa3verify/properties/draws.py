@@ -1,4 +1,4 @@
-"""This module says where the choices of a trial come from: a Hypothesis backend whose trials are independent of each
+"""Where the choices of a trial come from: a Hypothesis backend whose trials are independent of each
 other and of code.
 
 The standard backend makes most trials by changing earlier ones, so that 60 trials of a law hold about 20 seeds, and

@@ -170,7 +170,7 @@ def _sinks(setup: Setup, trial: Trial) -> Found:
 def _on(setup: Setup, **changes: int | float) -> Setup:
     """Return the call with a changed problem, in the configuration that the kernel chooses for it."""
     problem: AttentionProblem = replace(setup.problem, **changes)
-    return setup._replace(problem=problem, config=setup.candidate.configure(problem))
+    return setup._replace(problem=problem, config=setup.candidate.code.configure(problem))
 
 
 _ANY = Wanted(empty=False, max_edits=0)

@@ -1,4 +1,4 @@
-"""This module says what a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
+"""What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
 is checked.
 
 A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is
@@ -210,7 +210,7 @@ class Setup(NamedTuple):
 def set_up(candidate: Candidate, case: Case) -> Setup:
     """Return the call a case describes; Untaken where the kernel does not take its descales, or refuses it."""
     try:
-        candidate.check_descales(case)
+        case.check_descales(candidate)
         config = candidate.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Untaken(one_line(error)) from None

@@ -100,8 +100,7 @@ LAYOUTS: Mapping[str, Callable[[Arrays], Arrays]] = {
 
 def is_strided(candidate: Candidate) -> bool:
     """Tell whether a kernel is a function of arrays that gets some as they lie in memory."""
-    side = getattr(candidate.run, "__self__", None)
-    return isinstance(side, ArrayFunction) and bool(side.views)
+    return isinstance(candidate.code, ArrayFunction) and bool(candidate.code.views)
 
 
 def _arrays(setup: Setup) -> Arrays:

@@ -119,7 +119,7 @@ def _ring(setup: Setup, trial: Trial) -> Found:
 
 def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
     longest = _longest(case)
-    config: Any = candidate.configure(case.problem)
+    config: Any = candidate.code.configure(case.problem)
     tile_n = config.tile_n
     tiles = range(tile_n, longest, tile_n)  # after which the appended key is alone in its tile
     anywhere = st.integers(1, longest - 1)

@@ -1,4 +1,4 @@
-"""This module says what NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
+"""What NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
 
 A row *sees* a planted key when the mask lets it; ``seen`` is what happens to rows that see the planted element and
 ``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no

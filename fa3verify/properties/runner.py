@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 import hypothesis
@@ -17,12 +17,15 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.cases.coverage import classes_of
 from fa3verify.cases.tried import SizesTried, Tried
+from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
+from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import Candidate
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
+from fa3verify.records import PRIVATE
 
 MAX_SHRINK_TRIALS = 300
 
@@ -31,24 +34,35 @@ MAX_SHRINK_TRIALS = 300
 class LawOutcome:
     """Holds what a search for violations found.
 
-    ``examples`` counts the trials up to and including the first failure, ``outputs`` the output values the candidate
-    produced for them, ``classes`` are those of :mod:`fa3verify.cases.coverage` that they had; ``trial`` and
-    ``violation`` are the smallest failure seen, None unless ``status`` is ``fail``. ``not_tried``: there was no trial
-    that the candidate takes. ``hypotheses`` are those about a kernel that states no order, each with what refutes it or
-    None; empty where the law asks for no bound. ``tried`` are the sizes of the calls of its trials. ``optional`` says
-    of every output that a kernel may leave out whether it was returned, and in which trial first.
+    ``statement`` and ``kind`` are the law's, empty where its worker was lost. ``examples`` counts the trials up to and
+    including the first failure, ``outputs`` the output values the candidate produced for them, ``classes`` are those of
+    :mod:`fa3verify.cases.coverage` that they had; ``trial`` and ``violation`` are the smallest failure seen, None
+    unless ``status`` is ``fail``; ``message`` says what failed, and ``replay`` is the file of its trial. ``not_tried``:
+    there was no trial that the candidate takes. ``hypotheses`` are those about a kernel that states no order, each with
+    what refutes it or None; empty where the law asks for no bound. ``tried`` are the sizes of the calls of its trials.
+    ``optional`` says of every output that a kernel may leave out whether it was returned, and in which trial first.
     """
 
     law: str
     status: Literal["pass", "fail", "not_applicable", "not_claimed", "not_tried"]
+    _: KW_ONLY
+    statement: str = ""
+    kind: str = ""
     examples: int = 0
     outputs: int = 0
-    trial: Trial | None = None
-    violation: Violation | None = None
-    classes: frozenset[str] = frozenset()
-    hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict)
-    tried: SizesTried | None = None
-    optional: tuple[tuple[str, bool, str], ...] = ()
+    message: str | None = None
+    replay: str | None = None
+    trial: Trial | None = field(default=None, metadata=PRIVATE)
+    violation: Violation | None = field(default=None, metadata=PRIVATE)
+    classes: frozenset[str] = field(default=frozenset(), metadata=PRIVATE)
+    hypotheses: Mapping[str, tuple[Trial, Violation] | None] = field(default_factory=dict, metadata=PRIVATE)
+    tried: SizesTried | None = field(default=None, metadata=PRIVATE)
+    optional: tuple[tuple[str, bool, str], ...] = field(default=(), metadata=PRIVATE)
+
+    @property
+    def content(self) -> Json | None:
+        """Return what its replay file has, None where no trial failed."""
+        return self.trial.to_json() if self.trial else None
 
 
 class _Broken(Exception):
@@ -69,7 +83,7 @@ class _Search:
     def __init__(self, law: Law, candidate: Candidate, shrink_seconds: float) -> None:
         self.law = law
         self.shrink_seconds = shrink_seconds
-        self.candidate = replace(candidate, run=self._counted(candidate))
+        self.candidate = candidate.altered(run=self._counted(candidate))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = (0.0, 0.0)
         self.classes: set[str] = set()
@@ -95,19 +109,19 @@ class _Search:
 
     def _counted(self, candidate: Candidate):
         operation = operations.find(candidate.operation)
+        views = candidate.code.views if isinstance(candidate.code, ArrayFunction) else ()
 
         def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
-            returned = candidate.run(problem, operands, config)
+            returned = candidate.code.run(problem, operands, config)
             named = operation.named(returned, problem, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in named.values())
-                self.called.add(problem, operands, getattr(run.__self__, "views", ()))  # type: ignore[attr-defined]
+                self.called.add(problem, operands, views)
             for output in operation.sides:
                 if output.optional and output.is_due(problem) and self.trial:
                     self.optional.setdefault((output.name, output.name in named), self.trial)
             return returned
 
-        run.__self__ = getattr(candidate.run, "__self__", None)  # type: ignore[attr-defined]
         return run
 
     def check(self, trial: Trial) -> None:
@@ -189,7 +203,7 @@ def verdicts(
     for name in sides if names is None else names:
         run.rewind()
         order = _Noting(sides[name].order)
-        found[name] = violation = checked(law, replace(sides[name], run=run, order=order), trial)
+        found[name] = violation = checked(law, replace(sides[name].altered(run=run), order=order), trial)
         if not order.is_asked or (violation and violation.failure):
             return violation, {}
     if not found:
@@ -219,8 +233,8 @@ class _Recorded:
     """A kernel that runs once: when a trial is checked again, its calls come back in their order."""
 
     def __init__(self, candidate: Candidate) -> None:
-        self.run, self.operation = candidate.run, operations.find(candidate.operation)
-        self.__self__ = getattr(candidate.run, "__self__", None)  # as which it is told apart from other kernels
+        self.run = candidate.code.run
+        self.operation = operations.find(candidate.operation)
         self.calls: list[tuple[AttentionProblem, dict[str, np.ndarray]]] = []
         self.next = 0
 
@@ -266,9 +280,9 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     if max_examples < 1:
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
     if not law.applies(candidate):
-        return LawOutcome(law.name, "not_applicable")
+        return LawOutcome(law.name, "not_applicable", statement=law.statement, kind=law.kind)
     if not law.is_claimed(candidate):
-        return LawOutcome(law.name, "not_claimed")
+        return LawOutcome(law.name, "not_claimed", statement=law.statement, kind=law.kind)
     search = _Search(law, candidate, shrink_seconds)
     # Unsatisfiable: the candidate takes no trial. Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
@@ -278,14 +292,17 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     return LawOutcome(
         law.name,
         "fail" if violation else "pass" if search.classes else "not_tried",
-        search.examples,
-        search.outputs,
-        trial,
-        violation,
-        frozenset(search.classes),
-        search.settled,
-        search.tried.noted(),
-        optional,
+        statement=law.statement,
+        kind=law.kind,
+        examples=search.examples,
+        outputs=search.outputs,
+        message=violation and violation.message,
+        trial=trial,
+        violation=violation,
+        classes=frozenset(search.classes),
+        hypotheses=search.settled,
+        tried=search.tried.noted(),
+        optional=optional,
     )
 
 

@@ -1,4 +1,4 @@
-"""This module lists every law in the order in which they run: cheap and telling ones first."""
+"""Every law in the order in which they run: cheap and telling ones first."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
 from fa3verify.kernels.record import Candidate, head_dim_refusal, is_absorbed, widths
+from fa3verify.operations.operation import Descales
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
@@ -42,7 +43,7 @@ class Wanted:
 
     masks: Literal["any", "none", "causal", "window", "some"] = "any"
     layout: Literal["any", "batched", "varlen"] = "any"
-    descales: Literal["any", "uniform", "blocks"] = "any"
+    descales: Descales = "any"
     softcap: bool = True
     grouped: bool = False
     several: bool = False
@@ -152,7 +153,8 @@ def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
     problem = draw(small_problems(candidate, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
     operation = operations.find(candidate.operation)
-    scheme, changes = operation.draw_choices(draw, candidate, problem, wanted)
+    configure = candidate.code.configure
+    scheme, changes = operation.draw_choices(draw, problem, candidate.features, configure, wanted.descales)
     return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
 
 

@@ -1,4 +1,4 @@
-"""This module says which of two runs has the better kernel, and where: family by family of inputs, over the cases that
+"""Which of two runs has the better kernel, and where: family by family of inputs, over the cases that
 both have judged.
 
 Of every such case the root mean square errors are divided, new by old. A family is better or worse where an interval
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +19,9 @@ import numpy as np
 from scipy import stats
 
 from fa3verify.campaign import atlas
-from fa3verify.campaign.atlas import Entry, FamilyFigures
-from fa3verify.campaign.run import Run
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json, write_text
+from fa3verify.judging.family import FamilyRow
 from fa3verify.report import dataset, moved
 from fa3verify.report.build import both_pages
 from fa3verify.report.notation import DASH, count, number
@@ -40,16 +40,17 @@ WORDS: tuple[Word, ...] = ("worse", "better", "higher", "lower", "not told apart
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two runs, or an atlas: what it is called, its kernels, and the figures of its cases by kernel, family and
+    """One of two runs, or an atlas: what it is called, its atlas, and the figures of its cases by kernel, family and
     case; no cases for an atlas.
     """
 
     name: str
-    entries: Mapping[str, Entry]
-    cases: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
-    bits_lost: Mapping[str, float]
-    profile: str
-    seed: int
+    atlas: Run
+    cases: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> dict[str, KernelRun]:
+        return {kernel.name: kernel for kernel in self.atlas.kernels}
 
     @property
     def has_cases(self) -> bool:
@@ -122,8 +123,7 @@ def read(path: Path) -> Side:
     """Read a ``run.nc`` or an ``atlas.json``; ValueError for any other file."""
     name = "/".join(path.parts[-2:])
     if path.suffix != ".nc":
-        found = atlas.read(path)
-        return Side(name, {entry.kernel: entry for entry in found.entries}, {}, {}, found.profile, found.seed)
+        return Side(name, atlas.read(path))
     return of_run(name, dataset.from_tree(dataset.load(path)))
 
 
@@ -133,17 +133,15 @@ def of_run(name: str, run: Run) -> Side:
     for row in run.cases:
         drawn = replace(row.case, kernel="").key()  # the same for every kernel
         cases.setdefault(row.kernel, {}).setdefault(row.family, {})[drawn] = row.measures
-    entries = {entry.kernel: entry for entry in atlas.of(run).entries}
-    return Side(name, entries, cases, run.bits_lost, run.profile, run.seed)
+    return Side(name, atlas.of(run), cases)
 
 
 def joined(sides: Sequence[Side]) -> Side:
     """Return several sides as one; of a kernel that two have, the later stands."""
     if len(sides) == 1:
         return sides[0]
-    entries = {name: entry for side in sides for name, entry in side.entries.items()}
-    first = sides[0]
-    return Side(" and ".join(side.name for side in sides), entries, {}, {}, first.profile, first.seed)
+    first, *others = (side.atlas for side in sides)
+    return Side(" and ".join(side.name for side in sides), atlas.joined(first, others))
 
 
 def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:
@@ -158,10 +156,10 @@ def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[t
     chosen = list(given)
     for names, side in zip(zip(*chosen, strict=True), (old, new), strict=False):
         for name in names:
-            if name not in side.entries:
-                raise ValueError(f"{side.name} has no kernel {name}; it has {', '.join(sorted(side.entries))}")
+            if name not in side.kernels:
+                raise ValueError(f"{side.name} has no kernel {name}; it has {', '.join(sorted(side.kernels))}")
     taken = {name for pair in chosen for name in pair}
-    chosen += [(name, name) for name in old.entries if name in new.entries and name not in taken]
+    chosen += [(name, name) for name in old.kernels if name in new.kernels and name not in taken]
     before, after = (_by_kind(side, {pair[i] for pair in chosen}) for i, side in enumerate((old, new)))
     alone = ((names, after.get(kind, [])) for kind, names in before.items())
     return chosen + [(names[0], others[0]) for names, others in alone if len(names) == len(others) == 1]
@@ -170,9 +168,9 @@ def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[t
 def _by_kind(side: Side, taken: Collection[str]) -> dict[tuple[str, str | None], list[str]]:
     """Return the kernels of a side that are not taken, by operation and format."""
     found: dict[tuple[str, str | None], list[str]] = {}
-    for name, entry in side.entries.items():
+    for name, kernel in side.kernels.items():
         if name not in taken:
-            found.setdefault((entry.operation, entry.dtype), []).append(name)
+            found.setdefault((kernel.operation, kernel.dtype), []).append(name)
     return found
 
 
@@ -180,7 +178,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
     """Compare two kernels, family by family."""
     before, after = names
     sides = [
-        {family.family: family for family in side.entries[name].families}
+        {family.family: family for family in side.kernels[name].families}
         for side, name in zip((old, new), names, strict=True)
     ]
     families = []
@@ -192,7 +190,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
             families.append(of_cases(family, *both))
         else:
             families.append(_of_pooled(family, sides[0][family], sides[1][family]))
-    lost = [side.bits_lost.get(name) for side, name in zip((old, new), names, strict=True)]
+    lost = [side.atlas.bits_lost.get(name) for side, name in zip((old, new), names, strict=True)]
     ranked = None if lost[0] is None or lost[1] is None else (lost[0], lost[1])
     return KernelPair(before, after, tuple(families), ranked)
 
@@ -245,15 +243,16 @@ def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
     return FamilyRatio(name, word, ratio, cases=cases, because=because)
 
 
-def _of_pooled(name: str, before: FamilyFigures, now: FamilyFigures) -> FamilyRatio:
+def _of_pooled(name: str, before: FamilyRow, now: FamilyRow) -> FamilyRatio:
     """Compare a family by its figures alone; of other cases they say no more than that an output is not finite now."""
     old, new = before.figures, now.figures
     broken = _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output")
-    has_other_cases = (before.problems, before.seeds) != (now.problems, now.seeds)
+    judged = [f"{row.number('cases'):.0f}" for row in (now, before)]
+    has_other_cases = judged[0] != judged[1] or before.seeds != now.seeds
     if broken and (broken.word == "worse" or not has_other_cases):
         return broken
     if has_other_cases:
-        return FamilyRatio(name, "not told apart", because=f"other cases: {now.problems}, {before.problems} before")
+        return FamilyRatio(name, "not told apart", because=f"other cases: {judged[0]}, {judged[1]} before")
     if dict(old) == dict(new):
         return FamilyRatio(name, "equal", 1.0)
     measure = next((m for m in MEASURES if old.get(m) and new.get(m)), None)
@@ -290,15 +289,15 @@ def table(found: KernelPair) -> PageTable:
 def notes(old: Side, new: Side, chosen: Sequence[tuple[str, str]]) -> list[str]:
     """Say in sentences what limits the comparison."""
     said = []
-    if (old.profile, old.seed) != (new.profile, new.seed):
-        runs = [f"{side.profile}, seed {side.seed}" for side in (old, new)]
+    runs = [f"{side.atlas.profile}, seed {side.atlas.seed}" for side in (old, new)]
+    if runs[0] != runs[1]:
         said.append(
             f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared."
         )
     if not (old.has_cases and new.has_cases):
         said.append("An atlas holds no cases, so that no family of it has an interval.")
     for side, other, when in ((0, old, "before"), (1, new, "now")):
-        alone = sorted(set(other.entries) - {pair[side] for pair in chosen})
+        alone = sorted(set(other.kernels) - {pair[side] for pair in chosen})
         if alone:
             said.append(f"Only {when}: {', '.join(alone)}. Name a pair by --pair OLD=NEW.")
     renamed = [f"{a} and {b}" for a, b in chosen if a != b]
@@ -321,9 +320,7 @@ def write_pages(
     after = joined([read(path) for path in new])
     chosen = pairs(before, after, given)
     found = [compared(before, after, pair) for pair in chosen]
-    details = moved.moved(
-        [before.entries[a] for a, _ in chosen], [replace(after.entries[b], kernel=a) for a, b in chosen]
-    )
+    details = moved.moved(before.atlas, after.atlas, chosen)
     context: Json = {
         "old": before.name,
         "new": after.name,

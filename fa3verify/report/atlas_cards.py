@@ -59,17 +59,17 @@ def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
     """Return every cause of every kernel on a card: those without an explanation first, and the gravest of them."""
     grouped: dict[tuple[Known | None, str], list[Shown]] = {}
     for row in rows:
-        for first, others in clusters(row.entry.listed):
+        for first, others in clusters(row.findings):
             shown = Shown(
                 row, first, f"{first.what.told}: {first.message}", first.replay and row.path(first.replay), others
             )
             whole = f"{shown.words} | {first.case or ''}"
-            found = next((each for each in known if each.explains(row.entry.kernel, whole)), None)
+            found = next((each for each in known if each.explains(row.entry.name, whole)), None)
             title = found.because if found else f"{row.label}: {why(symptoms([first])[0])}"
             grouped.setdefault((found, title), []).append(shown)
     gravest = list(SEVERITIES)
     made = []
     for number, ((found, title), shown) in enumerate(grouped.items(), 1):
-        lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.kernel.startswith("twin.")))
+        lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.name.startswith("twin.")))
         made.append(Card(f"finding-{number}", title, found, severity(lead.first), lead, tuple(shown)))
     return sorted(made, key=lambda card: (card.known is not None, gravest.index(card.severity)))

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fa3_reference.problem import DTYPES
-from fa3verify import __version__, operations
-from fa3verify.campaign.atlas import Atlas, Entry
+from fa3verify import operations
+from fa3verify.campaign import atlas
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
 from fa3verify.judging import bits_lost
 from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
 from fa3verify.report.atlas_cards import Known
 from fa3verify.report.atlas_tables import Judged, LargestHunted, details, errors, matrices, verdicts
 from fa3verify.report.build import both_pages, stylesheet
+from fa3verify.version import __version__
 
 PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"
@@ -82,7 +84,7 @@ class Data:
     """Holds what a page is made from; paths are relative to its folder."""
 
     sources: list[dict[str, str]] = field(default_factory=list)
-    atlases: list[tuple[str, Atlas]] = field(default_factory=list)
+    atlases: list[tuple[str, Run]] = field(default_factory=list)
     compared: dict[str, list[Json]] = field(default_factory=dict)
     hunted: dict[str, LargestHunted] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
@@ -152,10 +154,11 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
         raise ValueError(f"{name} is damaged: it lacks {error}") from None
     except ValueError:
         pass  # as the atlas will say
-    made = Atlas.parse(text, name)
+    made = atlas.parse(text, name)
     data.atlases.append((Path(where).parent.as_posix(), made))
-    git = f" ({made.git})" if made.git else ""
-    packages = ", ".join(f"{package} {version}" for package, version in made.packages.items())
+    facts = made.provenance
+    git = f" ({facts.git})" if facts.git else ""
+    packages = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
     return f"{made.profile}, seed {made.seed}, {made.started[:10]}, fa3verify {made.version}{git}; {packages}"
 
 
@@ -179,26 +182,26 @@ def _hunted(text: str, name: str) -> dict[str, LargestHunted]:
     return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in found.items()}
 
 
-def judged(data: Data) -> tuple[list[Judged], list[Entry]]:
+def judged(data: Data) -> tuple[list[Judged], list[KernelRun]]:
     """Return the kernels that were judged, and those that were in none of the atlases."""
-    ran = _newest((folder, made, e) for folder, made in data.atlases for e in made.entries if e.verdict != "not run")
-    names = [entry.kernel for _, _, entry in ran]
+    ran = _newest((folder, made, e) for folder, made in data.atlases for e in made.kernels if e.verdict != "not run")
+    names = [entry.name for _, _, entry in ran]
     rows = []
     for folder, made, entry in ran:
-        device = entry.identity.device or made.platform
-        label = entry.kernel if names.count(entry.kernel) == 1 else f"{entry.kernel} ({device})"
-        rows.append(Judged(label, entry, folder, device, made.version))
-    absent = {e.kernel: e for _, made in data.atlases for e in made.entries if e.kernel not in names}
+        device = entry.introduction.identity.device or made.provenance.platform
+        label = entry.name if names.count(entry.name) == 1 else f"{entry.name} ({device})"
+        rows.append(Judged(label, entry, made, folder, device))
+    absent = {e.name: e for _, made in data.atlases for e in made.kernels if e.name not in names}
     return rows, list(absent.values())
 
 
-def _newest(ran: Iterable[tuple[str, Atlas, Entry]]) -> list[tuple[str, Atlas, Entry]]:
+def _newest(ran: Iterable[tuple[str, Run, KernelRun]]) -> list[tuple[str, Run, KernelRun]]:
     """Keep of each kernel and device what was judged last, where the first of a kernel stood."""
-    found: dict[tuple[str, str], tuple[str, Atlas, Entry]] = {}
+    found: dict[tuple[str, str], tuple[str, Run, KernelRun]] = {}
     for row in ran:
         _, made, entry = row
-        device = entry.identity.device or made.platform
-        place = entry.kernel, "CPU" if device.startswith(("CPU", "linux")) else device
+        device = entry.introduction.identity.device or made.provenance.platform
+        place = entry.name, "CPU" if device.startswith(("CPU", "linux")) else device
         if place not in found or found[place][1].started <= made.started:
             found[place] = row
     return list(found.values())

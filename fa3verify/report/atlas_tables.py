@@ -8,12 +8,15 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from fa3verify import __version__, operations
-from fa3verify.campaign.atlas import Entry, FamilyFigures, Loss
+from fa3verify import operations
+from fa3verify.campaign import atlas
 from fa3verify.campaign.findings import symptoms, why
+from fa3verify.campaign.run import Finding, KernelRun, Loss, Run
 from fa3verify.files import Json
+from fa3verify.judging.family import FamilyRow
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.version import __version__
 
 OUTLIERS = "fa3_outliers"
 ACTIVATIONS = "activations:SmolLM2-135M-Instruct"
@@ -24,13 +27,23 @@ FAR = 2.0  # times the least figure of a row: a cell that is shaded
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One kernel on a page: its name there, its entry, the folder of its atlas, what it ran on, and what judged it."""
+    """One kernel on a page: its name there, what was found of it, its atlas and the folder of that, what it ran on."""
 
     label: str
-    entry: Entry
+    entry: KernelRun
+    atlas: Run
     folder: str
     device: str
-    version: str = __version__
+
+    @property
+    def version(self) -> str:
+        """Return the version of fa3verify that judged it."""
+        return self.atlas.version
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Return what was found."""
+        return atlas.findings(self.atlas, self.entry.name)
 
     @property
     def is_older(self) -> bool:
@@ -46,7 +59,7 @@ class Judged:
         """A replay file, from the page."""
         return replay if self.folder == "." else f"{self.folder}/{replay}"
 
-    def family(self, name: str) -> FamilyFigures | None:
+    def family(self, name: str) -> FamilyRow | None:
         """Figures of one family, None where it did not run."""
         return next((row for row in self.entry.families if row.family == name), None)
 
@@ -55,16 +68,17 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def reasons(entry: Entry) -> str:
+def reasons(row: Judged) -> str:
     """Return why a kernel has not passed, in few words for each symptom, the gravest first; a dash where it has."""
-    if entry.verdict != "fail":
-        return {"pass": DASH, "inconclusive": "too little tried"}.get(entry.verdict, entry.verdict)
-    told = list(dict.fromkeys(map(why, symptoms(entry.listed))))
+    verdict = row.entry.verdict
+    if verdict != "fail":
+        return {"pass": DASH, "inconclusive": "too little tried"}.get(verdict, verdict)
+    told = list(dict.fromkeys(map(why, symptoms(row.findings))))
     more = f"; {len(told) - REASONS} more" if len(told) > REASONS else ""
     return "; ".join(told[:REASONS]) + more or "no finding kept"
 
 
-def status(row: FamilyFigures) -> str:
+def status(row: FamilyRow) -> str:
     """Return what a largest known error is: ``proved`` where the stated order left one value to every output, and it
     came.
     """
@@ -72,16 +86,16 @@ def status(row: FamilyFigures) -> str:
     return "proved" if figures.get("determined") == 1 and figures.get("outside") == 0 else "searched"
 
 
-def worst(entry: Entry) -> FamilyFigures | None:
+def worst(entry: KernelRun) -> FamilyRow | None:
     """The family of the largest error / bound, of whichever output."""
 
-    def largest(row: FamilyFigures) -> float:
+    def largest(row: FamilyRow) -> float:
         return max(size_of(x) for key, x in row.figures.items() if key == "ratio_max" or is_side(key))
 
     return max(entry.families, key=largest, default=None)
 
 
-def sides(entry: Entry, rows: Sequence[FamilyFigures]) -> str:
+def sides(entry: KernelRun, rows: Sequence[FamilyRow]) -> str:
     """Largest error / bound of every output beside the main ones, over some families."""
     told = []
     for side in operations.find(entry.operation).sides:
@@ -118,19 +132,19 @@ def _verdict_row(row: Judged) -> Json:
         "kernel": row.label,
         "_href": f"#{row.anchor}",
         "status": entry.verdict,
-        "why": reasons(entry),
+        "why": reasons(row),
         "version": f"{row.version}, older" if row.is_older else row.version,
         "device": row.device,
-        "problems": entry.effort.problems,
+        "problems": entry.cases,
         "bits": bits(entry),
         "repeated": repeated(entry).partition(",")[0],
-        "policy": ", ".join(entry.policy).replace("_", " ") or "nothing",
+        "policy": ", ".join(entry.introduction.policy).replace("_", " ") or "nothing",
     }
 
 
 def errors(rows: Sequence[Judged], title: str) -> PageTable:
     """A row per kernel: its largest error against the bound, its mean errors, and what long rows of keys cost it."""
-    lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss})
+    lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss or ()})
     columns = [
         PageColumn("kernel", "kernel"),
         PageColumn("max error / bound", "ratio", below_one),
@@ -154,10 +168,10 @@ def _error_row(row: Judged) -> Json:
         known = row.family(family)
         both = [known and known.figures.get(f"rel_rmse_{reference}") for reference in ("seen", "unrounded")]
         cells[name] = ", ".join(map(number, both)) if known else DASH
-    return cells | {f"loss_{loss.seqlen_k}": loss.rel_rmse for loss in entry.loss}
+    return cells | {f"loss_{loss.seqlen_k}": loss.rel_rmse for loss in entry.loss or ()}
 
 
-def bits(entry: Entry) -> str:
+def bits(entry: KernelRun) -> str:
     """Return how many values had other bits than the twin's."""
     different = differing(entry)
     if different is None:
@@ -166,15 +180,15 @@ def bits(entry: Entry) -> str:
     return f"{count(different)} of {count(sum(float(f['outputs'] or 0) for f in compared))}"
 
 
-def differing(entry: Entry) -> float | None:
+def differing(entry: KernelRun) -> float | None:
     """Return how many values had other bits than the twin's, None where none was compared."""
     found = [x for row in entry.families if (x := row.figures.get("bits_differing")) is not None]
     return sum(found) if found else None
 
 
-def repeated(entry: Entry) -> str:
+def repeated(entry: KernelRun) -> str:
     """Tell whether the same call twice gave the same bits."""
-    law = next((law for law in entry.properties if law.name == REPEATED), None)
+    law = next((law for law in entry.laws if law.law == REPEATED), None)
     if law is None:
         return "not claimed"
     said = {"pass": "same bits", "fail": "other bits"}.get(law.status)
@@ -256,41 +270,43 @@ class LargestHunted:
 def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, LargestHunted]) -> Json:
     """Everything of one kernel but its findings, ready to print."""
     entry = row.entry
-    hunt = hunted.get(row.entry.kernel)
+    hunt = hunted.get(entry.name)
     largest = worst(entry)
-    facts = asdict(entry.identity)
-    replay = shlex.quote(row.path(largest.replay)) if largest else ""
+    facts = asdict(entry.introduction.identity)
+    replay = shlex.quote(row.path(str(largest.replay))) if largest else ""
     return {
         "name": row.label,
         "anchor": row.anchor,
         "entry": entry,
         "identity": {"ran on": row.device} | {key: x for key, x in facts.items() if x and key != "device"},
         "tried": _tried(entry),
-        "order": "stated: its bound assumes it" if entry.states_order else "not stated: its bound is of any order",
+        "order": "stated: its bound assumes it"
+        if entry.introduction.states_order
+        else "not stated: its bound is of any order",
         "repeated": repeated(entry),
         "bits": bits(entry),
-        "invariance": [_invariance(found) for found in compared.get(entry.kernel, ())],
+        "invariance": [_invariance(found) for found in compared.get(entry.name, ())],
         "properties": _properties(entry),
-        "losses": [_loss(loss) for loss in entry.loss],
+        "losses": [_loss(loss) for loss in entry.loss or ()],
         "hunt": hunt
         and f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched",
         "families": PageTable(row.label, row.label, _FAMILY, _families(entry)),
         "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
-        "file": largest and row.path(largest.replay),
+        "file": largest and row.path(str(largest.replay)),
     }
 
 
-def _families(entry: Entry) -> list[Json]:
+def _families(entry: KernelRun) -> list[Json]:
     largest = worst(entry)
     return [
         row.figures
-        | {"family": row.family, "status": status(row), "problems": row.problems, "largest": row.largest}
+        | {"family": row.family, "status": status(row), "problems": row.number("cases"), "largest": row.largest}
         | {"sides": sides(entry, [row]), "_worst": row is largest}
         for row in entry.families
     ]
 
 
-def _tried(entry: Entry) -> str:
+def _tried(entry: KernelRun) -> str:
     kinds = entry.coverage.kinds.values() if entry.coverage else ()
     tried = sum(kind.tried for kind in kinds)
     claimed = sum(kind.claimed for kind in kinds)
@@ -306,11 +322,11 @@ def _invariance(found: Json) -> str:
     return f"{found['what']}: equal bits over {count(found['outputs'])} outputs"
 
 
-def _properties(entry: Entry) -> dict[str, list[str]]:
+def _properties(entry: KernelRun) -> dict[str, list[str]]:
     """Names of properties by what became of them."""
     found: dict[str, list[str]] = {}
-    for law in entry.properties:
-        found.setdefault(law.status.replace("_", " "), []).append(law.name.replace("_", " "))
+    for law in entry.laws:
+        found.setdefault(law.status.replace("_", " "), []).append(law.law.replace("_", " "))
     return found
 
 

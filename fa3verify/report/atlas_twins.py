@@ -44,8 +44,8 @@ def twin_of(kernel: str) -> str:
 
 def pairs(rows: Sequence[Judged]) -> list[Twinned]:
     """Return every kernel that has its twin among some rows; of a twin judged on several machines the first."""
-    twins = {row.entry.kernel: row for row in reversed(rows)}
-    return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.kernel)) in twins]
+    twins = {row.entry.name: row for row in reversed(rows)}
+    return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.name)) in twins]
 
 
 def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
                 yield f"only the {who} {fact}{', '.join(sorted(alone)).replace('_', ' ')}"
     if kernel.version != twin.version:
         yield f"fa3verify {kernel.version} judged the kernel and {twin.version} the twin"
-    libraries = [row.entry.identity.version or "" for row in (kernel, twin)]
+    libraries = [row.entry.introduction.identity.version or "" for row in (kernel, twin)]
     numbers = [set(re.findall(r"\d+(?:\.\d+)+", library)) for library in libraries]
     if all(numbers) and not numbers[0] & numbers[1]:
         yield f"the kernel is of {libraries[0]}, the twin a {libraries[1]}"
@@ -66,7 +66,7 @@ def _facts(row: Judged) -> dict[str, set[str]]:
     """What may set a kernel apart from its twin, by the words before it: it raises, declares or does not claim this."""
     entry = row.entry
     return {
-        "": {why(symptom) for symptom in symptoms(entry.listed) if symptom.severity == "no result"},
-        "declares ": set(entry.policy),
+        "": {why(symptom) for symptom in symptoms(row.findings) if symptom.severity == "no result"},
+        "declares ": set(entry.introduction.policy),
         "does not claim ": set(entry.coverage.not_claimed if entry.coverage else ()),
     }

@@ -1,4 +1,4 @@
-"""This module says what moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
+"""What moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
 what they were.
 
 Either side is an atlas or the data of a run. Figures are compared exactly: equal kernels on equal inputs give equal
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fa3verify.campaign.atlas import Entry, FamilyFigures
+from fa3verify.campaign import atlas
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json
+from fa3verify.judging.family import FamilyRow
 from fa3verify.report.atlas_tables import is_side
 from fa3verify.report.notation import DASH, number, ratio
 from fa3verify.report.tables import PageColumn, PageTable, written
@@ -29,12 +31,13 @@ FIGURES = (
 )
 
 
-def moved(old: Iterable[Entry], new: Iterable[Entry]) -> PageTable:
-    """Return the table of what moved: kernel, family, what, before, after, and after over before where both are
-    numbers."""
-    before, after = ({entry.kernel: entry for entry in side} for side in (old, new))
-    names = sorted(before.keys() | after.keys())
-    rows = [row for name in names for row in _kernel(name, before.get(name), after.get(name))]
+def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:
+    """Return the table of what moved between kernels, which are named as on either side: kernel, family, what, before,
+    after, and after over before where both are numbers.
+    """
+    rows = [
+        row for before, after in sorted(names) for row in _kernel(atlas.alone(old, before), atlas.alone(new, after))
+    ]
     columns = (
         PageColumn("kernel", "kernel"),
         PageColumn("family", "family"),
@@ -46,24 +49,35 @@ def moved(old: Iterable[Entry], new: Iterable[Entry]) -> PageTable:
     return PageTable("moved", "What moved", columns, rows)
 
 
-def _kernel(name: str, old: Entry | None, new: Entry | None) -> Iterator[Json]:
-    if old is None or new is None:
-        yield _row(name, "", "kernel", "absent" if old is None else "there", "absent" if new is None else "there")
+def _kernel(old: Run, new: Run) -> Iterator[Json]:
+    if not (old.kernels and new.kernels):
+        there = ["there" if run.kernels else "absent" for run in (old, new)]
+        yield from (_row(kernel.name, "", "kernel", *there) for kernel in (*old.kernels, *new.kernels))
         return
-    for what in ("verdict", "reason", "policy", "identity"):
-        yield from _changed(name, "", what, _text(getattr(old, what)), _text(getattr(new, what)))
-    theirs, ours = ({row.family: row for row in entry.families} for entry in (old, new))
+    both = old.kernels[0], new.kernels[0]
+    name = both[0].name
+    for what, before, after in zip(("verdict", "reason", "policy", "identity"), *map(_said, both), strict=True):
+        yield from _changed(name, "", what, before, after)
+    theirs, ours = ({row.family: row for row in kernel.families} for kernel in both)
     for family in dict.fromkeys((*theirs, *ours)):
         yield from _family(name, family, theirs.get(family), ours.get(family))
-    statuses = [{f"property {law.name}": law.status for law in entry.properties} for entry in (old, new)]
-    losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in entry.loss} for entry in (old, new)]
-    found = [{f"finding, {each.what.told}": "found" for each in entry.findings} for entry in (old, new)]
+    statuses = [{f"property {law.law}": law.status for law in kernel.laws} for kernel in both]
+    losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in kernel.loss or ()} for kernel in both]
+    found = [{f"finding, {each.what.told}": "found" for each in run.failures} for run in (old, new)]
     for first, second in (statuses, losses, found):
         for what in dict.fromkeys((*first, *second)):
             yield from _changed(name, "", what, first.get(what), second.get(what))
 
 
-def _family(name: str, family: str, old: FamilyFigures | None, new: FamilyFigures | None) -> Iterator[Json]:
+def _said(kernel: KernelRun) -> tuple[str, str, str, str]:
+    """Return verdict, reason, policy and identity of a kernel in words."""
+    known = kernel.introduction
+    identity = [part for part in (known.identity.version, known.identity.sha256, known.identity.device) if part]
+    policy = ", ".join(known.policy) or "nothing"
+    return kernel.verdict, kernel.inconclusive or DASH, policy, ", ".join(identity) or DASH
+
+
+def _family(name: str, family: str, old: FamilyRow | None, new: FamilyRow | None) -> Iterator[Json]:
     if old is None or new is None:
         yield _row(name, family, "family", "absent" if old is None else "there", "absent" if new is None else "there")
         return
@@ -83,13 +97,3 @@ def _row(name: str, family: str, what: str, old: Any, new: Any) -> Json:
     numeric = all(isinstance(x, int | float) for x in (old, new))
     times = number(new / old) if numeric and old else DASH
     return dict(zip(("kernel", "family", "what", "before", "after", "times"), (name, family, what, *told_of, times)))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, tuple):
-        return ", ".join(value) or "nothing"
-    if value is None:
-        return DASH
-    return ", ".join(str(part) for part in (value.version, value.sha256, value.device) if part) or DASH

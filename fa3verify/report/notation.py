@@ -1,4 +1,4 @@
-"""This module says how reports write numbers: three significant digits, powers where they are shorter, a dash for what
+"""How reports write numbers: three significant digits, powers where they are shorter, a dash for what
 is not known.
 """
 

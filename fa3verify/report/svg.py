@@ -18,6 +18,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from fa3verify.kernels.names import KernelName
 from fa3verify.report.notation import number, power_of_ten
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ SERIES = tuple(f"#0000a{i}" for i in range(8))
 _CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
     c: f"var(--c{i})" for i, c in enumerate(SERIES)
 }
-_KERNELS = {"fp16": 0, "bf16": 1, "e4m3": 2, "e4m3_chained": 3, "standard": 4, "e4m3, exact": 6}
+_KERNELS = {
+    "twin.fp16": 0,
+    "twin.bf16": 1,
+    "twin.e4m3": 2,
+    "twin.e4m3_chained": 3,
+    "standard FP16": 4,  # which fa3_reports draws, as the next
+    "twin.e4m3, exact P V": 6,
+}
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9.0,
@@ -64,9 +72,8 @@ STYLE: dict[Any, Any] = {
 
 def colour(kernel: str) -> str:
     """Return the colour of a kernel, the same in every figure; names nobody foresaw share one."""
-    base = kernel.removeprefix("twin.").split("+")[0]
-    best = max((key for key in _KERNELS if base.startswith(key)), key=len, default=None)
-    return SERIES[7 if "+" in kernel else 5 if best is None else _KERNELS[best]]
+    name = KernelName.parse(kernel)
+    return SERIES[7 if name.fault else _KERNELS.get(name.base, 5)]
 
 
 def new_figure(*, width: float = 9.2, height: float = 3.4) -> Figure:

@@ -13,6 +13,7 @@ from fa3verify.cases import tried
 from fa3verify.files import Json, csv_cell, csv_text
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.verdict import PARTS
+from fa3verify.records import plain
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
 
 Form = Callable[[Any], str]
@@ -235,7 +236,7 @@ def laws(run: Run) -> PageTable:
     found = [(kernel.name, law) for kernel in run.kernels for law in kernel.laws]
     order = {"fail": 0, "pass": 1}
     rows = [
-        asdict(law) | {"kernel": kernel, "status": law.status.replace("_", " ")}
+        plain(law) | {"kernel": kernel, "status": law.status.replace("_", " ")}
         for kernel, law in sorted(found, key=lambda each: order.get(each[1].status, 2))
     ]
     return PageTable("properties", "Properties", _LAWS, rows)

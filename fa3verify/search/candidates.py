@@ -13,7 +13,7 @@ from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses
-from fa3verify.kernels import calls
+from fa3verify.kernels import calls, twins
 from fa3verify.kernels.record import Candidate
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
@@ -23,7 +23,7 @@ from fa3verify.search.forward.judge import Pair, Twin
 
 def call_of(candidate: Candidate, case: Case) -> Setup:
     """Return the call that a case describes; ValueError if the kernel does not take it."""
-    candidate.check_descales(case)
+    case.check_descales(candidate)
     if words := candidate.misfit(case.problem):
         raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
     config = candidate.config_for(case.problem, case.changes)
@@ -38,9 +38,8 @@ def unrounded(
     Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to
     what was returned.
     """
-    tell = getattr(getattr(candidate.run, "__self__", None), "unrounded", None)
-    if tell is not None:
-        return tell(problem, operands, config)._asdict()
+    if isinstance(candidate.code, twins.Twin):
+        return candidate.code.unrounded(problem, operands, config)._asdict()
     got = calls.run(candidate, problem, operands, config)
     out = got["out"].astype(np.float64)
     with np.errstate(invalid="ignore"):

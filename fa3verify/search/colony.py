@@ -47,8 +47,8 @@ def full_fractions(x: np.ndarray, fmt: Format, missing: np.ndarray | int = 1) ->
 
 
 def level(fmt: Format, between: tuple[int, int], rng: Rng, *more: tuple[int, int]) -> float:
-    """Return a number of one size of all that a format has: subnormal or just normal, one of the exponents
-    ``between``, any of the format's, or one of ``more``.
+    """Draw a magnitude of a format: subnormal or just normal, or with an exponent that lies ``between`` two, anywhere
+    in the format, or in one of ``more`` ranges.
     """
     least = fmt.min_exponent - fmt.fraction_bits
     largest = int(np.log2(max_finite(fmt.name)))

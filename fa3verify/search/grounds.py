@@ -243,7 +243,8 @@ def _alike(draw: DrawFn, candidate: Candidate, island: Island) -> Case:
     """Draw a case of an island's shape as the suite draws inputs."""
     problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
     recipe = draw(recipes(problem=problem, max_edits=2))
-    scheme, _ = operations.find(FORWARD).draw_choices(draw, candidate, problem, Ground("").wanted)
+    of_forward = operations.find(FORWARD)
+    scheme, _ = of_forward.draw_choices(draw, problem, candidate.features, candidate.code.configure, Wanted().descales)
     changes = (("num_splits", island.num_splits),) if island.num_splits > 1 else ()
     return Case(candidate.name, problem, recipe, scheme, changes)
 

@@ -1,4 +1,4 @@
-"""This module says what a hunt maximises: error over bound, error over a stored baseline, or the difference of two
+"""What a hunt maximises: error over bound, error over a stored baseline, or the difference of two
 kernels.
 """
 

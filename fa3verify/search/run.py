@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fa3verify import __version__
 from fa3verify.campaign import replay_files
 from fa3verify.campaign.introduction import Unavailable
 from fa3verify.campaign.introduction import found as introduced
@@ -29,6 +28,7 @@ from fa3verify.search.findings import Find, Findings
 from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
 from fa3verify.search.objectives import Objective, objective_from
 from fa3verify.text import one_line
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.hunt/1"
 FILE = "hunt.json"
@@ -145,7 +145,7 @@ class Hunt:
                 self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
                 if self.failures or time.monotonic() > deadline:
                     break
-        self._write(Identity(**candidate.identity()) if candidate.identity else Identity())
+        self._write(Identity(**candidate.code.identity()))
 
     def _rounds(self) -> Iterable[int]:
         """Yield the problems of each ground in every round; without end where the budget is of time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +17,14 @@ _BY_NUMPY = {np.dtype(FORMATS[name].dtype): dtype for name, dtype in TORCH_DTYPE
 _FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
 
 
-class Gpu(NamedTuple):
-    """A GPU's name and compute capability."""
-
-    name: str
-    capability: tuple[int, int]
-
-
 @cache
-def gpu_of(device: str) -> Gpu | None:
-    """Return the GPU that torch names so, None where there is none."""
+def gpu_of(device: str) -> Any:
+    """Return torch's properties of a GPU: its name, and its compute capability as ``major`` and ``minor``; None where
+    there is none.
+    """
     if not torch.cuda.is_available() or (torch.device(device).index or 0) >= torch.cuda.device_count():
         return None
-    return Gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return torch.cuda.get_device_properties(device)
 
 
 def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""This module says how fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
+"""How fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
 cell.
 """
 
@@ -83,7 +83,7 @@ def names_of(records: Sequence[CellRecord]) -> list[str]:
 def ratio_lines(results: Results, grid: str) -> list[str]:
     """One line per dtype and peer of a grid: geometric mean and worst cell."""
     lines = []
-    cells = [r for r in results.cells.values() if r.cell.grid == grid != "drift"]
+    cells = [r for r in results.cells.values() if r.cell.grid == grid != "accumulator_loss"]
     for dtype in sorted({r.cell.dtype for r in cells}):
         records = [r for r in cells if r.cell.dtype == dtype]
         names = names_of(records)

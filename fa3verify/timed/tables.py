@@ -154,9 +154,9 @@ def markdown(results: Results) -> str:
     grids = dict.fromkeys(r.cell.grid for r in results.cells.values())
     for grid in grids:
         records = [r for r in results.cells.values() if r.cell.grid == grid]
-        parts += {"paper": _paper, "drift": _accumulator_loss}.get(grid, _listed)(grid, records)
+        parts += {"paper": _paper, "accumulator_loss": _accumulator_loss}.get(grid, _listed)(grid, records)
         parts += _energy(records)
-        if grid != "drift":
+        if grid != "accumulator_loss":
             parts += _ratios(records)
     parts += _missing(results)
     parts += ["## Runs", ""]

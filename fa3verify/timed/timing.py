@@ -1,4 +1,4 @@
-"""This module says how launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock
+"""How launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock
 beside it.
 """
 

@@ -1,4 +1,4 @@
-"""This module says what FlashAttention-3 must beat: unfused FP16 and per-tensor FP8 attention, emulated in float32 tile
+"""What FlashAttention-3 must beat: unfused FP16 and per-tensor FP8 attention, emulated in float32 tile
 loops.
 
 Emulations of arithmetic, not of a machine: products and sums are IEEE float32 in whatever order BLAS takes,

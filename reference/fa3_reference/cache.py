@@ -1,4 +1,4 @@
-"""This module says how keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
+"""How keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
 
 A problem with a cache is about the keys that its sequences attend to, packed, and only its call tells it from one
 without: :func:`serve` moves packed operands to where a kernel finds them, by FlashAttention-3's names
@@ -14,152 +14,17 @@ appended, by their position; queries by theirs, which under no mask is that of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fa3_reference.problem import Array, AttentionProblem, Descale, Floats, Operands, Sequence
+from fa3_reference.layout import Cache as Cache
+from fa3_reference.problem import Array, AttentionProblem, Descale, Floats, Operands, Sequence
 
 _ROTARY_BASE = 10000.0
-_FP8 = ("", "tensor", "head", "row")
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """Says where the keys and values of packed sequences lie when a kernel is called.
-
-    Parameters
-    ----------
-    page_size : int
-        Keys of a page; 0 is no pages but a row of the cache for every sequence.
-    spare : int
-        Pages, or rows and keys of every row, that belong to no sequence.
-    new : tuple of int
-        How many of each sequence's last keys the call itself appends; () is none.
-    rotary_dim : int
-        Leading channels of Q and of appended keys that the call rotates, a multiple of 16; 0 is none.
-    interleaved : bool
-        Whether neighbouring channels are rotated, or those half of ``rotary_dim`` apart.
-    leftpad : tuple of int
-        Keys in front of each sequence's own in its row; () is none.
-    indexed : bool
-        Whether sequences lie in rows in another order, which ``cache_batch_idx`` tells.
-    behind : {"random", "nan"}
-        What lies where no key of a sequence does.
-    seed : int
-        Of the order of pages and rows and of what lies behind.
-    shared : bool
-        Whether pages of equal bytes, to which nothing is appended, are one page.
-    fp8 : {"", "tensor", "head", "row"}
-        What shares a descale where K and V lie in e4m3 beside a Q of 16 bits: all keys, those of a sequence and kv
-        head, or one. Such a call dequantises K and V to 16 bits before it attends; one that quantises Q instead attends
-        to a problem whose dtype is e4m3. Empty where they lie in Q's own format.
-
-    Raises
-    ------
-    ValueError
-        Whenever a value breaks its rule; the message states both.
-    """
-
-    page_size: int = 0
-    spare: int = 1
-    new: tuple[int, ...] = ()
-    rotary_dim: int = 0
-    interleaved: bool = False
-    leftpad: tuple[int, ...] = ()
-    indexed: bool = False
-    behind: Literal["random", "nan"] = "random"
-    seed: int = 0
-    shared: bool = True
-    fp8: Literal["", "tensor", "head", "row"] = ""
-
-    def __post_init__(self) -> None:
-        for name in ("new", "leftpad"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("page_size", "spare", "rotary_dim", "seed"):
-            value = getattr(self, name)
-            _check(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
-        for name in ("interleaved", "indexed", "shared"):
-            value = getattr(self, name)
-            _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
-        _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
-        _check(self.fp8 in _FP8, f"cache: fp8 must be one of {_FP8}, got {self.fp8!r}")
-        _check(not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not")
-        is_row = not self.page_size or not (self.leftpad or self.indexed)
-        _check(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
-        dim = self.rotary_dim
-        _check(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
-        _check(
-            not dim or (bool(self.new) and not self.leftpad),
-            "cache: rotary_dim needs keys that are appended, and no leftpad",
-        )
-
-    def check_fits(self, problem: AttentionProblem) -> None:
-        """Check that a cache fits a problem.
-
-        Parameters
-        ----------
-        problem : AttentionProblem
-            Whose keys lie in it.
-
-        Raises
-        ------
-        ValueError
-            If it does not; the message states the rule.
-        """
-        keys = problem.seqlens_k
-        if keys is None:
-            raise ValueError("a cache needs seqlens_q and seqlens_k: the lengths that its sequences attend to")
-        for name in ("new", "leftpad"):
-            value = getattr(self, name)
-            is_whole = not value or (len(value) == problem.batch and all(map(_is_count, value)))
-            _check(is_whole, f"cache: {name} must hold batch = {problem.batch} integers >= 0, got {value!r}")
-        fits = all(n <= m for n, m in zip(self.new, keys, strict=False))
-        _check(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
-        dim = problem.head_dim - (problem.head_dim_v if problem.qv else 0)
-        is_rotated = self.rotary_dim <= dim and (not self.rotary_dim or problem.dtype != "e4m3")
-        _check(not self.fp8 or (problem.dtype != "e4m3" and not problem.qv), "cache: fp8 is of 16-bit Q, without qv")
-        _check(is_rotated, f"cache: rotary_dim must be at most {dim}, of 16 bits, got {self.rotary_dim}")
-
-    def describe(self) -> str:
-        """Return the fields that are set.
-
-        Returns
-        -------
-        str
-            One readable line.
-        """
-        said = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"cache({', '.join(said)})"
-
-    def before(self, problem: AttentionProblem) -> tuple[int, ...]:
-        """Return how many keys of each sequence the cache holds before the call.
-
-        Parameters
-        ----------
-        problem : AttentionProblem
-            Whose keys lie in it.
-
-        Returns
-        -------
-        tuple of int
-            One number for each sequence.
-        """
-        keys = problem.seqlens_k or ()
-        return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
-
-
-def _check(ok: bool, rule: str) -> None:
-    if not ok:
-        raise ValueError(rule)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def rotary_tables(problem: AttentionProblem) -> tuple[Array, Array]:
@@ -497,10 +362,11 @@ def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array,
         for b, n in enumerate(cache.before(problem)):
             used = -(-n // cache.page_size) if cache.page_size else min(n, 1)
             where = np.atleast_1d(rows[b])[:used]
-            is_inside = bool(np.all((where >= 0) & (where < len(x))))
-            _check(is_inside, f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
+            if not np.all((where >= 0) & (where < len(x))):
+                raise ValueError(f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
             own = x[where].reshape(-1, *x.shape[2:])[pads[b] : pads[b] + n]
-            _check(len(own) == n, f"sequence {b} must have {n} keys in its cache, got {len(own)}")
+            if len(own) != n:
+                raise ValueError(f"sequence {b} must have {n} keys in its cache, got {len(own)}")
             parts += [own, new[news[b] : news[b + 1]]]
         found.append(np.concatenate(parts))
     k, v = found

@@ -2,8 +2,7 @@
 
 A finite code with exponent field E and fraction field F is worth (F + 2^f [E > 0]) * 2^(max(E, 1) - bias -
 f), so that magnitudes are ordered like their codes: that is why rounding may carry into the exponent, and why
-ULPs can be counted. :func:`encode_scalar` is the slow twin of :func:`encode_bits`: a bisection in exact
-rationals, through the same tests.
+ULPs can be counted. Tests hold :func:`encode_bits` to a slow twin, a bisection in exact rationals.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import ml_dtypes
 import numpy as np
 
 Overflow = Literal["ieee", "saturate"]
-Rounding = Literal["nearest_even", "toward_zero"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class Format:
 
     @property
     def max_finite(self) -> float:
-        return float(_magnitude(self.max_code, self))
+        return float(magnitude_of(self.max_code, self))
 
     @property
     def min_normal(self) -> float:
@@ -107,19 +105,13 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def _check_modes(overflow: str, rounding: str) -> None:
+def overflow_code(fmt: Format, overflow: Overflow) -> int:
+    """Return the magnitude code of what does not fit, infinities included; ValueError for an unknown mode."""
     if overflow not in ("ieee", "saturate"):
         raise ValueError(f"overflow must be 'ieee' or 'saturate', got {overflow!r}")
-    if rounding not in ("nearest_even", "toward_zero"):
-        raise ValueError(f"rounding must be 'nearest_even' or 'toward_zero', got {rounding!r}")
-
-
-def _overflow_codes(fmt: Format, overflow: Overflow, rounding: Rounding) -> tuple[int, int]:
-    """Return the magnitude codes of a finite value that does not fit and of an infinite one."""
     if overflow == "saturate":
-        return fmt.max_code, fmt.max_code
-    infinite = fmt.inf_code if fmt.has_inf else fmt.nan_code
-    return (infinite if rounding == "nearest_even" else fmt.max_code), infinite
+        return fmt.max_code
+    return fmt.inf_code if fmt.has_inf else fmt.nan_code
 
 
 def _binade(x: np.ndarray, fmt: Format) -> np.ndarray:
@@ -134,15 +126,14 @@ def _power_of_two(exponent: np.ndarray) -> np.ndarray:
     return ((exponent + 1023) << 52).view(np.float64)
 
 
-def _magnitude_codes(x: np.ndarray, fmt: Format, rounding: Rounding) -> np.ndarray:
+def _magnitude_codes(x: np.ndarray, fmt: Format) -> np.ndarray:
     """Round finite |x| to magnitude codes, int64, as if the exponent had no upper limit."""
     exponent = _binade(x, fmt)
-    significand = np.abs(x) / _power_of_two(exponent - fmt.fraction_bits)  # exact: a division by a power of two
-    significand = np.rint(significand) if rounding == "nearest_even" else np.floor(significand)
+    significand = np.rint(np.abs(x) / _power_of_two(exponent - fmt.fraction_bits))  # the division is exact
     return ((exponent - fmt.min_exponent) << fmt.fraction_bits) + significand.astype(np.int64)
 
 
-def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     """Round float64 values to codes of a format, with a single rounding.
 
     Parameters
@@ -154,8 +145,6 @@ def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Roundi
         ``"ieee"``: what rounds beyond ``max_finite`` becomes Inf, or NaN in a format without Inf.
         ``"saturate"``: it becomes ``max_finite`` with its sign, infinite inputs included (PTX
         ``cvt.satfinite``).
-    rounding : {"nearest_even", "toward_zero"}
-        Toward zero, finite values never leave the finite range.
 
     Returns
     -------
@@ -166,28 +155,27 @@ def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Roundi
     Raises
     ------
     ValueError
-        If a mode is unknown.
+        If ``overflow`` is unknown.
 
     >>> encode_bits(np.array([448.0, 464.0, 465.0, -0.0]), FORMATS["e4m3"], "ieee")
     array([126, 126, 127, 128], dtype=uint8)
     """
-    _check_modes(overflow, rounding)
+    too_large = overflow_code(fmt, overflow)
     shape = np.shape(x)
     x = np.ascontiguousarray(x, np.float64).reshape(-1)
-    too_large, infinite = _overflow_codes(fmt, overflow, rounding)
     finite = np.isfinite(x)
     everywhere_finite = bool(finite.all())
-    codes = _magnitude_codes(x if everywhere_finite else np.where(finite, x, 0.0), fmt, rounding)
+    codes = _magnitude_codes(x if everywhere_finite else np.where(finite, x, 0.0), fmt)
     codes[codes > fmt.max_code] = too_large
     if not everywhere_finite:
-        codes[np.isinf(x)] = infinite
+        codes[np.isinf(x)] = too_large
     np.bitwise_or(codes, fmt.sign_mask, out=codes, where=np.signbit(x))
     if not everywhere_finite or too_large == fmt.nan_code:
         codes[np.isnan(x) | ((codes & ~fmt.sign_mask) == fmt.nan_code)] = fmt.nan_code
     return codes.astype(fmt.bits_dtype).reshape(shape)
 
 
-def encode(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+def encode(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     """Round float64 values to an array of ``fmt.dtype``; see :func:`encode_bits` for every special value.
 
     The formats' own casts (``astype``) go through float32 and round twice:
@@ -196,7 +184,7 @@ def encode(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = 
     >>> float(encode(x, FORMATS["e4m3"], "ieee")[0]), float(x.astype(FORMATS["e4m3"].dtype)[0])
     (1.125, 1.0)
     """
-    return encode_bits(x, fmt, overflow, rounding).view(fmt.dtype)
+    return encode_bits(x, fmt, overflow).view(fmt.dtype)
 
 
 def decode(bits: np.ndarray, fmt: Format) -> np.ndarray:
@@ -205,9 +193,9 @@ def decode(bits: np.ndarray, fmt: Format) -> np.ndarray:
         return np.asarray(bits).astype(fmt.bits_dtype).view(fmt.dtype).astype(np.float64)
 
 
-def round_to(x: np.ndarray, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> np.ndarray:
+def round_to(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     """Round float64 values to the nearest value of a format, returned as float64; see :func:`encode_bits`."""
-    return encode(x, fmt, overflow, rounding).astype(np.float64)
+    return encode(x, fmt, overflow).astype(np.float64)
 
 
 def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
@@ -226,40 +214,9 @@ def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
     return np.where(finite, _power_of_two(exponent - fmt.fraction_bits), np.nan).reshape(shape)
 
 
-def _magnitude(code: int, fmt: Format) -> Fraction:
+def magnitude_of(code: int, fmt: Format) -> Fraction:
     """Value of a magnitude code by the module's formula, the top exponent read as numbers too."""
     exponent = code >> fmt.fraction_bits
     fraction = code & ((1 << fmt.fraction_bits) - 1)
     significand = fraction + (1 << fmt.fraction_bits if exponent > 0 else 0)
     return significand * Fraction(2) ** (max(exponent, 1) - fmt.bias - fmt.fraction_bits)
-
-
-def encode_scalar(x: float, fmt: Format, overflow: Overflow, rounding: Rounding = "nearest_even") -> int:
-    """Round one float64 to a code by bisection among exact rationals, as :func:`encode_bits` does."""
-    _check_modes(overflow, rounding)
-    if math.isnan(x):
-        return fmt.nan_code
-    too_large, infinite = _overflow_codes(fmt, overflow, rounding)
-    sign = fmt.sign_mask if math.copysign(1.0, x) < 0 else 0
-    if math.isinf(x):
-        code = infinite
-    else:
-        code = _nearest_code(abs(Fraction(x)), fmt, rounding)
-        code = too_large if code > fmt.max_code else code
-    return code if code == fmt.nan_code else sign | code
-
-
-def _nearest_code(magnitude: Fraction, fmt: Format, rounding: Rounding) -> int:
-    # beyond the top: max_code + 1 stands for everything larger
-    low = 0
-    high = fmt.max_code + 1
-    if magnitude >= _magnitude(high, fmt):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _magnitude(middle, fmt) <= magnitude else (low, middle)
-    below = magnitude - _magnitude(low, fmt)
-    above = _magnitude(high, fmt) - magnitude
-    if rounding == "toward_zero" or below < above:
-        return low
-    return high if above < below else low + low % 2

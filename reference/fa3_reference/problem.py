@@ -1,4 +1,4 @@
-"""This module says what is to be computed: shapes and semantics of one attention problem, and the operands a kernel
+"""What is to be computed: shapes and semantics of one attention problem, and the operands a kernel
 sees.
 
 Conventions are FlashAttention-3's: tensors (batch, seqlen, nheads, head_dim), or (total, nheads, head_dim)
@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3_reference.cache import Cache
 from fa3_reference.filled import Filled
+from fa3_reference.layout import Cache
 
 Array = NDArray[Any]  # of the dtype that a problem's format has
 Floats = NDArray[np.generic]  # of any floating dtype, ml_dtypes' among them
@@ -182,7 +182,12 @@ class AttentionProblem:
         )
         _check(self.cache is None or isinstance(self.cache, Cache), f"cache must be a Cache, got {self.cache!r}")
         if self.cache is not None:
-            self.cache.check_fits(self)
+            self.cache.check_fits(
+                self.seqlens_k,
+                self.head_dim - (self.head_dim_v if self.qv else 0),
+                is_fp8=self.dtype == "e4m3",
+                qv=self.qv,
+            )
 
     @property
     def serving(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
@@ -23,8 +23,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import __version__, operations
 from fa3verify.campaign import atlas
-from fa3verify.campaign.atlas import Atlas, Entry
 from fa3verify.campaign.findings import SEVERITIES, with_clause
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.campaign.summary import WHOLE
 from fa3verify.cases.case import Case
 from fa3verify.files import markdown_table, write_text
@@ -233,7 +233,7 @@ def _bounds_of(kernel: Candidate, case: Case) -> Iterator[tuple[str, str]]:
     if "outside" in judged.measures:
         rule = "L1 outside the stated order, assuming the tensor-core model"
         yield rule, f"{judged.measures['determined']:.4g}"
-    if beside := operation.beside(judged):
+    if beside := judged.quantisation:
         yield "L1 quantisation error / its own bound", f"{beside['bound_ratio']:.4g}"
     if operation.has_orders:
         for bound in judge(replace(kernel, order=None), case).bound.values():
@@ -305,11 +305,11 @@ def _linked(source: str) -> str:
     return re.sub(r"(?<![\w/(])(docs|reports)/[\w./-]+\.md", r"[\g<0>](../\g<0>)", linked)
 
 
-def _entries(files: Iterable[Path]) -> list[tuple[Atlas, Entry]]:
+def _entries(files: Iterable[Path]) -> list[tuple[Run, KernelRun]]:
     """Return the kernels that were judged, of each and its device what was judged last."""
-    found: dict[tuple[str, str | None], tuple[Atlas, Entry]] = {}
+    found: dict[tuple[str, str | None], tuple[Run, KernelRun]] = {}
     for made in sorted((atlas.read(file) for file in files), key=lambda made: made.started):
-        found |= {(e.kernel, e.identity.device): (made, e) for e in made.entries if e.verdict != "not run"}
+        found |= {(e.name, e.introduction.identity.device): (made, e) for e in made.kernels if e.verdict != "not run"}
     return list(found.values())
 
 
@@ -325,20 +325,22 @@ MEANINGS = {
 }
 
 
-def status(entry: Entry) -> dict[str, str]:
+def status(made: Run, entry: KernelRun) -> dict[str, str]:
     """Return what became of every clause in the judgement of a kernel, by what the clause is of."""
-    broken = {with_clause(each, entry.operation).clause for each in entry.listed}
-    declared = {words.split()[0] for words in entry.policy}
+    findings = atlas.findings(made, entry.name)
+    broken = {with_clause(each, entry.operation).clause for each in findings}
+    rules = {each.seen.rule for each in findings if each.seen}
+    declared = {words.split()[0] for words in entry.introduction.policy}
     found = dict.fromkeys(clauses(), UNKNOWN)
     found |= _of_properties(entry) | _of_gate(entry, clauses()[NO_RESULT].name in broken)
     found[NO_RESULT] = PASS
-    if entry.states_order or entry.operation == "quantize":
+    if entry.introduction.states_order or entry.operation == "quantize":
         found[f"L1 {WHOLE}"] = NOT_ASKED
     found |= {clause.of: FAIL for clause in clauses().values() if clause.name in broken}
     if "special_values" in declared and entry.operation == operations.FORWARD and found[SPECIAL] != FAIL:
         found[SPECIAL] = DECLARED
     for rule in POLICY:
-        found[f"rule {rule.name}"] = _of_rule(entry, rule, found[SPECIAL])
+        found[f"rule {rule.name}"] = _of_rule(entry, rule, found[SPECIAL], rules)
     for name, of in ASKED_BY.items():
         asked = found[of.format(operation=entry.operation)]
         unsaid = UNKNOWN if asked in (FAIL, DECLARED) else asked
@@ -348,9 +350,9 @@ def status(entry: Entry) -> dict[str, str]:
     return found
 
 
-def _of_properties(entry: Entry) -> dict[str, str]:
+def _of_properties(entry: KernelRun) -> dict[str, str]:
     words = {"pass": PASS, "fail": FAIL, "not_claimed": DECLARED}
-    told = {each.name: words.get(each.status, NOT_ASKED) for each in entry.properties}
+    told = {each.law: words.get(each.status, NOT_ASKED) for each in entry.laws}
     not_claimed = entry.coverage.not_claimed if entry.coverage else ()
     found = {}
     for law in LAWS:
@@ -359,11 +361,10 @@ def _of_properties(entry: Entry) -> dict[str, str]:
     return found
 
 
-def _of_gate(entry: Entry, has_crashed: bool) -> dict[str, str]:
+def _of_gate(entry: KernelRun, has_crashed: bool) -> dict[str, str]:
     """Return what became of bits and bounds: the gate's own rules, of the figures that the atlas has."""
     found = {of: NOT_ASKED for of, _ in _gate()}
-    kernel = Figured(entry.kernel, tuple(FamilyRow(x.family, dict(x.figures)) for x in entry.families), entry.operation)
-    rows = [*gate.bit_rows(kernel), *gate.bound_rows(kernel)]
+    rows = [*gate.bit_rows(entry.figured), *gate.bound_rows(entry.figured)]
     for key in {(row.layer, row.rule) for row in rows}:
         told = {row.status for row in rows if (row.layer, row.rule) == key}
         of = " ".join(key)
@@ -373,15 +374,15 @@ def _of_gate(entry: Entry, has_crashed: bool) -> dict[str, str]:
     return found
 
 
-def _of_rule(entry: Entry, rule: Rule, law: str) -> str:
+def _of_rule(entry: KernelRun, rule: Rule, law: str, broken: Collection[str | None]) -> str:
     """Return what became of a special value: its property tries all in turn, and ends with the first that fails."""
     if law in (FAIL, UNKNOWN):
-        return FAIL if any(each.seen and each.seen.rule == rule.name for each in entry.findings) else UNKNOWN
+        return FAIL if rule.name in broken else UNKNOWN
     return NOT_ASKED if entry.dtype == "e4m3" and not math.isnan(rule.value) else law
 
 
-def _met(entries: Sequence[tuple[Atlas, Entry]]) -> str:
-    told = [(made, entry, status(entry)) for made, entry in entries]
+def _met(entries: Sequence[tuple[Run, KernelRun]]) -> str:
+    told = [(made, entry, status(made, entry)) for made, entry in entries]
     older = sum(made.version != __version__ for made, _ in entries)
     profiles = "; ".join(sorted({f"profile {made.profile}, seed {made.seed}" for made, _ in entries}))
     facts = {"command": COMMAND, "count": len(entries), "older": older, "version": __version__, "profiles": profiles}
@@ -410,6 +411,6 @@ def _number(clause: Clause) -> str:
     return f"[{clause.number}](../../{LIST}#fa3v-{clause.number.lower()})"
 
 
-def _kernel(made: Atlas, entry: Entry) -> str:
+def _kernel(made: Run, entry: KernelRun) -> str:
     """Return the name of a kernel, with what judged it where that is not this version."""
-    return entry.kernel if made.version == __version__ else f"{entry.kernel} ({made.version})"
+    return entry.name if made.version == __version__ else f"{entry.name} ({made.version})"

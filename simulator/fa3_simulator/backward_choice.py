@@ -1,4 +1,4 @@
-"""This module says which backward schedule: what a family launches for a problem, and all that fit an SM."""
+"""Which backward schedule: what a family launches for a problem, and all that fit an SM."""
 
 from __future__ import annotations
 

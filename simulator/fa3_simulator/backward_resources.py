@@ -1,4 +1,4 @@
-"""This module says what the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a
+"""What the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a
 schedule.
 """
 

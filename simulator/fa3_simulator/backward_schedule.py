@@ -1,4 +1,4 @@
-"""This module says how a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
+"""How a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
 way of dQ.
 
 One CTA owns a key tile and visits the row blocks that see it. Of each it computes S = Q K^T, dP = dO V^T, dV += P^T dO,

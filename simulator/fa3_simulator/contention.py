@@ -1,4 +1,4 @@
-"""This module says what the CTAs of a forward launch wait for each other at HBM, which one CTA alone has for itself.
+"""What the CTAs of a forward launch wait for each other at HBM, which one CTA alone has for itself.
 
 A launch block by block: CTAs take their tiles, and load Q, K and V as far ahead as there are slots. What no CTA has
 loaded before comes from HBM, which serves all of them at its rate, first come first served, and none of them faster

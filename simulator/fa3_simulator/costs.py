@@ -1,4 +1,4 @@
-"""This module says what the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
+"""What the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
 
 from __future__ import annotations
 

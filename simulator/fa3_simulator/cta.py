@@ -1,4 +1,4 @@
-"""This module says what one CTA takes for its tiles: simulated in full, or from short runs where it is long.
+"""What one CTA takes for its tiles: simulated in full, or from short runs where it is long.
 
 A steady state is affine in blocks and in tiles.
 """

@@ -1,4 +1,4 @@
-"""This module says why nothing goes on: who waits for which barrier, and who would have to arrive there."""
+"""Why nothing goes on: who waits for which barrier, and who would have to arrive there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module says which forward configuration: the channels that a family computes, and what it launches for a
+"""Which forward configuration: the channels that a family computes, and what it launches for a
 problem.
 """
 

@@ -278,7 +278,7 @@ class Checker:
         self.merge(self.clock[actor], state.released)
 
     def is_known(self, actor: int, component: int, state: Phase, name: str) -> None:
-        """An arrival comes after the end of the round before, or in another order it would be one of that."""
+        """Report an arrival that another interleaving could count in the previous round of the barrier."""
         if not self.sees(actor, component, state.done):
             self.report("barrier", f"{name}: {self.name(actor)} is not ordered after the end of the round before")
 

@@ -1,4 +1,4 @@
-"""This module says how far off the simulator is for a kind of kernel: errors over timings that no constant was fitted
+"""How far off the simulator is for a kind of kernel: errors over timings that no constant was fitted
 to.
 
 Mean absolute errors of simulated over measured cycles on an H200, of every row with a program: forward

@@ -1,4 +1,4 @@
-"""This module says how large a launch is simulated: one that our kernels can count, of so many tiles that all can be
+"""How large a launch is simulated: one that our kernels can count, of so many tiles that all can be
 handed out here.
 """
 

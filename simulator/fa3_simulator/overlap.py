@@ -1,4 +1,4 @@
-"""This module says how well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one
+"""How well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one
 cause.
 
 With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency B =

@@ -1,4 +1,4 @@
-"""This module says what the warps of one CTA share: slots, mbarriers and named barriers of a configuration."""
+"""What the warps of one CTA share: slots, mbarriers and named barriers of a configuration."""
 
 from __future__ import annotations
 

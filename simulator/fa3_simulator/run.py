@@ -242,7 +242,7 @@ def _order(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[Til
 
 
 def _most_work(order: tuple[TileBlocks, ...], ctas: int, price: float, tile_cost: float) -> tuple[TileBlocks, ...]:
-    """Tiles handed out at ``price`` a tile: of the CTA that ends last where one costs ``tile_cost``, the first such."""
+    """Assign tiles at ``price`` each; return those of the first CTA that ends last if a tile costs ``tile_cost``."""
     return max(_handed_out(order, ctas, price), key=lambda mine: _work(mine, tile_cost), default=())
 
 

@@ -1,4 +1,4 @@
-"""This module says what a compiler makes of a configuration: how many registers it needs, and where waits and barriers
+"""What a compiler makes of a configuration: how many registers it needs, and where waits and barriers
 come to stand.
 """
 
@@ -31,10 +31,10 @@ class TileBlocks(NamedTuple):
 
 
 def early_exponentials(config: Config) -> float:
-    """Share of a block's exponentials in front of the wait for P V before; -1, the maxima are behind it too.
+    """Return the fraction of a block's exponentials that ptxas issues before it waits for the previous P V.
 
-    ptxas puts there, among the exponentials, what the source has in front or behind all of them. Maxima by integers are
-    behind a branch, which keeps the order of the source.
+    It is -1 if the row maxima come after that wait too. ptxas moves the wait, which the source has before or after all
+    exponentials; where maxima are taken by integers a branch keeps the order of the source.
     """
     if config.takes_integer_max(False):
         return 0.0
@@ -44,7 +44,7 @@ def early_exponentials(config: Config) -> float:
 
 
 def late_turn(config: Config) -> float:
-    """Share of a block's exponentials in front of handing on the turn, without overlap."""
+    """Return the fraction of a block's exponentials that are issued before the turn is handed on, without overlap."""
     return 0.0 if config.takes_integer_max(False) or config.is_fp8 else LATE_TURN
 
 

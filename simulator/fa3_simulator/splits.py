@@ -1,4 +1,4 @@
-"""This module says what cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch
+"""What cutting the keys into parts costs beside the parts: partial sums in fp32, and a second launch
 that merges them.
 
 Of our kernel (:mod:`fa3_kernels.gluon.combine`): a CTA of four warps merges four rows, and copies 8 or 16 parts of them

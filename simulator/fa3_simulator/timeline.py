@@ -110,8 +110,9 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
     return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
 
 
-def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str, width: int = 1200) -> str:
+def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str) -> str:
     """The same as a standalone SVG picture with a tooltip on every bar; dark where the reader's screen is."""
+    width = 1200
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     left = 130
     height = 26

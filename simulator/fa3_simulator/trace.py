@@ -1,4 +1,4 @@
-"""This module says what a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy
+"""What a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy
 times, in ticks.
 """
 

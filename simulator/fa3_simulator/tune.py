@@ -1,4 +1,4 @@
-"""This module simulates all legal tiles and schedules for a problem and ranks them."""
+"""Simulate all legal tiles and schedules for a problem and rank them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def misfit(config: AnyConfig, machine: Machine) -> str | None:
 
 
 def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
-    """Tell whether Q, K and V fit shared memory: said without a program, of which most have no other fault."""
+    """Tell whether Q, K and V fit shared memory. It is a cheap test to begin with: most misfits fail only here."""
     if not isinstance(config, Config):
         return True
     shared = resources_of(config)

@@ -131,7 +131,7 @@ class _Family:
 
 
 def _counted_loads(rows: list[list[int]]) -> list[list[int]]:
-    """With an expectation of the very loads behind it counted in loads: kernels of all sizes are then alike."""
+    """Count the bytes that a barrier expects in loads where just those loads follow, so that sizes do not matter."""
     found = [row.copy() for row in rows]
     for i, (kind, barrier, size, _, _) in enumerate(rows):
         if kind != Op.EXPECT:
@@ -276,7 +276,7 @@ def _counted(c: Checker, component: int) -> int:
 
 
 def _unknown(c: Checker, access: Access, touching: frozenset[int]) -> list[tuple[int, int]]:
-    """Reads of a slot, or the wgmma that writes it, of whose end some actor that may touch it does not know."""
+    """Return the accesses to a slot that are not ordered before a later access of every actor that touches it."""
     epochs = [(component, value) for component, (value, _) in access.reads.items()]
     epochs += [access.issue] if access.issue else []
     return [e for e in epochs if not all(c.sees(a, *e) for a in touching)]

@@ -1,4 +1,4 @@
-"""This module says what one thing costs a schedule: how many times as fast a CTA would be if that took no time at all.
+"""What one thing costs a schedule: how many times as fast a CTA would be if that took no time at all.
 
 The program runs again with those of its costs at zero, all else being equal: what it hides behind, or waits for, stays.
 """

@@ -160,7 +160,7 @@ def idle(p):
 @gluon.jit
 def hand_back(p):
     """The warp of dQ hands the buffers back and adds nothing."""
-    parts: gl.constexpr = p.v.dq_parts
+    parts: gl.constexpr = p.variant.dq_parts
     number = 0
     entry = gl.load(p.tiles)
     for w in gl.static_range(2):

@@ -228,7 +228,7 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
 
     from fa3_kernels.gluon import launch
     from fa3_kernels.plan.plan import sizes_of
-    from tests.kernels.plan.packed_schedule import packed_schedule
+    from tests.kernels.packed_schedule import packed_schedule
 
     rng = np.random.default_rng(batch)
     lengths_q = rng.integers(1, 2 if mode == "decode" else 900, batch)

@@ -14,7 +14,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.operations.forward import Result
 
 ODD = "\x00\x1b[2J\ud800\u202e<b>&]]>\n"
@@ -49,15 +49,15 @@ EXPECTED["hostile:raises_when_called"] = Expected("fail", r"RuntimeError: no dev
 
 
 def exits_in_configure() -> Candidate:
-    return replace(candidate(ideal), configure=lambda problem: sys.exit(0))
+    return candidate(ideal).altered(configure=lambda problem: sys.exit(0))
 
 
 def exits_in_identity() -> Candidate:
-    return replace(candidate(ideal), identity=lambda: sys.exit(0))
+    return candidate(ideal).altered(identity=lambda: sys.exit(0))
 
 
 def lies_in_identity() -> Candidate:
-    return replace(candidate(ideal), identity=lambda: {"name": ODD})
+    return candidate(ideal).altered(identity=lambda: {"name": ODD})
 
 
 EXPECTED["hostile:exits_in_configure"] = Expected("fail", "SystemExit: 0", replays=False)
@@ -71,7 +71,9 @@ def ideal(problem, operands, config):
 
 
 def candidate(run, description="", **fields) -> Candidate:
-    return Candidate("anything", "fp16", run, default_config, frozenset({"causal", "gqa"}), description, **fields)
+    return Candidate(
+        "anything", "fp16", Functions(run, default_config), frozenset({"causal", "gqa"}), description, **fields
+    )
 
 
 def hostile(verdict: str, words: str = "", **rest):

@@ -1,6 +1,6 @@
 """What users' stored results rest on, as short digests: drawn operands, planned cases and trials, options of the verbs.
 
-    python -m tests.harness.pinned > tests/harness/pinned.json
+    python -m tests.bless plans
 
 writes them anew after a change that is meant to move them; stored baselines and replay files then are of other inputs.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +31,7 @@ from fa3verify.properties.runner import run_law
 from fa3verify.properties.table import LAWS
 from fa3verify.records import plain
 
+FILE = Path(__file__).with_suffix(".json")
 PROBLEM = AttentionProblem(2, 4, 2, 21, 70, 64)
 KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.bf16", "twin.flash2.bf16")
 TRIALS = 5  # the plainest one first
@@ -131,5 +132,6 @@ def all_pinned() -> dict[str, dict[str, Any]]:
     return {make.__name__: make() for make in TABLES}
 
 
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(all_pinned(), indent=1, sort_keys=True) + "\n")
+def renew() -> None:
+    """Write everything as it is."""
+    FILE.write_text(json.dumps(all_pinned(), indent=1, sort_keys=True) + "\n")

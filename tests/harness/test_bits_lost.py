@@ -24,7 +24,7 @@ from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import bits_lost, metrics
-from fa3verify.judging.family import CaseFigures, pooled
+from fa3verify.judging.family import CaseResult, pooled
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
@@ -95,7 +95,7 @@ def ideal(kernel: Candidate) -> Candidate:
             "lse": exact["lse"].astype(np.float32),
         }
 
-    return replace(kernel, run=run)
+    return kernel.altered(run=run)
 
 
 def descaled_wrong(kernel: Candidate) -> Candidate:
@@ -104,9 +104,9 @@ def descaled_wrong(kernel: Candidate) -> Candidate:
     def run(problem, operands, config):
         values = operands.v_descale.values.copy()
         values[0, 0] *= np.float32(1.01)
-        return kernel.run(problem, replace(operands, v_descale=replace(operands.v_descale, values=values)), config)
+        return kernel.code.run(problem, replace(operands, v_descale=replace(operands.v_descale, values=values)), config)
 
-    return replace(kernel, run=run)
+    return kernel.altered(run=run)
 
 
 KERNELS = {
@@ -162,7 +162,7 @@ def record(seed, bits, outputs=10, **changes):
     case = Case(
         "twin.fp16", AttentionProblem(1, 1, 1, 1, 8, 64), Recipe("normal", seed=seed), None, tuple(changes.items())
     )
-    return CaseFigures("normal", case, names | {"bits_lost": bits, "outputs": outputs})
+    return CaseResult("normal", case, names | {"bits_lost": bits, "outputs": outputs})
 
 
 def lost_by(*records):

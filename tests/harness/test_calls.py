@@ -16,7 +16,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.known.registry import find
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Forward, Result, order_of_family
@@ -28,7 +28,7 @@ CASE = Case("k", PROBLEM, Recipe("normal"))
 
 
 def kernel(run, dtype="fp16") -> Candidate:
-    return Candidate("k", dtype, run, default_config, FEATURES)
+    return Candidate("k", dtype, Functions(run, default_config), FEATURES)
 
 
 def overwriting(problem, operands, config):
@@ -184,14 +184,14 @@ def test_a_quantiser_is_judged_by_what_it_chose_on_operands_it_never_had():
     problem = replace(PROBLEM, dtype="e4m3")
 
     def overwriting(problem, operands, config):
-        result = quantiser.run(problem, operands, config)
+        result = quantiser.code.run(problem, operands, config)
         operands.q.setflags(write=True)
         operands.q[...] = 0
         return result
 
     case = Case("k", problem, Recipe("normal"), operation="quantize")
     with pytest.raises(calls.CandidateError, match="changed its operand q"):
-        judge(replace(quantiser, name="k", run=overwriting), case)
+        judge(replace(quantiser.altered(run=overwriting), name="k"), case)
     assert operations.find("quantize").judges_choices
 
 

@@ -13,7 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.kernels.record import Candidate, needed_features
+from fa3verify.kernels.record import Candidate, Functions, needed_features
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law
@@ -25,7 +25,7 @@ HARD = AttentionProblem.varlen(
 
 
 def kernel(features=FEATURES, **sizes) -> Candidate:
-    return Candidate("k", "fp16", third_party.run, default_config, frozenset(features), **sizes)
+    return Candidate("k", "fp16", Functions(third_party.run, default_config), frozenset(features), **sizes)
 
 
 @given(
@@ -82,7 +82,7 @@ def test_too_little_of_one_kind_is_inconclusive_however_much_of_the_others_ran()
 
 
 def test_a_law_that_no_trial_fits_is_not_tried_and_no_finding():
-    refusing = replace(kernel(), configure=third_party.picky().configure)
+    refusing = kernel().altered(configure=third_party.picky().code.configure)
     outcome = run_law(find_law("repeated_run_is_identical"), refusing, max_examples=3, seed=0)
     assert (outcome.status, outcome.examples, outcome.violation) == ("not_tried", 0, None)
 

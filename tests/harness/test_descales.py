@@ -20,7 +20,6 @@ from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.judging.verdict import What
-from fa3verify.kernels import record
 from fa3verify.kernels.calls import run
 from fa3verify.kernels.functions import array_candidate
 from fa3verify.known import registry
@@ -50,11 +49,11 @@ def _of_the_first_head(problem, operands, config):
     """A kernel that reads one descale for the query heads of a group, as FlashAttention-3's interface has them."""
     values = np.repeat(operands.q_descale.values[:, :: problem.group], problem.group, axis=1)
     kernel = registry.find("twin.e4m3")
-    return kernel.run(problem, replace(operands, q_descale=Descale(values, 0)), config)
+    return kernel.code.run(problem, replace(operands, q_descale=Descale(values, 0)), config)
 
 
 def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_and_is_not_asked_where_it_does_not():
-    claims = replace(registry.find("twin.e4m3"), name="kernel", run=_of_the_first_head)
+    claims = replace(registry.find("twin.e4m3").altered(run=_of_the_first_head), name="kernel")
     assert not passes(claims, judge(claims, case_of("kernel", EACH)).measures)
     honest = replace(claims, features=claims.features - {"query_head_descale", "block_descale"})
     with pytest.raises(ValueError, match=r"kernel does not claim query_head_descale: kernel b2 h4/2"):
@@ -67,9 +66,9 @@ def test_a_kernel_that_reads_one_scale_for_a_group_fails_where_it_claims_more_an
 
 def test_query_heads_that_share_no_keys_ask_for_nothing_more_than_scales_by_kv_head():
     alone = replace(GROUPED, nheads_kv=4)
-    assert not record.needed_descales(case_of("k", EACH, alone))
-    assert record.needed_descales(case_of("k", EACH)) == {"query_head_descale"}
-    assert record.needed_descales(case_of("k", QuantScheme("row"))) == {"block_descale"}
+    assert not case_of("k", EACH, alone).needed_descales
+    assert case_of("k", EACH).needed_descales == {"query_head_descale"}
+    assert case_of("k", QuantScheme("row")).needed_descales == {"block_descale"}
 
 
 def test_released_fp8_kernels_are_not_judged_by_scales_their_interface_lacks():
@@ -91,7 +90,7 @@ def test_a_trial_with_other_scales_says_nothing_of_a_kernel_that_does_not_claim_
 def test_a_kernel_is_sent_only_the_scales_that_it_claims(data):
     kernel = replace(registry.find("twin.e4m3"), features=frozenset({"gqa", "causal"}))
     case = data.draw(small_cases(kernel, Wanted(grouped=True, descales="uniform")))
-    assert not record.needed_descales(case)
+    assert not case.needed_descales
 
 
 @pytest.mark.parametrize("name", ["twin.e4m3", "twin.quantize"])
@@ -99,7 +98,7 @@ def test_scales_of_query_heads_are_among_the_trials_of_kernels_that_claim_them(n
     kernel = registry.find(name)
     told = find(
         small_cases(kernel, Wanted()),
-        lambda case: "query_head_descale" in record.needed_descales(case),
+        lambda case: "query_head_descale" in case.needed_descales,
         settings=FEW,
     )
     assert told.problem.group > 1
@@ -121,7 +120,7 @@ def test_the_quantiser_is_judged_by_scales_of_query_heads():
 
 
 def _config():
-    return registry.find("twin.quantize").configure(GROUPED)
+    return registry.find("twin.quantize").code.configure(GROUPED)
 
 
 def plain_kernel(elsewhere: str = "", read=lambda descale: descale):

@@ -79,7 +79,7 @@ def test_the_campaign_fails_and_every_report_is_whole(campaign):
         text = (out / "out" / page).read_text(encoding="utf-8")
         assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u00a0"], page
     stored = atlas.read(out / "out" / atlas.FILE)
-    assert {entry.kernel: entry.verdict for entry in stored.entries} == {
+    assert {kernel.name: kernel.verdict for kernel in stored.kernels} == {
         k["name"]: k["verdict"] for k in summary["kernels"]
     }
     assert "<b>&]]>" not in (out / "out" / "report.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from fa3_reference.bounds.model import BackwardModel, KernelModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify import operations, records
+from fa3verify import records
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.introduction import Introduction, introduce
+from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.plan import JudgeFamily, SearchLaw, judge_cases
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.results import JudgedCases, refutations, settle
-from fa3verify.campaign.run import HypothesisRow, Run, parse
+from fa3verify.campaign.results import HypothesisRow, JudgedCases, refutations, settle
+from fa3verify.campaign.run import Introduction, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, is_finding
 from fa3verify.cases.case import Case
@@ -123,7 +124,10 @@ def judged(monkeypatch):
         if examples:
             law = SearchLaw(kernel=kernel.name, law=LAW, max_examples=examples, seed=seed)
             outcomes.append(Outcome(law, law.run()))
-        outcomes = [replace(o, value=o.task.read(json.loads(json.dumps(records.plain(o.value))))) for o in outcomes]
+        outcomes = [
+            replace(o, value=o.task.read(json.loads(json.dumps(records.plain(o.value, private=True)))))
+            for o in outcomes
+        ]
         summary = summarize([known], outcomes, None, profile="quick", seed=0)
         return replace(summary, started="2026-11-23T00:00:00+00:00")
 
@@ -249,7 +253,7 @@ def test_a_kernel_that_raises_where_hypotheses_were_refuted_does_not_hold(monkey
         raise RuntimeError("no")
 
     kernel = kernel_of(of_p)
-    monkeypatch.setattr(registry, "find", lambda name: replace(kernel, run=raises))
+    monkeypatch.setattr(registry, "find", lambda name: kernel.altered(run=raises))
     content = refutations([case.to_json() for case in two_cases(kernel)])
     again = replay.run(ReplayFile(kernel.name, What.from_json("L1 whole kernel error / bound"), content))
     assert not again.holds
@@ -264,7 +268,7 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
             name, "fail", hypotheses={PLAIN: (Trial(name, case), Violation(name, Seen("out", ratio=ratio)))}
         )
 
-    found = settle(operations.find("forward"), [], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
+    found = settle([], [law("first", 2.0), law("worst", 3.0), law("last", 1.5)])
     assert found is not None
     (only,) = found.hypotheses
     assert (only.name, only.worst_ratio, only.refuted_by.what) == (PLAIN, 3.0, What(Part.LAW, "worst"))
@@ -273,7 +277,7 @@ def test_a_hypothesis_is_refuted_by_what_speaks_most_against_it():
 
 def test_one_trial_is_judged_by_whichever_hypothesis_holds_and_the_kernel_runs_once():
     kernel, runs = kernel_of(of_rounded_p), []
-    counting = replace(kernel, run=lambda *given: runs.append(1) or kernel.run(*given))
+    counting = kernel.altered(run=lambda *given: runs.append(1) or kernel.code.run(*given))
     case = case_of(kernel, seqlen_k=400)
     assert replay_trial(LAW, counting, Trial(LAW, case)) is None
     assert len(runs) == 1
@@ -345,7 +349,9 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 ):
     from fa3verify.tensors import convert as tensors
 
-    monkeypatch.setattr(tensors, "gpu_of", lambda device: tensors.Gpu("NVIDIA X", capability))
+    monkeypatch.setattr(
+        tensors, "gpu_of", lambda device: SimpleNamespace(name="NVIDIA X", major=capability[0], minor=capability[1])
+    )
     (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
     sums = sums_of(kernel)
     assert sums.accumulator == accumulator
@@ -357,7 +363,12 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
 
 def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign():
     known = Introduction("k", accumulator="either", sums="sums of Hopper's tensor core or in binary32 (device: A)")
-    assert records.read(Introduction, json.loads(json.dumps(records.plain(known))), "kernel").sums == known.sums
+    assert (
+        records.read(
+            Introduction, json.loads(json.dumps(records.plain(known, private=True))), "kernel", private=True
+        ).sums
+        == known.sums
+    )
 
 
 @pytest.mark.parametrize("gradients", ["given", "own"])
@@ -365,4 +376,4 @@ def test_gradients_have_the_hypotheses_of_their_forward(gradients):
     (kernel,) = array_candidate(of_p, dtypes=("bf16",), gradients=gradients)
     problem = AttentionProblem(1, 1, 1, 4, 4, 64, dtype="bf16")
     expected = BackwardModel.hypotheses("bf16", gradients, "fp32")
-    assert {name: side.order(kernel.configure(problem)) for name, side in under(kernel).items()} == expected
+    assert {name: side.order(kernel.code.configure(problem)) for name, side in under(kernel).items()} == expected

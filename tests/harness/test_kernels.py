@@ -46,7 +46,7 @@ def test_every_twin_takes_every_fault():
 
 
 def test_a_kernel_is_never_sent_what_it_does_not_support():
-    kernel = record.Candidate("k", "fp16", lambda *a: None, default_config, frozenset({"causal"}))
+    kernel = record.Candidate("k", "fp16", record.Functions(lambda *a: None, default_config), frozenset({"causal"}))
     plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}
     assert kernel.supports(AttentionProblem(**plain, causal=True))
     assert not kernel.supports(AttentionProblem(**plain, softcap=1.0))
@@ -70,7 +70,7 @@ def test_a_twin_of_a_released_kernel_runs_its_familys_order_and_refuses_what_it_
     problem = AttentionProblem(**plain, dtype=kernel.dtype)
     assert kernel.supports(problem)
     assert not kernel.supports(replace(problem, **refused))
-    config = kernel.configure(problem)
+    config = kernel.code.configure(problem)
     assert kernel.order is not None
     assert kernel.order(config).order == FAMILIES[config.family].order.softmax
     assert FAMILIES[config.family].version in kernel.description
@@ -164,7 +164,7 @@ def test_a_kernel_with_a_twin_is_compared_bit_for_bit():
 
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
     for fault, differs in ((None, False), (Fault.TRUNCATED_OUTPUT, True)):
-        kernel = replace(twins.twin("fp16", fault=fault), twin="twin.fp16")
+        kernel = replace(twins.twin("fp16", fault=fault), twin=find("twin.fp16"))
         count = judge(kernel, case).measures["bits_differing"]
         assert (count > 0) == differs
         body = Figured("k", (FamilyRow("normal", {"bits_differing": count}),))
@@ -188,7 +188,7 @@ def test_gpu_kernels_are_listed_with_the_reason_they_cannot_run():
     assert set(listed) == GPU_KERNELS
     for kernel in listed.values():
         assert kernel.twin is not None
-        assert registry.find(kernel.twin).dtype == kernel.dtype
+        assert kernel.twin.dtype == kernel.dtype
         assert kernel.unavailable == gpu_room.unavailable()
 
 
@@ -202,13 +202,13 @@ def test_gpu_kernels_take_what_their_launch_takes():
         odd = replace(plain, head_dim=60, head_dim_v=60)
         assert not kernel.supports(odd)
         with pytest.raises(ValueError, match="head_dim must be a multiple of"):
-            kernel.configure(odd)
+            kernel.code.configure(odd)
 
 
 def test_a_gpu_kernel_and_its_twin_have_one_configuration():
     for kernel in GPU_FORWARDS:
         problem = AttentionProblem(1, 4, 4, 256, 512, 128, dtype=kernel.dtype, causal=True)
-        assert kernel.configure(problem) == registry.find(kernel.twin).configure(problem)
+        assert kernel.code.configure(problem) == kernel.twin.code.configure(problem)
 
 
 def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
@@ -216,7 +216,7 @@ def test_a_gpu_kernel_refuses_a_configuration_that_no_launch_has():
     problem = AttentionProblem(1, 4, 4, 256, 512, 128)
     for change, match in (({"num_stages": 3}, "only tile, num_splits"), ({"tile_n": 96}, "tile_n must be a power")):
         with pytest.raises(ValueError, match=match):
-            kernel.run(problem, None, replace(kernel.configure(problem), **change))
+            kernel.code.run(problem, None, replace(kernel.code.configure(problem), **change))
 
 
 OF_GPU = tuple(law for law in (*STRUCTURE_LAWS, *SERVING_LAWS) if law.applies(gpu()[0]))
@@ -226,15 +226,19 @@ OF_GPU = tuple(law for law in (*STRUCTURE_LAWS, *SERVING_LAWS) if law.applies(gp
 @pytest.mark.parametrize("name", ["gluon.fp16", "gluon.e4m3"])
 def test_no_law_asks_a_gpu_kernel_for_a_configuration_that_no_launch_has(name, law):
     kernel = next(c for c in gpu() if c.name == name)
-    twin = registry.find(kernel.twin)
+    twin = kernel.twin
 
     def run(problem, operands, config):
-        kernel.launchable(problem, config)
+        kernel.code.launchable(problem, config)
         blocks = [x.block_rows for x in (operands.q_descale, operands.k_descale, operands.v_descale) if x]
         assert not problem.serving or not any(blocks), "no function for caches takes descales of blocks"
-        return twin.run(problem, operands, config)
+        return twin.code.run(problem, operands, config)
 
-    judged = runner.run_law(law, replace(kernel, run=run), max_examples=6, seed=0, shrink_seconds=0)
+    def launchable(problem, config):
+        return problem.serving and kernel.code.launchable(problem, config)
+
+    asked = kernel.altered(run=run, launchable=launchable)
+    judged = runner.run_law(law, asked, max_examples=6, seed=0, shrink_seconds=0)
     assert judged.status == ("pass" if law.applies(kernel) else "not_applicable"), judged.violation
 
 
@@ -254,8 +258,8 @@ def test_no_case_of_the_covering_array_asks_a_gpu_kernel_for_a_configuration_tha
     needed = frozenset().union(*(case.problem.serving for case in cases))
     assert needed == kernel.features & SERVING
     for case in cases:
-        config = replace(kernel.configure(case.problem), **dict(case.changes))
-        kernel.launchable(case.problem, config)
+        config = replace(kernel.code.configure(case.problem), **dict(case.changes))
+        kernel.code.launchable(case.problem, config)
 
 
 def test_a_kernel_without_block_descales_is_never_sent_any():
@@ -278,9 +282,9 @@ def test_a_replay_fails_while_a_bit_differs_from_the_twin(monkeypatch):
     for num_splits, holds in ((1, True), (3, False)):
 
         def run(problem, operands, config, num_splits=num_splits):
-            return twin.run(problem, operands, replace(config, num_splits=num_splits))
+            return twin.code.run(problem, operands, replace(config, num_splits=num_splits))
 
-        kernel = replace(twin, name="k", twin="twin.fp16", run=run)
+        kernel = replace(twin.altered(run=run), name="k", twin=twin)
         monkeypatch.setattr(registry, "find", lambda name, kernel=kernel: kernel if name == "k" else find(name))
         passes, _, measures = replay.run(body)
         assert measures["ratio_max"] <= 1
@@ -306,7 +310,7 @@ KNOWN = registry.discover()
 PAIRS = sorted(
     (name, twin)
     for name, kernel in KNOWN.items()
-    for twin in [kernel.twin or f"twin.{name}"]
+    for twin in [kernel.twin.name if kernel.twin else f"twin.{name}"]
     if not name.startswith("twin.") and twin in KNOWN
 )
 

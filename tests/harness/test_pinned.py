@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import pinned
 
-STORED = json.loads((Path(__file__).parent / "pinned.json").read_text(encoding="utf-8"))
+STORED = json.loads(pinned.FILE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("make", pinned.TABLES, ids=lambda make: make.__name__)
@@ -20,4 +19,4 @@ def test_what_stored_results_rest_on_is_what_it_was(make: Callable[[], dict[str,
     found = make()
     stored = STORED[make.__name__]
     moved = sorted(name for name in found.keys() | stored.keys() if found.get(name) != stored.get(name))
-    assert not moved, f"{make.__name__} of {', '.join(moved)}: meant? then python -m tests.harness.pinned writes them"
+    assert not moved, f"{make.__name__} of {', '.join(moved)}: meant? then python -m tests.bless plans writes them"

@@ -91,7 +91,7 @@ def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]
     arrays, prepared = case.draw()
     seen = prepared.operands
     descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
-    result = candidate.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
+    result = candidate.code.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
     return {
         "inputs": digest(*arrays),
         "operands": digest(seen.q, seen.k, seen.v, *descales),
@@ -100,19 +100,20 @@ def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]
     }
 
 
-def recorded(name: str, calls: list, find=registry.find) -> record.Candidate:
-    """Find a kernel that notes every call: what differs from its configuration, and a digest of operands and result."""
-    kernel = find(name)
+def recorded(kernel: record.Candidate, calls: list) -> record.Candidate:
+    """Return a kernel that notes every call, and of its twin: what differs from its configuration, and a digest of
+    operands and result.
+    """
 
     def run(problem, operands, config):
-        usual = kernel.configure(problem)
+        usual = kernel.code.configure(problem)
         own = {f.name: getattr(config, f.name) for f in fields(config)}
         changes = [f"{key}={value}" for key, value in sorted(own.items()) if value != getattr(usual, key)]
-        result = kernel.run(problem, operands, config)
+        result = kernel.code.run(problem, operands, config)
         calls.append([" ".join(changes), digest(operands.q, operands.k, operands.v, *result)])
         return result
 
-    return replace(kernel, run=run)
+    return replace(kernel.altered(run=run), twin=kernel.twin and recorded(kernel.twin, calls))
 
 
 def differences(name: str, got: dict[str, float] | None, expected: dict[str, float] | None) -> list[str]:
@@ -131,8 +132,9 @@ def differences(name: str, got: dict[str, float] | None, expected: dict[str, flo
 def test_file_of_0_1_0_ends_as_it_did(path, monkeypatch):
     expected, calls = EXPECTED[path.stem], []
     body = replay_files.read(path)
+    find = registry.find
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "find", lambda name: recorded(name, calls))
+        patched.setattr(registry, "find", lambda name: recorded(find(name), calls))
         holds, message, measures = replay.run(body, expected["kernel"])
     found_since = bool((measures or {}).get("outside"))  # by the enclosure, which 0.1.0 did not have
     assert holds is (expected["holds"] and not found_since), message
@@ -171,7 +173,7 @@ def _chosen() -> tuple[set[str], set[str]]:
                 given = [f.name for f in fields(part) if getattr(part, f.name) != _usual(part, f)]
                 chosen |= {f"{name}.{field}" for field in given}
         kernel = registry.find(EXPECTED[path.stem]["kernel"] or case.kernel)
-        every |= {f"Config.{f.name}" for f in fields(kernel.configure(case.problem))}
+        every |= {f"Config.{f.name}" for f in fields(kernel.code.configure(case.problem))}
         chosen |= {f"Config.{name}" for name, _ in case.changes}
     return every, chosen
 

@@ -62,9 +62,9 @@ def test_a_property_notes_the_sizes_of_the_calls_that_it_compared():
 
     def run(problem, operands, config):
         called.add(problem)
-        return sound.run(problem, operands, config)
+        return sound.code.run(problem, operands, config)
 
-    outcome = run_law(find_law("sign_symmetry"), replace(sound, run=run), max_examples=5, seed=0)
+    outcome = run_law(find_law("sign_symmetry"), sound.altered(run=run), max_examples=5, seed=0)
     assert outcome.status == "pass"
     assert outcome.tried == called.noted()
     assert outcome.tried.calls > outcome.examples
@@ -74,7 +74,7 @@ def test_a_call_that_raises_is_credited_with_nothing():
     def run(problem, operands, config):
         raise ValueError("not this one")
 
-    outcome = run_law(find_law("error_within_bound"), replace(twin("fp16"), run=run), max_examples=3, seed=0)
+    outcome = run_law(find_law("error_within_bound"), twin("fp16").altered(run=run), max_examples=3, seed=0)
     assert outcome.tried == collected()
 
 

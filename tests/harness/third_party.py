@@ -9,7 +9,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Result
@@ -21,19 +21,21 @@ def run(problem, operands, config):
 
 
 def sound() -> Candidate:
-    return Candidate("anything", "bf16", run, default_config, frozenset({"causal", "gqa"}), "float64, rounded once")
+    return Candidate(
+        "anything", "bf16", Functions(run, default_config), frozenset({"causal", "gqa"}), "float64, rounded once"
+    )
 
 
 def sound_fp8() -> Candidate:
     """Return a kernel that takes any descales, one per row included."""
-    return Candidate("anything", "e4m3", run, default_config, FEATURES, "float64, rounded once")
+    return Candidate("anything", "e4m3", Functions(run, default_config), FEATURES, "float64, rounded once")
 
 
 def picky() -> Candidate:
     def refuse(problem):
         raise ValueError("nothing is supported")
 
-    return Candidate("anything", "fp16", run, refuse, frozenset())
+    return Candidate("anything", "fp16", Functions(run, refuse), frozenset())
 
 
 def only_64() -> Candidate:
@@ -44,7 +46,7 @@ def only_64() -> Candidate:
             raise ValueError(f"head_dim must be 64, got {problem.head_dim}")
         return default_config(problem)
 
-    return Candidate("anything", "fp16", run, configure, frozenset())
+    return Candidate("anything", "fp16", Functions(run, configure), frozenset())
 
 
 def _without_the_last_key(problem, operands, config):
@@ -55,7 +57,7 @@ def _without_the_last_key(problem, operands, config):
 
 
 def only_64_broken() -> Candidate:
-    return replace(only_64(), run=_without_the_last_key)
+    return only_64().altered(run=_without_the_last_key)
 
 
 def _whole_tiles_alone(problem, operands, config):
@@ -69,7 +71,9 @@ def _whole_tiles_alone(problem, operands, config):
 def in_whole_tiles() -> Candidate:
     """Return a sound kernel that takes only whole tiles of 64, at least two, and head_dim 64."""
     sizes = {"head_dims": (64,), "seqlen_multiple": 64, "min_seqlen": 128}
-    return Candidate("anything", "bf16", _whole_tiles_alone, default_config, frozenset({"causal", "varlen"}), **sizes)
+    return Candidate(
+        "anything", "bf16", Functions(_whole_tiles_alone, default_config), frozenset({"causal", "varlen"}), **sizes
+    )
 
 
 def evasive() -> Candidate:
@@ -80,15 +84,15 @@ def evasive() -> Candidate:
             raise ValueError(f"at most 64 keys, got {problem.seqlen_k}")
         return default_config(problem)
 
-    return Candidate("anything", "fp16", run, configure, frozenset({"causal", "window"}))
+    return Candidate("anything", "fp16", Functions(run, configure), frozenset({"causal", "window"}))
 
 
 def _in_three_splits(problem, operands, config):
-    return twin("fp16").run(problem, operands, replace(config, num_splits=3))
+    return twin("fp16").code.run(problem, operands, replace(config, num_splits=3))
 
 
 def other_bits() -> Candidate:
     """Return a kernel that promises the twin's bits and stays within its bound, but merges three splits."""
     return Candidate(
-        "anything", "fp16", _in_three_splits, default_config, frozenset({"causal", "gqa"}), twin="twin.fp16"
+        "anything", "fp16", Functions(_in_three_splits, default_config), frozenset({"causal", "gqa"}), twin=twin("fp16")
     )

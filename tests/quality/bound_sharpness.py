@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from fa3_reference.attention import attention
-from fa3_reference.bounds.enclosure import forward_enclosure, forward_execution
+from fa3_reference.bounds.enclosure import forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.judging.metrics import share_of
 from fa3verify.known import registry
+from tests.reference.bounds.executions import forward_execution
 
 KERNELS = ("twin.fp16", "twin.bf16", "twin.e4m3")
 EXECUTIONS = 64
@@ -54,7 +55,7 @@ def measure(kernel: str, family: str) -> list[object]:
         problem, x = case.problem, case.operands()
         config = candidate.config_for(problem, case.changes)
         model = config.kernel_model()
-        got = candidate.run(problem, x, config).out.astype(np.float64)
+        got = candidate.code.run(problem, x, config).out.astype(np.float64)
         digest.update(got.tobytes())
         start = time.perf_counter()
         truth = attention(problem, *x.dequantized(problem)).out

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,13 +202,24 @@ def _deleted_term(x: Any) -> Any:
     return np.zeros_like(x) if isinstance(x, np.ndarray) else type(x)(0)
 
 
-def _codes(code: CodeType) -> dict[str, CodeType]:
-    """Every code object in another one, by qualified name."""
+def codes_of(code: CodeType) -> dict[str, CodeType]:
+    """Return every code object in another one, by qualified name."""
     inner = [x for x in code.co_consts if isinstance(x, CodeType)]
     found = {x.co_qualname: x for x in inner}
     for x in inner:
-        found |= _codes(x)
+        found |= codes_of(x)
     return found
+
+
+def functions_of(module: ModuleType) -> Iterator[tuple[FunctionType, bool]]:
+    """Yield every function of a module and of its classes, and whether numba compiles it."""
+    names = vars(module)
+    members = [x for x in names.values() if isinstance(x, type) and x.__module__ == module.__name__]
+    for function in [*names.values(), *(x for member in members for x in vars(member).values())]:
+        loop = getattr(function, "py_func", None)
+        plain = loop or getattr(function, "fget", None) or getattr(function, "__func__", function)
+        if isinstance(plain, FunctionType) and plain.__module__ == module.__name__:
+            yield plain, loop is not None
 
 
 def _plant(term: Term, edit: str) -> None:
@@ -223,18 +234,12 @@ def _plant(term: Term, edit: str) -> None:
                 setattr(other, term.function, value)
         return
     names.update(_halved_term=_halved_term, _deleted_term=_deleted_term)
-    codes = _codes(_mutant(term, edit))
-    members = [x for x in names.values() if isinstance(x, type) and x.__module__ == module.__name__]
-    functions = [*names.values(), *(x for member in members for x in vars(member).values())]
-    for function in functions:
-        loop = getattr(function, "py_func", None)
-        plain = loop or getattr(function, "fget", None) or getattr(function, "__func__", function)
-        if not isinstance(plain, FunctionType) or plain.__module__ != module.__name__:
-            continue
-        if plain.__code__.co_qualname in codes:
-            plain.__code__ = codes[plain.__code__.co_qualname]
-        if loop:  # numba would run what it compiled before
-            names[plain.__name__] = _uncompiled(plain)
+    codes = codes_of(_mutant(term, edit))
+    for function, is_loop in list(functions_of(module)):
+        if function.__code__.co_qualname in codes:
+            function.__code__ = codes[function.__code__.co_qualname]
+        if is_loop:  # numba would run what it compiled before
+            names[function.__name__] = _uncompiled(function)
 
 
 def _uncompiled(function: Any) -> Any:

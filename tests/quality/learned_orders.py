@@ -25,7 +25,7 @@ from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Code
 from fa3verify.known import registry
 from fa3verify.learn import Learned, learn, space
 from fa3verify.operations.forward import Result
@@ -35,7 +35,7 @@ INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnTwin:
+class DrawnTwin(Code):
     """The twin of any order, with one tile for all calls."""
 
     tile_n: int
@@ -51,7 +51,7 @@ class DrawnTwin:
 
     def candidate(self, name: str, dtype: Dtype) -> Candidate:
         features = frozenset({"causal", "gqa", "softcap"})
-        return Candidate(name, dtype, self.run, self.configure, features, accumulator="either")
+        return Candidate(name, dtype, self, features, accumulator="either")
 
 
 def drawn(seed: int) -> tuple[Candidate, DrawnTwin, int]:
@@ -178,7 +178,7 @@ def _faulty(name: str) -> Candidate:
     def run(problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         return Result(*import_module(f"{package}.forward").forward(problem, operands, config))
 
-    return replace(registry.find("twin.fp16"), name=name, run=run, twin=None)
+    return replace(registry.find("twin.fp16").altered(run=run), name=name, twin=None)
 
 
 def try_faulty(index: int, outputs: int) -> dict[str, Any]:

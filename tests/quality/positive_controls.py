@@ -22,14 +22,13 @@ from fa3_kernels.twin import mufu
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.device import TENSOR_CORE, U_FP32
-from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import Terms
 from fa3_reference.bounds.steps import LN2
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, Dtype
 from fa3verify.search.colony import Environment, rounded
 from fa3verify.search.forward.colony import ForwardColony, Island
 from fa3verify.search.forward.judge import UNROUNDED, truth_error
+from tests.quality.weighed_bound import weighed_bound
 
 ROWS, SCREENED = 16, 100_000
 FAR = 240.0  # log2 units below a maximum, where a weight is exactly 0
@@ -236,8 +235,8 @@ CONSTRUCTIONS: tuple[Construction, ...] = (
 )
 
 
-def ratios(colony: ForwardColony, *several: Terms) -> list[float]:
-    """Largest error / bound of O, before its last rounding, and of LSE, for each of some weights of the terms."""
+def ratios(colony: ForwardColony, *several: dict[str, float]) -> list[float]:
+    """Largest error / bound of O, before its last rounding, and of LSE, for each of some weights of its sources."""
     problem, operands, config = colony.problem, colony.operands, colony.island.config
     model = replace(config.kernel_model(), out_dtype="fp32")
     result = []
@@ -245,8 +244,8 @@ def ratios(colony: ForwardColony, *several: Terms) -> list[float]:
         got = forward(problem, operands, config, ideal=UNROUNDED)
         truth = attention(problem, *operands.dequantized(problem))
         _, *own = truth_error(colony, truth.lse.reshape(-1))
-        for terms in several:
-            bound = forward_bound(problem, operands, model, terms)
+        for weights in several:
+            bound = weighed_bound(**weights)(problem, operands, model)
             errors = (np.abs(got.out - truth.out), np.abs(got.lse - truth.lse))
             each = [
                 (error.reshape(floor.shape) - floor) / limit.reshape(floor.shape)
@@ -267,11 +266,11 @@ class Ratio(NamedTuple):
 def control(construction: Construction, dtype: Dtype, weight: float, seed: int, draws: int = 60) -> Ratio:
     """Draw inputs until one of them breaks the bound with a term so weighted; the whole bound is of the same inputs."""
     rng, best = np.random.default_rng(seed), Ratio(0.0, 0.0, 0)
-    terms, problems = Terms(**{construction.__name__: weight}), 0
+    problems = 0
     for _ in range(draws):
         colony = construction(dtype, rng)
         problems += colony.island.problems * colony.island.columns
-        weighted, whole = ratios(colony, terms, Terms())
+        weighted, whole = ratios(colony, {construction.__name__: weight}, {})
         best = max(best, Ratio(weighted, whole, problems), key=lambda ratio: ratio.weighted)
         if best.weighted > 1:
             break

@@ -26,7 +26,7 @@ from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, ProfileName, families, family_cases
 from fa3verify.cases.case import Case
 from fa3verify.judging import gate, hypotheses, metrics
-from fa3verify.judging.family import CaseFigures, FamilyRow, Figured, pooled
+from fa3verify.judging.family import CaseResult, FamilyRow, Figured, pooled
 from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
@@ -56,15 +56,15 @@ class Scene:
         of_config = {name: x for name, x in changes.items() if name == "num_splits"}
         operands = changes.get("operands", self.judged.operands)
         problem = replace(case.problem, **of_problem)
-        returned = (kernel or self.kernel).run(problem, operands, replace(config, **of_config))
+        returned = (kernel or self.kernel).code.run(problem, operands, replace(config, **of_config))
         return FORWARD.named(returned, problem, config)
 
-    def record(self, outputs: dict[str, np.ndarray]) -> CaseFigures:
+    def record(self, outputs: dict[str, np.ndarray]) -> CaseResult:
         """Figures of other outputs for the same operands."""
         was = self.judged
         measures = metrics.figures(FORWARD, outputs, was.seen, was.unrounded, was.bound, self.config)
         measures |= metrics.enclosed(outputs, was.seen, self.enclosure)
-        return CaseFigures("", was.case, measures, self.quantisation)
+        return CaseResult("", was.case, measures, self.quantisation)
 
     def with_operands(self, operands: Operands) -> Scene:
         """Return the case with other operands, which the twin is run on and judged against."""
@@ -102,7 +102,7 @@ def _stepped(x: np.ndarray, steps: np.ndarray) -> np.ndarray:
     return (bits + steps.astype(np.int64)).astype(bits.dtype).view(x.dtype)
 
 
-def lse_error(scene: Scene, x: float) -> CaseFigures:
+def lse_error(scene: Scene, x: float) -> CaseResult:
     """The error of lse is 1 + x times what it was."""
     got, truth = scene.judged.outputs["lse"], scene.judged.seen["lse"]
     with np.errstate(invalid="ignore"):
@@ -110,7 +110,7 @@ def lse_error(scene: Scene, x: float) -> CaseFigures:
     return scene.record(scene.judged.outputs | {"lse": lse.astype(np.float32)})
 
 
-def output_error(scene: Scene, x: float) -> CaseFigures:
+def output_error(scene: Scene, x: float) -> CaseResult:
     """The error of the outputs is 1 + x times what it was, rounded to the output's format once more."""
     got, truth = scene.judged.outputs["out"], scene.judged.seen["out"]
     grown = truth + (1 + x) * (got.astype(np.float64) - truth)
@@ -118,7 +118,7 @@ def output_error(scene: Scene, x: float) -> CaseFigures:
     return scene.record(scene.judged.outputs | {"out": out})
 
 
-def kernel_error(scene: Scene, x: float) -> CaseFigures:
+def kernel_error(scene: Scene, x: float) -> CaseResult:
     """The error of the outputs before their last rounding is 1 + x times what it was."""
     got, truth = scene.judged.outputs["out"], scene.judged.seen["out"]
     exact = _unrounded(scene)
@@ -129,15 +129,15 @@ def kernel_error(scene: Scene, x: float) -> CaseFigures:
 
 @cache
 def _unrounded(scene: Scene) -> np.ndarray:
-    return scene.kernel.run.__self__.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
+    return scene.kernel.code.unrounded(scene.judged.case.problem, scene.judged.operands, scene.config).out
 
 
-def score_scale(scene: Scene, x: float) -> CaseFigures:
+def score_scale(scene: Scene, x: float) -> CaseResult:
     """Scores are 1 + x times what they should be."""
     return scene.record(scene.run(softmax_scale=scene.judged.case.problem.softmax_scale * (1 + x)))
 
 
-def output_gain(scene: Scene, x: float) -> CaseFigures:
+def output_gain(scene: Scene, x: float) -> CaseResult:
     """Outputs are multiplied by 1 + x, before their rounding with e4m3 and after it with 16 bits."""
     operands, got = scene.judged.operands, scene.judged.outputs
     if operands.v_descale is not None:
@@ -147,19 +147,19 @@ def output_gain(scene: Scene, x: float) -> CaseFigures:
     return scene.record(got | {"out": encode(got["out"].astype(np.float64) * (1 + x), fmt, "ieee")})
 
 
-def one_ulp(scene: Scene, x: float) -> CaseFigures:
+def one_ulp(scene: Scene, x: float) -> CaseResult:
     """A share x of the outputs is one place further from zero."""
     got = scene.judged.outputs
     chosen = _chosen(got["out"].shape, x) & (got["out"] != 0)
     return scene.record(got | {"out": _stepped(got["out"], chosen)})
 
 
-def truncated_p(scene: Scene, x: float) -> CaseFigures:
+def truncated_p(scene: Scene, x: float) -> CaseResult:
     """P is truncated instead of rounded in a share x of the rows."""
     return scene.record(_rows_of(scene, _with_truncated_p(scene), x))
 
 
-def no_combine(scene: Scene, x: float) -> CaseFigures:
+def no_combine(scene: Scene, x: float) -> CaseResult:
     """A share x of the rows is computed without splits where the configuration has three."""
     return scene.record(_rows_of(scene, _without_splits(scene), x))
 
@@ -185,7 +185,7 @@ def _rows_of(scene: Scene, other: dict[str, np.ndarray], share: float) -> dict[s
     }
 
 
-def truncating_quantiser(scene: Scene, x: float) -> CaseFigures:
+def truncating_quantiser(scene: Scene, x: float) -> CaseResult:
     """A share x of the elements of q, k and v is truncated to the operands' format instead of rounded."""
     problem, scheme, operands = scene.judged.case.problem, scene.judged.case.scheme, scene.judged.operands
     q, k, v = scene.judged.inputs
@@ -198,7 +198,7 @@ def truncating_quantiser(scene: Scene, x: float) -> CaseFigures:
     return changed.record(changed.judged.outputs)
 
 
-Change = Callable[[Scene, float], CaseFigures]
+Change = Callable[[Scene, float], CaseResult]
 CHANGES: tuple[Change, ...] = (
     lse_error,
     output_error,
@@ -221,7 +221,7 @@ def failing(change: Change, dtype: str, family: str, x: float) -> frozenset[str]
     return _failing([change(scene, x) for scene in scenes(dtype, family)], dtype, family, "quick")
 
 
-def _failing(records: list[CaseFigures], dtype: str, family: str, profile: ProfileName) -> frozenset[str]:
+def _failing(records: list[CaseResult], dtype: str, family: str, profile: ProfileName) -> frozenset[str]:
     kernel = Figured(f"twin.{dtype}", (FamilyRow(family, pooled(records, FORWARD)),))
     rows = gate.bound_rows(kernel) + gate.baseline_rows(kernel, _baseline(profile))
     return frozenset(row.rule for row in rows if row.status == "fail")
@@ -262,7 +262,7 @@ def table(change: Change, dtypes: tuple[str, ...] = DTYPES, names: tuple[str, ..
         yield f"| twin.{dtype} | {family} | {' | '.join(_figure(seen.get(rule)) for rule in rules)} |"
 
 
-Records = dict[str, CaseFigures]
+Records = dict[str, CaseResult]
 
 
 def grown(dtype: str, family: str, profile: ProfileName, index: int) -> Records:

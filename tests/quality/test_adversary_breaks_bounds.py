@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import Terms
 from fa3_reference.problem import DTYPES
 from fa3_reports.adversary.search import island_of, islands_of
 from fa3verify.search.findings import Find
@@ -16,6 +12,7 @@ from fa3verify.search.forward.colony import individual
 from fa3verify.search.forward.judge import over_bound
 from fa3verify.search.forward.search import ForwardSearch
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
+from tests.quality.weighed_bound import weighed_bound
 from tests.sampling import sampled
 
 BUDGET = 20_000  # problems of a hole or half a term; hole V6 took 80 to 16,912 with seeds 0 to 7
@@ -52,7 +49,7 @@ def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     assert max(ratios["out"], ratios["lse"]) == found.value > 1
 
 
-# Sources of error (fa3_reference.bounds.model.Terms) that some input has all of: half of one is not enough for it.
+# Sources of error (tests.quality.weighed_bound) that some input has all of: half of one is not enough for it.
 HALVED = {
     "p_rounding fp16": ("fp16", "few", "p_rounding"),
     "p_rounding bf16": ("bf16", "few", "p_rounding"),
@@ -73,8 +70,7 @@ def is_hole_of_a_half(find: Find) -> bool:
 @pytest.mark.parametrize("halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")}))
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
-    bound = partial(forward_bound, terms=Terms(**{term: 0.5}))
-    run = ForwardSearch(island_of(dtype, name), SEED, over_bound(bound))
+    run = ForwardSearch(island_of(dtype, name), SEED, over_bound(weighed_bound(**{term: 0.5})))
     while run.found.problems < BUDGET:
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.quality.bound_terms import EXPLAINED, MODULES, _mutant, breaks, explained, terms
+from fa3_reference.bounds import steps
+from tests.quality.bound_terms import EXPLAINED, MODULES, _mutant, breaks, explained, functions_of, terms
+from tests.quality.weighed_bound import SOURCES, weighed
 from tests.reference.bounds import (
     test_terms_backward,
     test_terms_enclosure,
@@ -66,3 +68,20 @@ def test_every_reason_is_of_a_term_that_exists() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_the_terms_of_every_module_are_found(module: str) -> None:
     assert {term.kind for term in terms(module)} & {"addend", "arm", "value"}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_of_error_is_weighed_where_it_stands_and_only_inside_its_block(source: str) -> None:
+    places = [(module, function) for module in {m for m, _ in SOURCES[source]} for function, _ in functions_of(module)]
+    before = [function.__code__ for _, function in places]
+    with weighed(**{source: 0.0}):
+        assert any(function.__code__ is not code for (_, function), code in zip(places, before, strict=True))
+    assert [function.__code__ for _, function in places] == before
+
+
+def test_a_source_or_a_line_that_the_bound_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"must be one of scores, .*, got 'rounding'"), weighed(rounding=0.5):
+        pass
+    monkeypatch.setitem(SOURCES, "gone", ((steps, "own = «own» + own"),))
+    with pytest.raises(ValueError, match=r"steps must have this line once, got 0: own = own \+ own"), weighed(gone=0.5):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fa3verify.campaign import atlas, introduction
 from fa3verify.campaign.findings import finding, with_clause
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.plan import plan
-from fa3verify.campaign.run import Finding
+from fa3verify.campaign.run import Finding, Introduction
 from fa3verify.campaign.summary import of_kernel
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.judging.clauses import Clause, clauses
@@ -110,11 +111,11 @@ def test_the_test_that_shows_a_clause_is_there(clause):
     assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
-def entry(**changes) -> dict[str, str]:
-    """Return what became of the clauses of an entry of the atlas with some fields changed."""
+def entry(findings: tuple[Finding, ...] = (), **changes) -> dict[str, str]:
+    """Return what became of the clauses of a row of the atlas with some fields changed."""
     made = atlas.read(ROOT / "reports" / "atlas" / "h100" / "atlas.json")
-    plain = next(e for e in made.entries if e.kernel == "gluon.fp16")
-    return conformance.status(conformance.replace(plain, **changes))
+    plain = next(each for each in made.kernels if each.name == "gluon.fp16")
+    return conformance.status(replace(made, failures=findings), replace(plain, **changes))
 
 
 def test_a_clause_is_met_where_all_that_asks_for_it_ran():
@@ -122,21 +123,21 @@ def test_a_clause_is_met_where_all_that_asks_for_it_ran():
     assert met["law error_within_bound"] == met["forward: L1 error / bound"] == met["rule nan_in_key"] == "pass"
     assert met["quantize: L1 error / bound"] == met["law gradients_within_bound"] == "not asked"
     assert met["L2 abs_bias"] == "not recorded"
-    assert entry(properties=())["law error_within_bound"] == "not asked"
+    assert entry(laws=())["law error_within_bound"] == "not asked"
     assert entry(families=())["forward: L1 error / bound"] == "not asked"
 
 
 def test_a_call_without_a_result_leaves_bounds_in_part_and_fails_the_clause_of_calls():
     what = What(Part.FAMILY, "cover")
-    crash = atlas.EntryFinding(what, "RuntimeError: x", None, "RuntimeError: x", None, raised="RuntimeError")
-    met = entry(findings=(crash,))
+    met = entry((Finding("gluon.fp16", what, "RuntimeError: x", cause="RuntimeError: x", raised="RuntimeError"),))
     assert met["forward: L1 error / bound"] == "in part"
     assert met["no result"] == "fail"
     assert met["law error_within_bound"] == "pass"
 
 
 def test_what_is_declared_is_no_pass():
-    met = entry(policy=("causal top_left", "special_values out", "min_seqlen 1"))
+    declared = ("causal top_left", "special_values out", "min_seqlen 1")
+    met = entry(introduction=Introduction("gluon.fp16", dtype="fp16", states_order=True, policy=declared))
     named = ("policy causal", "policy special_values", "law special_values_follow_policy", "rule nan_in_key")
     assert {met[of] for of in named} == {"declared"}
     assert met["policy empty_out"] == "pass"
@@ -144,6 +145,6 @@ def test_what_is_declared_is_no_pass():
 
 def test_of_the_rules_of_a_failed_table_one_is_known():
     made = atlas.read(ROOT / "reports" / "atlas" / "cpu" / "atlas.json")
-    met = conformance.status(next(e for e in made.entries if e.kernel == "torch.flash.fp16"))
+    met = conformance.status(made, next(each for each in made.kernels if each.name == "torch.flash.fp16"))
     assert met["rule nan_in_query"] == met["law special_values_follow_policy"] == "fail"
     assert met["rule nan_in_value"] == met["policy special_values"] == "not recorded"

@@ -27,10 +27,10 @@ def around(name: str, mistake: Mistake) -> Candidate:
     sound = find(name)
 
     def run(problem: AttentionProblem, operands: Operands, config: Any) -> Outputs:
-        named = operations.find(sound.operation).named(sound.run(problem, operands, config), problem, config)
+        named = operations.find(sound.operation).named(sound.code.run(problem, operands, config), problem, config)
         return named | mistake(problem, operands, config, named)
 
-    return replace(sound, name=mistake.__name__, run=run)
+    return replace(sound.altered(run=run), name=mistake.__name__)
 
 
 def rounded_down(x: np.ndarray) -> np.ndarray:
@@ -140,9 +140,9 @@ def dlse_dropped() -> Candidate:
     sound = find("twin.backward.fp16")
 
     def run(problem, operands, config):
-        return sound.run(problem, replace(operands, dlse=None), config)
+        return sound.code.run(problem, replace(operands, dlse=None), config)
 
-    return replace(sound, name="dlse_dropped", run=run)
+    return replace(sound.altered(run=run), name="dlse_dropped")
 
 
 def windows_from_the_top() -> Candidate:
@@ -182,7 +182,7 @@ def small_descales_lost() -> Candidate:
 
 def other_bits() -> Candidate:
     """Claim the bits of a twin and truncate outputs."""
-    return replace(find("twin.fp16+truncated_output"), name="other_bits", twin="twin.fp16")
+    return replace(find("twin.fp16+truncated_output"), name="other_bits", twin=find("twin.fp16"))
 
 
 def one_nan() -> Candidate:

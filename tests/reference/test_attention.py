@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_reference.attention import Attention, _rows, attention, probabilities
+from fa3_reference.attention import Attention, _rows, attention
 from fa3_reference.problem import AttentionProblem
+from tests.reference.dense_softmax import probabilities
 
 U = 2.0**-53
 

@@ -6,8 +6,9 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from fa3_reference.attention import attention, probabilities
+from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
+from tests.reference.dense_softmax import probabilities
 from tests.reference.exact import exact_attention
 
 U = 2.0**-53

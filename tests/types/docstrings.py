@@ -35,7 +35,7 @@ IGNORED = {
 }
 EXAMPLE = "EX01"  # asked of functions alone: records and their methods are shown by what makes them
 WITHOUT_EXAMPLE = ("register_with_torch", "register_with_transformers")  # one call each, which changes the process
-UNREADABLE = ("cases", "edits", "problems", "quant_schemes", "recipes")  # Hypothesis composes these, without a source
+UNREADABLE = ("edits", "recipes")  # Hypothesis composes these, without a source
 
 
 def public_names() -> Iterator[tuple[str, object]]:

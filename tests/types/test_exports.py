@@ -31,7 +31,11 @@ def imported_for_types(package: str) -> dict[str, str]:
     """Public name to ``module:name``, as type checkers see it: what the ``__init__`` imports."""
     found = {}
     for statement in ast.walk(ast.parse(source_of(package).read_text(encoding="utf-8"))):
-        if isinstance(statement, ast.ImportFrom) and statement.module not in ("typing", "fa3_reference.lazy"):
+        if isinstance(statement, ast.ImportFrom) and statement.module not in (
+            "typing",
+            "fa3_reference.lazy",
+            "fa3verify.version",
+        ):
             found |= {alias.asname or alias.name: f"{statement.module}:{alias.name}" for alias in statement.names}
     return found
 
@@ -80,9 +84,9 @@ def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
 
 
 def test_facts_of_a_kernel_are_fields_of_a_candidate_and_options_of_its_maker():
-    fields = set(fa3verify.Candidate.__dataclass_fields__) - {"dtype", "run", "configure", "operation", "fault"}
+    fields = set(fa3verify.Candidate.__dataclass_fields__) - {"dtype", "code", "operation", "fault", "forward"}
     options = {"dtypes", "layout", "out_dtype", "library", "gradients"}
-    assert set(KernelFacts.__annotations__) == fields | options
+    assert set(KernelFacts.__annotations__) == fields | options | {"launchable", "identity"}
 
 
 def test_the_records_of_a_run_have_the_documented_keys():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Candidate
 from fa3verify.known import registry
 from fa3verify.operations import FORWARD
@@ -119,10 +120,9 @@ class Planner:
 
     def chosen(self, name: str, value: int | bool) -> Planner:
         """Return the same kernel with a choice of a caller changed."""
-        plain, _, given = self.name.partition("[")
-        kept = [each for each in given[:-1].split(",") if each and each.partition("=")[0] != name]
-        changed = f"{plain}[{','.join([*kept, f'{name}={str(value).lower()}'])}]"
-        return planner(changed, self.sizes, self.change)
+        asked = KernelName.parse(self.name)
+        changed = replace(asked, changes={**asked.changes, name: value})
+        return planner(str(changed), self.sizes, self.change)
 
 
 def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") -> Planner:
@@ -141,21 +141,18 @@ def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") 
         asked = registry.find(f"twin.{name}")
     if asked.operation != FORWARD:
         raise ValueError(f"only forward kernels are asked, {name} computes {asked.operation}")
-    if not (twins.is_twin(asked.name) or asked.twin):
+    twin = asked.twin or asked  # which knows choices that a launch resolves, such as num_splits=0
+    if not isinstance(twin.code, twins.Twin):
         raise ValueError(f"nobody knows how {name} is launched: without --prove pairs of its calls run")
-    twin = asked
-    if asked.twin:  # which knows choices that a launch resolves, such as num_splits=0
-        _, bracket, choices = name.partition("[")
-        twin = registry.find(asked.twin if "[" in asked.twin else asked.twin + bracket + choices)
-    changes = dict(getattr(twin.run, "__self__").changes)  # noqa: B009 (a twin's)
-    traits = traits_of(str(changes.get("family", OURS)))
+    changes = dict(twin.code.changes)
+    traits = traits_of(twin.code.family)
     if "cache" in sizes and "paged" not in traits.serving:
         raise ValueError(f"nobody knows how {name} is launched over pages")
     if traits.order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
         raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
-    configure = asked.configure
-    if changes.get("family", OURS) != OURS:  # whose plan is known where its bits are not
+    configure = asked.code.configure
+    if twin.code.family != OURS:  # whose plan is known where its bits are not
         configure = partial(default_config, **changes)
     elif changes.get("num_splits") == 0:
-        configure = twin.configure
+        configure = twin.code.configure
     return Planner(name, configure, {**sizes, "dtype": asked.dtype}, twin if asked.unavailable else asked, change)

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fa3_reference.cache import Cache
-from fa3verify import __version__
 from fa3verify.compare.proof.classes import BatchLimits, Enumerated, Stretch, enumerate_calls, with_batches
 from fa3verify.compare.proof.confirm import can_run, confirm, is_little
 from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, planner
 from fa3verify.compare.proof.row import RowBits, Rows
 from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.files import Json
+from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.proof/1"
 SIZES: dict[str, Any] = {"nheads": 32, "nheads_kv": 8, "head_dim": 128, "causal": True}  # unless somebody chooses

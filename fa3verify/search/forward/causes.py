@@ -1,4 +1,4 @@
-"""This module says why a kernel left its bound: the trigger that an individual has, in the order of how extreme it
+"""Why a kernel left its bound: the trigger that an individual has, in the order of how extreme it
 is.
 """
 

@@ -1,10 +1,8 @@
-"""This module says how a chain of products mutates: what the tensor core cuts off as it adds the channels of one
+"""How a chain of products mutates: what the tensor core cuts off as it adds the channels of one
 score.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +11,7 @@ from fa3_reference.bounds.device import TENSOR_CORE
 from fa3_reference.bounds.steps import score_error
 from fa3_reference.formats import Format
 from fa3verify.search.colony import Rng, full_fractions, positive, rounded
-
-if TYPE_CHECKING:
-    from fa3verify.search.forward.scores import Row
+from fa3verify.search.forward.row import Row
 
 VARIANTS = 32  # of one key that are compared
 

@@ -1,4 +1,4 @@
-"""This module says what steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst
+"""What steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst
 fractions.
 
 Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count

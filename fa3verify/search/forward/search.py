@@ -19,6 +19,7 @@ from fa3verify.search.forward.causes import cause_of
 from fa3verify.search.forward.colony import ISLANDS, ForwardColony, individual
 from fa3verify.search.forward.guide import Guide
 from fa3verify.search.forward.judge import over_bound
+from fa3verify.search.forward.row import Row
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
 
@@ -83,7 +84,7 @@ class ForwardSearch(Search):
 
     def conceive(
         self, colony: ForwardColony, axis: int, child: int, parents: tuple[int, int]
-    ) -> Callable[[], scores.Row | values.Column]:
+    ) -> Callable[[], Row | values.Column]:
         """Give a child what its parent has, and some keys of another one."""
         rng = self.rng
         parent, other = parents
@@ -100,7 +101,7 @@ class ForwardSearch(Search):
             mutant = values.Column(colony, child, self.draw_step(), rng, self.of_parents, row)
         else:
             goal = None if partner is None else colony.v[min(partner, self.island.columns // 2 - 1)]
-            mutant = scores.Row(colony, child, self.draw_step(), rng, self.of_parents, parent, goal)
+            mutant = Row(colony, child, self.draw_step(), rng, self.of_parents, parent, goal)
         return lambda: mutant
 
     def selected(self, colony: ForwardColony, fitness: np.ndarray) -> ForwardColony:

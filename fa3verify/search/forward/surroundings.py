@@ -1,4 +1,4 @@
-"""This module says how what a colony shares mutates: softmax_scale, softcap and descales, and powers of two that change
+"""How what a colony shares mutates: softmax_scale, softcap and descales, and powers of two that change
 places.
 """
 

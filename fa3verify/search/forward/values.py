@@ -1,4 +1,4 @@
-"""This module says how a channel of V mutates: signs, sizes from subnormal to the largest, fractions, and what
+"""How a channel of V mutates: signs, sizes from subnormal to the largest, fractions, and what
 cancels.
 """
 

@@ -1,1 +1,1 @@
-"""This module says what the compiler makes of every shipped kernel, and which measurements belong to it."""
+"""What the compiler makes of every shipped kernel, and which measurements belong to it."""

@@ -1,4 +1,4 @@
-"""This module says which kernels a probe starts, with which arguments, on a machine without a GPU."""
+"""Which kernels a probe starts, with which arguments, on a machine without a GPU."""
 
 from __future__ import annotations
 

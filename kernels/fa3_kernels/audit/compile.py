@@ -89,20 +89,6 @@ def _as_compiled(argument: Any) -> Any:
     return argument
 
 
-def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:
-    """Compile a Gluon kernel for Hopper.
-
-    Parameters
-    ----------
-    kernel : gluon.jit function
-    args : tuple
-        As for a launch, with :class:`FakeTensor` for tensors.
-    **options
-        Launch options: num_warps, maxnreg, enable_fp_fusion.
-    """
-    return _reported(_build(kernel, args, options), options)
-
-
 def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
     backend = make_backend(HOPPER)
     keywords = {"debug": False, **options}

@@ -1,4 +1,4 @@
-"""This module lists every compiled kernel that ships, as the launches that reach it."""
+"""Every compiled kernel that ships, as the launches that reach it."""
 
 from __future__ import annotations
 

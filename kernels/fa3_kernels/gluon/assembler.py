@@ -1,4 +1,4 @@
-"""This module has kernels assembled by the ptxas that Triton ships, whatever else the process has chosen.
+"""Have kernels assembled by the ptxas that Triton ships, whatever else the process has chosen.
 
 The audit, the bits and the times are of its machine code. Once a process has used ``torch.compile``, Inductor has set
 TRITON_PTXAS_PATH to torch's own ptxas, by which Triton then assembles every kernel. That of CUDA 13.0 gives the same

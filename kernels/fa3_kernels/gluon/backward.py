@@ -68,7 +68,7 @@ def _keys(p):
     LLVM otherwise computes the descriptors of K's products once and holds them in 16 registers of every thread, from
     which each step moves them to uniform ones (R2UR, for which a warp waits), and ptxas spills what has no room.
     """
-    return parts(p.k_smem, opaque(0), p.v.qk_boxes)
+    return parts(p.k_smem, opaque(0), p.variant.qk_boxes)
 
 
 @gluon.jit
@@ -83,7 +83,7 @@ def _own(tile, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _issue_scores(p, zeros, step, WARPGROUP: gl.constexpr):
     """Start S^T = K Q^T from zero."""
-    return product(_own(_keys(p), WARPGROUP), parts(p.q_smem, step & 1, p.v.qk_boxes), zeros)
+    return product(_own(_keys(p), WARPGROUP), parts(p.q_smem, step & 1, p.variant.qk_boxes), zeros)
 
 
 @gluon.jit
@@ -92,9 +92,9 @@ def _issue_dq(p, zeros, ds, WARPGROUP: gl.constexpr):
     keys = _keys(p)
     rows: gl.constexpr = zeros.shape[0]
     channels: gl.constexpr = zeros.shape[1]
-    if p.v.qk_boxes > 1:
+    if p.variant.qk_boxes > 1:
         of_dq = keys[WARPGROUP]
-    elif p.v.splits_channels:
+    elif p.variant.splits_channels:
         of_dq = keys[0].slice(WARPGROUP * channels, channels, dim=1)
     else:
         of_dq = keys[0]
@@ -124,7 +124,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dq_channels, 16])
     zeros = gl.zeros([WARPGROUP_ROWS, tile_m], gl.float32, s_layout)
     dq_zeros = gl.zeros([dq_rows, dq_channels], gl.float32, dq_layout)
-    values = _own(parts(p.v_smem, 0, p.v.v_boxes), WARPGROUP)
+    values = _own(parts(p.v_smem, 0, p.variant.v_boxes), WARPGROUP)
     number = 0
     step = 0
     entry = gl.load(p.tiles)
@@ -133,8 +133,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, tile)
         steps = rows.count * p.group
-        dk = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
-        dv = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
+        dk = no_sums(p.variant.qk_boxes, p.k_desc.block_type.shape[-1])
+        dv = no_sums(p.variant.v_boxes, p.v_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         mbarrier.wait(p.q_full.index(step & 1), (step >> 1) & 1, pred=steps > 0)
         s_next = _issue_scores(p, zeros, step, WARPGROUP)
@@ -146,7 +146,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
             mbarrier.wait(p.dout_full.index(slot), (step >> 1) & 1)
-            dout = parts(p.dout_smem, slot, p.v.v_boxes)
+            dout = parts(p.dout_smem, slot, p.variant.v_boxes)
             dp = product(values, dout, zeros)
             lse = statistics(p, step, 0, s_layout)
             weights, slope = probabilities(p, tile, rows, s, first_row, lse, WARPGROUP)
@@ -155,7 +155,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             dots = statistics(p, step, 1, s_layout)
             dv = add_product(dv, p16, dout)
             ds = weights * (dp - dots)
-            if p.v.softcap:
+            if p.variant.softcap:
                 ds = ds * slope
             ds16 = ds.to(dtype)
             shared_ds = p.ds_smem.index(slot)
@@ -165,11 +165,11 @@ def _consume(p, WARPGROUP: gl.constexpr):
             exchange()
             dq = _issue_dq(p, dq_zeros, shared_ds, WARPGROUP)
             surplus_barriers("end")
-            dk = add_product(dk, ds16, parts(p.q_smem, slot, p.v.qk_boxes))
+            dk = add_product(dk, ds16, parts(p.q_smem, slot, p.variant.qk_boxes))
             dq_dv = warpgroup_mma_wait(len(dk), deps=(dq,) + dv)
             dq = dq_dv[0]
             dv = dq_dv[1:]
-            slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, slot)
+            slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)
             warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
             staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
@@ -177,7 +177,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
             dk = awaited(dk, len(dk))
-            slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
+            slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
             step += 1
         warpgroup_mma_wait(0, deps=(s_next,))
         exchange()  # the other warpgroup has read K for its dQ
@@ -185,10 +185,10 @@ def _consume(p, WARPGROUP: gl.constexpr):
         store_parts(scaled(dk, p.softmax_scale), dtype, _own(_keys(p), WARPGROUP))
         fence_async_shared()
         where = key_coordinates(p, tile, tile.first_key + WARPGROUP * WARPGROUP_ROWS)
-        _store_keys(p.dv_desc, where, p.v_smem, p.v.v_boxes, WARPGROUP)
-        _store_keys(p.dk_desc, where, p.k_smem, p.v.qk_boxes, WARPGROUP)
+        _store_keys(p.dv_desc, where, p.v_smem, p.variant.v_boxes, WARPGROUP)
+        _store_keys(p.dk_desc, where, p.k_smem, p.variant.qk_boxes, WARPGROUP)
         tma.store_wait(0)
-        slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
+        slot_barrier("arrive", KV_EMPTY, p.variant.slot_threads, 0)
         number += 1
 
 

@@ -1,4 +1,4 @@
-"""This module says what runs before and after the backward kernel: D, the lse in log2 units and zeroed sums; then dQ
+"""What runs before and after the backward kernel: D, the lse in log2 units and zeroed sums; then dQ
 from its sums.
 """
 

@@ -1,4 +1,4 @@
-"""This module says what a tile of the backward is: keys of an entry, the row blocks it visits, its mask, and where its
+"""What a tile of the backward is: keys of an entry, the row blocks it visits, its mask, and where its
 rows lie.
 
 The rules are those of :mod:`fa3_kernels.plan.key_tiles`, which the twin follows and which states them. ``p`` is the
@@ -56,7 +56,7 @@ def key_tile(p, entry):
     seqlen_q = p.seqlen_q
     seqlen_k = p.seqlen_k
     first_block = batch * gl.cdiv(seqlen_q, tile_m)
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         q_start = gl.load(p.starts_q + batch)
         k_start = gl.load(p.starts_k + batch)
         seqlen_q = gl.minimum(gl.load(p.starts_q + batch + 1) - q_start, seqlen_q)
@@ -70,9 +70,9 @@ SPACING_OF_WIDE = gl.constexpr(key_tiles.SPACING_OF_WIDE)
 
 
 @gluon.constexpr_function
-def _spacing(v, tile_m, tile_n):
+def _spacing(variant, tile_m, tile_n):
     """Row blocks between tiles, see :func:`fa3_kernels.plan.key_tiles.spacing_of`."""
-    return SPACING_OF_WIDE.value if v.is_wide else tile_n // tile_m
+    return SPACING_OF_WIDE.value if variant.is_wide else tile_n // tile_m
 
 
 @gluon.jit
@@ -80,9 +80,9 @@ def _gang(p, tile):
     """Key tiles of a sequence that go round together."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
-    spacing: gl.constexpr = _spacing(p.v, tile_m, tile_n)
+    spacing: gl.constexpr = _spacing(p.variant, tile_m, tile_n)
     gang = p.gang
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         rounds = gl.cdiv(tile.seqlen_q, tile_m) // spacing
         while gang > gl.maximum(rounds, 1):
             gang = gang // 2
@@ -119,20 +119,20 @@ def row_blocks(p, tile):
     stop = tile.seqlen_q
     right_unmasked = first
     left_unmasked = first + (1 << 30)
-    if p.v.is_right_limited:
+    if p.variant.is_right_limited:
         first = gl.maximum(tile.first_key - offset - p.right, 0) // tile_m
         right_unmasked = gl.maximum(last_key - offset - p.right, 0)
-    if p.v.is_left_limited:
+    if p.variant.is_left_limited:
         stop = gl.minimum(stop, last_key - offset + p.left + 1)
         left_unmasked = tile.first_key - offset + p.left + 1
-    if p.v.has_key_tail:
+    if p.variant.has_key_tail:
         right_unmasked = gl.where(last_key == tile.first_key + tile_n - 1, right_unmasked, 1 << 30)
     count = gl.maximum(gl.cdiv(gl.maximum(stop, 0), tile_m) - first, 0)
     count = gl.where(last_key >= tile.first_key, count, 0)
     start = first * 0
-    if p.v.goes_round:
-        start = tile.block % _gang(p, tile) * _spacing(p.v, tile_m, tile_n)
-    if p.v.folds:
+    if p.variant.goes_round:
+        start = tile.block % _gang(p, tile) * _spacing(p.variant, tile_m, tile_n)
+    if p.variant.folds:
         cut = gl.minimum(gl.maximum(p.turn - first, 0), gl.maximum(count - 1, 0))
         start = gl.where(tile.block < p.fold, cut, 0)
     return RowBlocks(first, count, start, right_unmasked, left_unmasked)
@@ -141,7 +141,7 @@ def row_blocks(p, tile):
 @gluon.jit
 def advanced(p, rows, cursor):
     """The next row block, counted from the first; the walk over one head ends where it began."""
-    if p.v.folds:
+    if p.variant.folds:
         onward = gl.where(cursor >= rows.start, cursor + 1, cursor - 1)
         onward = gl.where(onward == rows.count, rows.start - 1, onward)
         return gl.where(onward < 0, rows.start, onward)
@@ -157,9 +157,9 @@ def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
     diagonal = key - (tile.seqlen_k - tile.seqlen_q) - first_row
     stop = key * 0 + (1 << 30)
     start = key * 0 - (1 << 30)
-    if p.v.is_left_limited:
+    if p.variant.is_left_limited:
         stop = diagonal + p.left + 1
-    if p.v.is_right_limited:
+    if p.variant.is_right_limited:
         start = diagonal - p.right
     start = gl.where(key < tile.seqlen_k, start, 1 << 30)
     return softmax.visible(s, stop, start)
@@ -168,7 +168,7 @@ def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
 @gluon.jit
 def key_coordinates(p, tile, row):
     """Return where rows of K, V, dK or dV start."""
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         return [RAGGED_ROWS, tile.k_start + tile.seqlen_k, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
     else:
         return [tile.batch, tile.kv_head, row, 0]
@@ -176,7 +176,7 @@ def key_coordinates(p, tile, row):
 
 @gluon.jit
 def query_coordinates(p, tile, head, row):
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         return [RAGGED_ROWS, tile.q_start + tile.seqlen_q, head, RAGGED_ROWS - tile.seqlen_q + row, 0]
     else:
         return [tile.batch, head, row, 0]
@@ -195,8 +195,8 @@ def dq_coordinates(p, tile, head, block, part, BOX: gl.constexpr):
     rows: gl.constexpr = p.dq_desc.block_type.shape[0]
     channels: gl.constexpr = p.dq_desc.block_type.shape[1]
     row = block_index(p, tile, head, block) * tile_m
-    if p.v.splits_channels:
-        return [row, (BOX * p.v.dq_parts + part) * channels]
+    if p.variant.splits_channels:
+        return [row, (BOX * p.variant.dq_parts + part) * channels]
     else:
         return [row + BOX * rows, part * channels]
 
@@ -206,10 +206,10 @@ def parts_before(p, tile, block):
     """Return how many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
-    spacing: gl.constexpr = _spacing(p.v, tile_m, tile_n)
+    spacing: gl.constexpr = _spacing(p.variant, tile_m, tile_n)
     stride: gl.constexpr = spacing * tile_m // tile_n
     blocks = gl.cdiv(tile.seqlen_k, tile_n)
-    if p.v.goes_round:
+    if p.variant.goes_round:
         gang = _gang(p, tile)
         first = tile.block // gang * gang
         size = gl.minimum(blocks - first, gang)
@@ -218,14 +218,14 @@ def parts_before(p, tile, block):
         return first + gl.where(distance < 0, distance + size, distance)
     else:
         last = blocks - 1
-        if p.v.is_right_limited:
+        if p.variant.is_right_limited:
             last_row = gl.minimum((block + 1) * tile_m, tile.seqlen_q) - 1
             last_key = last_row + (tile.seqlen_k - tile.seqlen_q) + p.right
             last = gl.minimum(last, last_key // tile_n)
-        if p.v.folds and stride == 1:
+        if p.variant.folds and stride == 1:
             short = gl.maximum(last + 1 - p.fold, 0)
             return gl.where(tile.block < p.fold, short + tile.block, last - tile.block)
-        elif p.v.folds:
+        elif p.variant.folds:
             is_long = tile.block < p.fold
             gang = gl.where(is_long, tile.block, blocks - 1 - tile.block) % stride
             count = gl.where(is_long, tile.block, last - tile.block) // stride

@@ -107,7 +107,7 @@ class Program:
     q_full: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor
     kv_full: gl.shared_memory_descriptor
-    v: gl.constexpr  # the BackwardVariant
+    variant: gl.constexpr  # the BackwardVariant
 
     @gluon.constexpr_function
     def __init__(self, descriptors, pointers, sizes, buffers, full, variant):
@@ -148,29 +148,31 @@ class Program:
             self.scores_smem,
         ) = buffers
         self.q_full, self.dout_full, self.kv_full = full
-        self.v = gl.constexpr(variant)
+        self.variant = gl.constexpr(variant)
 
 
 @gluon.jit
-def program(descriptors, pointers, sizes, v: gl.constexpr):
+def program(descriptors, pointers, sizes, variant: gl.constexpr):
     """Allocate shared memory and mbarriers."""
     q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc = descriptors
     tile_m: gl.constexpr = q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], q_desc.dtype)
-    q_smem = allocate_boxes(q_desc, v.stages * v.qk_boxes)
-    k_smem = allocate_boxes(k_desc, v.qk_boxes)
-    v_smem = allocate_boxes(v_desc, v.v_boxes)
-    dout_smem = allocate_boxes(dout_desc, v.dout_stages * v.v_boxes)
-    stats_smem = gl.allocate_shared_memory(gl.float32, [v.stages] + stats_desc.block_type.shape, stats_desc.layout)
-    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [v.ds_tiles, tile_n, tile_m], ds_layout)
-    dq_smem = allocate_boxes(dq_desc, v.dq_boxes)
+    q_smem = allocate_boxes(q_desc, variant.stages * variant.qk_boxes)
+    k_smem = allocate_boxes(k_desc, variant.qk_boxes)
+    v_smem = allocate_boxes(v_desc, variant.v_boxes)
+    dout_smem = allocate_boxes(dout_desc, variant.dout_stages * variant.v_boxes)
+    stats_smem = gl.allocate_shared_memory(
+        gl.float32, [variant.stages] + stats_desc.block_type.shape, stats_desc.layout
+    )
+    ds_smem = gl.allocate_shared_memory(q_desc.dtype, [variant.ds_tiles, tile_n, tile_m], ds_layout)
+    dq_smem = allocate_boxes(dq_desc, variant.dq_boxes)
     scores_smem = dq_smem
-    if v.is_wide:
+    if variant.is_wide:
         scores_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tile_n, tile_m], gl.float32)
         scores_smem = gl.allocate_shared_memory(gl.float32, [tile_n, tile_m], scores_layout)
-    q_full = full_barriers(v.stages)
-    dout_full = full_barriers(v.dout_stages)
+    q_full = full_barriers(variant.stages)
+    dout_full = full_barriers(variant.dout_stages)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
@@ -180,7 +182,7 @@ def program(descriptors, pointers, sizes, v: gl.constexpr):
         sizes,
         (q_smem, k_smem, v_smem, dout_smem, stats_smem, ds_smem, dq_smem, scores_smem),
         (q_full, dout_full, kv_full),
-        v,
+        variant,
     )
 
 
@@ -229,10 +231,10 @@ def probabilities(p, tile, rows, s, first_row, lse, WARPGROUP: gl.constexpr):
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     is_masked = (first_row < rows.right_unmasked) | (first_row + tile_m > rows.left_unmasked)
     slope = 1.0
-    if p.v.softcap:
+    if p.variant.softcap:
         s = softmax.capped(s, p.cap_scale)
         slope = gl.fma(-s, s, 1.0)
-    if p.v.is_masked:  # noqa: SIM102 (known when compiled, and known when run)
+    if p.variant.is_masked:  # noqa: SIM102 (known when compiled, and known when run)
         if is_masked:
             s = visible_scores(p, s, tile, first_row, WARPGROUP)
     return softmax.ex2(gl.fma(s, p.scale_log2, lse)), slope
@@ -283,11 +285,13 @@ def _pass_turn(word, PENDING: gl.constexpr):
 def _load_keys(p, tile, number):
     """Start the loads of K and V of a tile once those of the tile before are no longer read."""
     if number > 0:
-        slot_barrier("sync", KV_EMPTY, p.v.slot_threads, 0)
+        slot_barrier("sync", KV_EMPTY, p.variant.slot_threads, 0)
     where = key_coordinates(p, tile, tile.first_key)
-    mbarrier.expect(p.kv_full, p.v.qk_boxes * p.k_desc.block_type.nbytes + p.v.v_boxes * p.v_desc.block_type.nbytes)
-    load_boxes(p.k_desc, where, p.kv_full, p.k_smem, 0, p.v.qk_boxes)
-    load_boxes(p.v_desc, where, p.kv_full, p.v_smem, 0, p.v.v_boxes)
+    mbarrier.expect(
+        p.kv_full, p.variant.qk_boxes * p.k_desc.block_type.nbytes + p.variant.v_boxes * p.v_desc.block_type.nbytes
+    )
+    load_boxes(p.k_desc, where, p.kv_full, p.k_smem, 0, p.variant.qk_boxes)
+    load_boxes(p.v_desc, where, p.kv_full, p.v_smem, 0, p.variant.v_boxes)
 
 
 @gluon.jit
@@ -310,20 +314,20 @@ def produce(p):
                 block = rows.first + cursor
                 cursor = advanced(p, rows, cursor)
                 where = query_coordinates(p, tile, head, block * tile_m)
-                slot = step % p.v.stages
-                if step >= p.v.stages:
-                    slot_barrier("sync", Q_EMPTY, p.v.slot_threads, slot)
+                slot = step % p.variant.stages
+                if step >= p.variant.stages:
+                    slot_barrier("sync", Q_EMPTY, p.variant.slot_threads, slot)
                 full = p.q_full.index(slot)
-                mbarrier.expect(full, p.v.qk_boxes * p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
-                load_boxes(p.q_desc, where, full, p.q_smem, slot, p.v.qk_boxes)
+                mbarrier.expect(full, p.variant.qk_boxes * p.q_desc.block_type.nbytes + p.stats_desc.block_type.nbytes)
+                load_boxes(p.q_desc, where, full, p.q_smem, slot, p.variant.qk_boxes)
                 of_block = block_index(p, tile, head, block) * stats
                 tma.async_copy_global_to_shared(p.stats_desc, [of_block], full, p.stats_smem.index(slot))
-                slot = step % p.v.dout_stages
-                if step >= p.v.dout_stages:
-                    slot_barrier("sync", DOUT_EMPTY, p.v.slot_threads, slot)
+                slot = step % p.variant.dout_stages
+                if step >= p.variant.dout_stages:
+                    slot_barrier("sync", DOUT_EMPTY, p.variant.slot_threads, slot)
                 full = p.dout_full.index(slot)
-                mbarrier.expect(full, p.v.v_boxes * p.dout_desc.block_type.nbytes)
-                load_boxes(p.dout_desc, where, full, p.dout_smem, slot, p.v.v_boxes)
+                mbarrier.expect(full, p.variant.v_boxes * p.dout_desc.block_type.nbytes)
+                load_boxes(p.dout_desc, where, full, p.dout_smem, slot, p.variant.v_boxes)
                 if step == first:
                     _load_keys(p, tile, number)
                 step += 1
@@ -333,16 +337,16 @@ def produce(p):
 
 
 @gluon.constexpr_function
-def _share(v, warpgroup):
+def _share(variant, warpgroup):
     """Boxes of dQ that a warpgroup stages, as (first, count)."""
-    return groups(v.qk_boxes)[warpgroup] if v.qk_boxes > 1 else (warpgroup, 1)
+    return groups(variant.qk_boxes)[warpgroup] if variant.qk_boxes > 1 else (warpgroup, 1)
 
 
 @gluon.jit
 def share_of_dq(p, WARPGROUP: gl.constexpr):
     """Where a warpgroup stages its share of dQ, or the part that it hands on."""
-    if p.v.qk_boxes > 1:
-        return parts(p.dq_smem, 0, p.v.qk_boxes)[WARPGROUP]
+    if p.variant.qk_boxes > 1:
+        return parts(p.dq_smem, 0, p.variant.qk_boxes)[WARPGROUP]
     else:
         return p.dq_smem.index(WARPGROUP)
 
@@ -350,8 +354,8 @@ def share_of_dq(p, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
     """Start the additions of what a warpgroup has staged."""
-    first: gl.constexpr = _share(p.v, WARPGROUP)[0]
-    stop: gl.constexpr = first + _share(p.v, WARPGROUP)[1]
+    first: gl.constexpr = _share(p.variant, WARPGROUP)[0]
+    stop: gl.constexpr = first + _share(p.variant, WARPGROUP)[1]
     for i in gl.static_range(first, stop):
         add_in_memory(p.dq_desc, dq_coordinates(p, tile, head, block, part, i), p.dq_smem.index(i))
 
@@ -381,7 +385,7 @@ def _add_in_turn(p, tile, head, rows):
     until the first half of the next row block is on its way, so that the consumers have the buffers back in time:
     :mod:`fa3_kernels.plan.key_tiles` gives tiles a distance of two row blocks there.
     """
-    dq_parts: gl.constexpr = p.v.dq_parts
+    dq_parts: gl.constexpr = p.variant.dq_parts
     is_late: gl.constexpr = dq_parts == 2
     cursor = rows.start
     word = p.turns + block_index(p, tile, head, rows.first + cursor)
@@ -396,7 +400,7 @@ def _add_in_turn(p, tile, head, rows):
             _start_part(p, tile, head, block, 0)
             _hand_back(p)
             if i > 0:
-                _pass_turn(before, p.v.dq_boxes)
+                _pass_turn(before, p.variant.dq_boxes)
         _start_part(p, tile, head, block, dq_parts - 1)
         seen = _seen(p.turns + block_index(p, tile, head, rows.first + cursor))
         _hand_back(p)
@@ -410,7 +414,7 @@ def _add_in_turn(p, tile, head, rows):
 @gluon.jit
 def add_dq(p):
     """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
-    dq_parts: gl.constexpr = p.v.dq_parts
+    dq_parts: gl.constexpr = p.variant.dq_parts
     number = 0
     entry = gl.load(p.tiles)
     for w in gl.static_range(2):
@@ -421,7 +425,7 @@ def add_dq(p):
         rows = row_blocks(p, tile)
         for member in range(p.group):
             head = tile.kv_head * p.group + member
-            if p.v.is_deterministic:
+            if p.variant.is_deterministic:
                 _add_in_turn(p, tile, head, rows)
             else:
                 cursor = rows.start

@@ -53,7 +53,7 @@ def _tile(p, buffers, BOXES: gl.constexpr):
 
     At 256 that gains nothing.
     """
-    if p.v.qk_boxes > 1:
+    if p.variant.qk_boxes > 1:
         return parts(buffers, opaque(0), BOXES)
     else:
         return parts(buffers, 0, BOXES)
@@ -62,10 +62,10 @@ def _tile(p, buffers, BOXES: gl.constexpr):
 @gluon.jit
 def _issue_dq(p, ds, zeros, WARPGROUP: gl.constexpr):
     """Start a warpgroup's share of dQ = dS K, in the parts in which it hands it on."""
-    keys = _tile(p, p.k_smem, p.v.qk_boxes)
-    count: gl.constexpr = p.v.dq_parts
+    keys = _tile(p, p.k_smem, p.variant.qk_boxes)
+    count: gl.constexpr = p.variant.dq_parts
     channels: gl.constexpr = zeros.shape[1]
-    if p.v.qk_boxes > 1:
+    if p.variant.qk_boxes > 1:
         return (warpgroup_mma(ds, keys[WARPGROUP], zeros, use_acc=False, is_async=True),)
     else:
         result = ()
@@ -104,9 +104,9 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         entry = gl.load(p.tiles + number + 1)
         rows = row_blocks(p, this)
         if WARPGROUP == 0:
-            total = no_sums(p.v.v_boxes, p.v_desc.block_type.shape[-1])
+            total = no_sums(p.variant.v_boxes, p.v_desc.block_type.shape[-1])
         else:
-            total = no_sums(p.v.qk_boxes, p.k_desc.block_type.shape[-1])
+            total = no_sums(p.variant.qk_boxes, p.k_desc.block_type.shape[-1])
         mbarrier.wait(p.kv_full, number & 1)
         cursor = rows.start
         for _i in range(rows.count * p.group):
@@ -114,21 +114,21 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             slot = step & 1
             first_row = (rows.first + cursor) * tile
             cursor = advanced(p, rows, cursor)
-            dout_slot = step % p.v.dout_stages
-            dout_phase = (step // p.v.dout_stages) & 1
-            q = parts(p.q_smem, slot, p.v.qk_boxes)
-            dout = parts(p.dout_smem, dout_slot, p.v.v_boxes)
+            dout_slot = step % p.variant.dout_stages
+            dout_phase = (step // p.variant.dout_stages) & 1
+            q = parts(p.q_smem, slot, p.variant.qk_boxes)
+            dout = parts(p.dout_smem, dout_slot, p.variant.v_boxes)
             mbarrier.wait(p.q_full.index(slot), (step >> 1) & 1)
             if WARPGROUP == 0:
-                s = product(_tile(p, p.k_smem, p.v.qk_boxes), q, zeros)
+                s = product(_tile(p, p.k_smem, p.variant.qk_boxes), q, zeros)
                 lse = statistics(p, step, 0, s_layout)
                 s = warpgroup_mma_wait(0, deps=(s,))
-                slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
+                slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
                 p.scores_smem.store(s)
                 scores_ready("arrive")
             else:
                 mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
-                dp = product(_tile(p, p.v_smem, p.v.v_boxes), dout, zeros)
+                dp = product(_tile(p, p.v_smem, p.variant.v_boxes), dout, zeros)
                 lse = statistics(p, step, 0, s_layout)
                 scores_ready("sync")
                 s = p.scores_smem.load(s_layout)
@@ -140,9 +140,9 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 exchange()
             else:
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, dout_slot)
+                slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, dout_slot)
                 ds = weights * (dp - statistics(p, step, 1, s_layout))
-                if p.v.softcap:
+                if p.variant.softcap:
                     ds = ds * slope
                 ds16 = ds.to(dtype)
                 shared_ds.store(ds16)
@@ -153,9 +153,9 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
             dq_total = warpgroup_mma_wait(len(dq) - 1, deps=(dq[0],) + total)
             total = dq_total[1:]
             if WARPGROUP == 0:
-                slot_barrier("arrive", DOUT_EMPTY, p.v.slot_threads, dout_slot)
+                slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, dout_slot)
             else:
-                slot_barrier("arrive", Q_EMPTY, p.v.slot_threads, slot)
+                slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
             _hand_on(p, dq_total[0], WARPGROUP)
             for part in gl.static_range(1, len(dq)):
                 other = warpgroup_mma_wait(len(dq) - 1 - part, deps=(dq[part],))
@@ -164,9 +164,9 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         exchange()  # the other warpgroup has read K and V
         where = key_coordinates(p, this, this.first_key)
         if WARPGROUP == 0:
-            _store(p.dv_desc, where, p.v_smem, total, p.v.v_boxes)
+            _store(p.dv_desc, where, p.v_smem, total, p.variant.v_boxes)
         else:
-            _store(p.dk_desc, where, p.k_smem, scaled(total, p.softmax_scale), p.v.qk_boxes)
+            _store(p.dk_desc, where, p.k_smem, scaled(total, p.softmax_scale), p.variant.qk_boxes)
         tma.store_wait(0)
-        slot_barrier("arrive", KV_EMPTY, p.v.slot_threads, 0)
+        slot_barrier("arrive", KV_EMPTY, p.variant.slot_threads, 0)
         number += 1

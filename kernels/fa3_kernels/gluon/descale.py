@@ -69,7 +69,7 @@ def load_factors(p, x, tile, block, first_visited):
     All are loaded: of two values of which one is what the other was a step before, Triton 3.6 carries one round the
     loop.
     """
-    if p.v.block_descales:
+    if p.variant.block_descales:
         before = value_descale(x, tile, gl.minimum(block + 1, first_visited))
         return _key_descale(x, tile, block), before, value_descale(x, tile, block)
     else:
@@ -79,7 +79,7 @@ def load_factors(p, x, tile, block, first_visited):
 @gluon.jit
 def store_factors(p, x, k_factor, v_before, v_this, slot):
     """Producer: put the factors of a block beside its K: the ratio is what O takes on with it, correctly rounded."""
-    if p.v.block_descales:
+    if p.variant.block_descales:
         layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         ones = gl.full([WARPGROUP_ROWS], 1.0, gl.float32, layout)
         x.factor_smem.index(2 * slot).store(ones * k_factor)
@@ -94,14 +94,14 @@ def row_factors(p, x, entry, LAYOUT: gl.constexpr, WARPGROUP: gl.constexpr):
     """
     tile = read_tile(p, gl.maximum(entry, 0))
     row = gl.arange(0, WARPGROUP_ROWS, LAYOUT)
-    position = tile.position + WARPGROUP * p.v.warpgroup_positions + (row >> p.v.pack_log2)
+    position = tile.position + WARPGROUP * p.variant.warpgroup_positions + (row >> p.variant.pack_log2)
     position = gl.maximum(gl.minimum(position, tile.seqlen_q - 1), 0)
     head = row * 0 + tile.head
-    if p.v.pack > 1:
-        head = tile.head * p.group + gl.minimum(row & (p.v.pack - 1), p.group - 1)
+    if p.variant.pack > 1:
+        head = tile.head * p.group + gl.minimum(row & (p.variant.pack - 1), p.group - 1)
     index = tile.batch * x.q_batch + head * x.q_head + position // x.q_block_rows * x.q_block
     factor = gl.load(x.q_descale + index) * p.scale_log2
-    if not p.v.block_descales:
+    if not p.variant.block_descales:
         factor = gl.maximum(factor * _key_descale(x, tile, 0), MIN_NORMAL)
     return factor
 
@@ -122,8 +122,8 @@ def block_factors(p, x, row_factor, step):
 
     Between the wait for K, with which they travel, and the release of its slot: under the GEMM that makes the scores.
     """
-    if p.v.block_descales:
-        slot = step % p.v.stages
+    if p.variant.block_descales:
+        slot = step % p.variant.stages
         layout: gl.constexpr = row_factor.type.layout
         k_factor = _read(x.factor_smem.index(2 * slot), layout)
         ratio = _read(x.factor_smem.index(2 * slot + 1), layout)

@@ -100,7 +100,7 @@ def _issue_part(probabilities, v, o):
 def _issue_output(p, words, o, step):
     """Start O = O + P V, with packed P from registers."""
     probabilities = _unpacked(p, words)
-    v = parts(p.v_smem, step % p.v.stages, p.v.v_boxes)
+    v = parts(p.v_smem, step % p.variant.stages, p.variant.v_boxes)
     result = ()
     for i in gl.static_range(len(v)):
         result = result + (_issue_part(probabilities, v[i], o[i]),)
@@ -112,11 +112,11 @@ def _softmax(
     p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr, MASKED: gl.constexpr, WARPGROUP: gl.constexpr
 ):
     """Cap and mask one block and advance the running statistics."""
-    if p.v.softcap:
+    if p.variant.softcap:
         s = softmax.capped(s, p.cap_scale)
     if MASKED:
         s = visible_scores(p, s, tile, first_key, WARPGROUP)
-    return softmax.update(s, row_max, thread_sums, p.scale_log2, 0, p.v.integer_max, IS_FIRST)
+    return softmax.update(s, row_max, thread_sums, p.scale_log2, 0, p.variant.integer_max, IS_FIRST)
 
 
 @gluon.jit
@@ -125,11 +125,11 @@ def _step(
 ):
     """P V of block ``step`` and scores and softmax of the next one."""
     at_step(p, step)
-    v_slot = step % p.v.stages
-    v_phase = phase(step, p.v.stages)
-    k_slot = (step + 1) % p.v.stages
-    if p.v.overlap:
-        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
+    v_slot = step % p.variant.stages
+    v_phase = phase(step, p.variant.stages)
+    k_slot = (step + 1) % p.variant.stages
+    if p.variant.overlap:
+        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.variant.stages))
         take_turn(p, WARPGROUP)
         stamp(p, TURN_TAKEN)
         s = issue_scores(p, q, zeros, step + 1)
@@ -149,7 +149,7 @@ def _step(
     else:
         thread_sums = softmax.executed(thread_sums)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
-        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.v.stages))
+        mbarrier.wait(p.k_full.index(k_slot), phase(step + 1, p.variant.stages))
         take_turn(p, WARPGROUP)
         o = awaited(_issue_output(p, operand, o, step), 0)
         release(p, V_EMPTY, v_slot)
@@ -166,7 +166,7 @@ def _step(
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
     """Q of a warpgroup in tile ``number``."""
-    return parts(p.q_smem, number % p.v.query_slots * p.v.consumers + WARPGROUP, p.v.qk_boxes)
+    return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
 
 
 @gluon.jit
@@ -179,7 +179,7 @@ def _held_part(x):
 def _held_queries(p, number, WARPGROUP: gl.constexpr):
     """Q of a warpgroup in registers, packed: products then read no rows of shared memory; nothing where it is not."""
     result = ()
-    if p.v.holds_queries:
+    if p.variant.holds_queries:
         q = _queries(p, number, WARPGROUP)
         for i in gl.static_range(len(q)):
             result = result + (_held_part(q[i]),)
@@ -203,7 +203,7 @@ def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
     loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
     """
     number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-    if p.v.holds_queries:
+    if p.variant.holds_queries:
         operand: gl.constexpr = gl.DotOperandLayout(0, zeros.type.layout, 2)
         return _operands(p, held, operand)
     else:
@@ -213,8 +213,8 @@ def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     """Wait for Q and the first K of a tile and start its first scores."""
-    mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
-    mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
+    mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
+    mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
@@ -224,29 +224,29 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _finish(p, operand, o, step, WARPGROUP: gl.constexpr):
     """The last P V of a tile."""
-    mbarrier.wait(p.v_full.index(step % p.v.stages), phase(step, p.v.stages))
+    mbarrier.wait(p.v_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     o = _issue_output(p, operand, o, step)
     pass_turn(p, WARPGROUP)
     o = awaited(o, 0)
-    release(p, V_EMPTY, step % p.v.stages)
+    release(p, V_EMPTY, step % p.variant.stages)
     return o
 
 
 @gluon.jit
 def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl.constexpr):
     """The last P V of a tile together with the first scores of tile ``number``, which are left in flight."""
-    slot = number % p.v.query_slots
-    mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
-    mbarrier.wait(p.v_full.index(step % p.v.stages), phase(step, p.v.stages))
+    slot = number % p.variant.query_slots
+    mbarrier.wait(p.q_full.index(slot), phase(number, p.variant.query_slots), pred=is_more)
+    mbarrier.wait(p.v_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     o = _issue_output(p, operand, o, step)
-    k_full = p.k_full.index((step + 1) % p.v.stages)
-    mbarrier.wait(k_full, phase(step + 1, p.v.stages), pred=is_more)
+    k_full = p.k_full.index((step + 1) % p.variant.stages)
+    mbarrier.wait(k_full, phase(step + 1, p.variant.stages), pred=is_more)
     s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step + 1)
     pass_turn(p, WARPGROUP)
-    o = awaited(o, len(groups(p.v.qk_boxes)))
-    release(p, V_EMPTY, step % p.v.stages)
+    o = awaited(o, len(groups(p.variant.qk_boxes)))
+    release(p, V_EMPTY, step % p.variant.stages)
     return o, s
 
 
@@ -255,10 +255,10 @@ def _consume(p, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: its 64 rows of every tile of this CTA."""
     tile_n: gl.constexpr = p.tile_n
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
-    crosses_tiles: gl.constexpr = not p.v.out_in_query_slot
-    mask_first: gl.constexpr = p.v.is_first_block_masked
+    crosses_tiles: gl.constexpr = not p.variant.out_in_query_slot
+    mask_first: gl.constexpr = p.variant.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
-    if p.v.consumers - 1 == WARPGROUP:
+    if p.variant.consumers - 1 == WARPGROUP:
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
@@ -273,21 +273,21 @@ def _consume(p, WARPGROUP: gl.constexpr):
         blocks = key_blocks(p, tile)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_sums(p.v.v_boxes, p.v_channels)
+        o = no_sums(p.variant.v_boxes, p.v_channels)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         held = _held_queries(p, number, WARPGROUP)
         s = warpgroup_mma_wait(0, deps=(s_next,))
-        release(p, K_EMPTY, step % p.v.stages)
-        if p.v.holds_queries:
-            release(p, Q_EMPTY, number % p.v.query_slots)
+        release(p, K_EMPTY, step % p.variant.stages)
+        if p.variant.holds_queries:
+            release(p, Q_EMPTY, number % p.variant.query_slots)
         block = blocks.stop - 1
         probabilities, row_max, thread_sums, _ = _softmax(
             p, tile, s, row_max, thread_sums, block * tile_n, True, mask_first, WARPGROUP
         )
         operand = _rounded(p, probabilities)
         unmasked = block - blocks.first  # blocks still to come; those with a mask are taken off
-        if p.v.is_right_limited:
+        if p.variant.is_right_limited:
             unmasked = gl.minimum(unmasked, gl.maximum(blocks.right_unmasked - blocks.first, 0))
             q = _queries_again(p, number, held, zeros, WARPGROUP)
             for j in range(1, block - blocks.first - unmasked + 1):
@@ -300,7 +300,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
             o, operand, row_max, thread_sums, step = _step(
                 p, tile, q, zeros, o, operand, row_max, thread_sums, step, 0, False, WARPGROUP
             )
-        if p.v.is_left_limited:
+        if p.variant.is_left_limited:
             q = _queries_again(p, number, held, zeros, WARPGROUP)
             for j in range(1, left_masked + 1):
                 first_key = (blocks.first + left_masked - j) * tile_n
@@ -309,8 +309,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
                 )
         number += 1
         if crosses_tiles:
-            if not p.v.holds_queries:
-                release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
+            if not p.variant.holds_queries:
+                release(p, Q_EMPTY, (number - 1) % p.variant.query_slots)
             o, s_next = _finish_and_start(p, zeros, operand, o, number, step, entry >= 0, WARPGROUP)
             store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
         else:

@@ -71,7 +71,7 @@ def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.const
     EARLY: two parts are in flight at a time, and the scores are started before the last part is waited for.
     """
     units: gl.constexpr = len(o) * len(words)
-    stages: gl.constexpr = p.v.stages
+    stages: gl.constexpr = p.variant.stages
     k_full = p.k_full.index((step + 1) % stages)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
@@ -106,7 +106,7 @@ def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: 
 
     PASSES: the turn is handed on at once, and not by the caller.
     """
-    stages: gl.constexpr = p.v.stages
+    stages: gl.constexpr = p.variant.stages
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
@@ -124,7 +124,7 @@ def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: 
 def _add_parts(p, o, rescale, products, step):
     """Wait for the parts of P V of block ``step``, hand back its V and add them to O."""
     products = awaited(products, 0)
-    release(p, V_EMPTY, step % p.v.stages)
+    release(p, V_EMPTY, step % p.variant.stages)
     stamp(p, OUTPUT)
     for i in gl.static_range(len(products)):
         o = with_part(p, o, rescale, products[i], i)
@@ -139,7 +139,7 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
     wgmma descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty).
     """
     tile_n: gl.constexpr = s.shape[1]
-    if p.v.softcap:
+    if p.variant.softcap:
         s = softmax.capped(s, c * x.cap_factor)
         c = x.cap_log2
     if MASKED:  # noqa: SIM102 (one at compile time, one at run time)
@@ -166,15 +166,15 @@ def _step(
 ):
     """P V of block ``step`` and scores and softmax of the next one, ``block``."""
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
-    stages: gl.constexpr = p.v.stages
-    limited: gl.constexpr = p.v.is_right_limited or p.v.is_left_limited
-    promotes: gl.constexpr = p.v.promotion_interval > 0
-    scores_first: gl.constexpr = p.v.overlap and len(words) == 1
+    stages: gl.constexpr = p.variant.stages
+    limited: gl.constexpr = p.variant.is_right_limited or p.variant.is_left_limited
+    promotes: gl.constexpr = p.variant.promotion_interval > 0
+    scores_first: gl.constexpr = p.variant.overlap and len(words) == 1
     # Warpgroups that hand on the turn when their GEMMs are started run 0.18 of a step apart, their softmaxes in each
     # other's way. Held until the maxima are known, it keeps them half a step apart: 849 and 940 TFLOP/s at 16k keys of
     # head_dim 128, 640 and 683 of 64; chained 1256 and 1282 of 256, 898 and 908 of 128, but 628 and 614 of 64.
-    holds_turn: gl.constexpr = scores_first and (promotes or p.v.qk_boxes * p.q_desc.block_type.shape[-1] > 64)
-    scales_now: gl.constexpr = holds_turn and not promotes and p.v.v_boxes * p.v_channels > 128
+    holds_turn: gl.constexpr = scores_first and (promotes or p.variant.qk_boxes * p.q_desc.block_type.shape[-1] > 64)
+    scales_now: gl.constexpr = holds_turn and not promotes and p.variant.v_boxes * p.v_channels > 128
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
@@ -182,20 +182,20 @@ def _step(
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(len(o), deps=(s,))
-    elif rotated_fp8.rotates(p.v.slices):
+    elif rotated_fp8.rotates(p.variant.slices):
         o, s = rotated_fp8.add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP)
         c, ratio = block_factors(p, x, c, step + 1)
         s = rotated_fp8.finished_scores(s, zeros)
         pass_turn(p, WARPGROUP)
     else:
-        o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.v.overlap, WARPGROUP)
+        o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.variant.overlap, WARPGROUP)
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(0, deps=(s,))
     release(p, K_EMPTY, (step + 1) % stages)
     stamp(p, SCORES)
     s, c = _scores(p, x, tile, s, c, block, is_masked, limited, WARPGROUP)
-    new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.v.integer_max, False)
+    new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.variant.integer_max, False)
     if holds_turn:
         pass_turn(p, WARPGROUP)
         o = _add_parts(p, o, rescale, products, step)
@@ -214,7 +214,7 @@ def _step(
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
     """Q of a warpgroup in tile ``number``."""
-    return parts(p.q_smem, number % p.v.query_slots * p.v.consumers + WARPGROUP, p.v.qk_boxes)
+    return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
 
 
 @gluon.jit
@@ -229,8 +229,8 @@ def _in_registers(q, OPERAND: gl.constexpr):
 @gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     """Wait for Q and the first K of a tile and start its first scores."""
-    mbarrier.wait(p.q_full.index(number % p.v.query_slots), phase(number, p.v.query_slots))
-    mbarrier.wait(p.k_full.index(step % p.v.stages), phase(step, p.v.stages))
+    mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
+    mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
@@ -241,13 +241,13 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
 def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
     """The last P V of a tile."""
     units: gl.constexpr = len(o) * len(words)
-    mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
+    mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     for unit in gl.static_range(units):
         part = warpgroup_mma_wait(0, deps=(issue_part(p, x, words, o, step, unit),))
         o = with_part(p, o, rescale, part, unit)
     pass_turn(p, WARPGROUP)
-    release(p, V_EMPTY, step % p.v.stages)
+    release(p, V_EMPTY, step % p.variant.stages)
     return o
 
 
@@ -258,10 +258,10 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 32])
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 4)
-    interval: gl.constexpr = p.v.promotion_interval if p.v.promotion_interval else tile_n
-    crosses_tiles: gl.constexpr = p.v.query_slots > 1
+    interval: gl.constexpr = p.variant.promotion_interval if p.variant.promotion_interval else tile_n
+    crosses_tiles: gl.constexpr = p.variant.query_slots > 1
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
-    if p.v.consumers - 1 == WARPGROUP:
+    if p.variant.consumers - 1 == WARPGROUP:
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
@@ -278,17 +278,17 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         q = _queries(p, number, WARPGROUP)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_sums(p.v.v_boxes, p.v_channels, p.v.slices, 32)
+        o = no_sums(p.variant.v_boxes, p.v_channels, p.variant.slices, 32)
         if not crosses_tiles:
             s_next = _start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)
         s = warpgroup_mma_wait(0, deps=(s_next,))
-        if p.v.holds_queries:
+        if p.variant.holds_queries:
             q = _in_registers(q, operand)
-        release(p, K_EMPTY, step % p.v.stages)
-        s, c = _scores(p, x, tile, s, c, blocks.stop - 1, True, p.v.is_first_block_masked, WARPGROUP)
+        release(p, K_EMPTY, step % p.variant.stages)
+        s, c = _scores(p, x, tile, s, c, blocks.stop - 1, True, p.variant.is_first_block_masked, WARPGROUP)
         probabilities, row_max, thread_sums, rescale = softmax.update(
-            s, row_max, thread_sums, c, P_OFFSET_LOG2, p.v.integer_max, True
+            s, row_max, thread_sums, c, P_OFFSET_LOG2, p.variant.integer_max, True
         )
         words = pack_chunks(probabilities, operand, interval)
         for j in range(2, blocks.stop - blocks.first + 1):
@@ -312,12 +312,12 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         number += 1
         c_next = row_factors(p, x, entry, rows, WARPGROUP)
         if crosses_tiles:
-            release(p, Q_EMPTY, (number - 1) % p.v.query_slots)
+            release(p, Q_EMPTY, (number - 1) % p.variant.query_slots)
             is_more = entry >= 0
-            slot = number % p.v.query_slots
-            mbarrier.wait(p.q_full.index(slot), phase(number, p.v.query_slots), pred=is_more)
+            slot = number % p.variant.query_slots
+            mbarrier.wait(p.q_full.index(slot), phase(number, p.variant.query_slots), pred=is_more)
             q = _queries(p, number, WARPGROUP)
-            if rotated_fp8.rotates(p.v.slices):
+            if rotated_fp8.rotates(p.variant.slices):
                 o, s_next = rotated_fp8.finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP)
                 tile = read_tile_again(p, this_entry)
                 blocks = key_blocks(p, tile)
@@ -325,7 +325,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
                 o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
         else:
-            if rotated_fp8.rotates(p.v.slices):
+            if rotated_fp8.rotates(p.variant.slices):
                 o = rotated_fp8.finish(p, x, o, words, rescale, step, WARPGROUP)
                 tile = read_tile_again(p, this_entry)
                 blocks = key_blocks(p, tile)

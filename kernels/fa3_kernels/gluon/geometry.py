@@ -1,4 +1,4 @@
-"""This module says what a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and
+"""What a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and
 for pointers.
 
 The rules are those of :mod:`fa3_kernels.plan.tiles`, which the twin follows and which states them. ``p`` is the
@@ -73,10 +73,10 @@ def matrix(buffer):
 @gluon.jit
 def read_tile(p, entry):
     """Decode an entry: m_block in 20 bits, split in 12, sequence and head in the upper half."""
-    position = (entry & 0xFFFFF).to(gl.int32) * p.v.tile_positions
+    position = (entry & 0xFFFFF).to(gl.int32) * p.variant.tile_positions
     split = ((entry >> 20) & 0xFFF).to(gl.int32)
     row_head = (entry >> 32).to(gl.int32)
-    if p.v.pack > 1:
+    if p.variant.pack > 1:
         heads = p.nheads // p.group
         head = row_head % heads
         kv_head = head
@@ -89,7 +89,7 @@ def read_tile(p, entry):
     k_start = q_start
     seqlen_q = p.seqlen_q
     seqlen_k = p.seqlen_k
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         lengths = p.sequences + 4 * batch
         q_start = gl.load(lengths)
         seqlen_q = gl.load(lengths + 1)
@@ -113,25 +113,25 @@ def key_blocks(p, tile):
     """
     tile_n: gl.constexpr = p.tile_n
     offset = tile.seqlen_k - tile.seqlen_q
-    last = gl.minimum(tile.position + p.v.tile_positions, tile.seqlen_q) - 1 + offset
+    last = gl.minimum(tile.position + p.variant.tile_positions, tile.seqlen_q) - 1 + offset
     stop = tile.seqlen_k
     unmasked = tile.seqlen_k
-    if p.v.is_right_limited:
+    if p.variant.is_right_limited:
         stop = gl.minimum(stop, last + p.right + 1)
         unmasked = gl.minimum(unmasked, gl.maximum(tile.position + offset + p.right + 1, 0))
     first = tile.seqlen_k * 0
     left_masked = first
-    if p.v.is_left_limited:
+    if p.variant.is_left_limited:
         first = gl.maximum(tile.position + offset - p.left, 0) // tile_n
         left_masked = gl.cdiv(gl.maximum(last - p.left, 0), tile_n)
     stop = gl.cdiv(stop, tile_n)
-    if p.v.keeps_empty:
+    if p.variant.keeps_empty:
         stop = gl.maximum(stop, first)
-    if p.v.is_split:
+    if p.variant.is_split:
         size = gl.cdiv(stop - first, p.num_splits)
         first = first + tile.split * size
         stop = gl.minimum(first + size, stop)
-    if p.v.keeps_empty:
+    if p.variant.keeps_empty:
         is_empty = first >= stop
         beyond = gl.cdiv(tile.seqlen_k, tile_n)
         first = gl.where(is_empty, beyond, first)
@@ -142,14 +142,14 @@ def key_blocks(p, tile):
 @gluon.jit
 def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
     """Scores of a warpgroup's rows with -inf for keys that the window hides or that lie beyond the sequence."""
-    rows = gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout)) >> p.v.pack_log2
-    position = tile.position + WARPGROUP * p.v.warpgroup_positions
+    rows = gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout)) >> p.variant.pack_log2
+    position = tile.position + WARPGROUP * p.variant.warpgroup_positions
     diagonal = position + tile.seqlen_k - tile.seqlen_q
-    if p.v.is_right_limited:
+    if p.variant.is_right_limited:
         stop = gl.minimum(rows + (diagonal + p.right + 1), tile.seqlen_k) - first_key
     else:
         stop = rows * 0 + (tile.seqlen_k - first_key)
-    if p.v.is_left_limited:
+    if p.variant.is_left_limited:
         return softmax.visible(s, stop, rows + (diagonal - p.left - first_key))
     else:
         return softmax.visible(s, stop)
@@ -158,15 +158,15 @@ def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
 @gluon.jit
 def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
     """Return where a warpgroup's rows of Q and O start: coordinates of the dense, ragged or packed descriptor."""
-    row = tile.position + WARPGROUP * p.v.warpgroup_positions
-    if p.v.is_varlen:
+    row = tile.position + WARPGROUP * p.variant.warpgroup_positions
+    if p.variant.is_varlen:
         ragged_row = RAGGED_ROWS - tile.seqlen_q + row
         stop = tile.q_start + tile.seqlen_q
-        if p.v.pack > 1:
+        if p.variant.pack > 1:
             return [RAGGED_ROWS, stop, ragged_row, tile.head * p.group, 0]
         else:
             return [RAGGED_ROWS, stop, tile.head, ragged_row, 0]
-    elif p.v.pack > 1:
+    elif p.variant.pack > 1:
         return [tile.batch, tile.head, row, 0, 0]
     else:
         return [tile.batch, tile.head, row, 0]
@@ -175,7 +175,7 @@ def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
 @gluon.jit
 def key_coordinates(p, tile, row):
     """Return where a key tile of K or V starts."""
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         stop = tile.k_start + tile.seqlen_k
         return [RAGGED_ROWS, stop, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
     else:
@@ -188,15 +188,15 @@ def output_rows(p, tile, layout: gl.constexpr, WARPGROUP: gl.constexpr):
     exists.
     """
     row = gl.arange(0, WARPGROUP_ROWS, layout)
-    position = tile.position + WARPGROUP * p.v.warpgroup_positions + (row >> p.v.pack_log2)
+    position = tile.position + WARPGROUP * p.variant.warpgroup_positions + (row >> p.variant.pack_log2)
     exists = position < tile.seqlen_q
-    if p.v.pack > 1:
-        member = row & (p.v.pack - 1)
+    if p.variant.pack > 1:
+        member = row & (p.variant.pack - 1)
         head = tile.head * p.group + member
         exists = exists & (member < p.group)
     else:
         head = row * 0 + tile.head
-    if p.v.is_varlen:
+    if p.variant.is_varlen:
         first_row = tile.q_start
         lse_index = head * p.seqlen_q + (first_row + position)  # p.seqlen_q: rows of all sequences
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
 def whole(name: str, number: Any) -> int:
     """Return a number of a caller as an int; one that is on the GPU is waited for, and a traced one stays as it is."""
     if isinstance(number, int | torch.SymInt):
-        return number
+        return cast(int, number)
     try:
         return operator.index(number)
     except TypeError:
@@ -93,11 +93,11 @@ class Paged(NamedTuple):
     page_size: int
 
 
-def packed_of(problem: AttentionProblem, device: str | torch.device = "cuda") -> Packed | None:
+def packed_of(problem: AttentionProblem) -> Packed | None:
     """The starts of a problem's packed sequences on a GPU, or None if it has none."""
     if not problem.is_varlen:
         return None
-    of_q, of_k = (torch.from_numpy(x).to(device) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
+    of_q, of_k = (torch.from_numpy(x).to("cuda") for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
     return Packed(of_q, of_k, problem.seqlen_q, problem.seqlen_k)
 
 

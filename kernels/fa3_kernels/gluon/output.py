@@ -23,10 +23,10 @@ def scaled(o, factor):
 @gluon.jit
 def _staging(p, WARPGROUP: gl.constexpr):
     """Return the ring of boxes in which a warpgroup stages its O, and which tile of it: its own, or that of its Q."""
-    if p.v.out_in_query_slot:
+    if p.variant.out_in_query_slot:
         block: gl.constexpr = p.out_desc.block_type.shape
-        of_q = p.q_smem.index(WARPGROUP * p.v.qk_boxes)
-        return of_q._reinterpret(p.out_desc.dtype, [p.v.v_boxes] + block, p.out_desc.layout), 0
+        of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)
+        return of_q._reinterpret(p.out_desc.dtype, [p.variant.v_boxes] + block, p.out_desc.layout), 0
     else:
         return p.out_smem, WARPGROUP
 
@@ -49,10 +49,10 @@ def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP
 @gluon.jit
 def sinks_of(p, tile, LAYOUT: gl.constexpr):
     """The score of each row's sink, in a tuple, -inf in all parts of the keys but the first; nothing without sinks."""
-    if p.v.has_sinks:
+    if p.variant.has_sinks:
         head = gl.zeros([WARPGROUP_ROWS], gl.int32, LAYOUT) + tile.head
-        if p.v.pack > 1:
-            member = gl.arange(0, WARPGROUP_ROWS, LAYOUT) & (p.v.pack - 1)
+        if p.variant.pack > 1:
+            member = gl.arange(0, WARPGROUP_ROWS, LAYOUT) & (p.variant.pack - 1)
             head = tile.head * p.group + gl.minimum(member, p.group - 1)
         return (gl.where(tile.split == 0, gl.load(p.sinks[0] + head), float("-inf")),)
     else:
@@ -67,11 +67,11 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     """
     row_layout: gl.constexpr = row_max.type.layout
     of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
-    boxes: gl.constexpr = p.v.v_boxes
+    boxes: gl.constexpr = p.variant.v_boxes
     inverse, lse = softmax.finalize(row_max, thread_sums, *sinks_of(p, tile, row_layout))
     o = scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    if p.v.is_split:
+    if p.variant.is_split:
         row: gl.constexpr = power_of_two(boxes * of_a_box)
         found: gl.constexpr = groups(boxes)
         for i in gl.static_range(len(found)):

@@ -16,10 +16,10 @@ from fa3_kernels.gluon.v_transpose import channels_in_order
 @gluon.jit
 def values(p, x, step, SLICE: gl.constexpr):
     """V^T (channels, keys) of block ``step``, of the channels of a slice of O."""
-    slot = step % p.v.stages
-    boxes: gl.constexpr = p.v.v_boxes
+    slot = step % p.variant.stages
+    boxes: gl.constexpr = p.variant.v_boxes
     channels: gl.constexpr = p.v_channels
-    found: gl.constexpr = slices_of(p.v.slices, boxes, channels)
+    found: gl.constexpr = slices_of(p.variant.slices, boxes, channels)
     if boxes > 1:
         first: gl.constexpr = found[SLICE][0] // channels
         return joined(x.vt_smem, slot * boxes + first, found[SLICE][1] // channels, 0)
@@ -40,7 +40,7 @@ def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
     vt = values(p, x, step, index)
     if operand.shape[1] != vt.shape[1]:
         vt = vt.slice(chunk * operand.shape[1], operand.shape[1], dim=1)
-    if p.v.promotion_interval:
+    if p.variant.promotion_interval:
         zeros = gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
         return warpgroup_mma(operand, vt.permute((1, 0)), zeros, use_acc=False, is_async=True)
     else:
@@ -51,7 +51,7 @@ def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
 def with_part(p, o, rescale, part, UNIT: gl.constexpr):
     """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
     index: gl.constexpr = UNIT % len(o)
-    if not p.v.promotion_interval:
+    if not p.variant.promotion_interval:
         changed = part
     elif len(o) > UNIT:
         changed = gl.fma(o[index], gl.broadcast(softmax.column(rescale, part), part)[0], part)
@@ -93,7 +93,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     width: gl.constexpr = o[0].shape[1]
     slices: gl.constexpr = len(o)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    if p.v.is_split:
+    if p.variant.is_split:
         _, row, is_row = output_rows(p, tile, gl.SliceLayout(1, layout), WARPGROUP)
         rows = p.num_rows * tile.split  # rows of the splits before
         columns = gl.arange(0, width, gl.SliceLayout(0, layout))
@@ -105,7 +105,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
     else:
         where = query_coordinates(p, tile, WARPGROUP)
-        staged: gl.constexpr = p.v.staged_boxes
+        staged: gl.constexpr = p.variant.staged_boxes
         buffers, first_buffer = _staging(p, staged, WARPGROUP)
         at_once: gl.constexpr = out_width // width
         parts: gl.constexpr = slices // at_once
@@ -126,9 +126,9 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
 @gluon.jit
 def _staging(p, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
     """Return the boxes where O is staged, and the first one: a warpgroup's own, or its buffer of Q."""
-    if p.v.out_in_query_slot:
+    if p.variant.out_in_query_slot:
         block: gl.constexpr = p.out_desc.block_type.shape
-        of_q = p.q_smem.index(WARPGROUP * p.v.qk_boxes)
+        of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)
         return of_q._reinterpret(p.out_desc.dtype, [BOXES] + block, p.out_desc.layout), 0
     else:
         return p.out_smem, WARPGROUP * BOXES

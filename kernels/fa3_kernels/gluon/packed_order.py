@@ -1,6 +1,6 @@
 """The kernel that makes the tile schedule of packed sequences from ``cu_seqlens`` on the GPU, so that no call waits.
 
-It makes what ``tests/kernels/plan/packed_schedule.py`` makes, to the entry. Every program makes the list of one CTA
+Tests hold it to ``tests/kernels/packed_schedule.py``, entry by entry. Every program makes the list of one CTA
 of the forward kernel: it finds the sequences of its units, decodes them into tiles, keeps those that see a key, and
 writes zeros and -inf for the others. Written in Triton rather than Gluon: there is no layout to choose, and Triton's
 interpreter runs it on a CPU.

@@ -43,7 +43,7 @@ def allocate_slots(desc, COUNT: gl.constexpr, PAGES: gl.constexpr, PANELS: gl.co
 def _page(p, tile, key):
     """The page that holds a key; 0 for keys that there are not, whose entries may be anything."""
     rows: gl.constexpr = p.k_desc.block_type.shape[-2]
-    if p.v.page_boxes > 1:  # a box is a page, and a division by a constant a shift
+    if p.variant.page_boxes > 1:  # a box is a page, and a division by a constant a shift
         index = key // rows
     else:
         index = key // p.pages[2]
@@ -59,7 +59,7 @@ def first_page(p, tile, row):
     The producer finds it one tile ahead, so that no load of K or V waits for the page table: of entries side by side
     the others are then in L1.
     """
-    if p.v.page_boxes:
+    if p.variant.page_boxes:
         return (_page(p, tile, row),)
     else:
         return ()
@@ -69,13 +69,13 @@ def first_page(p, tile, row):
 def _copy_page(p, tile, key, page, i, operand, slot, COUNT: gl.constexpr):
     """Start the copies of the rows of a page that begin at ``key``, as page ``i`` of a slot of K or V."""
     desc, full, smem = operand
-    pages: gl.constexpr = p.v.page_boxes
+    pages: gl.constexpr = p.variant.page_boxes
     channels: gl.constexpr = desc.block_type.shape[-1]
     start = page * p.pages[3] + tile.k_start  # row of the cache that holds this key
     if pages == 1:
         start += key % p.pages[2]
     where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
-    copies = smem._reinterpret(desc.dtype, [p.v.stages * COUNT * pages] + desc.block_type.shape, desc.layout)
+    copies = smem._reinterpret(desc.dtype, [p.variant.stages * COUNT * pages] + desc.block_type.shape, desc.layout)
     for panel in gl.static_range(COUNT):
         box = copies.index((slot * COUNT + panel) * pages + i)
         tma.async_copy_global_to_shared(desc, where + [panel * channels], full, box)
@@ -90,12 +90,12 @@ def load_slot(p, tile, row, first, operands, slot, SIZES: gl.constexpr):
     """
     for n in gl.static_range(len(operands)):
         desc, full, smem = operands[n]
-        if p.v.page_boxes:
-            mbarrier.expect(full, SIZES[n][0] * SIZES[n][1] * p.v.page_boxes * desc.block_type.nbytes)
+        if p.variant.page_boxes:
+            mbarrier.expect(full, SIZES[n][0] * SIZES[n][1] * p.variant.page_boxes * desc.block_type.nbytes)
         else:
             mbarrier.expect(full, SIZES[n][0] * desc.block_type.nbytes)
             load_boxes(desc, key_coordinates(p, tile, row), full, smem, slot, SIZES[n][0])
-    if p.v.page_boxes > 1:
+    if p.variant.page_boxes > 1:
         rows: gl.constexpr = p.k_desc.block_type.shape[-2]
         page = first[0]
         for i in range(p.pages[4] // 2):
@@ -107,6 +107,6 @@ def load_slot(p, tile, row, first, operands, slot, SIZES: gl.constexpr):
             for m in gl.static_range(len(operands)):
                 _copy_page(p, tile, key + rows, second, 2 * i + 1, operands[m], slot, SIZES[m][0] * SIZES[m][1])
             page = following
-    elif p.v.page_boxes:
+    elif p.variant.page_boxes:
         for m in gl.static_range(len(operands)):
             _copy_page(p, tile, row, first[0], 0, operands[m], slot, SIZES[m][0] * SIZES[m][1])

@@ -39,13 +39,13 @@ def slot_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, THREADS: gl.const
 @gluon.jit
 def release(p, FIRST: gl.constexpr, slot):
     """A consumer thread has read a slot for the last time."""
-    slot_barrier("arrive", FIRST, p.v.slot_threads, slot)
+    slot_barrier("arrive", FIRST, p.variant.slot_threads, slot)
 
 
 @gluon.jit
 def acquire(p, FIRST: gl.constexpr, slot):
     """The producer warp waits until every consumer thread has released a slot."""
-    slot_barrier("sync", FIRST, p.v.slot_threads, slot)
+    slot_barrier("sync", FIRST, p.variant.slot_threads, slot)
 
 
 @gluon.jit
@@ -57,14 +57,14 @@ def named_barrier(OPERATION: gl.constexpr, ID: gl.constexpr, THREADS: gl.constex
 
 @gluon.jit
 def take_turn(p, WARPGROUP: gl.constexpr):
-    if p.v.pingpong:
+    if p.variant.pingpong:
         named_barrier("sync", TURN + WARPGROUP, TURN_THREADS)
 
 
 @gluon.jit
 def pass_turn(p, WARPGROUP: gl.constexpr):
-    if p.v.pingpong:
-        named_barrier("arrive", TURN + (WARPGROUP + 1) % p.v.consumers, TURN_THREADS)
+    if p.variant.pingpong:
+        named_barrier("arrive", TURN + (WARPGROUP + 1) % p.variant.consumers, TURN_THREADS)
 
 
 @aggregate
@@ -104,7 +104,7 @@ class Program:
     v_full: gl.shared_memory_descriptor
     tile_n: gl.constexpr
     v_channels: gl.constexpr  # of a box of V in shared memory
-    v: gl.constexpr  # the Variant
+    variant: gl.constexpr  # the Variant
 
     @gluon.constexpr_function
     def __init__(self, descriptors, pointers, sizes, serving, buffers, full, variant):
@@ -129,17 +129,17 @@ class Program:
         v_block = self.v_desc.block_type.shape
         self.tile_n = gl.constexpr(slot_shape(k_block, variant.page_boxes, variant.qk_panels)[-2])
         self.v_channels = gl.constexpr(slot_shape(v_block, variant.page_boxes, variant.v_panels)[-1])
-        self.v = gl.constexpr(variant)
+        self.variant = gl.constexpr(variant)
 
 
 @gluon.jit
-def serving(v: gl.constexpr, page_table, table_entries, page_keys, page_rows, tile_pages, sinks):
+def serving(variant: gl.constexpr, page_table, table_entries, page_keys, page_rows, tile_pages, sinks):
     """What a kernel is given of pages and sinks, as the Program holds it."""
     pages = ()
-    if v.page_boxes:
+    if variant.page_boxes:
         pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
     of_heads = ()
-    if v.has_sinks:
+    if variant.has_sinks:
         of_heads = (sinks,)
     return pages, of_heads
 
@@ -160,19 +160,19 @@ def full_barriers(SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def program(descriptors, pointers, sizes, serving, v: gl.constexpr):
+def program(descriptors, pointers, sizes, serving, variant: gl.constexpr):
     """Allocate shared memory and mbarriers of a kernel with Q, K, V and O buffers of one dtype."""
     q_desc, k_desc, v_desc, out_desc = descriptors
-    q_smem = allocate_boxes(q_desc, v.query_slots * v.consumers * v.qk_boxes)
-    k_smem = allocate_slots(k_desc, v.stages * v.qk_boxes, v.page_boxes, v.qk_panels)
-    v_smem = allocate_slots(v_desc, v.stages * v.v_boxes, v.page_boxes, v.v_panels)
-    if v.out_in_query_slot:
+    q_smem = allocate_boxes(q_desc, variant.query_slots * variant.consumers * variant.qk_boxes)
+    k_smem = allocate_slots(k_desc, variant.stages * variant.qk_boxes, variant.page_boxes, variant.qk_panels)
+    v_smem = allocate_slots(v_desc, variant.stages * variant.v_boxes, variant.page_boxes, variant.v_panels)
+    if variant.out_in_query_slot:
         out_smem = q_smem
     else:
-        out_smem = allocate_boxes(out_desc, v.consumers * v.staged_boxes)
-    q_full = full_barriers(v.query_slots)
-    k_full = full_barriers(v.stages)
-    v_full = full_barriers(v.stages)
+        out_smem = allocate_boxes(out_desc, variant.consumers * variant.staged_boxes)
+    q_full = full_barriers(variant.query_slots)
+    k_full = full_barriers(variant.stages)
+    v_full = full_barriers(variant.stages)
     fence_async_shared()
     return Program(
         (q_desc, k_desc, v_desc, out_desc),
@@ -181,29 +181,29 @@ def program(descriptors, pointers, sizes, serving, v: gl.constexpr):
         serving,
         (q_smem, k_smem, v_smem, out_smem),
         (q_full, k_full, v_full),
-        v,
+        variant,
     )
 
 
 @gluon.jit
 def issue_scores(p, q, zeros, step):
     """Start S = Q K^T from zero; ``q`` are the parts of Q."""
-    k = parts(p.k_smem, step % p.v.stages, p.v.qk_boxes)
+    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
     return product(q, k, zeros)
 
 
 @gluon.jit
 def load_queries(p, tile, number):
     """Start the loads of Q of this CTA's tile ``number``."""
-    consumers: gl.constexpr = p.v.consumers
-    slot = number % p.v.query_slots
-    if number >= p.v.query_slots:
+    consumers: gl.constexpr = p.variant.consumers
+    slot = number % p.variant.query_slots
+    if number >= p.variant.query_slots:
         acquire(p, Q_EMPTY, slot)
     full = p.q_full.index(slot)
-    mbarrier.expect(full, consumers * p.v.qk_boxes * p.q_desc.block_type.nbytes)
+    mbarrier.expect(full, consumers * p.variant.qk_boxes * p.q_desc.block_type.nbytes)
     for w in gl.static_range(consumers):
         where = query_coordinates(p, tile, w)
-        load_boxes(p.q_desc, where, full, p.q_smem, slot * consumers + w, p.v.qk_boxes)
+        load_boxes(p.q_desc, where, full, p.q_smem, slot * consumers + w, p.variant.qk_boxes)
 
 
 @gluon.jit
@@ -221,8 +221,8 @@ def load_keys(
 ):
     """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
     desc, smem, full = operand
-    slot = step % p.v.stages
-    if step >= p.v.stages:
+    slot = step % p.variant.stages
+    if step >= p.variant.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
     load_slot(p, tile, row, page, ((desc, full.index(slot), smem),), slot, ((BOXES, PANELS),))
@@ -235,7 +235,7 @@ def produce(p):
     tile_n: gl.constexpr = p.tile_n
     number = 0
     step = 0
-    begin_stamps(p, p.v.consumers)
+    begin_stamps(p, p.variant.consumers)
     entry = gl.load(p.tiles)
     while entry >= 0:
         tile = read_tile(p, entry)
@@ -250,7 +250,7 @@ def produce(p):
             at_step(p, step)
             k = (p.k_desc, p.k_smem, p.k_full)
             v = (p.v_desc, p.v_smem, p.v_full)
-            load_keys(p, tile, row, page, k, K_EMPTY, step, K_FREE, p.v.qk_boxes, p.v.qk_panels)
-            load_keys(p, tile, row, page, v, V_EMPTY, step, V_FREE, p.v.v_boxes, p.v.v_panels)
+            load_keys(p, tile, row, page, k, K_EMPTY, step, K_FREE, p.variant.qk_boxes, p.variant.qk_panels)
+            load_keys(p, tile, row, page, v, V_EMPTY, step, V_FREE, p.variant.v_boxes, p.variant.v_panels)
             step += 1
         number += 1

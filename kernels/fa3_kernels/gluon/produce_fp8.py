@@ -24,29 +24,29 @@ from fa3_kernels.gluon.v_transpose import transpose
 def _load_block(p, x, tile, block, factors, page, step):
     """Start the loads of K and V of a block and put its factors beside them."""
     tile_n: gl.constexpr = p.tile_n
-    slot = step % p.v.stages
+    slot = step % p.variant.stages
     at_step(p, step)
-    if step >= p.v.stages:
+    if step >= p.variant.stages:
         acquire(p, K_EMPTY, slot)
     stamp(p, K_FREE)
     store_factors(p, x, factors[0], factors[1], factors[2], slot)
     row = block * tile_n
     k = (p.k_desc, p.k_full.index(slot), p.k_smem)
     v = (p.v_desc, p.v_full.index(slot), p.v_smem)
-    sizes: gl.constexpr = ((p.v.qk_boxes, p.v.qk_panels), (p.v.v_boxes, p.v.v_panels))
+    sizes: gl.constexpr = ((p.variant.qk_boxes, p.variant.qk_panels), (p.variant.v_boxes, p.variant.v_panels))
     load_slot(p, tile, row, page, (k, v), slot, sizes)
     stamp(p, K_ISSUED)
 
 
 @gluon.jit
 def _transpose_block(p, x, step):
-    slot = step % p.v.stages
+    slot = step % p.variant.stages
     at_step(p, step)
-    mbarrier.wait(p.v_full.index(slot), phase(step, p.v.stages))
-    if step >= p.v.stages:
+    mbarrier.wait(p.v_full.index(slot), phase(step, p.variant.stages))
+    if step >= p.variant.stages:
         acquire(p, V_EMPTY, slot)
     stamp(p, V_FREE)
-    boxes: gl.constexpr = p.v.v_boxes
+    boxes: gl.constexpr = p.variant.v_boxes
     for i in gl.static_range(boxes):
         transpose(matrix(p.v_smem.index(slot * boxes + i)), x.vt_smem.index(slot * boxes + i))
     fence_async_shared()
@@ -63,7 +63,7 @@ def produce_fp8(p, x):
     """
     number = 0
     step = 0
-    begin_stamps(p, p.v.consumers)
+    begin_stamps(p, p.variant.consumers)
     pending = 0  # steps loaded but not transposed
     entry = gl.load(p.tiles)
     while entry >= 0:
@@ -72,7 +72,7 @@ def produce_fp8(p, x):
         blocks = key_blocks(p, tile)
         last = blocks.stop - 1
         next_factors = load_factors(p, x, tile, last, last)
-        if p.v.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
+        if p.variant.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
             if pending > 0:
                 _transpose_block(p, x, step - 1)
                 pending = 0

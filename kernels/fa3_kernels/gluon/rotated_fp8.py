@@ -52,11 +52,11 @@ def _never(p):
 def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
     """Start one part of P V in the registers ``free``: a chunk of the keys, a slice of the channels."""
     layout: gl.constexpr = free.type.layout
-    operand = unpack(words[UNIT // p.v.slices], gl.DotOperandLayout(0, layout, 4))
+    operand = unpack(words[UNIT // p.variant.slices], gl.DotOperandLayout(0, layout, 4))
     keys: gl.constexpr = operand.shape[1]
-    vt = values(p, x, step, UNIT % p.v.slices)
+    vt = values(p, x, step, UNIT % p.variant.slices)
     if keys != vt.shape[1]:
-        vt = vt.slice(UNIT // p.v.slices * keys, keys, dim=1)
+        vt = vt.slice(UNIT // p.variant.slices * keys, keys, dim=1)
     return warpgroup_mma(operand, vt.permute((1, 0)), free, use_acc=continues, is_async=True)
 
 
@@ -64,7 +64,7 @@ def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
 def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
     """Start a piece of S = Q K^T in the registers ``free``."""
     keys: gl.constexpr = free.shape[1]
-    k = parts(p.k_smem, step % p.v.stages, p.v.qk_boxes)
+    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
     of_piece = k[0].slice(PIECE * keys, keys, dim=0)
     s = warpgroup_mma(q[0], of_piece.permute((1, 0)), free, use_acc=continues, is_async=True)
     for i in gl.static_range(1, len(k)):
@@ -76,8 +76,8 @@ def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
 @gluon.jit
 def _added(p, o, rescale, part, UNIT: gl.constexpr):
     """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
-    index: gl.constexpr = UNIT % p.v.slices
-    if p.v.slices > UNIT:
+    index: gl.constexpr = UNIT % p.variant.slices
+    if p.variant.slices > UNIT:
         factor = gl.broadcast(softmax.column(rescale, part), part)[0]
         asm: gl.constexpr = "fma.rn.f32 $0, $1, $2, $3;"
         changed = gl.inline_asm_elementwise(
@@ -102,11 +102,11 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
 
     A piece has as many keys as a part has channels, or fewer in a tile of fewer.
     """
-    units: gl.constexpr = p.v.slices * len(words)
+    units: gl.constexpr = p.variant.slices * len(words)
     width: gl.constexpr = o[0].shape[1]
     pieces: gl.constexpr = zeros.shape[1] // width
-    stages: gl.constexpr = p.v.stages
-    depth: gl.constexpr = _depth(p.v.slices)
+    stages: gl.constexpr = p.variant.stages
+    depth: gl.constexpr = _depth(p.variant.slices)
     never = _never(p)
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
@@ -153,10 +153,10 @@ def finished_scores(s, zeros):
 def _last_parts(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
     """Take the turn for the last P V of a tile, part after part in the same registers."""
     never = _never(p)
-    mbarrier.wait(x.vt_full.index(step % p.v.stages), phase(step, p.v.stages))
+    mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     part = _blank(o)
-    for unit in gl.static_range(p.v.slices * len(words)):
+    for unit in gl.static_range(p.variant.slices * len(words)):
         part = _issue_part(p, x, words, part, step, unit, False if unit == 0 else never)
         part = warpgroup_mma_wait(0, deps=(part,))
         o = _added(p, o, rescale, part, unit)
@@ -168,7 +168,7 @@ def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
     """The last P V of a tile."""
     o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
     pass_turn(p, WARPGROUP)
-    release(p, V_EMPTY, step % p.v.stages)
+    release(p, V_EMPTY, step % p.variant.stages)
     return o
 
 
@@ -176,8 +176,8 @@ def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
 def finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP: gl.constexpr):
     """The last P V of a tile, and behind it the first scores of the next one."""
     o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
-    release(p, V_EMPTY, step % p.v.stages)
-    mbarrier.wait(p.k_full.index((step + 1) % p.v.stages), phase(step + 1, p.v.stages), pred=is_more)
+    release(p, V_EMPTY, step % p.variant.stages)
+    mbarrier.wait(p.k_full.index((step + 1) % p.variant.stages), phase(step + 1, p.variant.stages), pred=is_more)
     s = issue_scores(p, q, zeros, step + 1)
     pass_turn(p, WARPGROUP)
     return o, s

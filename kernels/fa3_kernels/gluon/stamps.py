@@ -17,9 +17,9 @@ _ROW_BYTES = gl.constexpr(4 * timeline.COLUMNS)
 
 
 @gluon.jit
-def declare_stamps(v: gl.constexpr):
+def declare_stamps(variant: gl.constexpr):
     """Declare the registers, at the head of a kernel."""
-    if v.stamps:
+    if variant.stamps:
         gl.inline_asm_elementwise(
             ".reg .b64 %stamp_base, %stamp_row; .reg .pred %stamp_first, %stamp_on; mov.u32 $0, 0;",
             "=r",
@@ -33,8 +33,8 @@ def declare_stamps(v: gl.constexpr):
 @gluon.jit
 def begin_stamps(p, ACTOR: gl.constexpr):
     """Point an actor's registers to its rows."""
-    if p.v.stamps:
-        row = (gl.program_id(0) * (p.v.consumers + 1) + ACTOR) * p.v.stamps
+    if p.variant.stamps:
+        row = (gl.program_id(0) * (p.variant.consumers + 1) + ACTOR) * p.variant.stamps
         gl.inline_asm_elementwise(
             "{ .reg .b32 %lane; mov.u32 %lane, %tid.x; and.b32 %lane, %lane, 127; setp.eq.u32 %stamp_first, %lane, 0; "
             "mov.b64 %stamp_base, $1; mov.u32 $0, 0; }",
@@ -57,8 +57,8 @@ def _at_step_asm(steps, row_bytes):
 @gluon.jit
 def at_step(p, step):
     """The stamps that follow are those of a step; beyond the rows there are none."""
-    if p.v.stamps:
-        asm: gl.constexpr = _at_step_asm(p.v.stamps, _ROW_BYTES)
+    if p.variant.stamps:
+        asm: gl.constexpr = _at_step_asm(p.variant.stamps, _ROW_BYTES)
         gl.inline_asm_elementwise(asm, "=r,r", [step], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -78,6 +78,6 @@ def _stamp_asm(event):
 @gluon.jit
 def stamp(p, EVENT: gl.constexpr):
     """Store the clock as an event of the step."""
-    if _is_stamped(p.v, EVENT):
+    if _is_stamped(p.variant, EVENT):
         asm: gl.constexpr = _stamp_asm(EVENT)
         gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

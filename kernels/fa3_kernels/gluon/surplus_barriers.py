@@ -1,4 +1,4 @@
-"""This module takes those barriers out of PTX that Triton puts around an exchange between warpgroups and that order
+"""Take those barriers out of PTX that Triton puts around an exchange between warpgroups and that order
 nothing the exchange does not.
 
 Triton gives every access to shared memory that follows a conflicting one a barrier over the warps of its warpgroup. It

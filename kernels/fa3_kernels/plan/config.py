@@ -243,9 +243,17 @@ class Config:
         return held <= HELD_REGISTERS
 
     def keeps_queries(self, hides_keys: bool) -> bool:
-        """Tell whether the steps of a launch, which is causal or has a window or not, take Q from registers.
+        """Tell whether the products of a tile's steps take Q from registers.
 
-        Of e4m3 that is what :attr:`Size.chained_queries` says where no sum is promoted.
+        Parameters
+        ----------
+        hides_keys : bool
+            Whether the launch is causal or has a window.
+
+        Returns
+        -------
+        bool
+            :attr:`holds_queries`, and of e4m3 what :attr:`Size.chained_queries` says where no sum is promoted.
         """
         if not self.is_fp8:
             return self.holds_queries
@@ -308,16 +316,40 @@ class Config:
         return is_ours and self.pv_parts[1] == 1 and (self.promotes or self.head_dim > 64)
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
-        """Tell whether a launch, which is causal or has a window or not, takes row maxima by integer instructions.
+        """Tell whether row maxima are taken by integer instructions.
 
-        That is what :attr:`integer_max` says, and otherwise what ships for this size.
+        Parameters
+        ----------
+        hides_keys : bool
+            Whether the launch is causal or has a window.
+
+        Returns
+        -------
+        bool
+            What :attr:`integer_max` says, and otherwise what ships for this size.
         """
         if self.integer_max is not None or not self.warp_specialized:
             return bool(self.integer_max)
         return self.size.integer_max[self.promotion_interval > 0][hides_keys]
 
     def kernel_model(self, order: Order | None = None) -> KernelModel:
-        """Return what the error bound must know, for the family's order or another; ValueError if none is proved."""
+        """Return what the error bound must know of a kernel in this configuration.
+
+        Parameters
+        ----------
+        order : Order, optional
+            Its order of operations; by default that of its family.
+
+        Returns
+        -------
+        KernelModel
+            Its formats, tiles and switches, and the order of its softmax.
+
+        Raises
+        ------
+        ValueError
+            If no bound is proved for a step of the order.
+        """
         order = order or self.traits.order
         require(not order.unproved, f"no bound is proved for {order.unproved}, which {self.traits.title} has")
         return KernelModel(
@@ -363,12 +395,18 @@ def default_config(
     **changes : bool, int or str
         Other fields of :class:`Config`.
 
+    Returns
+    -------
+    Config
+        The configuration of the launch.
+
     Raises
     ------
     ValueError
-        For a family that ships nothing known for the problem, for rows that no registers are set aside for, and
-        whenever a field breaks its rule.
+        For a family that ships nothing known for the problem, rows without registers, or a field that breaks its rule.
 
+    Examples
+    --------
     >>> config = default_config(AttentionProblem(1, 16, 16, 8192, 8192, 128, dtype="e4m3"))
     >>> config.tile_m, config.tile_n, config.promotion_interval
     (128, 128, 128)

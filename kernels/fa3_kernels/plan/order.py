@@ -1,4 +1,4 @@
-"""This module says in which order a kernel rounds, forward and backward: the switches that tell the bits of one family
+"""In which order a kernel rounds, forward and backward: the switches that tell the bits of one family
 from another's.
 
 The twin runs them and the error bound reads :attr:`Order.softmax`, so that an order is stated once. M is a row's

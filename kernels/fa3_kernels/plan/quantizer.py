@@ -1,4 +1,4 @@
-"""This module says what the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
+"""What the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
 
     y = rotation(x - mean),   descale = clamp(max|y| norm / 448),   stored = e4m3(y * (norm * (1 / descale)))
 

@@ -1,4 +1,4 @@
-"""This module says what an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
+"""What an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
 clock.
 
 Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped.

@@ -1,4 +1,4 @@
-"""This module says how long a launch takes with each of its tiles, by which the plan chooses one.
+"""How long a launch takes with each of its tiles, by which the plan chooses one.
 
 A launch takes ``launch_cycles`` and, until its last CTA ends, ``block_cycles`` for each key block and for the
 ``tile_blocks`` that the prologue and epilogue of a tile are worth. The three numbers of every tile, of launches that
@@ -92,7 +92,7 @@ def blocks_of(shape: Shape, tile_m: int, tile_n: int) -> np.ndarray:
     return blocks[blocks > 0]
 
 
-def last_end(blocks: np.ndarray, heads: int, tile_blocks: float, ctas: int = SMS) -> float:
+def last_end(blocks: np.ndarray, heads: int, tile_blocks: float) -> float:
     """When the last CTA ends, in key blocks, if every CTA takes a tile in each round, the longest the one that is free
     first.
 
@@ -103,17 +103,17 @@ def last_end(blocks: np.ndarray, heads: int, tile_blocks: float, ctas: int = SMS
     (8.0, 16.0)
     """
     count = len(blocks) * heads
-    rounds = -(-count // ctas)
+    rounds = -(-count // SMS)
     if not count or blocks[0] == blocks[-1] == blocks.max():
         return rounds * (float(blocks[0]) + tile_blocks) if count else 0.0
     costs = np.sort(blocks)[::-1] + tile_blocks
     shown = min(rounds, ROUNDS)
-    first = (rounds - shown) * ctas
-    tiles = np.zeros(shown * ctas)
+    first = (rounds - shown) * SMS
+    tiles = np.zeros(shown * SMS)
     tiles[: count - first] = costs[np.arange(first, count) // heads]
-    before = (float(costs.sum()) * heads - float(tiles.sum())) / ctas
-    ends = np.full(ctas, before)
-    for taken in tiles.reshape(shown, ctas):
+    before = (float(costs.sum()) * heads - float(tiles.sum())) / SMS
+    ends = np.full(SMS, before)
+    for taken in tiles.reshape(shown, SMS):
         ends.sort()
         ends += taken
     return float(max(ends.max(), costs[0]))

@@ -1,4 +1,4 @@
-"""This module says which tiles a kernel visits and what it masks in them: pure functions of the shape.
+"""Which tiles a kernel visits and what it masks in them: pure functions of the shape.
 
 Key blocks are visited right to left. A tile of rows visits every block that any of its rows can see; single elements
 are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest, and the group is

@@ -1,4 +1,4 @@
-"""This module says what is compiled into a kernel: one record, passed to it as a compile-time constant.
+"""What is compiled into a kernel: one record, passed to it as a compile-time constant.
 
 Everything here is decided on the host; a feature that is off costs no instruction.
 """

@@ -176,8 +176,10 @@ def _dq(scale: float, h: BackwardHead, x: Pairs, model: BackwardModel) -> Sum:
 
 
 def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
-    """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all, which
-    counts at least as much and to which additions of parts are charged where it may be either."""
+    """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all heads.
+
+    If either may be meant, the chain is charged, which errs at least as much, and the additions of parts as well.
+    """
     parts = len(heads) if model.heads == "any" else 0
     if model.heads != "added":
         pairs = [Pairs(*map(np.concatenate, zip(*pairs, strict=True)))]

@@ -1,4 +1,4 @@
-"""This module says how wrong single Hopper operations can be: the constants every error bound is made of.
+"""How wrong single Hopper operations can be: the constants every error bound is made of.
 
 Tensor core: a wgmma step aligns its products and C to 2^(emax - align_bits), truncates each toward zero, adds exactly,
 and truncates the sum to out_bits fraction bits; emax is the largest exponent of a product (not normalised; a subnormal

@@ -1,4 +1,4 @@
-"""This module says where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
+"""Where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
 numbers.
 
 The a-priori bound charges every operation its worst case. But of a kernel whose order is stated most operations have
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, FP32_MIN_NORMAL, LG2_ABS, LG2_REL, RCP_REL
 from fa3_reference.bounds.epilogue import combine
 from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
-from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import SplitResult
 from fa3_reference.bounds.steps import LN2, LOG2_E, gamma, rounded
 from fa3_reference.bounds.tensor_core import multiply, multiply_between
@@ -98,39 +98,6 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     >>> float(out.low.min()), float(out.high.max())  # all keys weigh alike, and every V is 1
     (1.0, 1.0)
     """
-    return _run(problem, operands, model, None)
-
-
-def forward_execution(
-    problem: AttentionProblem, operands: Operands, model: KernelModel, rng: np.random.Generator
-) -> Enclosure:
-    """Run a stated order of operations once, with every freedom it has drawn at random: what a kernel may return.
-
-    Parameters
-    ----------
-    problem, operands, model
-        As of :func:`forward_enclosure`; one split.
-    rng : numpy.random.Generator
-        Draws the errors of exponentials, row sums, reciprocals and logarithms, uniform in their ranges.
-
-    Returns
-    -------
-    Enclosure
-        Both ends are the result.
-
-    Raises
-    ------
-    ValueError
-        As :func:`forward_enclosure`, and for more than one split.
-    """
-    if model.num_splits > 1:
-        raise ValueError(f"an execution has one split, got {model.num_splits}")
-    return _run(problem, operands, model, rng)
-
-
-def _run(
-    problem: AttentionProblem, operands: Operands, model: KernelModel, rng: np.random.Generator | None
-) -> Enclosure:
     if not can_enclose(model):
         raise ValueError(f"only a stated order of operations can be enclosed, got {model}")
     if problem.sinks:
@@ -139,23 +106,23 @@ def _run(
     lse = Interval(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
     with np.errstate(all="ignore"):
         for tile in tiles(problem, operands, model):
-            for ends in zip(out, lse, *_tile(tile, model, rng), strict=True):
+            for ends in zip(out, lse, *_tile(tile, model), strict=True):
                 tile.put(*ends)
     return Enclosure(out, lse)
 
 
-def _tile(tile: VisitedTile, model: KernelModel, rng: np.random.Generator | None) -> tuple[Interval, Interval]:
+def _tile(tile: VisitedTile, model: KernelModel) -> tuple[Interval, Interval]:
     head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
-        state = _State(rows.size, head.v.shape[1], rng)
+        state = _State(rows.size, head.v.shape[1])
         for keys in blocks:
             _add_block(state, head, rows, keys, model)
         parts.append(_finish(state, head, model))
-    part = parts[0] if len(parts) == 1 else combine(parts, model, Terms())
+    part = parts[0] if len(parts) == 1 else combine(parts, model)
     fmt = FORMATS[model.out_dtype]
     o = Interval(rounded(part.o - part.error, fmt), rounded(part.o + part.error, fmt))
-    width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error) * (rng is None)
+    width = LN2 * part.lse_error + gamma(2) * (np.abs(part.lse) + part.lse_error)
     log = Interval(LN2 * part.lse - width, LN2 * part.lse + width)
     hidden = head.hidden(rows, slice(0, head.seq.seqlen_k))
     empty = head.empty(rows)
@@ -177,20 +144,11 @@ def _known(x: Interval, empty: np.ndarray, value: float, bad: np.ndarray) -> Int
 class _State:
     """Ranges of the running maximum and the row sum (rows,), and of the accumulator (rows, channels)."""
 
-    def __init__(self, rows: int, channels: int, rng: np.random.Generator | None) -> None:
-        self.rng = rng  # draws one number of a range where the program leaves it free; None keeps the range
+    def __init__(self, rows: int, channels: int) -> None:
         self.max = Interval(np.full(rows, -np.inf), np.full(rows, -np.inf))
         self.sum = Interval(np.zeros(rows), np.zeros(rows))
         self.o = Interval(np.zeros((rows, channels)), np.zeros((rows, channels)))
         self.v_factor: float | None = None  # of the block before
-
-    def free(self, x: Interval) -> Interval:
-        """A range that the program leaves to a binary32 number, or one number of it."""
-        if self.rng is None:
-            return x
-        drawn = _f32(x.low + (x.high - x.low) * self.rng.random(x.low.shape))
-        drawn = np.where(np.isfinite(drawn), np.clip(drawn, x.low, x.high), x.low)
-        return Interval(drawn, drawn)
 
 
 def _f32(x: np.ndarray) -> np.ndarray:
@@ -280,7 +238,7 @@ def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: Ker
     cap = head.problem.softcap
     x = Interval(s, s)
     if cap:
-        x = state.free(_tanh(s, c, cap, model))
+        x = _tanh(s, c, cap, model)
         c = _cap_factor(c, cap, model)
     hidden = head.hidden(rows, keys)
     return x.each(lambda end: np.where(hidden, -np.inf, end)), c
@@ -300,7 +258,7 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
     low, high = (np.where(overflows, np.nan, end) for end in (low, high))
-    state.sum = state.free(Interval(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps)))))
+    state.sum = Interval(_f32(low * (1 - gamma(steps))), _f32(high * (1 + gamma(steps))))
 
 
 def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tuple[Interval, Interval]:
@@ -330,7 +288,7 @@ def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tup
             width = gamma(2) * np.maximum(*map(np.abs, base))[:, 0]
             apart = Interval(apart.low - width, apart.high + width)
     state.max = new
-    return state.free(_exp2(Interval(low, high))), state.free(_exp2(apart))
+    return _exp2(Interval(low, high)), _exp2(apart)
 
 
 def _accumulate(o: Interval, p: Interval, rescale: Interval, v: np.ndarray, model: KernelModel) -> Interval:
@@ -357,16 +315,16 @@ def _finish(state: _State, head: Head, model: KernelModel) -> SplitResult:
     """Centre and radius of O and of the base-2 lse of a part."""
     total = Interval(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
     factor = state.v_factor or 1.0
-    inverse = state.free(Interval(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL)))
+    inverse = Interval(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL))
     o = _times(state.o, inverse.each(lambda end: end[:, None]))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
     roundings = 4 if model.scales_maximum_for_lse else 2
     slack = slack + gamma(roundings) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
-    lse = state.free(Interval(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack))
+    lse = Interval(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack)
     largest = np.maximum(*map(np.abs, o))
     tiny = 4 * model.tiny * max(1.0, factor) * (1 + 1 / total.low[:, None])
-    radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny if state.rng is None else 0.0)
+    radius = (o.high - o.low) / 2 + (gamma(3) * largest + tiny)
     seen = state.sum.high != 0
     radius = np.where(largest + radius < FP32_MAX * (1 - 2.0**-10), radius, np.inf)  # may overflow
     middle = (o.low + o.high) / 2

@@ -6,7 +6,7 @@ import numpy as np
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MAX, LG2_ABS, LG2_REL, RCP_REL, U_FP32
 from fa3_reference.bounds.head import Head
-from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import VANISHES, SplitResult, State
 from fa3_reference.bounds.steps import (
     CANCELLED,
@@ -25,7 +25,7 @@ _EXP = log_error(EX2_REL)
 _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
 
 
-def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> SplitResult:
+def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
     row_sum = state.l
     least = state.l - state.l_down
@@ -40,22 +40,22 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> SplitR
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
     least = np.where(least > 0, least, np.nan)  # errors may take more than the row sum, and then nothing is known of it
-    l_error = _row_sum_error(state, model, terms)
+    l_error = _row_sum_error(state, model)
     sigma = (l_error / least)[:, None]
     least = least[:, None]
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     coarse = _coarse(state, head, model)
     error = np.where(state.unknown[:, None], coarse, np.fmin(error, coarse))
-    divides = terms.reciprocal * (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
+    divides = (RCP_REL + (1 + head.v_scaled) * U_FP32) * (1 + 2.0**-20)
     is_power = _is_power_of_two(state, l_error, model)[:, None]  # then nothing rounds but a descale of V
     descale_rounds = head.v_scaled and np.frexp(state.v_factor or 1.0)[0] != 0.5
-    epilogue = np.where(is_power, terms.reciprocal * descale_rounds * U_FP32, divides)
+    epilogue = np.where(is_power, descale_rounds * U_FP32, divides)
     if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
     noise = 2 * ((state.noise + FLOAT64 * state.keys) / row_sum)[:, None] * state.oa
-    lse, lse_error = _log(state, row_sum, least[:, 0], (sigma, is_power), model, terms)
+    lse, lse_error = _log(state, row_sum, least[:, 0], sigma[:, 0], is_power[:, 0], model)
     empty = row_sum == 0
     o, error, noise = (np.where(empty[:, None], 0.0, value) for value in (o, error + noise, noise))
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
@@ -63,15 +63,15 @@ def finish(state: State, head: Head, model: KernelModel, terms: Terms) -> SplitR
     return SplitResult(o, error, noise, lse, lse_error)
 
 
-def _row_sum_error(state: State, model: KernelModel, terms: Terms) -> np.ndarray:
+def _row_sum_error(state: State, model: KernelModel) -> np.ndarray:
     """Return what adding the weights errs by (step 6), with the two additions of a quad."""
     weights = state.l + state.l_up
-    error = state.l_error + terms.row_sum * gamma(2) * (weights + state.l_error)
+    error = state.l_error + gamma(2) * (weights + state.l_error)
     if not model.is_stated:
         return error
     # A sum of n numbers has n - 1 additions, and none rounds where all are multiples of one power of two.
     roundings = (state.weights - 1 + state.moves) * U_FP32
-    error = np.minimum(error, terms.row_sum * np.where(roundings < 0.5, roundings / (1 - roundings), np.inf) * weights)
+    error = np.minimum(error, np.where(roundings < 0.5, roundings / (1 - roundings), np.inf) * weights)
     total = weights * np.exp2(state.tau + model.p_offset_log2)
     return np.where(total < state.l_grid / U_FP32, 0.0, error)
 
@@ -103,25 +103,24 @@ def _log(
     state: State,
     row_sum: np.ndarray,
     least: np.ndarray,
-    known: tuple[np.ndarray, np.ndarray],
+    sigma: np.ndarray,
+    is_exact: np.ndarray,
     model: KernelModel,
-    terms: Terms,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base-2 lse of a part and the bound of its error before it is taken to nats; ``known`` are sigma, and where lg2
-    is exact, (rows, 1)."""
-    sigma, is_exact = (x[:, 0] for x in known)
+    """Base-2 lse of a part and the bound of its error before it is taken to nats; ``sigma`` is the relative error of
+    the row sum, ``is_exact`` says where lg2 of it is exact."""
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
     worst = state.worst + 2.0**-80  # and what is flushed
     if model.order.row_sum_of == "rounded":
-        lost = terms.p_rounding * (model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2)
+        lost = model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2
         worst = worst - np.log1p(-lost)  # NaN where nothing is left
     log_l = np.where(state.unknown, worst, np.fmin(log_l, worst))
     log_l = log_l + sigma / np.where(sigma < 1, 1 - sigma, np.nan)
     offset = model.largest_offset_log2
     magnitude = np.abs(np.log2(row_sum)) + offset + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + offset)
-    error = log_l * LOG2_E + np.where(is_exact, 0.0, terms.lg2 * (LG2_ABS + LG2_REL * magnitude))
+    error = log_l * LOG2_E + np.where(is_exact, 0.0, LG2_ABS + LG2_REL * magnitude)
     if model.scales_maximum_for_lse:
         error = error + gamma(3) * state.largest_score
     if model.is_stated:
@@ -129,21 +128,21 @@ def _log(
         rounding = np.where(adds_zero, 0.0, binary32_error(lse - error, lse + error))
     else:
         rounding = U_FP32 * (np.abs(lse) + error)
-    return lse, (error + terms.lse * rounding) * OUTWARD
+    return lse, (error + rounding) * OUTWARD
 
 
-def in_nats(part: SplitResult, model: KernelModel, terms: Terms) -> np.ndarray:
+def in_nats(part: SplitResult, model: KernelModel) -> np.ndarray:
     """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
     lse = np.abs(part.lse) * LN2
     error = LN2 * part.lse_error
     if not model.is_stated:
-        return (error + terms.lse * gamma(2) * (lse + error)) * OUTWARD
-    constant = terms.lse * _LN2_REL * (lse + error)
+        return (error + gamma(2) * (lse + error)) * OUTWARD
+    constant = _LN2_REL * (lse + error)
     error = error + constant
-    return (error + terms.lse * binary32_error(lse - error, lse + error)) * OUTWARD
+    return (error + binary32_error(lse - error, lse + error)) * OUTWARD
 
 
-def combine(parts: list[SplitResult], model: KernelModel, terms: Terms) -> SplitResult:
+def combine(parts: list[SplitResult], model: KernelModel) -> SplitResult:
     """Bound of the split-KV combine (step 8)."""
     o, error, noise, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
     top = lse.max(0)
@@ -151,7 +150,7 @@ def combine(parts: list[SplitResult], model: KernelModel, terms: Terms) -> Split
     distance = np.where(w > 0, np.abs(lse - top) + lse_error + lse_error.max(0), 0.0)
     is_top = lse - lse_error > np.where(np.eye(len(parts), dtype=bool)[..., None], -np.inf, lse + lse_error).max(1)
     weighed = np.where(is_top & model.is_stated, 0.0, LN2 * U_FP32 * distance + _EXP)  # the exponential of 0 is exact
-    omega = LN2 * lse_error + terms.combine * weighed
+    omega = LN2 * lse_error + weighed
     vanishes = distance + np.log2(len(parts)) > VANISHES
     up = np.maximum(np.expm1(omega), vanishes)
     total = w.sum(0)
@@ -160,25 +159,23 @@ def combine(parts: list[SplitResult], model: KernelModel, terms: Terms) -> Split
     least = least[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
-    roundings = terms.combine * (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
+    roundings = (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
     if model.order.combine == "lse":
-        apart = _by_lse(weighed, distance, top * LN2, np.log(total), terms)
+        apart = _by_lse(weighed, distance, top * LN2, np.log(total))
         merged_error = merged_error + ((w * np.exp(omega) * apart)[..., None] * (np.abs(o) + error)).sum(0) / least
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
     noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / total[:, None]
     merged_lse = top + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
-    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + terms.combine * gamma(len(parts) - 1) * LOG2_E
-    lg2 = terms.lg2 * (LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative))
+    relative = np.maximum(relative, -np.log2(least[:, 0] / total)) + gamma(len(parts) - 1) * LOG2_E
+    lg2 = LG2_ABS + LG2_REL * (np.abs(np.log2(total)) + relative)
     lse_out = relative + lg2
-    lse_out = lse_out + terms.lse * binary32_error(merged_lse - lse_out, merged_lse + lse_out)
+    lse_out = lse_out + binary32_error(merged_lse - lse_out, merged_lse + lse_out)
     return SplitResult(merged, merged_error, noise, merged_lse, lse_out * OUTWARD)
 
 
-def _by_lse(
-    weighed: np.ndarray, distance: np.ndarray, base: np.ndarray, log_total: np.ndarray, terms: Terms
-) -> np.ndarray:
+def _by_lse(weighed: np.ndarray, distance: np.ndarray, base: np.ndarray, log_total: np.ndarray) -> np.ndarray:
     """Relative error of weights exp(lse_i - lse), (splits, rows), beside that of their parts' lse: the sum that made
     the rounded lse of all, its logarithm, which is natural as ``base`` is, and the exponential once more.
 
@@ -190,4 +187,4 @@ def _by_lse(
     size = np.abs(base + log_total) + shift
     shift = shift + U_FP32 * (1 + U_FP32) * size
     again = LN2 * U_FP32 * (distance + np.log2(len(weighed)) + shift * LOG2_E) + _EXP
-    return terms.combine * np.expm1(again + shift) * OUTWARD
+    return np.expm1(again + shift) * OUTWARD

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, LG2_REL, RCP_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
 from fa3_reference.bounds.head import Head, VisitedTile, finite, key_parts, tiles
-from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (
     FLOAT64,
@@ -43,7 +43,6 @@ _KEYS_OF_A_STEP = 8
 _LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
 _SCALE_OF_P = 2.0**-12  # what e4m3 P is multiplied with is so near to a number of that format: 448 is also 2^8.807
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
-_WORST = Terms()
 _SINK_ROUNDINGS = 8
 _SINK_APART = 6  # a sum, an inverse and two products more, where a finished O is multiplied by what the sink leaves it
 _OFFSET = 9.0  # |log2| at most of what P is multiplied with
@@ -65,9 +64,7 @@ class ErrorBound(NamedTuple):
     lse: NDArray[np.float64]
 
 
-def forward_bound(
-    problem: AttentionProblem, operands: Operands, model: KernelModel, terms: Terms = _WORST
-) -> ErrorBound:
+def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
     """Bound the rounding error of every element of O and LSE.
 
     Parameters
@@ -78,8 +75,6 @@ def forward_bound(
         What the kernel saw; float64 arithmetic on their exact values, cost about ten float64 GEMMs.
     model : KernelModel
         Formats, tiling and order of operations of the kernel.
-    terms : Terms
-        Weights of the sources of error; only all ones is a bound.
 
     Returns
     -------
@@ -110,11 +105,11 @@ def forward_bound(
     lse = np.zeros(problem.lse_shape)
     with np.errstate(all="ignore"):
         for tile in tiles(problem, operands, model):
-            tile.put(out, lse, *_tile_bound(tile, model, terms))
+            tile.put(out, lse, *_tile_bound(tile, model))
     return ErrorBound(*(np.where(np.isnan(bound), np.inf, bound) for bound in (out, lse)))
 
 
-def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+def _tile_bound(tile: VisitedTile, model: KernelModel) -> tuple[np.ndarray, np.ndarray]:
     head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
@@ -122,18 +117,18 @@ def _tile_bound(tile: VisitedTile, model: KernelModel, terms: Terms) -> tuple[np
         sink = None if head.sink is None or parts else head.sink[rows]  # the first part has it
         is_key = not model.is_blocked and bool(blocks)
         for keys in blocks:
-            _add_block(state, head, rows, keys, model, terms, sink if is_key else None)
+            _add_block(state, head, rows, keys, model, sink if is_key else None)
         if sink is not None:
             _take_sink(state, sink)
             if not is_key:
-                _add_sink(state, sink, model, terms)
-        parts.append(finish(state, head, model, terms))
-    part = parts[0] if len(parts) == 1 else combine(parts, model, terms)
+                _add_sink(state, sink, model)
+        parts.append(finish(state, head, model))
+    part = parts[0] if len(parts) == 1 else combine(parts, model)
     error = part.error  # of a binary32 number, which an output in binary32 is
     if model.out_dtype != "fp32":
         error = rounded_error(part.o, error, FORMATS[model.out_dtype])
     error = error + part.noise
-    lse_error = in_nats(part, model, terms)
+    lse_error = in_nats(part, model)
     # An lse of thousands of equal scores is exact but for its last roundings, next to which those of float64 count.
     float64 = FLOAT64 * (visited.stop - visited.start + 8 + 2 * np.abs(part.lse))
     lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)
@@ -184,7 +179,7 @@ def _take_sink(state: State, sink: np.ndarray) -> None:
     state.o_error = state.o_error + np.where(is_far[:, None], state.oa + state.boa, 0.0)
 
 
-def _sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel, terms: Terms) -> np.ndarray:
+def _sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel) -> np.ndarray:
     """Bound the error of a sink's exponent in log2 units, of which the largest key may be taken as it was rounded or
     once more: log2(e), its product with the sink, the difference, two roundings of the maximum, and what the
     logarithm of a sum adds that is large next to it; and of the sink among scores that are kept in 16 bits their
@@ -192,20 +187,20 @@ def _sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel, terms: T
     """
     size, of_keys = (np.abs(np.where(np.isneginf(x), 0.0, x)) for x in (sink, keys))
     kept = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
-    return terms.exponent * (gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET) + kept * size
+    return (gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET) + kept * size
 
 
-def _add_sink(state: State, sink: np.ndarray, model: KernelModel, terms: Terms) -> None:
+def _add_sink(state: State, sink: np.ndarray, model: KernelModel) -> None:
     """Add a sink to the row sum of all keys, in the scale of their maximum, or of its own where there are none."""
     of_keys = (state.max, state.max_low, state.max_high)
     state.max, state.max_low, state.max_high = (np.where(np.isneginf(x), sink, x) for x in of_keys)
     p = np.exp2(sink - np.where(np.isneginf(state.max), 0.0, state.max))
-    r = LN2 * (_sink_error(sink, state.max, model, terms) + 2 * state.tau) + terms.exp * log_error(model.exp_error)
+    r = LN2 * (_sink_error(sink, state.max, model) + 2 * state.tau) + log_error(model.exp_error)
     state.l = state.l + p
     state.l_up = state.l_up + p * np.expm1(r) * OUTWARD
     state.l_down = state.l_down - p * np.expm1(-r) * OUTWARD
     lost = np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)
-    state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD
+    state.l_error = (state.l_error + lost) * OUTWARD
     state.weights = state.weights + (p > 0)
     state.l_grid = np.where(p > 0, 0.0, state.l_grid)
     state.worst = np.maximum(state.worst, r)
@@ -218,35 +213,32 @@ def _add_block(
     rows: np.ndarray,
     keys: slice,
     model: KernelModel,
-    terms: Terms,
     sink: np.ndarray | None = None,
 ) -> None:
     """Advance the exact sums and every carried bound by one key block, of an unknown order with the sink as a key."""
-    x, dx, noise = head.scores(rows, keys, model, terms)
+    x, dx, noise = head.scores(rows, keys, model)
     state.keys_max = np.maximum(state.keys_max, x.max(1))
     if sink is not None:
         x = np.concatenate([x, sink[:, None]], axis=1)
-        dx = np.concatenate([dx, _sink_error(sink, x[:, :-1].max(1), model, terms)[:, None]], axis=1)
+        dx = np.concatenate([dx, _sink_error(sink, x[:, :-1].max(1), model)[:, None]], axis=1)
         noise = np.maximum(noise, FLOAT64 * np.abs(np.where(np.isneginf(sink), 0.0, sink)))
     state.noise = np.maximum(state.noise, 2 * noise)
     state.outside |= np.isnan(x).any(axis=1, keepdims=True)
     v_factor = float(head.v_factor[keys].min())
     ratio = 1.0 if state.v_factor is None else state.v_factor / v_factor
     state.v_factor = v_factor
-    moved = _move_maximum(state, x, dx, np.log2(ratio), model, terms)
-    w = _weights(state, x, dx, model, terms, sink is not None)
+    moved = _move_maximum(state, x, dx, np.log2(ratio), model)
+    w = _weights(state, x, dx, model, sink is not None)
     rescaled = moved * U_FP32 + (2 * U_FP32 if ratio != 1.0 else 0.0)
     state.outside |= not FP32_MIN_NORMAL <= ratio <= 1 / FP32_MIN_NORMAL
     of_keys = w if sink is None else w.without_last()
-    _accumulate(state, head, keys, of_keys, rescaled[:, None], model, terms)
-    _add_to_row_sum(state, w, model, terms)
+    _accumulate(state, head, keys, of_keys, rescaled[:, None], model)
+    _add_to_row_sum(state, w, model)
     if sink is not None:  # which O and lse may meet after they are finished
-        state.l_error = state.l_error + terms.reciprocal * gamma(_SINK_APART) * state.l
+        state.l_error = state.l_error + gamma(_SINK_APART) * state.l
 
 
-def _move_maximum(
-    state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float, model: KernelModel, terms: Terms
-) -> np.ndarray:
+def _move_maximum(state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float, model: KernelModel) -> np.ndarray:
     """Take a block's scores into the running maximum (step 2) and rescale; return where alpha may not be 1."""
     offset = model.largest_offset_log2
     new_max = np.maximum(state.max, x.max(1))
@@ -265,7 +257,7 @@ def _move_maximum(
         exponent = U_FP32 * span
     else:
         exponent = np.where(stays, U_FP32 * (reach / 2 + span), gamma(2) * (span + reach))
-    a = np.where(moved, terms.rescale * (log_error(model.exp_error) + LN2 * exponent), 0.0)
+    a = np.where(moved, log_error(model.exp_error) + LN2 * exponent, 0.0)
     state.rescale(new_max, a, moved & (span + abs(log_ratio) > VANISHES))
     state.max_low, state.max_high, state.tau = low, high, np.where(np.isneginf(new_max), 0.0, tau)
     state.moves, state.l_grid = state.moves + moved, np.where(moved, 0.0, state.l_grid)
@@ -282,9 +274,7 @@ def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> n
     return off + U_FP32 * (np.abs(base) + offset + off)
 
 
-def _weights(
-    state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, terms: Terms, has_sink: bool = False
-) -> _Weights:
+def _weights(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, has_sink: bool = False) -> _Weights:
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds; behind the keys
     may stand a sink.
     """
@@ -293,10 +283,10 @@ def _weights(
     tau = state.tau
     visible = ~np.isneginf(x)
     if model.order.exponent == "rounded":
-        dx = dx + terms.exponent * U_FP32 * (np.abs(x) + dx)
+        dx = dx + U_FP32 * (np.abs(x) + dx)
     y = x - base[:, None]
     p = np.exp2(y)
-    r = _log_errors(y, dx, tau[:, None], model, terms)
+    r = _log_errors(y, dx, tau[:, None], model)
     if not model.is_blocked:
         r = r + _moves(x, _exponent(y, model) + dx + tau[:, None], state, model)
     r = np.where(visible, r, 0.0)
@@ -322,7 +312,6 @@ def _weights(
         rounding[:, :-1] = np.fmax(rounding[:, :-1], apart)
     if not model.is_blocked and model.order.weights == "running":
         rounding = np.fmin(rounding, high * _apart(x, dx, model))
-    rounding = terms.p_rounding * rounding
     counts, *grids = _weight_grids(low * 2.0**offset, high * 2.0**offset, np.exp2(tau)[:, None], model)
     if model.order.row_sum_of == "rounded":  # rounding is an error of the weights, of O and the row sum alike
         relative = rounding / np.where(p > 0, p, 1.0)
@@ -342,14 +331,14 @@ def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: K
     return [(high > 0).sum(1), *(grid(low, high, fmt).min(1) for fmt in (FORMATS["fp32"], model.p_format))]
 
 
-def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel, terms: Terms) -> np.ndarray:
+def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel) -> np.ndarray:
     """|ln of a weight's error| at most where the blocks are known (step 3), ``y`` log2 units below the maximum."""
     exponent = y + model.p_offset_log2
     within = dx + tau
-    exp = terms.exp * log_error(model.exp_error)
+    exp = log_error(model.exp_error)
     if not model.is_stated:
-        return LN2 * (dx + terms.exponent * U_FP32 * (_exponent(y, model) + within)) + exp
-    r = LN2 * (dx + terms.exponent * binary32_error(exponent - within, exponent + within)) + exp
+        return LN2 * (dx + U_FP32 * (_exponent(y, model) + within)) + exp
+    r = LN2 * (dx + binary32_error(exponent - within, exponent + within)) + exp
     # Nothing that is correct to 2^-22.7 errs at an integer, which is where an exponent ends that is so near to it.
     is_largest = (np.abs(y) + within < EXACT_EX2) & (model.exp_error <= EX2_REL)
     return np.where(is_largest, np.minimum(r, LN2 * (np.abs(y) + tau)), r)
@@ -409,9 +398,7 @@ def _apart(x: np.ndarray, dx: np.ndarray, model: KernelModel) -> np.ndarray:
     return (np.expm1(distance) * OUTWARD + (_SCALE_OF_P if model.probabilities == "e4m3" else 0.0))[:, None]
 
 
-def _accumulate(
-    state: State, head: Head, keys: slice, w: _Weights, rescaled: np.ndarray, model: KernelModel, terms: Terms
-) -> None:
+def _accumulate(state: State, head: Head, keys: slice, w: _Weights, rescaled: np.ndarray, model: KernelModel) -> None:
     """P V of one block (step 5)."""
     v = head.v_rows(keys)
     factor = head.v_factor[keys][:, None]
@@ -441,8 +428,8 @@ def _accumulate(
     exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
     reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
     sizes = carried, added, aligned, reached
-    lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model, terms)
-    lost = lost + terms.rescale * carried * rescaled * OUTWARD
+    lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model)
+    lost = lost + carried * rescaled * OUTWARD
     # Outside a tensor core each product may vanish below the normal range, and each sum.
     vanished = 3 + (2 * w.visible.sum(1)[:, None] if model.accumulator != "wgmma" else 0)
     lost += (vanished * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
@@ -489,8 +476,10 @@ def _exact(
     steps: int,
     model: KernelModel,
 ) -> _Exact:
-    """Return what P V of a block loses nothing of, as all that is added are multiples of one power of two; the state
-    keeps that of O. ``sizes`` are of C, of the sum of |P^ v| and of the largest product, at most.
+    """Return where P V of a block is exact, because all addends are multiples of one power of two.
+
+    The state keeps that power of two for O. ``sizes`` are upper bounds of C, of the sum of |P^ v| and of the largest
+    product.
     """
     if not model.is_stated:
         return _Exact(*[np.zeros(state.o.shape, bool)] * 3)
@@ -532,7 +521,6 @@ def _cut(
     rescaled: np.ndarray,
     exact: _Exact,
     model: KernelModel,
-    terms: Terms,
 ) -> np.ndarray:
     """Return what an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma
     steps.
@@ -541,8 +529,8 @@ def _cut(
     core = model.core
     if model.accumulator != "wgmma":
         unit = gamma(1, model.addition)
-        tree = terms.sums * gamma(int(keys.max()) + 1, unit) * (added + np.where(added > 0, carried, 0.0))
-        return np.maximum(tree, _grouped(sizes, counts, model, terms)) if model.accumulator == "either" else tree
+        tree = gamma(int(keys.max()) + 1, unit) * (added + np.where(added > 0, carried, 0.0))
+        return np.maximum(tree, _grouped(sizes, counts, model)) if model.accumulator == "either" else tree
     chunks = model.tile_n // model.promotion_interval if model.promotion_interval else 0
     top = carried + added
     # inside a promoted chain |C| is at most the products so far
@@ -551,17 +539,15 @@ def _cut(
     if not chunks and core.out_bits < 23:
         products = products + np.where(rescaled, core.out * carried, 0.0)
     sums = np.minimum(steps * core.out * chain_top, 8 * added)
-    lost = terms.products * np.where(exact.products, 0.0, products) + terms.sums * np.where(exact.sums, 0.0, sums)
+    lost = np.where(exact.products, 0.0, products) + np.where(exact.sums, 0.0, sums)
     if chunks:
         rounded_sum = reached if chunks == 1 else top
         inexact = (added > 0) & ~exact.promotion
-        lost = lost + terms.promotion * np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)
+        lost = lost + np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)
     return lost
 
 
-def _grouped(
-    sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], model: KernelModel, terms: Terms
-) -> np.ndarray:
+def _grouped(sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], model: KernelModel) -> np.ndarray:
     """Return what the tensor core loses where neither its groups are known nor how many of them are chained: products
     and C are cut in each, then their sum, which may move to binary32.
     """
@@ -570,10 +556,10 @@ def _grouped(
     products = np.minimum(keys * core.align * top, added) + steps * core.align * top
     sums = steps * core.out * top + np.where(added > 0, gamma(steps, model.addition) * (carried + added), 0.0)
     # Cut toward zero, a sum stays between those of all positive and of all negative products.
-    return np.minimum(terms.products * products, carried + added) + terms.sums * np.minimum(sums, carried + added)
+    return np.minimum(products, carried + added) + np.minimum(sums, carried + added)
 
 
-def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms) -> None:
+def _add_to_row_sum(state: State, w: _Weights, model: KernelModel) -> None:
     """The block's share of the row sum (step 6)."""
     added = w.p.sum(1)
     up = (w.p * w.either).sum(1)
@@ -585,4 +571,4 @@ def _add_to_row_sum(state: State, w: _Weights, model: KernelModel, terms: Terms)
     total = np.where(added > 0, state.l + state.l_up + state.l_error, 0.0)
     chain = total if model.order.row_sum == "any" else added + up
     lost = gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))
-    state.l_error = (state.l_error + terms.row_sum * lost) * OUTWARD
+    state.l_error = (state.l_error + lost) * OUTWARD

@@ -33,8 +33,8 @@ def sinks_gradient_bound(
     operands : BackwardOperands
         What the kernel saw; its lse holds the sinks.
     model : BackwardModel
-        Of an order whose D is of the dO and O that are given the additions in it count, and the error of the
-        exponential; of others all that dS depends on.
+        If its order computes D from the given dO and O, only the additions of D and the exponential err. In any other
+        order everything that dS depends on does.
 
     Returns
     -------

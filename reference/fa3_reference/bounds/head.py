@@ -11,7 +11,7 @@ import numpy as np
 
 from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
-from fa3_reference.bounds.model import KernelModel, Terms
+from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, score_error, softcap_error
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
@@ -77,20 +77,18 @@ class Head:
         columns = np.arange(keys.start, keys.stop)
         return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
 
-    def scores(
-        self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def scores(self, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Exact log2 scores (-inf where hidden), the bound dx on their error before the last fma, and, per row, what of
         them float64 itself may lose; NaN outside the domain.
         """
-        s, ds, noise = self._raw_scores(rows, keys, model, terms)
-        c, eta = self._factor(rows, keys, model, terms)
+        s, ds, noise = self._raw_scores(rows, keys, model)
+        c, eta = self._factor(rows, keys, model)
         clamped = np.where(c < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)  # the kernel's c is never below it
         x = s * c
         dx = (c * ((1 + eta) * ds + eta * np.abs(s)) + clamped * (np.abs(s) + ds)) * OUTWARD
         if self.problem.softcap:
             size = np.abs(s) + ds
-            capped = [self._capped(x, dx, c, size, tanh_error, terms) for tanh_error in model.tanh_errors]
+            capped = [self._capped(x, dx, c, size, tanh_error) for tanh_error in model.tanh_errors]
             x = capped[0][0]
             dx = capped[0][1]
             for other, error in capped[1:]:
@@ -102,7 +100,7 @@ class Head:
         return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
 
     def _capped(
-        self, x: np.ndarray, dx: np.ndarray, c: np.ndarray, size: np.ndarray, tanh_error: float, terms: Terms
+        self, x: np.ndarray, dx: np.ndarray, c: np.ndarray, size: np.ndarray, tanh_error: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Capped scores and their error by a tanh of this error; ``size`` bounds raw scores, NaN outside the domain."""
         cap = self.problem.softcap
@@ -113,11 +111,11 @@ class Head:
             stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
         steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
         in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (size < 2.0**60))
-        x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, tanh_error, terms.softcap)
+        x, dx = softcap_error(x, dx + gamma(3) * (np.abs(x) + dx), cap, tanh_error)
         return np.where(in_domain, x, np.nan), (dx + unit * (np.abs(x) + dx)) * OUTWARD
 
     def _raw_scores(
-        self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms
+        self, rows: np.ndarray, keys: slice, model: KernelModel
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Exact products of rows and keys, the bound of their error as they are kept, and what float64 may lose of
         them."""
@@ -137,7 +135,7 @@ class Head:
         if model.accumulator in ("wgmma", "either") and not model.keeps_subnormals:
             ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         noise = 2.0**-48 * sizes
-        ds = terms.scores * ds + noise
+        ds = ds + noise
         largest = _LARGE
         if model.order.scale == "folded":
             ds, sizes = self._folded(q, k, ds, sizes, FORMATS[model.dtype])
@@ -163,7 +161,7 @@ class Head:
         overflows = np.abs(q).max(1, initial=0.0) * scale * max(1.0, LOG2_E) * (1 + relative) > fmt.max_finite
         return (ds * (1 + relative) + lost) * OUTWARD, np.where(overflows[:, None], np.inf, sizes)
 
-    def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel, terms: Terms) -> tuple[np.ndarray, Any]:
+    def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[np.ndarray, Any]:
         """The factor that takes raw scores to log2 units, (rows, keys), and its relative error, which is known where
         the order of its roundings is.
 
@@ -183,7 +181,7 @@ class Head:
             stored = np.float32(scale) * self.q_factor[rows].astype(np.float32)[:, None]
             stored = stored * self.k_factor[keys].astype(np.float32)[None, :]
             eta = np.where(c >= FP32_MIN_NORMAL, np.abs(stored / c - 1.0) + 2.0**-50, eta)
-        eta = terms.factor * eta * OUTWARD
+        eta = eta * OUTWARD
         return np.where(in_domain & (c <= FP32_MAX), c, np.nan), eta
 
     @property

@@ -1,10 +1,10 @@
-"""This module says what an error bound must know of a kernel: its formats, its tiling and the order of its
+"""What an error bound must know of a kernel: its formats, its tiling and the order of its
 operations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TANH_REL, TENSOR_CORE, TensorCore
@@ -427,36 +427,3 @@ class BackwardModel:
     def output(self) -> Format:
         """Number format of the gradients."""
         return FORMATS[self.out_dtype or self.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Weights of the bound's sources of error, 1 each. Tests of the bound set one to 0, or halve it, and find an input
-    whose error exceeds what is left; no verdict is by other weights.
-
-    ``scores`` cuts of the tensor core in Q K^T; ``factor`` roundings of the factor that takes scores to log2 units;
-    ``exponent`` rounding of x - M; ``exp`` the exponential of weights; ``rescale`` of the factor of a moved maximum
-    and its product with O; ``p_rounding`` of P to its format; ``products``, ``sums`` cuts of P V; ``promotion``
-    additions in binary32; ``row_sum``; ``reciprocal`` with the last multiplications; ``lg2`` and ``lse`` the
-    logarithm and the two roundings after it; ``combine`` of splits; ``softcap`` the tanh.
-    """
-
-    scores: float = 1.0
-    factor: float = 1.0
-    exponent: float = 1.0
-    exp: float = 1.0
-    rescale: float = 1.0
-    p_rounding: float = 1.0
-    products: float = 1.0
-    sums: float = 1.0
-    promotion: float = 1.0
-    row_sum: float = 1.0
-    reciprocal: float = 1.0
-    lg2: float = 1.0
-    lse: float = 1.0
-    combine: float = 1.0
-    softcap: float = 1.0
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))

@@ -1,4 +1,4 @@
-"""This module says what quantising q, k and v costs in the output: a rigorous bound and a prediction that fits no
+"""What quantising q, k and v costs in the output: a rigorous bound and a prediction that fits no
 constant.
 
 The prediction linearises the softmax at the exact P and O and gives every e4m3 element the independent

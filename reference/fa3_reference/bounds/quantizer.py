@@ -1,4 +1,4 @@
-"""This module says how far what a quantiser stores may be from exact when it computes in binary32.
+"""How far what a quantiser stores may be from exact when it computes in binary32.
 
     y = rotation(x - mean),   descale = max|y| / 448,   stored = e4m3(y / descale),   lse correction = scale q . mean
 

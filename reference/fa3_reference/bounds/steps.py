@@ -199,12 +199,9 @@ def _floor_log2(x):
 
 
 def softcap_error(
-    x: np.ndarray, dx: np.ndarray, softcap: float, tanh_error: float = 0.0, weight: float = 1.0
+    x: np.ndarray, dx: np.ndarray, softcap: float, tanh_error: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores c tanh(x / c), by a tanh of that relative error, or for 0 through ex2 and rcp: 1 - 2 / (2^(2x/c) + 1).
-
-    ``weight`` is that of the error of its own operations.
-    """
+    """Scores c tanh(x / c), by a tanh of that relative error, or for 0 through ex2 and rcp: 1 - 2 / (2^(2x/c) + 1)."""
     c = softcap * LOG2_E
     tanh = np.tanh(x / c)
     carried = np.maximum(np.tanh((x + dx) / c) - tanh, tanh - np.tanh((x - dx) / c))
@@ -212,7 +209,7 @@ def softcap_error(
     own = EX2_REL * np.minimum(0.5, inverse) + inverse * (U_FP32 + RCP_REL) + U_FP32 * (np.abs(tanh) + carried)
     if tanh_error:
         own = tanh_error * np.minimum(np.abs(tanh) + carried, 1.0)
-    own = weight * own * (1 + 2.0**-20)
+    own = own * (1 + 2.0**-20)
     return c * tanh, c * (carried + own + 2.0**-50)  # of float64's tanh, and of what is flushed
 
 

@@ -1,4 +1,4 @@
-"""This module says what the compiler made of every shipped and instrumented kernel, read without a GPU, and what
+"""What the compiler made of every shipped and instrumented kernel, read without a GPU, and what
 changed since accepted.
 
 Every launch of :func:`fa3_reports.audit.probes.audited` is compiled for sm_90a with the ptxas of the Triton wheel. Its

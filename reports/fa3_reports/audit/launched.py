@@ -1,4 +1,4 @@
-"""This module says what the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has
+"""What the GPU gets of a launch, as one hash: evidence measured on a launch is of everything that has
 this hash.
 
 Names of kernels, modules, records and fields, comments and the layout of files are not in it; what the compiler makes

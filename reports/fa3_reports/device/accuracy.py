@@ -29,7 +29,7 @@ def section(source: Source) -> Section:
 def _accumulator_loss(source: Source) -> list[Any]:
     found: list[Any] = []
     for path in source.bench_tables():
-        rows = [r for r in source.rows(path) if r["grid"] == "drift" and r["rel_rmse"]]
+        rows = [r for r in source.rows(path) if r["grid"] == "accumulator_loss" and r["rel_rmse"]]
         if not rows:
             continue
         dims = sorted({int(r["head_dim"]) for r in rows})

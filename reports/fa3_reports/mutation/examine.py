@@ -96,7 +96,7 @@ def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
     def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
         return operations.find(sound.operation).twin(problem, operands, config, package=package)
 
-    return replace(sound, name=f"{kernel}+mutant", run=run, twin=kernel if bits else None)
+    return replace(sound.altered(run=run), name=f"{kernel}+mutant", twin=sound if bits else None)
 
 
 def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -> tuple[str, ...]:
@@ -147,9 +147,9 @@ def _same_bits(candidate: Candidate) -> Law:
 
     def check(candidate: Candidate, trial: Trial) -> Violation | None:
         setup = set_up(candidate, trial.case)
-        expected = setup._replace(candidate=registry.find(candidate.twin or "")).run()
-        differ = metrics.bits_differing(setup.run(), expected)
-        return Violation(f"{differ} values differ from {candidate.twin}") if differ else None
+        assert candidate.twin is not None
+        differ = metrics.bits_differing(setup.run(), setup._replace(candidate=candidate.twin).run())
+        return Violation(f"{differ} values differ from {candidate.twin.name}") if differ else None
 
     return replace(find_law(_DRAWN[candidate.operation]), name=SEARCH, check=check)
 

@@ -47,7 +47,7 @@ def kernel_of(row: Row) -> Candidate:
 
         return mistake(problem, operands, twin)
 
-    return replace(sound, run=run)
+    return sound.altered(run=run)
 
 
 def _stateless(mistake: Mistake) -> Callable[[], Mistake]:

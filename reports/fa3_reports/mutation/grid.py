@@ -26,7 +26,7 @@ from fa3verify import operations
 from fa3verify.campaign import tasks
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import FAMILIES, Recipe
-from fa3verify.judging.family import CaseFigures, Figured, family_row
+from fa3verify.judging.family import CaseResult, Figured, family_row
 from fa3verify.judging.gate import Baseline, baseline_rows
 from fa3verify.judging.judgement import Judgement, judge, passes
 from fa3verify.kernels.record import Candidate
@@ -213,7 +213,7 @@ def _is_worse(judged: Judgement, sound: Judgement) -> bool:
     operation = operations.find(operations.FORWARD)
 
     def body(judgement: Judgement) -> Figured:
-        row = family_row([CaseFigures("cell", judgement.case, judgement.measures)], operation)
+        row = family_row([CaseResult("cell", judgement.case, judgement.measures)], operation)
         return Figured("kernel", (row,), operation.name)
 
     rows = baseline_rows(body(judged), Baseline.of("quick", 0, [body(sound)]))

@@ -259,14 +259,14 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     """
     sound = registry.find(exhibit.kernel)
     plant = exhibit.plant
-    twin = exhibit.kernel if bits else None
+    twin = sound if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
         return replace(mutant_candidate(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)
     if isinstance(plant, StrEnum):
         return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
     if sound.operation == operations.FORWARD:
-        return replace(sound, name=name, run=_around(plant), twin=twin)
+        return replace(sound.altered(run=_around(plant)), name=name, twin=twin)
     return replace(plant(), name=name, twin=twin)
 
 

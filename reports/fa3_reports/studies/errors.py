@@ -1,4 +1,4 @@
-"""This module says where the errors of each kernel lie on a fixed set of inputs: their survival function, and their
+"""Where the errors of each kernel lie on a fixed set of inputs: their survival function, and their
 signed size in ulp.
 
 ``standard FP16`` is the unfused baseline. Errors are against the operands each kernel saw.
@@ -45,8 +45,8 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
         out_dtype = "fp16"
     else:
         candidate = registry.find(kernel)
-        config: Any = candidate.configure(problem)
-        returned: Any = candidate.run(problem, operands, config)
+        config: Any = candidate.code.configure(problem)
+        returned: Any = candidate.code.run(problem, operands, config)
         out = returned.out.astype(np.float64)
         out_dtype = config.out_dtype
     error = (out - truth).ravel()

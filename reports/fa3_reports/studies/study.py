@@ -1,4 +1,4 @@
-"""This module says what a study is: a measurement of independent units, and how their records become one dataset.
+"""What a study is: a measurement of independent units, and how their records become one dataset.
 
 A unit is a set of JSON arguments to the study's measurement, a top-level function that returns a list of records (dicts
 of JSON values), so that any executor can run it, a journal can store it and a lost one costs a NaN, never the study.

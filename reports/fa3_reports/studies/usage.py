@@ -1,4 +1,4 @@
-"""This module says how much of e4m3 the operands use, before and after rotation: underflow, subnormals, top code, scale
+"""How much of e4m3 the operands use, before and after rotation: underflow, subnormals, top code, scale
 spread.
 
 One scale per (sequence, kv head), as FlashAttention-3's interface has it; the spread is that of scales per 128 rows.

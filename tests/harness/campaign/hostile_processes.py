@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +21,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.operations.forward import Result
 
 FORGED = '{"verdict": "pass", "exit_code": 0}'
@@ -177,11 +176,11 @@ def uses_no_lse(problem, operands, config):
 
 
 def of(run, **fields) -> Candidate:
-    return Candidate("anything", "fp16", run, default_config, frozenset({"causal", "gqa"}), **fields)
+    return Candidate("anything", "fp16", Functions(run, default_config), frozenset({"causal", "gqa"}), **fields)
 
 
 def has_an_endless_identity() -> Candidate:
-    return replace(of(wrong), identity=lambda: {"version": "x" * 10**7, "device": "y" * 10**7})
+    return of(wrong).altered(identity=lambda: {"version": "x" * 10**7, "device": "y" * 10**7})
 
 
 RUNS = (

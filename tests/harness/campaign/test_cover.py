@@ -67,7 +67,7 @@ def test_a_size_that_a_kernel_does_not_take_leaves_the_class_to_another():
             raise ValueError("9 heads are refused")
         return default_config(problem)
 
-    rows = cover(replace(find("twin.fp16"), configure=configure, launchable=None), 2, 0)
+    rows = cover(find("twin.fp16").altered(configure=configure), 2, 0)
     counts = {case.problem.nheads_kv for _, case in rows if case}
     assert 4 in counts
     assert 9 not in counts
@@ -106,7 +106,9 @@ def test_a_kernel_that_takes_nothing_without_a_mask_is_covered_under_masks():
             raise ValueError("a causal mask is needed")
         return default_config(problem)
 
-    rows = cover(replace(third_party.only_64(), configure=configure, features=frozenset({"causal", "gqa"})), 2, 0)
+    rows = cover(
+        replace(third_party.only_64().altered(configure=configure), features=frozenset({"causal", "gqa"})), 2, 0
+    )
     assert rows
     assert all(case.problem.causal for _, case in rows)
 
@@ -132,7 +134,7 @@ def _sentinel(problem, result):
 @pytest.mark.parametrize(("mistake", "beside"), [(_clipped, {"outliers"}), (_sentinel, set())])
 def test_mistakes_about_far_scores_are_found_by_inputs_of_that_kind(mistake, beside):
     plain = twin("fp16")
-    wrong = replace(plain, name="wrong", run=lambda p, o, c: mistake(p, plain.run(p, o, c)))
+    wrong = replace(plain.altered(run=lambda p, o, c: mistake(p, plain.code.run(p, o, c))), name="wrong")
     rows = [(row["inputs"], case) for row, case in covered("twin.fp16") if row["scale"] == "default"]
     small = [(kind, case) for kind, case in rows if case.problem.seqlen_q <= 5][:60]
     found = {kind for kind, case in small if not passes(wrong, judge(wrong, case, unrounded=False).measures)}

@@ -10,15 +10,15 @@ from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.tasks import CallTask, Outcome
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.family import CaseFigures
+from fa3verify.judging.family import CaseResult
 from fa3verify.properties import LawOutcome
 
 FORWARD = operations.find("forward")
 
 
-def case(name: str, *sides: str) -> CaseFigures:
+def case(name: str, *sides: str) -> CaseResult:
     problem = AttentionProblem(1, 1, 1, 1, 8, 64)
-    return CaseFigures(name, Case("k", problem, Recipe("normal")), {f"ratio_{side}_max": 0.5 for side in sides})
+    return CaseResult(name, Case("k", problem, Recipe("normal")), {f"ratio_{side}_max": 0.5 for side in sides})
 
 
 def test_an_output_that_is_sometimes_missing_is_told_with_the_first_call_of_either_kind():
@@ -54,7 +54,7 @@ def test_a_gradient_of_sinks_is_due_with_sinks_alone():
     with_sinks = replace(problem, sinks=True)
 
     def judged(p, **measures):
-        return CaseFigures("cover", Case("mine", p, Recipe("normal"), operation="backward"), measures)
+        return CaseResult("cover", Case("mine", p, Recipe("normal"), operation="backward"), measures)
 
     returned = judged(with_sinks, ratio_dsinks_max=0.5)
     assert lapses("mine", backward, [], [judged(problem), returned], []) == []

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.campaign.introduction import Introduction, Only, introduce
+from fa3verify.campaign.introduction import Only, introduce
 from fa3verify.campaign.plan import PARTS, JudgeCover, JudgeFamily, SearchLaw, judge_cases, plan
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.results import CaseResult, JudgedCases
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import CallTask, Outcome, execute, is_finding
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.cases.case import Case
@@ -130,6 +131,7 @@ def test_when_the_time_is_over_or_nobody_listens_what_waits_is_given_up():
     executor = OneDone()
     assert [outcome.value for outcome in run_tasks(tasks, executor, until=time.monotonic())] == [0]  # type: ignore[arg-type]
     assert executor.futures[-1].cancelled()
+    executor = OneDone()
     for _ in run_tasks(tasks, executor):  # type: ignore[arg-type]
         break
     assert executor.futures[-1].cancelled()

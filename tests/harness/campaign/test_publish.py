@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from fa3verify.campaign import accumulator_loss, atlas, atlas_check, pool, replay_files
-from fa3verify.campaign.run import Run
+from fa3verify.campaign.run import KernelRun, Loss, Run
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
+from fa3verify.records import plain
 from tests.harness.campaign.test_atlas import small_run
 
 TRIED = ("normal", "peaky", "repeated_run_is_identical", "error_within_bound")
-LOSS = (atlas.Loss(8192, 128, 0.573, -0.57, None),)
+LOSS = (Loss(8192, 128, 0.573, -0.57, None),)
 NAMES = ("twin.fp16", "twin.fp16+stale_v", "broken.fp16", "twin.quantize")
 
 
@@ -37,7 +38,7 @@ def short_rows():
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
+def published(tmp_path_factory) -> tuple[Run, Path, list[str]]:
     """An atlas of a right kernel, a faulty one, one that fails, and one that is not there."""
     out, told = tmp_path_factory.mktemp("published"), []
     known = {"absent.fp16": replace(twins.twin("fp16", name="absent.fp16"), unavailable="no such package")}
@@ -49,24 +50,24 @@ def published(tmp_path_factory) -> tuple[atlas.Atlas, Path, list[str]]:
     return made, out, told
 
 
-def entry(made: atlas.Atlas, name: str) -> atlas.Entry:
-    (found,) = (each for each in made.entries if each.kernel == name)
+def entry(made: Run, name: str) -> KernelRun:
+    (found,) = (each for each in made.kernels if each.name == name)
     return found
 
 
 def test_a_kernel_that_fails_costs_its_own_entry(published):
     made, out, told = published
-    assert atlas.read(out / atlas.FILE) == made
-    assert {e.kernel for e in made.entries} == {*NAMES, "absent.fp16"}
+    assert atlas.text(atlas.read(out / atlas.FILE)) == atlas.text(made)
+    assert {each.name for each in made.kernels} == {*NAMES, "absent.fp16"}
     assert told == [
         "twin.fp16 inconclusive, over long rows 5.73e-01",
         "twin.fp16+stale_v fail, over long rows 5.73e-01",
         "broken.fp16 not run",
         "twin.quantize inconclusive",
     ]
-    assert [e.kernel for e in made.entries if e.loss == LOSS] == ["twin.fp16", "twin.fp16+stale_v"]
-    assert entry(made, "broken.fp16").reason == "RuntimeError: two lines"
-    assert entry(made, "absent.fp16").reason == "no such package"
+    assert [each.name for each in made.kernels if each.loss == LOSS] == ["twin.fp16", "twin.fp16+stale_v"]
+    assert entry(made, "broken.fp16").inconclusive == "RuntimeError: two lines"
+    assert entry(made, "absent.fp16").inconclusive == "no such package"
     for page in ("atlas.html", "atlas.md"):
         text = (out / page).read_text()
         assert "RuntimeError: two lines" in text
@@ -94,21 +95,22 @@ def test_a_family_that_a_replay_file_does_not_have_is_refused_by_name(published)
     body = replay_files.read(out / entry(made, "twin.fp16").families[0].replay)
     with pytest.raises(ValueError, match=r"no family 'nrmal'; it has .*normal"):
         replay.run(body, family="nrmal")
-    finding = entry(made, "twin.fp16+stale_v").findings[0]
+    finding = atlas.findings(made, "twin.fp16+stale_v")[0]
     with pytest.raises(ValueError, match="not one of the largest case of every family"):
         replay.run(replay_files.read(out / str(finding.replay)), family="normal")
 
 
 def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(published):
     made, out, _ = published
-    found = entry(made, "twin.fp16+stale_v")
-    assert found.findings
-    causes = {finding.cause for finding in found.findings}
-    stored = [finding for finding in found.findings if finding.replay]
+    found = atlas.findings(made, "twin.fp16+stale_v")
+    assert found
+    causes = {finding.cause for finding in found}
+    stored = [finding for finding in found if finding.replay]
     assert {finding.cause for finding in stored} == causes
     for finding in stored:
         assert not replay.run(replay_files.read(out / str(finding.replay)))[0]
-    named = {row.replay for e in made.entries for row in (*e.families, *e.findings, *e.properties) if row.replay}
+    rows = [row for each in made.kernels for row in (*each.families, *each.laws, each.worst) if row]
+    named = {row.replay for row in (*rows, *made.failures) if row.replay}
     assert named == {path.relative_to(out).as_posix() for path in (out / "worst").iterdir()}
 
 
@@ -136,7 +138,7 @@ def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
     monkeypatch.setattr(verify, "run", nothing)
     again = publish.run(verify.Settings(NAMES, "quick", 0, out), {}, lambda text: None, resume=True)
     assert ran == ["broken.fp16"]
-    assert entry(again, "twin.fp16") == entry(made, "twin.fp16")
+    assert plain(entry(again, "twin.fp16")) == plain(entry(made, "twin.fp16"))
     with pytest.raises(ValueError, match="has seed 0, not 1"):
         publish.run(verify.Settings(NAMES, "quick", 1, out), {}, lambda text: None, resume=True)
 
@@ -149,19 +151,23 @@ def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
     assert found.rel_rmse < 0.1
 
 
-def without_loss(made: atlas.Atlas, name: str) -> atlas.Entry:
+def without_loss(made: Run, name: str) -> Run:
     """A forward that was judged, as an atlas has it whose losses are still to be measured."""
-    return replace(entry(made, "twin.fp16"), kernel=name, loss=())
+    kernel = entry(made, "twin.fp16")
+    known = replace(kernel.introduction, name=name)
+    return replace(made, kernels=(replace(kernel, introduction=known, loss=()),))
 
 
 def test_a_loss_that_was_not_measured_says_why(published, tmp_path):
     settings = verify.Settings((), "quick", 0, tmp_path, workers=1)
-    (ours,) = publish._entry(settings, "twin.fp16", publish._Pools(), without_loss(published[0], "twin.fp16")).loss
+    (kernel,) = publish._row(settings, "twin.fp16", publish._Pools(), without_loss(published[0], "twin.fp16")).kernels
+    (ours,) = kernel.loss
     assert (ours.seqlen_k, ours.rows, ours.missing) == (64, 2, None)
     assert ours.rel_rmse is not None
     assert 0 < ours.rel_rmse < 1e-3
     name = "tests.harness.campaign.test_publish:no_kernel"
-    (none,) = publish._entry(settings, name, publish._Pools(), without_loss(published[0], name)).loss
+    (kernel,) = publish._row(settings, name, publish._Pools(), without_loss(published[0], name)).kernels
+    (none,) = kernel.loss
     assert none.rel_rmse is None
     assert "ValueError" in str(none.missing)
 
@@ -190,9 +196,9 @@ def test_losses_are_measured_by_the_processes_of_the_campaign_before_anything_el
 
     monkeypatch.setattr(verify, "run", campaign)
     monkeypatch.setattr(publish, "make_executor", lambda settings: Noted(1, 60.0))
-    made = publish._entry(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", publish._Pools())
+    made = publish._row(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", publish._Pools())
     assert asked == ["measure", "int"]
-    assert [each.missing for each in made.loss] == [None]
+    assert [each.missing for each in made.kernels[0].loss] == [None]
 
 
 @pytest.mark.parametrize(("workers", "cores"), [(2 * publish.PROCESSES, 1), (0, 6)])
@@ -213,7 +219,7 @@ def test_kernels_are_judged_side_by_side_with_the_workers_and_the_memory_of_one_
     settings = verify.Settings(names, "quick", 0, tmp_path, workers=workers, memory_bytes=1 << 33)
     made = publish.run(settings, {}, lambda text: None)
     assert sorted(given) == [((name,), publish.PROCESSES, 1 << 33) for name in sorted(names)]
-    assert {each.reason for each in made.entries} == {"RuntimeError: judged"}
+    assert {each.inconclusive for each in made.kernels} == {"RuntimeError: judged"}
 
 
 def test_an_interruption_ends_every_campaign_at_once_and_keeps_what_was_judged(tmp_path, monkeypatch):
@@ -236,14 +242,14 @@ def test_an_interruption_ends_every_campaign_at_once_and_keeps_what_was_judged(t
     settings = verify.Settings(("twin.fp16", "twin.quantize"), "quick", 0, tmp_path, workers=2 * publish.PROCESSES)
     with pytest.raises(KeyboardInterrupt):
         publish.run(settings, {}, interrupted)
-    assert [each.kernel for each in atlas.read(tmp_path / atlas.FILE).entries] == ["twin.quantize"]
+    assert [each.name for each in atlas.read(tmp_path / atlas.FILE).kernels] == ["twin.quantize"]
 
 
 def test_no_process_begins_after_an_interruption(tmp_path):
     pools = publish._Pools()
     pools.end()
     with pytest.raises(KeyboardInterrupt):
-        publish._entry(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", pools)
+        publish._row(verify.Settings((), "quick", 0, tmp_path, workers=1), "twin.fp16", pools)
 
 
 def test_an_atlas_names_no_machine_path(published):

@@ -18,13 +18,13 @@ from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.plan import JudgeCover, JudgeFamily, SearchLaw
-from fa3verify.campaign.run import CaseRow, Run, parse
+from fa3verify.campaign.run import Introduction, Run, parse
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import CallTask, Outcome, cpu_seconds, execute
 from fa3verify.cases.case import Case
 from fa3verify.files import write_text
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.judging.family import CaseFigures, FamilyRow, pooled
+from fa3verify.judging.family import CaseResult, FamilyRow, pooled
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome
 from tests.conftest import InThisProcess
@@ -65,7 +65,7 @@ def test_a_resumed_campaign_runs_only_what_is_missing(tmp_path):
 def test_a_journal_knows_the_tables_the_libraries_and_the_kernel_that_made_its_results(monkeypatch, tmp_path):
     stamps = {campaign.journal_stamp()}
     for sha256 in ("a", "b"):
-        stamps.add(campaign.journal_stamp(replace(registry.find("twin.fp16"), identity=lambda x=sha256: {"sha256": x})))
+        stamps.add(campaign.journal_stamp(registry.find("twin.fp16").altered(identity=lambda x=sha256: {"sha256": x})))
     monkeypatch.setattr(campaign.importlib.metadata, "version", lambda name: "of tomorrow")
     stamps.add(campaign.journal_stamp())
     shutil.copytree(Path(fa3_kernels.__path__[0]) / "twin", tmp_path / "twin")
@@ -165,7 +165,7 @@ def test_pooling_weights_by_outputs():
         dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 30, "rmse_seen": 3.0, "ulp_max": 7.0},
         dict.fromkeys(campaign_measures(), 0.0) | {"outputs": 10, "rmse_seen": 1.0, "ulp_max": 9.0},
     )
-    records = [CaseFigures("normal", CASE, each) for each in measures]
+    records = [CaseResult("normal", CASE, each) for each in measures]
     figures = pooled(records, operations.find("forward"))
     assert figures["rmse_seen"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
     assert figures["ulp_max"] == 9.0
@@ -181,7 +181,8 @@ def campaign_measures() -> list[str]:
 def test_junit_lists_every_gate_row_and_escapes_names():
     summary = summary_of("twin.bf16", outcomes_of("twin.bf16", "ties"))
     gate = (replace(summary.gate[0], kernel='a<b>"', status="fail"), *summary.gate[1:])
-    text = junit(replace(summary, kernels=(replace(summary.kernels[0], name='a<b>"'),), gate=gate))
+    named = replace(summary.kernels[0], introduction=Introduction('a<b>"'))
+    text = junit(replace(summary, kernels=(named,), gate=gate))
     from xml.etree import ElementTree
 
     (suite,) = ElementTree.fromstring(text)
@@ -275,7 +276,7 @@ def test_pooled_figures_are_those_of_all_outputs_together():
     records = []
     for case, side, pair in zip(cases, sides, (*cost, None), strict=True):
         measures = {key: x for key, x in base.items() if "lse" not in key}
-        records.append(CaseFigures("normal", CASE, measures | case | side, pair))
+        records.append(CaseResult("normal", CASE, measures | case | side, pair))
     found = pooled(records, operations.find("forward"))
     assert (found["cases"], found["outputs"], found["unbounded"], found["nonfinite"]) == (3, 55, 12, 5)
     assert found["rms"] == pytest.approx(((30 * 9 + 10 * 1) / 40) ** 0.5)
@@ -286,7 +287,7 @@ def test_pooled_figures_are_those_of_all_outputs_together():
     assert found["quantisation_ratio"] == pytest.approx((16 / 4) ** 0.5)
     assert found["quantisation_bound_ratio"] == 0.2
     plain = {key: x for key, x in base.items() if key not in ("bits_differing", "outside")}
-    silent = pooled([CaseFigures("normal", CASE, plain)], operations.find("forward"))
+    silent = pooled([CaseResult("normal", CASE, plain)], operations.find("forward"))
     assert (silent["bits_differing"], silent["quantisation_ratio"], silent["quantisation_bound_ratio"]) == (None,) * 3
     assert "outside" not in silent
 
@@ -296,9 +297,10 @@ def test_files_of_names_that_look_alike_do_not_overwrite_each_other(tmp_path):
     long = "x" * 120
     names = ("a b", "a_b", "a/b", long, long + "y")
     summary = summary_of("twin.bf16", [])
-    kernel = replace(summary.kernels[0], name="k", families=tuple(FamilyRow(name, {}) for name in names))
+    families = tuple(FamilyRow(name, {}) for name in names)
+    kernel = replace(summary.kernels[0], introduction=Introduction("k"), families=families)
     each = [replace(CASE, recipe=Recipe("normal", seed=i)) for i in range(len(names))]
-    cases = [CaseRow(name, case, {"ratio_max": 0.5}, kernel="k") for name, case in zip(names, each, strict=True)]
+    cases = [CaseResult(name, case, {"ratio_max": 0.5}, kernel="k") for name, case in zip(names, each, strict=True)]
     written = replay_files.write_all(replace(summary, kernels=(kernel,), cases=tuple(cases)), tmp_path)
     paths = [family.replay for family in written.kernels[0].families]
     assert len(set(paths)) == len(names)
@@ -316,7 +318,7 @@ def test_classes_of_a_propertys_trials_count_as_tried():
     kernel = replace(kernel, claims=(*kernel.claims[:2], f"property {law}"))
     covered = []
     for status in ("pass", "not_tried"):
-        ran = LawOutcome(law, status, 2, 9, classes=frozenset(["feature softcap"]))
+        ran = LawOutcome(law, status, examples=2, outputs=9, classes=frozenset(["feature softcap"]))
         outcome = Outcome(SearchLaw(kernel="twin.fp16", law=law, max_examples=2, seed=0), ran)
         found = summarize([kernel], [outcome], None, profile="quick", seed=0).kernels[0]
         covered.append(found.coverage.not_tried)

@@ -275,8 +275,8 @@ def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
 
 @pytest.mark.parametrize(("verdicts", "code"), [(("pass", "pass"), 0), (("pass", "fail"), 1), (("inconclusive",), 1)])
 def test_an_atlas_ends_with_a_finding_unless_every_kernel_that_runs_here_passes(tmp_path, monkeypatch, verdicts, code):
-    entries = [SimpleNamespace(kernel=f"twin.{number}", verdict=verdict) for number, verdict in enumerate(verdicts)]
-    monkeypatch.setattr(publish, "run", lambda *given, **options: SimpleNamespace(entries=entries))
+    kernels = [SimpleNamespace(name=f"twin.{number}", verdict=verdict) for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(publish, "run", lambda *given, **options: SimpleNamespace(kernels=kernels))
     done = CliRunner().invoke(main, ["atlas", "twin.fp16", "--out", str(tmp_path)])
     assert done.exit_code == code, done.output
     assert done.stdout.splitlines() == [str(tmp_path / "atlas.html")]

@@ -17,7 +17,7 @@ def invoke(*arguments: object):
     ("arguments", "code", "word"),
     [
         (["--seqlen", 1000], 2, "seqlen must divide 16384, got 1000"),
-        (["--grid", "drift", "--dtype", "fp16"], 5, "no cell of grid drift"),
+        (["--grid", "accumulator_loss", "--dtype", "fp16"], 5, "no cell of grid accumulator_loss"),
         (["--grid", "nonsense"], 2, "nonsense"),
     ],
 )

@@ -83,15 +83,15 @@ def test_a_row_beside_neighbours_has_the_bits_of_a_batch_with_as_many_splits():
     calls = []
 
     def noted(problem, operands, config):
-        calls.append((problem, operands, kernel.run(problem, operands, config)))
+        calls.append((problem, operands, kernel.code.run(problem, operands, config)))
         return calls[-1][2]
 
-    compare_over(replace(kernel, run=noted), NEIGHBOURS, ("1x700",), FEW, one_query(16, 16, 700))
+    compare_over(kernel.altered(run=noted), NEIGHBOURS, ("1x700",), FEW, one_query(16, 16, 700))
     (alone, operands, _), (packed, _, beside) = calls
     batched = replace(alone, seqlens_q=None, seqlens_k=None)
     given = replace(operands, q=operands.q[None], k=operands.k[None], v=operands.v[None])
     for splits in (1, 2, 4):  # three parts of four blocks would be the two, and an empty one
-        out, lse = kernel.run(batched, given, replace(kernel.config_for(batched), num_splits=splits))
+        out, lse = kernel.code.run(batched, given, replace(kernel.config_for(batched), num_splits=splits))
         is_equal = np.array_equal(out[0], beside.out[:1]) and np.array_equal(lse[0], beside.lse[:, :1])
         assert is_equal is (splits == 2), splits
     assert packed.seqlens_k == (700, 700)
@@ -121,12 +121,12 @@ def test_sizes_that_are_chosen_are_what_a_kernel_gets(axis):
 
     def noted(problem, operands, config):
         seen.append(problem)
-        return kernel.run(problem, operands, config)
+        return kernel.code.run(problem, operands, config)
 
     sizes = {"nheads": 6, "nheads_kv": 3, "seqlen_q": 2, "seqlen_k": 70, "head_dim": 16, "causal": True}
     chosen = axis_of(axis)
     values = ("1x9",) if axis == "neighbours" else chosen.values[:1]
-    compare_over(replace(kernel, run=noted), chosen, values, FEW, sizes)
+    compare_over(kernel.altered(run=noted), chosen, values, FEW, sizes)
     assert seen
     for problem in seen:
         first = next(iter(problem.sequences()))
@@ -197,15 +197,15 @@ def test_an_axis_that_a_kernel_cannot_have_is_told_where_it_was_named():
 def test_a_kernel_without_a_twin_has_no_splits_to_tell():
     """Its configuration names formats alone: neither its splits nor its tiles are those that stand there."""
     twin = find("twin.fp16")
-    mine = Candidate("mine.fp16", "fp16", twin.run, twin.configure, twin.features)
+    mine = Candidate("mine.fp16", "fp16", twin.code, twin.features)
     sizes = one_query(2, 2, 40)
     assert compare_over(mine, NEIGHBOURS, (9,), FEW, sizes).told().endswith("splits unknown and unknown")
 
     def fickle(problem, operands, config):
-        out, lse = twin.run(problem, operands, config)
+        out, lse = twin.code.run(problem, operands, config)
         return Result(out, lse + problem.batch)
 
-    found = compare_over(replace(mine, run=fickle), NEIGHBOURS, (9,), FEW, sizes)
+    found = compare_over(mine.altered(run=fickle), NEIGHBOURS, (9,), FEW, sizes)
     assert found.because == "the kernels do not say how they are launched"
 
 

@@ -23,7 +23,8 @@ from fa3verify.inputs.recipe import (
     Edit,
     Recipe,
 )
-from fa3verify.inputs.strategies import Limits, cases, recipes
+from fa3verify.inputs.strategies import recipes
+from tests.harness.inputs.drawn import Limits, cases
 
 FEW = settings(derandomize=True, database=None, deadline=None, max_examples=30)
 PROBLEM = AttentionProblem(batch=2, nheads=4, nheads_kv=2, seqlen_q=70, seqlen_k=130, head_dim=64)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from fa3verify.inputs import activations
 from fa3verify.inputs.recipe import FAMILIES, Recipe
-from fa3verify.inputs.strategies import Inputs, Limits, cases, problems, quant_schemes, recipes
+from fa3verify.inputs.strategies import recipes
+from tests.harness.inputs.drawn import Inputs, Limits, cases, problems, quant_schemes
 from tests.sampling import sampled
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=2000)
@@ -124,8 +126,11 @@ def test_a_law_on_the_drawn_values_shrinks_to_a_small_case():
 
 @pytest.mark.parametrize("family", sampled(FAMILIES, FAMILIES[::5]), ids=lambda family: family.name)
 def test_every_family_can_be_asked_for(family):
-    recipe = find(recipes((family.name,), vary=False), lambda r: True, settings=FIXED)
-    assert recipe == family.recipe()
+    recipe = find(recipes((family.name,)), lambda r: True, settings=FIXED)
+    plain = family.recipe()
+    if family.name == "activations":  # one of those that are stored is drawn, and the first is the plainest
+        plain = Recipe("activations", {"name": activations.list_activations()[0].name})
+    assert recipe == plain
 
 
 @pytest.mark.nightly
@@ -143,12 +148,6 @@ def test_every_family_is_drawn():
 @FEW
 def test_scheme_choices_are_respected(scheme):
     assert (scheme.granularity, scheme.block_rows_q, scheme.block_rows_k, scheme.block_rows_v) == ("block", 64, 64, 64)
-
-
-@given(recipes(("peaky",), vary=False))
-@FEW
-def test_fixed_recipes_keep_the_defaults(recipe):
-    assert recipe.settings == {"gain": 3.0}
 
 
 def test_unknown_family_is_refused():

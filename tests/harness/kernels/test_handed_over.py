@@ -67,7 +67,7 @@ def handed(features: frozenset[str], problem: AttentionProblem) -> set[str]:
     candidate = kernel(features)
     assert candidate.refusal(problem) is None
     with pytest.raises(Called) as call:
-        candidate.run(problem, operands, candidate.configure(problem))
+        candidate.code.run(problem, operands, candidate.code.configure(problem))
     return set(call.value.args)
 
 

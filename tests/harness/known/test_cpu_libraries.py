@@ -74,9 +74,9 @@ def _shifted(problem, operands, run):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_mistake_around_a_library_is_found(kernel, mistake):
     def run(problem, operands, config) -> Result:
-        return mistake(problem, operands, lambda p, o: kernel.run(p, o, config))
+        return mistake(problem, operands, lambda p, o: kernel.code.run(p, o, config))
 
-    broken = replace(kernel, run=run)
+    broken = kernel.altered(run=run)
     cases = family_cases(broken, "normal", QUICK, seed=0) + family_cases(broken, "peaky", QUICK, seed=0)
     assert not all(passes(broken, judge(broken, case, unrounded=False).measures) for case in cases)
 

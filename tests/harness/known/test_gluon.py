@@ -21,7 +21,6 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import calls
 from fa3verify.kernels.record import Candidate
-from fa3verify.known import registry
 from fa3verify.known.gluon import gpu
 from fa3verify.operations.operation import CACHES, SERVING
 from fa3verify.properties.law import Untaken, set_up
@@ -195,7 +194,7 @@ def assert_bits_of_the_twin(name: str, kernel: Candidate) -> None:
     operands = case.operands()
     for config in configs(kernel, case.problem):
         got = calls.run(kernel, case.problem, operands, config)
-        want = calls.run(registry.find(kernel.twin), case.problem, operands, config)
+        want = calls.run(kernel.twin, case.problem, operands, config)
         for output, x in got.items():
             np.testing.assert_array_equal(x.view(f"u{x.itemsize}"), want[output].view(f"u{x.itemsize}"), output)
 
@@ -222,7 +221,7 @@ def test_the_launch_over_a_cache_has_the_configuration_of_the_twin(device, monke
     for config in configs(kernel, problem):
         plans.clear()
         with no_gpu() as started:
-            kernel.run(problem, operands, config)
+            kernel.code.run(problem, operands, config)
         assert any(x.kernel.startswith("forward") for x in started)
         assert any(x.kernel == "combine" for x in started) == (config.num_splits > 1)
         assert {plan.config for plan in plans} == {config}
@@ -248,7 +247,7 @@ def test_what_a_call_over_a_cache_does_not_choose_is_refused_and_not_tried(kerne
     problem = problem_of("long", kernel)
     config = replace(kernel.config_for(problem), **change)
     with pytest.raises(ValueError, match="over a cache only num_splits, pack_gqa"):
-        kernel.run(problem, None, config)
+        kernel.code.run(problem, None, config)
     with pytest.raises(ValueError, match="over a cache only num_splits, pack_gqa"):
         kernel.config_for(problem, change.items())
     case = replace(case_of("long", kernel), changes=())
@@ -274,16 +273,16 @@ def test_what_no_kernel_of_ours_takes_is_refused(kernel):
         problem = AttentionProblem.varlen((1,), (9,), **sizes | fields)
         assert not kernel.supports(problem)
         with pytest.raises(ValueError, match=rule):
-            kernel.configure(problem)
+            kernel.code.configure(problem)
 
 
 @pytest.mark.parametrize("name", ["pages", "batch"])
 def test_descales_of_blocks_are_of_calls_without_a_cache_and_sinks(name):
     kernel = KERNELS["gluon.e4m3"]
     served = replace(case_of(name, kernel), scheme=QuantScheme("block"))
-    kernel.check_descales(replace(served, problem=replace(served.problem, cache=None, sinks=False)))
+    replace(served, problem=replace(served.problem, cache=None, sinks=False)).check_descales(kernel)
     with pytest.raises(ValueError, match="does not claim served_block_descale"):
-        kernel.check_descales(served)
+        served.check_descales(kernel)
 
 
 @pytest.mark.optional
@@ -291,7 +290,7 @@ def test_a_block_of_descales_that_reaches_a_call_over_a_cache_is_refused(device)
     kernel = KERNELS["gluon.e4m3"]
     case = replace(case_of("pages", kernel), scheme=QuantScheme("block"))
     with pytest.raises(ValueError, match="one for each sequence and head, got blocks of 128"):
-        kernel.run(case.problem, case.operands(), kernel.config_for(case.problem))
+        kernel.code.run(case.problem, case.operands(), kernel.config_for(case.problem))
 
 
 @pytest.mark.optional

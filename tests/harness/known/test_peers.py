@@ -71,33 +71,32 @@ def test_a_peer_declares_what_its_twin_does_and_is_sent_nothing_that_it_refuses(
     heads = {} if "gqa" in kernel.features else {"nheads_kv": PLAIN["nheads"]}
     size = {} if kernel.head_dims is None else {"head_dim": kernel.head_dims[0]}
     problem = AttentionProblem(**{**PLAIN, **heads, **size}, dtype=kernel.dtype)
-    assert kernel.order(kernel.configure(problem)).dtype == kernel.dtype
+    assert kernel.order(kernel.code.configure(problem)).dtype == kernel.dtype
     if kernel.twin is not None:
-        twin = registry.find(kernel.twin)
+        twin = kernel.twin
         assert (kernel.policy, kernel.bitwise) == (twin.policy, twin.bitwise)
         assert kernel.declared == twin.declared
         assert kernel.features <= twin.features
-        assert kernel.configure(problem) == twin.configure(problem)
-        assert kernel.order(kernel.configure(problem)) == twin.order(twin.configure(problem))
+        assert kernel.code.configure(problem) == twin.code.configure(problem)
+        assert kernel.order(kernel.code.configure(problem)) == twin.order(twin.code.configure(problem))
     with pytest.raises(ValueError, match="head_dim must be a multiple of"):
-        kernel.configure(replace(problem, head_dim=60, head_dim_v=60))
+        kernel.code.configure(replace(problem, head_dim=60, head_dim_v=60))
 
 
 def test_a_library_chooses_for_itself_what_a_configuration_does_not_change():
     problem = AttentionProblem(**PLAIN, dtype="bf16")
-    packs = KERNELS["flash3.bf16"].configure(problem).pack_gqa
+    packs = KERNELS["flash3.bf16"].code.configure(problem).pack_gqa
     for name, changes, options in (
         ("flash3.bf16", {}, {}),
         ("flash3.bf16", {"num_splits": 3}, {"num_splits": 3, "pack_gqa": packs}),
         ("cudnn.bf16", {}, {}),
     ):
         kernel = KERNELS[name]
-        library = name.rpartition(".")[0]
-        assert peer_kernels.options_of(library, problem, kernel.config_for(problem, changes.items())) == options
+        assert kernel.code.launchable(problem, kernel.config_for(problem, changes.items())) == options
     for name, changes in (("flash3.bf16", {"tile_n": 64}), ("cudnn.bf16", {"tile_n": 64})):
         kernel = KERNELS[name]
         with pytest.raises(ValueError, match="a caller of"):
-            kernel.run(problem, None, kernel.config_for(problem, changes.items()))
+            kernel.code.run(problem, None, kernel.config_for(problem, changes.items()))
 
 
 def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for():
@@ -105,7 +104,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     two = AttentionProblem(1, 1, 1, 2, 1, 128, dtype="bf16", causal=True)
     one = replace(two, seqlen_q=1, causal=False)
     kernel, twin = KERNELS["flash3.bf16"], registry.find("twin.flash3.bf16")
-    config = kernel.configure(two)
+    config = kernel.code.configure(two)
     assert kernel.unreachable(two, config) is None
     assert kernel.unreachable(two, replace(config, num_splits=3)) is None
     assert "num_splits and pack_gqa" in kernel.unreachable(one, config)
@@ -113,10 +112,10 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
     assert "multiple of 8" in kernel.unreachable(replace(one, head_dim=60, head_dim_v=60), config)  # takes it in none
 
     def run(problem, operands, config):
-        peer_kernels.options_of("flash3", problem, config)
-        return twin.run(problem, operands, config)
+        kernel.code.launchable(problem, config)
+        return twin.code.run(problem, operands, config)
 
-    outcome = run_law(find_law("causal_row_equals_truncated_problem"), replace(kernel, run=run), max_examples=4, seed=0)
+    outcome = run_law(find_law("causal_row_equals_truncated_problem"), kernel.altered(run=run), max_examples=4, seed=0)
     assert outcome.status != "fail", outcome
 
 
@@ -130,7 +129,7 @@ def test_a_property_is_not_tried_in_a_configuration_that_no_caller_can_ask_for()
 def test_a_property_that_comes_to_a_call_of_no_configuration_says_nothing_of_it(kernel, properties):
     """The properties whose trials ended in the twin's refusal on an H200."""
     twin = registry.find(f"twin.{kernel}")
-    right = replace(KERNELS[kernel], run=lambda *call: twin.run(*call))
+    right = KERNELS[kernel].altered(run=lambda *call: twin.code.run(*call))
     for name in properties:
         assert run_law(find_law(name), right, max_examples=6, seed=0).status in ("pass", "not_tried"), name
 
@@ -143,15 +142,15 @@ def test_chunks_are_compared_beside_one_that_is_not_taken():
 
     def run(problem, operands, config):
         sizes.append(problem.seqlen_q)
-        out, lse = twin.run(problem, operands, config)[:2]
+        out, lse = twin.code.run(problem, operands, config)[:2]
         return (out if problem.seqlen_q == sizes[0] else (out * 1.5).astype(out.dtype)), lse
 
     problem = AttentionProblem(1, 1, 1, 40, 40, 64, dtype="bf16", causal=True)
     trial = Trial(law.name, Case(kernel.name, problem, Recipe("normal", {}, seed=0)), {"starts": [17]})
-    assert "rows [0, 17)" in law.check(replace(kernel, run=run), trial).message
+    assert "rows [0, 17)" in law.check(kernel.altered(run=run), trial).message
     two = replace(trial.case, problem=replace(problem, seqlen_q=2, seqlen_k=2))
     with pytest.raises(Untaken, match="one query"):  # nothing is left to compare
-        law.check(replace(kernel, run=run), replace(trial, case=two, parameters={"starts": [1]}))
+        law.check(kernel.altered(run=run), replace(trial, case=two, parameters={"starts": [1]}))
 
 
 def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
@@ -172,10 +171,10 @@ def test_flex_is_sent_no_call_for_which_its_compiler_has_no_kernel():
         assert words in str(kernel.refusal(replace(problem, head_dim=head_dim, head_dim_v=head_dim)))
 
     def run(problem, operands, config):
-        kernel.configure(problem)  # which raises what the compiler would
-        return twin.run(problem, operands, twin.configure(problem))
+        kernel.code.configure(problem)  # which raises what the compiler would
+        return twin.code.run(problem, operands, twin.code.configure(problem))
 
-    outcome = run_law(find_law("special_values_follow_policy"), replace(kernel, run=run), max_examples=6, seed=0)
+    outcome = run_law(find_law("special_values_follow_policy"), kernel.altered(run=run), max_examples=6, seed=0)
     assert outcome.status == "pass", outcome
 
 
@@ -244,7 +243,7 @@ def test_torchs_math_is_within_its_bound_and_ignores_no_mask(on_a_cpu, causal):
     case = Case(kernel.name, AttentionProblem(**PLAIN, dtype="bf16", causal=causal), Recipe("peaky"))
     assert passes(kernel, judge(kernel, case).measures)
     stated = AttentionProblem(**PLAIN, dtype="bf16", causal=not causal)
-    wrong = replace(kernel, run=lambda problem, operands, config: kernel.run(stated, operands, config))
+    wrong = kernel.altered(run=lambda problem, operands, config: kernel.code.run(stated, operands, config))
     assert not passes(kernel, judge(wrong, case).measures)
 
 

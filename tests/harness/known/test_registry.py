@@ -47,6 +47,6 @@ def test_parts_that_a_launch_chooses_are_those_of_its_twin_and_within_a_callers_
     problem = AttentionProblem.varlen((1, 1), (2000, 3000), nheads=32, nheads_kv=8, head_dim=128, dtype="bf16")
     kernel = registry.find(f"{name}[num_splits=0]")
     config = kernel.config_for(problem)
-    assert config.num_splits == registry.find(f"{kernel.twin}[num_splits=0]").config_for(problem).num_splits > 1
+    assert config.num_splits == kernel.twin.config_for(problem).num_splits > 1
     assert kernel.unreachable(problem, config) is None
     assert registry.find(name).unreachable(problem, config) is None

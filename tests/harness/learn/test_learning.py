@@ -73,9 +73,9 @@ def test_another_order_for_many_queries_leaves_no_proposal():
 
     def run(problem, operands, config):
         twin = few if problem.seqlen_q < 128 else many
-        return twin.run(problem, operands, twin.configure(problem))
+        return twin.code.run(problem, operands, twin.code.configure(problem))
 
-    learned = learn(replace(few, name="mine", run=run), 64, outputs=200_000)
+    learned = learn(replace(few.altered(run=run), name="mine"), 64, outputs=200_000)
     assert learned.orders
     assert not learned.is_whole
     assert "of 192 queries over" in " ".join(learned.findings)
@@ -122,12 +122,12 @@ def test_one_bit_that_no_bound_sees_is_seen_by_a_learned_order(file):
     sound = registry.find(TWIN)
 
     def off_by_one_bit(problem, operands, config):
-        result = sound.run(problem, operands, config)
+        result = sound.code.run(problem, operands, config)
         result.out.view(np.uint16)[0, 0, 0, 0] ^= 1
         return result
 
     twin = registry.find(f"{TWIN}[order={file}]").twin
-    for kernel, differing in ((sound, 0), (replace(sound, run=off_by_one_bit), 1)):
+    for kernel, differing in ((sound, 0), (sound.altered(run=off_by_one_bit), 1)):
         held = replace(kernel, name="mine", order=None, accumulator="either", twin=twin)
         measures = judge(held, CASE).measures
         assert measures["bits_differing"] == differing
@@ -140,10 +140,10 @@ def test_a_wrong_kernel_with_the_order_of_its_own_bits_still_fails(file):
     sound = registry.find(TWIN)
 
     def doubled(problem, operands, config) -> Result:
-        result = sound.run(problem, operands, config)
+        result = sound.code.run(problem, operands, config)
         return Result((result.out * 2).astype(np.float16), result.lse)
 
-    kernel = replace(sound, name="mine", run=doubled, order=None, accumulator="either", twin=None)
+    kernel = replace(sound.altered(run=doubled), name="mine", order=None, accumulator="either", twin=None)
     assert not passes(kernel, judge(kernel, CASE).measures)
     twin = registry.find(f"{TWIN}[order={file}]").twin
     assert not passes(kernel, judge(replace(kernel, twin=twin), CASE).measures)

@@ -44,7 +44,7 @@ def test_the_twin_passes_and_its_case_survives_json() -> None:
 @pytest.mark.parametrize("fault", ["no_row_dots", "unscaled_dk", "causal_top_left", "last_head_only"])
 def test_a_faulty_twin_fails_and_differs_from_the_sound_one(fault: str) -> None:
     case = replace(CASE, problem=replace(CASE.problem, causal=True))
-    judged = judge(replace(twin(fault=fault), twin=NAME.format("fp16")), case)
+    judged = judge(replace(twin(fault=fault), twin=twin()), case)
     assert not passes(twin(), judged.measures)
     assert judged.measures["bits_differing"] > 0
 
@@ -65,7 +65,7 @@ def test_a_kernel_that_changes_dout_is_found() -> None:
         return operations.find("backward").twin(problem, operands, config)
 
     with pytest.raises(calls.CandidateError, match="changed its operand dout"):
-        judge(replace(twin(), run=run), CASE)
+        judge(twin().altered(run=run), CASE)
 
 
 def test_only_what_the_family_computes_is_claimed() -> None:
@@ -94,27 +94,6 @@ def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
     kernel = twin("bf16") if rule.applies(twin("bf16")) else registry.find("twin.backward.bf16")
     outcome = run_law(rule, kernel, max_examples=2, seed=1)
     assert (outcome.status, outcome.violation) == ("pass", None)
-
-
-FOUND_BY = {
-    "no_row_dots": "gradients_within_bound",
-    "causal_off_by_one": "gradients_within_bound",
-    "empty_row_lse": "rows_without_a_key_have_zero_dq",
-    "last_head_only": "grouped_heads_add_up",
-    "neighbour_row_dot": "rows_reach_what_they_see",
-    "lse_base_2": "gradients_of_far_scores",
-    "causal_top_left": "gradients_at_telling_lengths",
-    "doubled_dq_part": "gradients_of_a_loss",
-    "scaled_twice_dq": "gradients_follow_scaled_scores",
-}
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("fault", "name"), FOUND_BY.items())
-def test_a_law_finds_the_planted_mistake(fault: str, name: str) -> None:
-    rule = next(law for law in LAWS if law.name == name)
-    outcome = run_law(rule, twin(fault=fault), max_examples=20, seed=0, shrink_seconds=0)
-    assert outcome.violation is not None, outcome.status
 
 
 def test_the_truth_is_the_derivative_of_the_forward() -> None:
@@ -163,10 +142,10 @@ def test_a_law_finds_a_mistake_around_the_twin(name: str, mistake) -> None:
     sound = twin()
 
     def run(problem, operands, config):
-        return mistake(problem, operands, sound.run(problem, operands, config))
+        return mistake(problem, operands, sound.code.run(problem, operands, config))
 
     rule = next(law for law in LAWS if law.name == name)
-    outcome = run_law(rule, replace(sound, run=run), max_examples=20, seed=0, shrink_seconds=0)
+    outcome = run_law(rule, sound.altered(run=run), max_examples=20, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, outcome.status
 
 
@@ -175,11 +154,11 @@ def test_far_scores_have_an_lse_beyond_what_binary32_exponentiates(monkeypatch) 
 
     def run(problem, operands, config):
         seen.append((operands.lse.min(), operands.lse.max()))
-        return sound.run(problem, operands, config)
+        return sound.code.run(problem, operands, config)
 
     sound = twin()
     rule = next(law for law in LAWS if law.name == "gradients_of_far_scores")
-    assert run_law(rule, replace(sound, run=run), max_examples=6, seed=0).status == "pass"
+    assert run_law(rule, sound.altered(run=run), max_examples=6, seed=0).status == "pass"
     assert min(low for low, _ in seen) < -88 < 88 < max(high for _, high in seen)
     assert len({int(np.sign(low)) for low, _ in seen}) == 2
     assert min(SHIFTS) < -88

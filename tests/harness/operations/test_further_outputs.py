@@ -51,10 +51,10 @@ def kernel(monkeypatch) -> Candidate:
     twin = registry.find("twin.fp16")
 
     def run(problem, operands, config):
-        out, lse = twin.run(problem, operands, config)
+        out, lse = twin.code.run(problem, operands, config)
         return {"out": out, "lse": lse, "second_lse": lse}
 
-    return replace(twin, name="kernel", run=run)
+    return replace(twin.altered(run=run), name="kernel")
 
 
 def test_a_further_output_is_judged_by_its_own_bound_and_has_its_own_figures(kernel):
@@ -67,10 +67,10 @@ def test_a_further_output_is_judged_by_its_own_bound_and_has_its_own_figures(ker
 
 def test_a_wrong_further_output_fails(kernel):
     def run(problem, operands, config):
-        found = kernel.run(problem, operands, config)
+        found = kernel.code.run(problem, operands, config)
         return found | {"second_lse": found["second_lse"] + np.float32(1)}
 
-    wrong = replace(kernel, run=run)
+    wrong = kernel.altered(run=run)
     case = Case("kernel", PROBLEM, Recipe("normal"))
     assert passes(kernel, judge(kernel, case).measures)
     assert not passes(wrong, judge(wrong, case).measures)

@@ -122,7 +122,7 @@ def test_the_forwards_cases_have_every_configuration_that_its_kernel_can_take(na
             assert getattr(config, option) == value
             values.setdefault(option, set()).add(value)
         if name.startswith("gluon"):
-            kernel.launchable(case.problem, config)  # refuses what no launch has
+            kernel.code.launchable(case.problem, config)  # refuses what no launch has
     promoted = {"promotion_interval": {64, 0}} if name == "twin.e4m3" else {}
     fp8 = {"out_dtype": {"fp16"}} if kernel.dtype == "e4m3" else {}
     assert values == {"num_splits": {3}, "pack_gqa": {True}, **promoted, **fp8}
@@ -147,12 +147,12 @@ def _with_one_code_moved(name: str, index: tuple[int, ...]) -> record.Candidate:
     twin = registry.find("twin.quantize")
 
     def run(problem, operands, config):
-        stored = twin.run(problem, operands, config)
+        stored = twin.code.run(problem, operands, config)
         codes = getattr(stored, name).copy()
         codes.view(np.uint8)[index] ^= 1
         return replace(stored, **{name: codes})
 
-    return replace(twin, run=run)
+    return twin.altered(run=run)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -167,7 +167,7 @@ def test_a_single_wrong_code_breaks_the_bound(name):
 
 @pytest.mark.parametrize("fault", QuantizerFault)
 def test_a_faulty_quantiser_differs_from_its_twin(fault):
-    kernel = replace(registry.find(f"twin.quantize+{fault}"), twin="twin.quantize")
+    kernel = replace(registry.find(f"twin.quantize+{fault}"), twin=registry.find("twin.quantize"))
     cases = family_cases(registry.find("twin.quantize"), "normal", PROFILES["quick"], 0)
     assert any(judge(kernel, case).measures["bits_differing"] for case in cases)
 

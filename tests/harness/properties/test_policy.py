@@ -50,18 +50,18 @@ def test_twin_follows_policy(dtype, rule):
 
 def _hides_nan(candidate: Candidate) -> Candidate:
     def run(problem, operands, config):
-        out, lse = candidate.run(problem, operands, config)
+        out, lse = candidate.code.run(problem, operands, config)
         return np.where(np.isfinite(out), out, np.zeros(1, out.dtype)), lse
 
-    return replace(candidate, run=run)
+    return candidate.altered(run=run)
 
 
 def _spreads_nan(candidate: Candidate) -> Candidate:
     def run(problem, operands, config):
-        out, lse = candidate.run(problem, operands, config)
+        out, lse = candidate.code.run(problem, operands, config)
         return np.where(np.isnan(out).any(), np.full(1, np.nan, out.dtype), out), lse
 
-    return replace(candidate, run=run)
+    return candidate.altered(run=run)
 
 
 @pytest.mark.parametrize("rule", [r for r in POLICY if r.seen != "unchanged"], ids=lambda rule: rule.name)
@@ -109,24 +109,24 @@ def test_a_value_in_a_part_of_weight_0_reaches_the_row_or_does_not(name, rule):
     """0 times NaN happens in a kernel that adds every part, and not in one that skips a part of weight 0."""
     candidate = replace(KERNELS[name].candidate, dtype="fp16")
     assert not _planted_far(candidate, rule)
-    never = replace(candidate, run=partial(_with, candidate, skip=-1.0))
+    never = candidate.altered(run=partial(_with, candidate, skip=-1.0))
     assert not _planted_far(never, rule)
 
 
 def test_a_value_in_a_part_that_has_weight_must_reach_the_row():
     candidate = KERNELS["tree"].candidate
-    skips = replace(candidate, run=partial(_with, candidate, skip=1e-5))
+    skips = candidate.altered(run=partial(_with, candidate, skip=1e-5))
     near = Recipe("peaky", (("gain", 6.0),))
     assert not _planted_far(candidate, "nan_in_value", near)
     assert any("promised" in message for message in _planted_far(skips, "nan_in_value", near))
-    hides = replace(candidate, run=_hides_nan(candidate).run)
+    hides = candidate.altered(run=_hides_nan(candidate).code.run)
     assert any("promised" in message for message in _planted_far(hides, "nan_in_value"))
 
 
 def _with(candidate: Candidate, *call, **options):
     """Run a kernel of arrays whose function has other options."""
-    side = candidate.run.__self__
-    return replace(side, function=partial(side.function, **options)).run(*call)
+    code = candidate.code
+    return replace(code, function=partial(code.function, **options)).run(*call)
 
 
 @pytest.mark.parametrize(("declared", "is_right"), [("-inf", False), ("+inf", True), ("undefined", True)])
@@ -136,6 +136,6 @@ def test_a_row_whose_sum_is_0_has_the_lse_that_is_declared_of_rows_without_a_key
     rule = next(rule for rule in POLICY if rule.name == "minus_inf_score")
     found = replay_trial(LAW, candidate, _trial(candidate, rule, seqlen_q=2, seqlen_k=1, causal=False, nheads=1))
     assert (found is None) == is_right
-    zero = replace(candidate, run=partial(_with, candidate, lse_of_none=0.0))
+    zero = candidate.altered(run=partial(_with, candidate, lse_of_none=0.0))
     found = replay_trial(LAW, zero, _trial(candidate, rule, seqlen_q=2, seqlen_k=1, causal=False, nheads=1))
     assert (found is None) == (declared == "undefined")

@@ -80,7 +80,7 @@ def test_shrinking_can_be_switched_off():
 
 
 def _broken(candidate: Candidate, run) -> Candidate:
-    return replace(candidate, name="broken", run=run)
+    return replace(candidate.altered(run=run), name="broken")
 
 
 def _raises_value_error(problem, operands, config):
@@ -113,7 +113,7 @@ def test_candidate_that_fails_is_a_finding(run, words):
 
 def test_kernel_without_lse_is_judged_by_out_alone():
     plain = twin("fp16")
-    candidate = _broken(plain, lambda p, o, c: plain.run(p, o, c)._replace(lse=None))
+    candidate = _broken(plain, lambda p, o, c: plain.code.run(p, o, c)._replace(lse=None))
     for law in LAWS:
         outcome = run_law(law, candidate, max_examples=3, seed=0)
         assert outcome.violation is None, f"{law.name}: {outcome.violation.message}"
@@ -193,7 +193,7 @@ def test_bound_for_constant_values_is_the_stated_number_of_ulps(dtype, ulps, fam
     candidate = twin(dtype)
     operands = Case(candidate.name, problem, Recipe(family), scheme).operands()
     operands = replace(operands, v=np.ones_like(operands.v), v_descale=None)
-    config = candidate.configure(problem)
+    config = candidate.code.configure(problem)
     bound = forward_bound(problem, operands, config.kernel_model())
     assert bound.out.max() <= ulps * FORMATS[config.out_dtype].epsilon
 

@@ -20,13 +20,13 @@ TRIAL = Trial(LAW, Case("twin.quantize", PROBLEM, Recipe("normal"), None, CHANGE
 
 
 def _quantiser(run) -> Candidate:
-    return replace(find("twin.quantize"), run=run)
+    return find("twin.quantize").altered(run=run)
 
 
 def _named(problem, operands, config) -> dict[str, np.ndarray]:
     twin = find("twin.quantize")
     names = ("q", "k", "v", "q_descale", "k_descale", "v_descale", "k_mean", "lse_correction")
-    stored = twin.run(problem, operands, config)
+    stored = twin.code.run(problem, operands, config)
     return {name: getattr(stored, name) for name in names}
 
 

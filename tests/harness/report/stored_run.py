@@ -1,6 +1,6 @@
 """The pages and the text of a stored run, whole: what users read of two kernels, one of them wrong.
 
-    python -m tests.harness.report.stored_run
+    python -m tests.bless pages
 
 writes them again after a change that is meant; the diff says what users will read. ``stored_run.json.xz`` is the
 summary of a part of a campaign on a numpy kernel, which leaves out the last of more than 128 keys, and on a twin.
@@ -86,5 +86,6 @@ def _without_ends(text: str) -> str:
     return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
-if __name__ == "__main__":
+def renew() -> None:
+    """Write the texts again."""
     TEXT.write_text(both(), encoding="utf-8")

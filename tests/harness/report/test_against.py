@@ -158,7 +158,7 @@ def stored(folder: Path, body: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     run = parse(body, "summary")
     dataset.save(dataset.to_tree(run), folder / "run.nc")
-    (folder / "atlas.json").write_text(atlas.of(run).text())
+    (folder / "atlas.json").write_text(atlas.text(atlas.of(run)))
     return folder / "run.nc"
 
 
@@ -196,7 +196,7 @@ def test_of_atlases_no_family_has_an_interval(tmp_path):
     sides = [against.read(path.with_name("atlas.json")) for path in (old, same, worse)]
     pair = (KERNEL, KERNEL)
     assert {family.word for family in against.compared(sides[0], sides[1], pair).families} == {"equal"}
-    figures = sides[2].entries[KERNEL].families[0].figures
+    figures = sides[2].kernels[KERNEL].families[0].figures
     figures["rel_rmse_unrounded"] *= 2
     found = against.compared(sides[0], sides[2], pair).families[0]
     assert (found.word, found.ratio, math.isnan(found.low)) == ("higher", pytest.approx(2), True)
@@ -211,14 +211,15 @@ def test_of_atlases_no_family_has_an_interval(tmp_path):
 def test_figures_of_other_cases_are_not_held_against_each_other(tmp_path):
     """A kernel that claims more is asked more: its error had been told as 11.5 times as large."""
     sides = [against.read(stored(tmp_path / n, made()).with_name("atlas.json")) for n in "ab"]
-    entry = sides[1].entries[KERNEL]
+    entry = sides[1].kernels[KERNEL]
     for figures, word, because in (
         ({"rel_rmse_unrounded": 7.6e28}, "not told apart", "other cases"),
         ({"nonfinite": 3}, "worse", "not finite in 3 outputs"),
     ):
-        asked = replace(entry.families[0], problems=195, figures=entry.families[0].figures | figures)
+        asked = replace(entry.families[0], figures=entry.families[0].figures | {"cases": 195} | figures)
         more = replace(entry, families=(asked, *entry.families[1:]))
-        found = against.compared(sides[0], replace(sides[1], entries={KERNEL: more}), (KERNEL, KERNEL))
+        side = replace(sides[1], atlas=replace(sides[1].atlas, kernels=(more,)))
+        found = against.compared(sides[0], side, (KERNEL, KERNEL))
         assert (found.families[0].word, math.isnan(found.families[0].ratio)) == (word, True)
         assert because in found.families[0].because
         assert "times as large" not in found.sentence()

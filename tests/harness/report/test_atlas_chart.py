@@ -7,22 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.campaign import atlas
+from fa3verify.campaign.run import Finding
 from fa3verify.judging.verdict import What
 from fa3verify.kernels.record import Identity
 from fa3verify.known import registry
 from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
 from fa3verify.report.atlas_tables import Judged
-from tests.harness.report.test_atlas_page import FIGURES, entry, pages, stored
+from tests.harness.report.test_atlas_page import entry, made_of, pages, stored
 
 
-def losing(name: str, lost: dict[str, float | None], figures: dict[str, float] | None = None, **changes) -> Judged:
+def losing(
+    name: str,
+    lost: dict[str, float | None],
+    figures: dict[str, float] | None = None,
+    *,
+    findings: tuple[Finding, ...] = (),
+    version: str = "1.0",
+    **changes,
+) -> Judged:
     """A kernel that loses some bits on each family, and has these figures on all of them."""
     made = entry(name, families=tuple(lost), **changes)
     rows = tuple(
-        replace(row, figures=FIGURES | {"bits_lost": lost[row.family]} | (figures or {})) for row in made.families
+        replace(row, figures=row.figures | {"bits_lost": lost[row.family]} | (figures or {})) for row in made.families
     )
-    return Judged(name, replace(made, families=rows), ".", "CPU")
+    kernel = replace(made, families=rows)
+    named = tuple(replace(each, kernel=name) for each in findings)
+    return Judged(name, kernel, made_of(kernel, findings=named, version=version), ".", "CPU")
 
 
 def drawn(*rows: Judged) -> atlas_chart.Chart:
@@ -86,17 +96,16 @@ def test_the_sentence_says_what_stands_out_of_the_data():
 
 def test_the_page_opens_with_the_sentence_and_the_chart_and_findings_follow_before_any_other_table(tmp_path):
     finding = found("L1 error / bound", "observed 2", "worst/a.json")
-    html, text = pages(
-        tmp_path, stored(tmp_path, entry("a.fp16", verdict="fail", findings=(finding,)), entry("b.fp16"))
-    )
+    kernels = entry("a.fp16", verdict="fail"), entry("b.fp16")
+    html, text = pages(tmp_path, stored(tmp_path, *kernels, findings=(replace(finding, kernel="a.fp16"),)))
     places = [html.index(words) for words in ('class="said"', 'class="scroll chart"', 'class="card"', 'class="dense"')]
     assert places == sorted(places)
     assert "2 kernels on 2 kinds of inputs, in bits lost" in text
     assert "<details open" not in html  # tables are folded
 
 
-def found(what: str, message: str, replay: str | None = None) -> atlas.EntryFinding:
-    return atlas.EntryFinding(What.from_json(what), message, "case 1", what, replay)
+def found(what: str, message: str, replay: str | None = None) -> Finding:
+    return Finding("", What.from_json(what), message, "case 1", what, replay)
 
 
 INFINITE = found("law empty_rows", "lse: got inf, expected -inf,", "worst/x.json")
@@ -118,15 +127,15 @@ def test_what_one_page_explains_is_one_card_and_no_finding_is_lost():
 
 
 def test_every_twin_of_a_known_kernel_is_found_by_its_name():
-    declared = {name: kernel.twin for name, kernel in registry.discover().items() if kernel.twin}
+    declared = {name: kernel.twin.name for name, kernel in registry.discover().items() if kernel.twin}
     assert len(declared) > 10
     assert {name: atlas_twins.twin_of(name) for name in declared} == declared
 
 
 def pair(kernel: dict, twin: dict, *, version: str = "1.0") -> atlas_twins.Twinned:
     rows = [
-        replace(losing("flash3.fp16", {"normal": 0.0}, **kernel), version="1.0"),
-        replace(losing("twin.flash3.fp16", {"normal": 0.0}, **twin), version=version),
+        losing("flash3.fp16", {"normal": 0.0}, **kernel),
+        losing("twin.flash3.fp16", {"normal": 0.0}, **twin, version=version),
     ]
     (made,) = atlas_twins.pairs(rows)
     return made

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from fa3_reference.problem import Dtype
 from fa3verify import __version__
 from fa3verify.campaign import atlas
+from fa3verify.campaign.run import Finding, Introduction, KernelRun, Loss, Provenance, Run
 from fa3verify.cases import coverage
 from fa3verify.files import stored as file_of
+from fa3verify.judging.family import FamilyRow
 from fa3verify.judging.verdict import Part, Seen, What
 from fa3verify.kernels.record import Identity
+from fa3verify.properties import LawOutcome
 from fa3verify.report import atlas_page, atlas_tables, moved
 from fa3verify.report.atlas_page import write_pages
 from tests.harness.report.test_report import _parse, check_alone
@@ -24,6 +28,7 @@ PUBLISHED = REPORTS / "atlas"
 ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100"))
 BESIDE = ("../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
 FIGURES = {
+    "cases": 3,
     "ratio_max": 0.875,
     "max_error": 0.02,
     "rms": 0.5,
@@ -38,36 +43,71 @@ FIGURES = {
 }
 
 
-def entry(name: str, *, families: tuple[str, ...] = ("normal", "fa3_outliers"), **changes) -> atlas.Entry:
-    rows = [atlas.FamilyFigures(f, 3, (0,), dict(FIGURES), f"case of {f}", f"worst/{name}.json") for f in families]
-    law = atlas.Property("repeated_run_is_identical", "exact", "pass", 6, 1234, None, None)
-    loss = atlas.Loss(131072, 128, 0.573, -0.57, None)
-    found = atlas.Entry(
+GPU = Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200")
+
+
+def entry(
+    name: str,
+    *,
+    families: tuple[str, ...] = ("normal", "fa3_outliers"),
+    dtype: Dtype = "fp16",
+    identity: Identity = GPU,
+    policy: tuple[str, ...] = ("causal top_left",),
+    **changes,
+) -> KernelRun:
+    rows = [FamilyRow(f, dict(FIGURES), f"worst/{name}.json", seeds=(0,), largest=f"case of {f}") for f in families]
+    law = LawOutcome("repeated_run_is_identical", "pass", kind="exact", examples=6, outputs=1234)
+    known = Introduction(
         name,
         "a <b>kernel</b>",
-        "forward",
-        "fp16",
-        Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200"),
-        True,
-        (),
-        atlas.Effort(321, 98765, (0,)),
-        "pass",
-        None,
-        coverage.judged([], [], None),
-        ("causal top_left",),
-        tuple(rows),
-        (law,),
-        (),
-        (loss,),
+        dtype=dtype,
+        identity=identity,
+        states_order=True,
+        policy=policy,
+    )
+    found = KernelRun(
+        introduction=known,
+        families=tuple(rows),
+        verdict="pass",
+        laws=(law,),
+        cases=321,
+        outputs=98765,
+        coverage=coverage.judged([], [], None),
+        loss=(Loss(131072, 128, 0.573, -0.57, None),),
     )
     return replace(found, **changes)
 
 
-def stored(
-    folder: Path, *entries: atlas.Entry, version: str = __version__, started: str = "2026-01-01T00:00:00+00:00"
-) -> Path:
-    made = atlas.Atlas(version, "abc", "quick", 0, started, "linux x86_64", {"torch": "2.11.0"}, entries)
-    atlas.write(folder / atlas.FILE, made)
+def not_run(name: str, reason: str) -> KernelRun:
+    return KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=reason, loss=())
+
+
+def made_of(
+    *kernels: KernelRun,
+    findings: tuple[Finding, ...] = (),
+    version: str = __version__,
+    started: str = "2026-01-01T00:00:00+00:00",
+) -> Run:
+    return Run(
+        profile="quick",
+        seed=0,
+        verdict="pass",
+        exit_code=0,
+        layers={},
+        kernels=kernels,
+        gate=(),
+        baseline=None,
+        failures=findings,
+        cases=(),
+        provenance=Provenance(version, "3.12.0", "linux x86_64", 2, "abc", "", 0, {"torch": "2.11.0"}),
+        version=version,
+        started=started,
+        schema=atlas.SCHEMA,
+    )
+
+
+def stored(folder: Path, *kernels: KernelRun, **said) -> Path:
+    atlas.write(folder / atlas.FILE, made_of(*kernels, **said))
     return folder / atlas.FILE
 
 
@@ -89,8 +129,8 @@ def test_every_replay_file_that_the_published_atlases_name_is_there():
     named = [
         path.parent / row.replay
         for path in ATLASES
-        for each in atlas.read(path).entries
-        for row in (*each.families, *each.findings, *each.properties)
+        for made in [atlas.read(path)]
+        for row in (*made.failures, *(row for kernel in made.kernels for row in (*kernel.families, *kernel.laws)))
         if row.replay
     ]
     assert len(named) > 100
@@ -134,9 +174,7 @@ def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
 
 
 def test_a_kernel_that_one_machine_lacks_and_another_judged_is_not_listed_as_not_run(tmp_path):
-    lacking = stored(
-        tmp_path / "cpu", entry("a.fp16"), atlas.not_run("b.fp16", "no GPU"), atlas.not_run("c.fp16", "no GPU")
-    )
+    lacking = stored(tmp_path / "cpu", entry("a.fp16"), not_run("b.fp16", "no GPU"), not_run("c.fp16", "no GPU"))
     _, text = pages(tmp_path, lacking, stored(tmp_path / "gpu", entry("b.fp16")))
     assert "| c.fp16 | forward | – | no GPU |" in text
     assert "| b.fp16 | forward" not in text
@@ -152,11 +190,13 @@ def test_a_largest_error_is_proved_only_where_the_order_leaves_one_value_and_it_
 
 
 FAILED = (
-    atlas.EntryFinding(
-        What(Part.LAW, "error_within_bound"), "m", None, "RuntimeError: shape", None, raised="RuntimeError"
-    ),
-    atlas.EntryFinding(
-        What(Part.BOUND, "lse error / bound"), "m", None, "L1 lse error / bound", None, Seen("lse", ratio=math.inf)
+    Finding("a.fp16", What(Part.LAW, "error_within_bound"), "m", cause="RuntimeError: shape", raised="RuntimeError"),
+    Finding(
+        "a.fp16",
+        What(Part.BOUND, "lse error / bound"),
+        "m",
+        cause="L1 lse error / bound",
+        seen=Seen("lse", ratio=math.inf),
     ),
 )
 
@@ -171,8 +211,8 @@ def cells(text: str, kernel: str) -> dict[str, str]:
 
 
 def test_a_kernel_that_fails_says_why_in_its_row(tmp_path):
-    entries = entry("a.fp16", verdict="fail", findings=FAILED), entry("b.fp16"), entry("c.fp16", verdict="inconclusive")
-    html, text = pages(tmp_path, stored(tmp_path, *entries))
+    entries = entry("a.fp16", verdict="fail"), entry("b.fp16"), entry("c.fp16", verdict="inconclusive")
+    html, text = pages(tmp_path, stored(tmp_path, *entries, findings=FAILED))
     assert cells(text, "a.fp16")["why"] == "raises RuntimeError; lse error infinite"
     assert cells(text, "b.fp16")["why"] == "–"
     assert cells(text, "c.fp16")["why"] == "too little tried"
@@ -181,7 +221,7 @@ def test_a_kernel_that_fails_says_why_in_its_row(tmp_path):
 
 def test_every_published_fail_names_its_reason():
     text = (PUBLISHED / "atlas.md").read_text()
-    failing = [e.kernel for path in ATLASES for e in atlas.read(path).entries if e.verdict == "fail"]
+    failing = [each.name for path in ATLASES for each in atlas.read(path).kernels if each.verdict == "fail"]
     assert failing
     for kernel in failing:
         assert len(cells(text, kernel)["why"].split()) >= 2, kernel
@@ -211,7 +251,7 @@ def test_of_a_kernel_judged_twice_on_one_machine_the_later_row_stands(tmp_path):
         tmp_path / "new",
         entry("a.fp16", identity=cpu),
         entry("b.fp16", identity=cpu),
-        atlas.not_run("c.fp16", "no GPU"),
+        not_run("c.fp16", "no GPU"),
         started="2026-02-01T00:00:00+00:00",
     )
     for files in ((old, new), (new, old)):
@@ -223,7 +263,7 @@ def test_of_a_kernel_judged_twice_on_one_machine_the_later_row_stands(tmp_path):
 
 
 def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(tmp_path):
-    def with_figures(name: str, **figures) -> atlas.Entry:
+    def with_figures(name: str, **figures) -> KernelRun:
         made = entry(name, families=("normal",))
         return replace(made, families=(replace(made.families[0], figures=FIGURES | figures),))
 
@@ -232,14 +272,16 @@ def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(t
         with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
         with_figures("c.fp16", nonfinite=2, ratio_max=math.inf),
     ]
-    rows = [atlas_tables.Judged(e.kernel, e, ".", "CPU") for e in entries]
+    rows = [atlas_tables.Judged(each.name, each, made_of(each), ".", "CPU") for each in entries]
     marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in atlas_tables.matrices(rows, "")]
     assert marks == [["", "", "bad"], ["", "far", ""], ["", "", ""]]
 
 
 def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_not(tmp_path):
     found = [
-        atlas.EntryFinding(What(Part.LAW, "empty_rows"), f"lse: got {x}", "case 5x0", x, None) for x in ("inf", "nan")
+        Finding(kernel, What(Part.LAW, "empty_rows"), f"lse: got {x}", "case 5x0", x)
+        for kernel in ("a.fp16", "b.fp16")
+        for x in ("inf", "nan")
     ]
     known = tmp_path / "findings" / "known.json"
     known.parent.mkdir()
@@ -250,8 +292,8 @@ def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_
         "because": "by design",
     }
     known.write_text(json.dumps({"schema": atlas_page.KNOWN_SCHEMA, "known": [row]}))
-    entries = [entry(name, verdict="fail", findings=tuple(found)) for name in ("a.fp16", "b.fp16")]
-    _, text = pages(tmp_path, stored(tmp_path, *entries), known)
+    entries = [entry(name, verdict="fail") for name in ("a.fp16", "b.fp16")]
+    _, text = pages(tmp_path, stored(tmp_path, *entries, findings=tuple(found)), known)
     assert text.count("**by design** ([known](findings/0009-a.md), ") == 1
     assert (
         text.count("**no page explains it**") == 2
@@ -299,9 +341,12 @@ def test_what_moved_is_all_that_changed_and_nothing_else():
     old = entry("a.fp16")
     first, second = old.families
     worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
-    finding = atlas.EntryFinding(What(Part.BOUND, "error / bound"), "observed 2", None, "L1 error / bound", None)
-    new = replace(old, verdict="fail", families=(first, worse), findings=(finding,), loss=())
-    rows = moved.moved([old, entry("gone.fp16")], [new, entry("came.fp16")]).rows
+    finding = Finding("a.fp16", What(Part.BOUND, "error / bound"), "observed 2", cause="L1 error / bound")
+    new = replace(old, verdict="fail", families=(first, worse), loss=())
+    before = made_of(old, entry("gone.fp16"))
+    after = made_of(new, entry("came.fp16"), findings=(finding,))
+    names = [(name, name) for name in ("a.fp16", "gone.fp16", "came.fp16")]
+    rows = moved.moved(before, after, names).rows
     assert [tuple(row.values()) for row in rows] == [
         ("a.fp16", "", "verdict", "pass", "fail", "–"),
         ("a.fp16", "fa3_outliers", "max error", "0.0200", "0.0400", "2.00"),
@@ -311,4 +356,4 @@ def test_what_moved_is_all_that_changed_and_nothing_else():
         ("came.fp16", "", "kernel", "absent", "there", "–"),
         ("gone.fp16", "", "kernel", "there", "absent", "–"),
     ]
-    assert not moved.moved([old], [old]).rows
+    assert not moved.moved(before, before, names[:2]).rows

@@ -98,7 +98,7 @@ def test_another_kernel_stays_within_its_bound_and_a_planted_mistake_does_not():
 def test_the_error_before_the_last_rounding_is_never_told_too_large():
     """Of a kernel that tells its rounded output only; the twin knows what it was."""
     twin = find("twin.fp16")
-    hidden = replace(twin, run=lambda problem, operands, config: twin.run(problem, operands, config))
+    hidden = twin.altered(run=twin.code.run)
     case = Case(twin.name, grounds_of(twin)[0].islands[0].problem(0.25, 0.0), Recipe("normal"))
     call = call_of(hidden, case)
     truth = call.truth({})["out"]

@@ -146,10 +146,10 @@ def test_figures_of_several_kernel_versions_are_never_of_one(tmp_path):
     assert tables.provenance(mixed)["launches_sha256"] == "of several versions"
 
 
-def test_decode_and_drift_tables_show_their_own_figures():
+def test_decode_and_accumulator_loss_tables_show_their_own_figures():
     decode = cells.select("decode", ["bf16"])[0]
-    drift = cells.select("drift", ["e4m3"])[0]
-    text = tables.markdown(collected(record(decode, gluon=0.25), record(drift, gluon=1.0)))
+    loss = cells.select("accumulator_loss", ["e4m3"])[0]
+    text = tables.markdown(collected(record(decode, gluon=0.25), record(loss, gluon=1.0)))
     assert f"| {decode.key} | gluon | 250.0 |" in text
     assert f" {decode.kv_bytes / 1e9 / 0.25:.2f} |" in text  # TB/s
     assert "| 64 | 8192 | 1.00e-03 (-5.0e-01) |" in text

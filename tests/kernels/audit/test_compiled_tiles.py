@@ -59,8 +59,9 @@ def test_a_tile_of_256_keys_is_more_than_the_registers_hold(dtype: str) -> None:
 
 def test_the_clock_kernel_reads_the_counters_once_each_and_stores_both() -> None:
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import FakeTensor, compile_kernel
+    from fa3_kernels.audit.compile import FakeTensor
     from fa3_kernels.gluon.clock import SLOTS, read_clocks
+    from tests.kernels.audit.compiled import compile_kernel
 
     code = compile_kernel(read_clocks, (FakeTensor(gl.int64), SLOTS), num_warps=1)
     for register in ("SR_VIRTUALSMID", "SR_CLOCKLO", "SR_GLOBALTIMERLO"):

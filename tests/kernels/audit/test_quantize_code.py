@@ -25,8 +25,9 @@ def compiled(
     head_dim: int, rows: int, *, rotate: bool, phase: str = "one_pass", mean: bool = False, bf16: bool = False
 ):
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import FakeTensor, compile_kernel
+    from fa3_kernels.audit.compile import FakeTensor
     from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
+    from tests.kernels.audit.compiled import compile_kernel
 
     fake = {bits: FakeTensor(dtype) for bits, dtype in ((16, gl.int16), (8, gl.uint8), (32, gl.float32), (1, gl.int32))}
     operand = QuantizedOperand(
@@ -129,9 +130,10 @@ def test_a_k_mean_spills_six_registers_at_most(head_dim: int, rows: int, rotate:
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_the_sums_of_the_k_mean_are_not_contracted(head_dim: int) -> None:
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import FakeTensor, compile_kernel
+    from fa3_kernels.audit.compile import FakeTensor
     from fa3_kernels.gluon.quantize_kernel import QuantizedOperand
     from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
+    from tests.kernels.audit.compiled import compile_kernel
 
     x, out, floats, lengths = (FakeTensor(dtype) for dtype in (gl.int16, gl.uint8, gl.float32, gl.int32))
     k = QuantizedOperand(x, out, floats, lengths, lengths, 1 << 20, 2048, head_dim, 16, 1000, 8, 8, 1, 1)

@@ -54,7 +54,7 @@ def program_of(call: Call) -> SimpleNamespace:
     named: dict[str, Any] = dict(zip(backward.arg_names, call.arguments, strict=True))
     for name in ("q_desc", "k_desc"):
         named[name] = SimpleNamespace(block_type=SimpleNamespace(shape=named[name].block))
-    return SimpleNamespace(v=named["VARIANT"], **named)
+    return SimpleNamespace(variant=named["VARIANT"], **named)
 
 
 def walked(p: SimpleNamespace, rows: SimpleNamespace) -> list[int]:
@@ -117,5 +117,5 @@ def test_masks_are_left_out_only_where_every_pair_is_visible(problem: AttentionP
                     for row in (of_tile[0][0], of_tile[0][-1])
                     for key in (of_tile[1][0], of_tile[1][-1])
                 )
-                assert p.v.is_masked or is_whole
+                assert p.variant.is_masked or is_whole
                 assert is_masked or is_whole

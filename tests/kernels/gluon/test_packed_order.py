@@ -14,7 +14,7 @@ PROGRAM = """
 import numpy as np, torch
 from fa3_kernels.gluon.packed_order import packed_order
 from fa3_kernels.plan.packed_order import PackedOrder
-from tests.kernels.plan.packed_schedule import blocks, packed_schedule
+from tests.kernels.packed_schedule import packed_schedule, visible_blocks
 from fa3_kernels.plan.tile_order import L2_BYTES
 
 rng = np.random.default_rng(SEED)
@@ -53,7 +53,7 @@ for trial in range(8):
     for b, n in enumerate(q) if order.num_splits == 1 and not is_cache else ():
         for position in range(0, n, 23):
             row = sum(q[:b]) + position
-            is_empty = blocks(order, n, k[b], position // order.positions, 0) == 0
+            is_empty = visible_blocks(order, n, k[b], position // order.positions, 0) == 0
             written = bool((out[row] == 0).all()), bool((lse[:, row] == -np.inf).all())
             assert written == (is_empty, is_empty), (trial, b, position, written)
 print("equal")

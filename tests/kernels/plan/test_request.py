@@ -16,7 +16,7 @@ from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
 from fa3_reference.problem import AttentionProblem
-from tests.kernels.plan.packed_schedule import blocks, packed_schedule
+from tests.kernels.packed_schedule import packed_schedule, visible_blocks
 
 SMS = 132
 
@@ -215,7 +215,7 @@ def test_a_schedule_of_pairs_is_as_long_as_the_greedy_one_within_five_percent():
     def longest(table: np.ndarray) -> float:
         return max(
             sum(
-                blocks(order, lengths[e // 16 >> 32], lengths[e // 16 >> 32], e & 0xFFFFF, 0) + TILE_COST
+                visible_blocks(order, lengths[e // 16 >> 32], lengths[e // 16 >> 32], e & 0xFFFFF, 0) + TILE_COST
                 for e in row
                 if e >= 0
             )

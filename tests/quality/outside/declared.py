@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ def made(function: Callable[..., Any], *features: str, configure: Any = None, **
     """A kernel of batched (batch, seqlen, heads, head_dim) arrays with head_dim 64."""
     given: dict[str, Any] = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": (64,)} | facts
     (candidate,) = array_candidate(function, name="declared", features=features, **given)
-    return replace(candidate, configure=partial(configure, candidate.configure)) if configure else candidate
+    return candidate.altered(configure=partial(configure, candidate.code.configure)) if configure else candidate
 
 
 # Rows without a key as 0 times V, whose sign they take.

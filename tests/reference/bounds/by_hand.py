@@ -113,7 +113,7 @@ def grouped_error(a: list[float], b: list[float], core: TensorCore, is_stored: b
     return (min(inexact * fine, positive + negative) + groups * (fine + 2 * 2.0**coarse)) * FLOAT64_ROOM
 
 
-def tanh_error(x: float, dx: float, unit: float, relative: float, weight: float = 1.0) -> float:
+def tanh_error(x: float, dx: float, unit: float, relative: float) -> float:
     """Step 1: error of tanh(x / unit) where x is off by dx, by a tanh of this relative error or by ex2 and rcp."""
     tanh = math.tanh(x / unit)
     carried = max(math.tanh((x + dx) / unit) - tanh, tanh - math.tanh((x - dx) / unit))
@@ -121,4 +121,4 @@ def tanh_error(x: float, dx: float, unit: float, relative: float, weight: float 
     own = EX2 * min(0.5, twice_rcp) + twice_rcp * (U + RCP) + U * (abs(tanh) + carried)
     if relative:
         own = relative * min(abs(tanh) + carried, 1.0)
-    return carried + weight * own * (1 + 2.0**-20) + 2.0**-50
+    return carried + own * (1 + 2.0**-20) + 2.0**-50

@@ -90,11 +90,7 @@ def sums(corner: dict[str, Any]) -> list[float]:
     return found
 
 
-def write(corners: dict[str, dict[str, Any]]) -> None:
-    """Write corners with the sums that their bounds have now, a line each."""
-    lines = [f"{json.dumps(name)}: {json.dumps({**corner, 'sums': sums(corner)})}" for name, corner in corners.items()]
+def renew() -> None:
+    """Write the corners with the sums that their bounds have now, a line each."""
+    lines = [f"{json.dumps(name)}: {json.dumps({**corner, 'sums': sums(corner)})}" for name, corner in CORNERS.items()]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(CORNERS)

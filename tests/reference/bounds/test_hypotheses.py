@@ -11,12 +11,13 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder, Terms
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.steps import grouped_score_error
 from fa3_reference.bounds.tensor_core import multiply
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from tests.quality.legal_orders import ORDERS, Order, Result, added, attend
+from tests.quality.weighed_bound import weighed_bound
 
 ADDS_P, ADDS_ROUNDED_P, DIVIDES_P = KernelModel.hypotheses("fp16", "fp16")
 
@@ -199,7 +200,7 @@ def test_a_row_sum_of_rounded_weights_is_another_hypothesis_and_its_rounding_is_
     of_p, of_rounded_p = (forward_bound(problem, x, models[name]) for name in (ADDS_P, ADDS_ROUNDED_P))
     assert ratio(problem, x, plain, of_p) <= 1 < ratio(problem, x, plain, of_rounded_p)
     assert ratio(problem, x, of_rounded, of_rounded_p) <= 1 < ratio(problem, x, of_rounded, of_p)
-    halved = forward_bound(problem, x, models[ADDS_ROUNDED_P], Terms(p_rounding=0.5))
+    halved = weighed_bound(p_rounding=0.5)(problem, x, models[ADDS_ROUNDED_P])
     assert ratio(problem, x, of_rounded, halved) > 1
 
 
@@ -222,7 +223,7 @@ def test_cuts_of_p_v_are_charged_where_p_is_exact():
     x = Operands(q, k, v)
     got = attend(Order(sums="chained"), problem, x, np.random.default_rng(0), "fp32")
     model = KernelModel.any_order("e4m3", "fp32", "either")
-    whole, less = (forward_bound(problem, x, model, Terms(p_rounding=0.0, products=w)) for w in (1.0, 0.1))
+    whole, less = (weighed_bound(p_rounding=0.0, products=w)(problem, x, model) for w in (1.0, 0.1))
     assert ratio(problem, x, got, whole) <= 1 < ratio(problem, x, got, less)
 
 

@@ -14,11 +14,12 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.enclosure import forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder, Terms
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.steps import rounded
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme, prepare
+from tests.quality.weighed_bound import SOURCES, weighed_bound
 
 TILE = 64
 ORDERS = {
@@ -110,11 +111,11 @@ def test_every_order_is_inside_the_bound_of_one_that_nobody_states(dtype):
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_tensor_cores_sums_of_all_keys_are_counted_whatever_the_tile(dtype):
     problem, x = next(problems(dtype, range(1, 2)))
-    without = Terms(**dict.fromkeys(Terms.names(), 0.0))
+    without = dict.fromkeys(SOURCES, 0.0)
     shares = []
     for tile in (problem.seqlen_k + 56, 0):  # all keys in one tile of known size, and a tile that is not known
         model = KernelModel(dtype, "fp32", tile, tile, order=SoftmaxOrder(weights="normalised"))
-        least, most = (forward_bound(problem, x, model, terms).out for terms in (without, replace(without, sums=1.0)))
+        least, most = (weighed_bound(**{**without, "sums": w})(problem, x, model).out for w in (0.0, 1.0))
         shares.append(most - least)
     assert (shares[1] > 0).all()
     assert (shares[1] >= 0.7 * shares[0]).all()  # 200 keys of 256

@@ -1,7 +1,7 @@
 """Terms of the a-priori bound that only its corners show: small problems beside the domain's end, and what is promised.
 
 The numbers are pinned, in corners.json, as the bound had them when every term had been looked at; why each corner is
-there stands in its name. ``python -m tests.reference.bounds.corners`` writes them anew.
+there stands in its name. ``python -m tests.bless corners`` writes them anew.
 """
 
 from __future__ import annotations

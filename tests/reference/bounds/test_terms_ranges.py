@@ -16,15 +16,14 @@ from fa3_reference.bounds.enclosure import (
     _accumulate,
     _exp2,
     _fma,
-    _State,
     _tanh,
     forward_enclosure,
-    forward_execution,
 )
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
 from tests.reference.bounds.by_hand_enclosure import fma
+from tests.reference.bounds.executions import forward_execution, number_of
 from tests.reference.bounds.test_terms_enclosure import KEYS, TILE, assert_is_by_hand, drawn, model_of
 
 
@@ -102,13 +101,12 @@ def test_what_the_program_leaves_free_is_drawn_between_the_ends() -> None:
     x = Interval(np.array([2.0, -4.0, 1.0, 5.0]), np.array([6.0, -2.0, np.inf, 5.0]))
     for share, expected in ((0.0, (2.0, -4.0, 1.0, 5.0)), (0.25, (3.0, -3.5, 1.0, 5.0)), (0.75, (5.0, -2.5, 1.0, 5.0))):
         with np.errstate(invalid="ignore"):
-            drawn_ends = _State(4, 1, cast(np.random.Generator, Drawn(share))).free(x)
+            drawn_ends = number_of(x, cast(np.random.Generator, Drawn(share)))
         for end in drawn_ends:
             np.testing.assert_array_equal(end, expected)
     near = Interval(np.array([1 + 2.0**-30]), np.array([1 + 2.0**-29]))  # no binary32 number is between
-    for end in _State(1, 1, cast(np.random.Generator, Drawn(0.5))).free(near):
+    for end in number_of(near, cast(np.random.Generator, Drawn(0.5))):
         assert end.item() == near.low.item()
-    assert _State(4, 1, None).free(x) is x
 
 
 def test_an_execution_is_one_result() -> None:

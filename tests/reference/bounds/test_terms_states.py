@@ -12,16 +12,17 @@ import pytest
 from fa3_reference.bounds.epilogue import _is_power_of_two, _row_sum_error, combine, finish
 from fa3_reference.bounds.forward import _accumulate, _exact, _grouped, _move_maximum, _Weights, _weights
 from fa3_reference.bounds.head import Head
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder, Terms
+from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.state import SplitResult, State
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from tests.quality.weighed_bound import SOURCES, weighed
 from tests.reference.bounds.by_hand import FLOAT64_ROOM, U, g
 from tests.reference.bounds.by_hand_forward import LN2, e, score
 from tests.reference.bounds.test_terms_forward import model_of, query_of
 
 ROW = np.arange(1)
-NONE = Terms(**dict.fromkeys(Terms.names(), 0.0))  # what is not a source of error of its own is left
+NONE = dict.fromkeys(SOURCES, 0.0)  # what is not a source of error of its own is left
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def test_a_factor_below_the_normal_numbers_lifts_what_a_score_errs_by(name: str)
     q, k = [224.0, 224.0, 13.0], [[240.0, -240.0, 0.0], [240.0, -240.0, 11.0], [3.0, 5.0, 7.0], [240.0, 240.0, 0.0625]]
     problem, x = operands_of("e4m3", q, k, 1.0, (1.0, 2.0**-127, 1.0))
     model = model_of("e4m3", name)
-    found = Head.of(problem, x, next(iter(problem.sequences())), 0).scores(ROW, slice(0, 4), model, Terms())
+    found = Head.of(problem, x, next(iter(problem.sequences())), 0).scores(ROW, slice(0, 4), model)
     scores = [score(query_of(problem, x), j, model) for j in range(4)]
     np.testing.assert_allclose(found[0][0], [s.x for s in scores], rtol=1e-13, atol=0)
     np.testing.assert_allclose(found[1][0], [s.dx for s in scores], rtol=1e-13, atol=0)
@@ -81,7 +82,7 @@ def test_a_raw_score_meets_a_factor_that_is_subnormal_with_its_error(key: list[f
     """2 c / softcap is below 2^-126, which is known of scores below 2^60 only."""
     head = head_of("bf16", [2.0**40, 2.0**40, 0.0], [key], softmax_scale=2.0**-60, softcap=2.0**68)
     model = KernelModel("bf16", "fp32", 64, 8, accumulator="fp32")
-    x, *_ = head.scores(ROW, slice(0, 1), model, Terms())
+    x, *_ = head.scores(ROW, slice(0, 1), model)
     assert np.isfinite(x).item() == is_known
 
 
@@ -91,7 +92,7 @@ def test_products_that_cancel_are_known_where_their_sizes_cannot_overflow(size: 
     large = size * 2.0**63
     head = head_of("bf16", [2.0**63, 2.0**63, 0.0], [[large, -large, 0.0]], softmax_scale=2.0**-20)
     model = KernelModel("bf16", "fp32", 64, 8, order=SoftmaxOrder(scale="folded"))
-    s, *_ = head._raw_scores(ROW, slice(0, 1), model, Terms())
+    s, *_ = head._raw_scores(ROW, slice(0, 1), model)
     assert np.isfinite(s).item() == is_known
 
 
@@ -101,7 +102,7 @@ MODEL = KernelModel("fp16", "fp32", 64, 8)
 def test_a_rounded_maximum_is_as_far_off_as_the_farther_of_its_ends() -> None:
     """A later block that is lower leaves 5, which is between 3 and 5.5, and its rounding adds half an ulp of 7."""
     state = state_of(max=5.0, max_low=3.0, max_high=5.5)
-    moved = _move_maximum(state, np.array([[1.0]]), np.zeros((1, 1)), 0.0, MODEL, Terms())
+    moved = _move_maximum(state, np.array([[1.0]]), np.zeros((1, 1)), 0.0, MODEL)
     assert not moved.any()
     assert state.tau.item() == 2.0 + 2.0**-22
 
@@ -109,14 +110,14 @@ def test_a_rounded_maximum_is_as_far_off_as_the_farther_of_its_ends() -> None:
 def test_the_factor_of_a_moved_maximum_rounds_the_farthest_that_its_exponent_may_be() -> None:
     """From -(2 - 2^-10) the exponent may be 1.5 2^-10 off, past -2, beyond which half an ulp is 2^-23."""
     state = state_of(max=0.0, max_low=0.0, max_high=0.0, tau=1.5 * 2.0**-10)
-    _move_maximum(state, np.array([[2 - 2.0**-10]]), np.zeros((1, 1)), 0.0, MODEL, Terms())
+    _move_maximum(state, np.array([[2 - 2.0**-10]]), np.zeros((1, 1)), 0.0, MODEL)
     np.testing.assert_allclose(state.worst, e(MODEL.exp_error) + LN2 * 2.0**-23, rtol=1e-12)
 
 
 def test_the_largest_weight_is_1_but_for_the_rounding_of_its_maximum() -> None:
     """Of e4m3 the maximum is 8 less; a coarse exponential and a score that is 0.2 off would allow more."""
     model = KernelModel("e4m3", "fp32", 64, 8, exp_error=0.25)
-    w = _weights(state_of(max=0.0), np.zeros((1, 1)), np.full((1, 1), 0.2), model, Terms())
+    w = _weights(state_of(max=0.0), np.zeros((1, 1)), np.full((1, 1), 0.2), model)
     np.testing.assert_allclose(w.either, 2.0 ** (2 * U * 8) * 1.5 - 1, rtol=1e-12)
 
 
@@ -126,7 +127,7 @@ def test_normalised_weights_cannot_leave_their_format() -> None:
         order = SoftmaxOrder(rescale="lazy", weights=weights)  # type: ignore[arg-type]
         model = KernelModel("e4m3", "fp32", 64, 8, order=order, exp_error=0.45)
         state = state_of(max=0.0)
-        _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model, Terms())
+        _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
         assert state.outside.all() == leaves
 
 
@@ -136,8 +137,8 @@ def test_an_output_is_at_most_what_its_heaviest_weights_make_of_v(v: float, over
     model = KernelModel("bf16", "fp32", 64, 8, order=SoftmaxOrder("unscaled", "lazy"))
     head = head_of("bf16", [0.0] * 3, [[0.0] * 3], v)
     state = state_of(max=0.0, o_error=2.0**127, v_factor=1.0)
-    w = _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model, Terms())
-    _accumulate(state, head, slice(0, 1), w, np.zeros((1, 1)), model, Terms())
+    w = _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
+    _accumulate(state, head, slice(0, 1), w, np.zeros((1, 1)), model)
     assert state.outside.all() == overflows
 
 
@@ -161,9 +162,10 @@ def test_cuts_toward_zero_take_no_more_than_all_there_is() -> None:
     model = KernelModel.any_order("e4m3", "fp32", "either")
     sizes = tuple(np.full((1, 1), x) for x in (2.0, 3.0, 2.0**40, 0.0))
     counts = np.full((1, 1), 8), 1
-    assert _grouped(sizes, counts, model, Terms()).item() == 10.0
-    assert _grouped(sizes, counts, model, Terms(products=0.0)).item() == 5.0
-    assert _grouped(sizes, counts, model, Terms(sums=0.0)).item() == 5.0
+    assert _grouped(sizes, counts, model).item() == 10.0
+    for source in ("products", "sums"):
+        with weighed(**{source: 0.0}):
+            assert _grouped(sizes, counts, model).item() == 5.0
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
@@ -172,7 +174,8 @@ def test_a_row_sum_holds_the_largest_weight(dtype: str, high: float, low: float,
     """Where errors may take the whole row sum, that weight is left: 2 to minus what its exponent may be off by."""
     head = head_of(dtype, [0.0] * 3, [[0.0] * 3])
     state = state_of(max=2.0, max_high=high, max_low=low, l=1.0, l_down=1.0, worst=40.0, v_min=0.0, v_max=1.0)
-    part = finish(state, head, KernelModel(dtype, "fp32", 64, 8, exp_error=2.0**-8), NONE)  # type: ignore[arg-type]
+    with weighed(**NONE):
+        part = finish(state, head, KernelModel(dtype, "fp32", 64, 8, exp_error=2.0**-8))  # type: ignore[arg-type]
     offset = 8 if dtype == "e4m3" else 0
     expected = off + g(3) * (2.0 + offset + off) - math.log2(1 - 2.0**-8)
     np.testing.assert_allclose(part.lse_error, expected * FLOAT64_ROOM, rtol=1e-12)
@@ -183,7 +186,8 @@ def test_what_is_flushed_of_an_output_is_multiplied_by_the_descale_of_v(factor: 
     """Of an O that is 0 and has no other error; the second product with a descale below 1 is binary32's own."""
     head = head_of("e4m3", [0.0] * 3, [[0.0] * 3], 1.0, (1.0, 1.0, factor))
     state = state_of(max=0.0, max_high=0.0, max_low=0.0, l=1.0, v_min=0.0, v_max=0.0, v_factor=factor)
-    part = finish(state, head, KernelModel("e4m3", "fp32", 64, 8), NONE)
+    with weighed(**NONE):
+        part = finish(state, head, KernelModel("e4m3", "fp32", 64, 8))
     np.testing.assert_array_equal(part.error, 2.0**-148 * max(1.0, factor))
 
 
@@ -207,7 +211,7 @@ def test_a_row_sum_is_a_power_of_two_where_both_of_its_ends_round_to_it(
 
 
 def row_sum_error_of(**sums: Any) -> float:
-    return _row_sum_error(state_of(**sums), MODEL, Terms()).item()
+    return _row_sum_error(state_of(**sums), MODEL).item()
 
 
 def test_a_row_sum_of_more_weights_than_binary32_counts_rounds_as_its_chains_do() -> None:
@@ -232,8 +236,8 @@ def test_a_split_without_keys_takes_nothing_from_the_others(order: str) -> None:
     """Its lse of -inf is infinitely far from theirs, and its weight is 0 all the same."""
     model = KernelModel("fp16", "fp32", 64, 8, num_splits=2, order=SoftmaxOrder("unscaled", combine=order))  # type: ignore
     empty = part_of(-math.inf, 0.0, 0.0)
-    found = combine([part_of(1.0, 2.0**-20), empty], model, Terms())
-    twice = combine([part_of(1.0, 2.0**-20), part_of(1.0, 2.0**-20)], model, Terms())
+    found = combine([part_of(1.0, 2.0**-20), empty], model)
+    twice = combine([part_of(1.0, 2.0**-20), part_of(1.0, 2.0**-20)], model)
     assert 0 < found.error.item() <= twice.error.item() < 1e-4
     assert 0 < found.lse_error.item() <= twice.lse_error.item() < 1e-4
 
@@ -241,6 +245,7 @@ def test_a_split_without_keys_takes_nothing_from_the_others(order: str) -> None:
 def test_a_split_that_may_vanish_lowers_the_lse_of_all() -> None:
     """Errors of 59 leave 2^-59 of the first part, and of one 1.5 lower nothing: it may be 2^-120 of the largest."""
     model = KernelModel("fp16", "fp32", 64, 8, num_splits=2)
-    found = combine([part_of(0.0, 59.0), part_of(-1.5, 59.0)], model, NONE)
+    with weighed(**NONE):
+        found = combine([part_of(0.0, 59.0), part_of(-1.5, 59.0)], model)
     expected = (59 + math.log2(1 + 2.0**-1.5)) * FLOAT64_ROOM
     np.testing.assert_allclose(found.lse_error, expected, rtol=1e-12)

@@ -117,9 +117,9 @@ def test_a_softcap_errs_by_what_its_formulas_make_by_hand(tanh: float) -> None:
     cap = 1.5
     for x in (-30.0, -1.0, -1e-3, 0.0, 0.7, 4.0):
         for dx in (0.0, 1e-7, 0.5, 3.0, 50.0):
-            y, dy = softcap_error(np.array([x]), np.array([dx]), cap, tanh, 0.5)
+            y, dy = softcap_error(np.array([x]), np.array([dx]), cap, tanh)
             assert y.item() == cap * LOG2_E * np.tanh(x / (cap * LOG2_E))
-            expected = cap * LOG2_E * tanh_error(x, dx, cap * LOG2_E, tanh, 0.5)
+            expected = cap * LOG2_E * tanh_error(x, dx, cap * LOG2_E, tanh)
             np.testing.assert_allclose(dy.item(), expected, rtol=1e-13, atol=1e-15 if x or dx else 0)
     unknown = softcap_error(np.array([-1.0]), np.array([1e3]), cap, tanh)[1].item() / (cap * LOG2_E)
     carried = math.tanh(1 / (cap * LOG2_E)) + 1

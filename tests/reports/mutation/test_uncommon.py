@@ -56,5 +56,5 @@ def test_a_window_is_ignored_where_there_is_one_query_and_nowhere_else(seqlen_q)
     operands = Case("twin.fp16", problem, Recipe("normal")).draw()[1].operands
     sound = registry.find("twin.fp16")
     config = sound.config_for(problem)
-    wrong = museum.candidate_of(exhibit, bits=False).run(problem, operands, config)
-    assert np.array_equal(wrong.out, sound.run(problem, operands, config).out) == (seqlen_q > 1)
+    wrong = museum.candidate_of(exhibit, bits=False).code.run(problem, operands, config)
+    assert np.array_equal(wrong.out, sound.code.run(problem, operands, config).out) == (seqlen_q > 1)

@@ -1,6 +1,6 @@
 """Records of a few units of every study as they were found, and what the report draws and writes of them.
 
-    python -m tests.reports.studies.stored_records
+    python -m tests.bless studies
 
 writes both files again after a change that is meant.
 """
@@ -119,7 +119,8 @@ def figures(values: Any) -> str:
     return " ".join(f"{x:.6g}" if isinstance(x, int | float | np.number) else str(x) for x in flat)
 
 
-if __name__ == "__main__":
+def renew() -> None:
+    """Write both files again."""
     found = {study.name: [study.measure(**unit) for unit in units] for study, units in TINY}
     STORED.write_bytes(lzma.compress(json.dumps(found).encode(), preset=9))
     DRAWN.write_text(told(), encoding="utf-8")

@@ -54,7 +54,7 @@ def one_study(monkeypatch):
     lost = units[0] | {"kernel": "twin.fp17"}
     monkeypatch.setattr(run, "STUDIES", (growth.STUDY,))
     monkeypatch.setattr(
-        run, "plan", lambda *_: [run.Call("study: growth", growth.measure, unit) for unit in (*units, lost)]
+        run, "plan", lambda *_: [run.CallTask("study: growth", growth.measure, unit) for unit in (*units, lost)]
     )
 
 

@@ -67,7 +67,7 @@ def assert_close(found, stored, name=""):
             wanted = pytest.approx(stored, rel=0.1 if "max" in name else 2e-3, abs=few)
         elif name in ("above", "counts"):
             wanted = pytest.approx(stored, rel=0.02, abs=8)  # a count moves where an error is on the edge of a class
-        assert found == wanted, f"{name}: meant? then python -m tests.reports.studies.stored_records writes it"
+        assert found == wanted, f"{name}: meant? then python -m tests.bless studies writes it"
 
 
 def test_pictures_and_tables_of_stored_records_are_as_they_were():

@@ -73,8 +73,7 @@ class Size:
     integer_max : ((bool, bool), (bool, bool))
         Whether row maxima are taken by integers: [promoted][the launch hides keys].
     early_exponentials : float
-        Share of a block's exponentials that ptxas puts in front of the wait for P V of the block before, read off the
-        SASS.
+        Fraction of a block's exponentials that ptxas issues before it waits for the previous P V, read off the SASS.
     """
 
     shipped: Shipped

@@ -1,4 +1,4 @@
-"""This module says how an individual's arrays mutate: from one code to whole rows at the end of a format, and what
+"""How an individual's arrays mutate: from one code to whole rows at the end of a format, and what
 meets in D and P.
 """
 

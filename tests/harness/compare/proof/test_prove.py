@@ -53,10 +53,10 @@ def test_a_kernel_that_looks_at_its_neighbours_is_caught_by_the_batches_that_run
     asked = planner("twin.bf16", SIZES)
 
     def run(problem, operands, config):
-        out, lse = asked.candidate.run(problem, operands, config)
+        out, lse = asked.candidate.code.run(problem, operands, config)
         return Result(out, lse + problem.batch - 1)
 
-    fickle = replace(asked, candidate=replace(asked.candidate, run=run))
+    fickle = replace(asked, candidate=asked.candidate.altered(run=run))
     alone, batch = Batch(((1, 300),)), Batch(((1, 300), (2, 40)))
     assert asked.bits(alone) == asked.bits(batch)
     assert confirm(asked, alone, batch, FEW, is_whole=True).first is None
@@ -79,9 +79,9 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
     def run(problem, operands, config):
         seen.append((problem.seqlens_q, problem.seqlens_k) if problem.seqlens_q else (problem.batch, problem.seqlen_q))
         assert config == asked.candidate.config_for(problem)
-        return asked.candidate.run(problem, operands, config)
+        return asked.candidate.code.run(problem, operands, config)
 
-    there = replace(asked, candidate=replace(asked.candidate, name="released", run=run))
+    there = replace(asked, candidate=replace(asked.candidate.altered(run=run), name="released"))
     alone, batch = CALLS[change]
     result = confirm(there, alone, batch, FEW)
     assert result.what == WHOLE

@@ -1,4 +1,4 @@
-"""The schedule of packed sequences, made on the CPU: what ``gluon/packed_order.py`` must make to the entry."""
+"""The schedule of packed sequences, made on the CPU: what the GPU's ``packed_order`` must make of the same lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def heads_at_once(order: PackedOrder, seqlen_k: int) -> int:
     return max(1, L2_BYTES // max(1, 4 * seqlen_k * order.head_dim)) * order.heads_per_kv
 
 
-def blocks(order: PackedOrder, seqlen_q: int, seqlen_k: int, m_block: int, split: int) -> int:
+def visible_blocks(order: PackedOrder, seqlen_q: int, seqlen_k: int, m_block: int, split: int) -> int:
     """Key blocks of one split of a row tile."""
     shape = Shape((seqlen_q,), (seqlen_k,), 1, 1, order.left, order.right)
     last = min((m_block + 1) * order.positions, seqlen_q) - 1
@@ -55,7 +55,7 @@ def packed_schedule(
         turn, lane = divmod(number, ctas)
         tiles = -(-seqlens_q[b] // order.positions)
         for m_block in dict.fromkeys((tiles - 1 - pair, pair)[: order.tiles_per_unit]):
-            if order.keeps_empty or blocks(order, seqlens_q[b], seqlens_k[b], m_block, split):
+            if order.keeps_empty or visible_blocks(order, seqlens_q[b], seqlens_k[b], m_block, split):
                 lists[ctas - 1 - lane if turn % 2 else lane].append(entry(b * order.tile_heads + head, split, m_block))
     visible = [b for b in range(batch) if seqlens_q[b] and (seqlens_k[b] or order.keeps_empty)]
     spare = 0

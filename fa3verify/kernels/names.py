@@ -1,0 +1,100 @@
+"""This module says what is in a kernel's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fa3_kernels.plan.config import Setting
+
+_BEHIND = re.compile(r"(?P<base>.+?)(?:@(?P<dims>\d+(?:,\d+)*)|\[(?P<changes>(?:[^][]|\[[^][]*\])+)\])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelName:
+    """Holds the parts of a name: ``BASE+fault@64,128[tile_n=64]``, or ``BASE[order=FILE]``.
+
+    Parameters
+    ----------
+    base : str
+        A name that ``fa3verify kernels`` lists, ``module:function`` or ``file.py:function``, of several dtypes
+        ``module:function.bf16``.
+    fault : str
+        The planted mistake of a twin.
+    head_dims : tuple of int
+        The only ones that are left to it; empty of all that it takes.
+    changes : mapping
+        Fields of its configuration that differ from what it chooses.
+    order : str
+        The file of a learned order, whose twin's bits it is held against.
+    """
+
+    base: str
+    fault: str = ""
+    head_dims: tuple[int, ...] = ()
+    changes: Mapping[str, Setting] = field(default_factory=dict)
+    order: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> KernelName:
+        """Read a name; head dims and changes stand behind it in any order.
+
+        Raises
+        ------
+        ValueError
+            For head dims and changes that are none, for changes beside an order, and for what stands twice.
+
+        Examples
+        --------
+        >>> name = KernelName.parse("twin.fp16+stale_v@64,128[num_splits=2]")
+        >>> name.base, name.fault, name.head_dims, name.changes
+        ('twin.fp16', 'stale_v', (64, 128), {'num_splits': 2})
+        """
+        base = text
+        found: dict[str, str] = {}
+        while match := _BEHIND.fullmatch(base):
+            base = match["base"]
+            if (kind := str(match.lastgroup)) in found:
+                raise ValueError(f"head dims stand once behind a kernel's name, and so do changes, got {text!r}")
+            found[kind] = match[kind]
+        _, at, words = base.rpartition(":")[2].rpartition("@")
+        if at:
+            raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
+        changes = dict(_change(each, text) for each in found["changes"].split(",")) if "changes" in found else {}
+        order = str(changes.pop("order", ""))
+        if order and changes:
+            raise ValueError(f"an order stands alone behind a kernel's name, got {text!r}")
+        dims = tuple(map(int, found["dims"].split(","))) if "dims" in found else ()
+        plain, _, fault = (base, "", "") if ":" in base or base.endswith("+") else base.partition("+")
+        return cls(base=plain, fault=fault, head_dims=dims, changes=changes, order=order)
+
+    def __str__(self) -> str:
+        changes = {**self.changes} | ({"order": self.order} if self.order else {})
+        words = ",".join(f"{key}={str(x).lower() if isinstance(x, bool) else x}" for key, x in changes.items())
+        dims = ",".join(map(str, self.head_dims))
+        return self.plain + (f"@{dims}" if dims else "") + (f"[{words}]" if words else "")
+
+    @property
+    def plain(self) -> str:
+        """Return the name of the kernel itself, with all head dims and in its own configuration."""
+        return f"{self.base}+{self.fault}" if self.fault else self.base
+
+    @property
+    def sound(self) -> KernelName:
+        """Return the name of the twin in which a mistake was planted; its own where none was."""
+        return replace(self, fault="")
+
+    @property
+    def is_reference(self) -> bool:
+        """Tell whether it says where somebody's own kernel is found."""
+        return ":" in self.base
+
+
+def _change(text: str, name: str) -> tuple[str, Setting]:
+    """Return a field and its value: an integer, a switch or a word."""
+    key, _, value = text.partition("=")
+    if not key or not value:
+        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
+    switches = {"true": True, "false": False}
+    return key, switches.get(value, int(value) if value.lstrip("-").isdigit() else value)

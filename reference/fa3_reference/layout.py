@@ -1,0 +1,151 @@
+"""Where the keys and values of a problem lie when a kernel serves: :mod:`fa3_reference.cache` puts them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol
+
+_FP8 = ("", "tensor", "head", "row")
+
+
+class HasKeys(Protocol):
+    """A problem, of which the lengths of its keys are asked."""
+
+    @property
+    def seqlens_k(self) -> tuple[int, ...] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Says where the keys and values of packed sequences lie when a kernel is called.
+
+    Parameters
+    ----------
+    page_size : int
+        Keys of a page; 0 is no pages but a row of the cache for every sequence.
+    spare : int
+        Pages, or rows and keys of every row, that belong to no sequence.
+    new : tuple of int
+        How many of each sequence's last keys the call itself appends; () is none.
+    rotary_dim : int
+        Leading channels of Q and of appended keys that the call rotates, a multiple of 16; 0 is none.
+    interleaved : bool
+        Whether neighbouring channels are rotated, or those half of ``rotary_dim`` apart.
+    leftpad : tuple of int
+        Keys in front of each sequence's own in its row; () is none.
+    indexed : bool
+        Whether sequences lie in rows in another order, which ``cache_batch_idx`` tells.
+    behind : {"random", "nan"}
+        What lies where no key of a sequence does.
+    seed : int
+        Of the order of pages and rows and of what lies behind.
+    shared : bool
+        Whether pages of equal bytes, to which nothing is appended, are one page.
+    fp8 : {"", "tensor", "head", "row"}
+        What shares a descale where K and V lie in e4m3 beside a Q of 16 bits: all keys, those of a sequence and kv
+        head, or one. Such a call dequantises K and V to 16 bits before it attends; one that quantises Q instead attends
+        to a problem whose dtype is e4m3. Empty where they lie in Q's own format.
+
+    Raises
+    ------
+    ValueError
+        Whenever a value breaks its rule; the message states both.
+    """
+
+    page_size: int = 0
+    spare: int = 1
+    new: tuple[int, ...] = ()
+    rotary_dim: int = 0
+    interleaved: bool = False
+    leftpad: tuple[int, ...] = ()
+    indexed: bool = False
+    behind: Literal["random", "nan"] = "random"
+    seed: int = 0
+    shared: bool = True
+    fp8: Literal["", "tensor", "head", "row"] = ""
+
+    def __post_init__(self) -> None:
+        for name in ("new", "leftpad"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("page_size", "spare", "rotary_dim", "seed"):
+            value = getattr(self, name)
+            _check(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
+        for name in ("interleaved", "indexed", "shared"):
+            value = getattr(self, name)
+            _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
+        _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
+        _check(self.fp8 in _FP8, f"cache: fp8 must be one of {_FP8}, got {self.fp8!r}")
+        _check(not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not")
+        is_row = not self.page_size or not (self.leftpad or self.indexed)
+        _check(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
+        dim = self.rotary_dim
+        _check(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
+        _check(
+            not dim or (bool(self.new) and not self.leftpad),
+            "cache: rotary_dim needs keys that are appended, and no leftpad",
+        )
+
+    def check_fits(self, keys: tuple[int, ...] | None, head_dim: int, *, is_fp8: bool, qv: bool) -> None:
+        """Check that a cache fits a problem.
+
+        Parameters
+        ----------
+        keys : tuple of int
+            Of each sequence; ValueError where they are not stated.
+        head_dim : int
+            Channels of Q and K that may be rotated.
+        is_fp8, qv : bool
+            Whether the problem's dtype is e4m3, and whether its heads are absorbed.
+
+        Raises
+        ------
+        ValueError
+            If it does not; the message states the rule.
+        """
+        if keys is None:
+            raise ValueError("a cache needs seqlens_q and seqlens_k: the lengths that its sequences attend to")
+        for name in ("new", "leftpad"):
+            value = getattr(self, name)
+            is_whole = not value or (len(value) == len(keys) and all(map(_is_count, value)))
+            _check(is_whole, f"cache: {name} must hold batch = {len(keys)} integers >= 0, got {value!r}")
+        fits = all(n <= m for n, m in zip(self.new, keys, strict=False))
+        _check(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
+        is_rotated = self.rotary_dim <= head_dim and not (self.rotary_dim and is_fp8)
+        _check(not (self.fp8 and (is_fp8 or qv)), "cache: fp8 is of 16-bit Q, without qv")
+        _check(is_rotated, f"cache: rotary_dim must be at most {head_dim}, of 16 bits, got {self.rotary_dim}")
+
+    def describe(self) -> str:
+        """Return the fields that are set.
+
+        Returns
+        -------
+        str
+            One readable line.
+        """
+        said = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"cache({', '.join(said)})"
+
+    def before(self, problem: HasKeys) -> tuple[int, ...]:
+        """Return how many keys of each sequence the cache holds before the call.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            Whose keys lie in it.
+
+        Returns
+        -------
+        tuple of int
+            One number for each sequence.
+        """
+        keys = problem.seqlens_k or ()
+        return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
+
+
+def _check(ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(rule)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
