@@ -23,7 +23,7 @@ from fa3verify.cases.practice import practice, probes
 from fa3verify.files import Json
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
-from fa3verify.judging.family import CaseResult, Figured, UnderHypothesis, family_row
+from fa3verify.judging.family import CaseResult, Figured, family_row
 from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
@@ -200,7 +200,7 @@ def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
         judgement.quantisation,
         sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
         hypotheses={name: hypotheses.strain(operation, measures) for name, measures in assumed.items()},
-        under={name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in assumed.items()},
+        under={name: (measures, _order(sides[name], case)) for name, measures in assumed.items()},
         order=None if assumed else _order(candidate, case),
         point=space.point(candidate, case),
     )

@@ -37,17 +37,14 @@ PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe,
 class TaskError(RuntimeError):
     """A task that raised; the message is one line, ``raised`` the type of the exception, empty where there was none."""
 
-    def __init__(self, message: str, raised: str = "") -> None:
+    def __init__(self, message: str, raised: str = "", at: Json | None = None) -> None:
         super().__init__(message)
         self.raised = raised
+        self.at = at
 
 
 class WorkerLost(TaskError):
     """A task whose process died or was stopped; ``at`` is the case it was at, as in a replay file, if that is known."""
-
-    def __init__(self, message: str, at: Json | None = None) -> None:
-        super().__init__(message)
-        self.at = at
 
 
 class Timed(Future):
@@ -149,7 +146,7 @@ class _Worker:
             words = words or f"its process died with exit code {code}"
         self._reader.join(timeout=0.2)
         printed = one_line(self.printed.decode("utf-8", "replace"))
-        raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at)
+        raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at=at)
 
     def end(self) -> None:
         """Ask the supervisor to end the worker, and what it has forked, also where a kernel has stopped it."""

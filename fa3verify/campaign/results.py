@@ -134,8 +134,8 @@ def refutations(contents: Sequence[Json]) -> Json:
 
 def judged_under(record: CaseResult, name: str) -> CaseResult:
     """Return a judged case with the figures and the order of one hypothesis."""
-    under = record.under.get(name)
-    return replace(record, measures=under.measures, order=under.order) if under else record
+    measures, order = record.under.get(name, (record.measures, record.order))
+    return replace(record, measures=measures, order=order)
 
 
 def of_one_hypothesis(records: Sequence[CaseResult]) -> list[CaseResult]:

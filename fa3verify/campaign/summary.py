@@ -41,7 +41,7 @@ from fa3verify.judging.gate import QUANTISATION, Baseline, GateRow, baseline_row
 from fa3verify.judging.hypotheses import assumption
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What, ratio_text
 from fa3verify.operations import Operation
-from fa3verify.properties import LawOutcome
+from fa3verify.properties import LawOutcome, Violation
 from fa3verify.text import Failure
 from fa3verify.version import __version__
 
@@ -120,12 +120,12 @@ def _families(
         what = What(Part.FAMILY, family)
         if settled is not None:
             records = [judged_under(record, settled.chosen) for record in records]
-        if outcome.error:
-            at = (outcome.at or {}).get("content")
-            failures.append(finding(kernel.name, what, Failure(outcome.error, outcome.raised), at))
-        for record in records:
-            if record.error:
-                failures.append(finding(kernel.name, what, record.error, record.case.to_json()))
+        lost = Failure(outcome.error, outcome.raised) if outcome.error else None
+        failed = [
+            (lost, (outcome.at or {}).get("content")),
+            *((record.error, record.case.to_json()) for record in records),
+        ]
+        failures += [finding(kernel.name, what, failure, content) for failure, content in failed if failure]
         if good := [record for record in records if not record.error]:
             cases += good
             families.append(family_row(good, operations.find(kernel.operation)))
@@ -152,8 +152,8 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcom
         row: LawOutcome = outcome.value or LawOutcome(task.law, "fail", message=outcome.error)
         if row.status == "fail":
             trial = row.content or (outcome.at or {}).get("content")
-            violation = row.violation
-            failure = violation.failure if violation else Failure(outcome.error or "", outcome.raised)
+            violation = row.violation or Violation("", failure=Failure(outcome.error or "", outcome.raised))
+            failure = violation.failure
             message = str(failure or row.message)
             others = {name: x[0] for name, x in row.hypotheses.items() if x and x[0].to_json() != trial}
             if trial and others:
@@ -163,8 +163,7 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcom
                 )
                 row = replace(row, message=message)
             told = replace(failure, message=message) if failure else message
-            seen = violation and violation.seen
-            failures.append(finding(kernel.name, What(Part.LAW, row.law), told, trial, seen=seen))
+            failures.append(finding(kernel.name, What(Part.LAW, row.law), told, trial, seen=violation.seen))
         rows.append(row)
     return rows, failures
 
@@ -261,11 +260,11 @@ def _tried(families: Sequence[FamilyRow], laws: Sequence[LawOutcome], met: Seque
 
 def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
     """Count the cases in which each optional output was returned, and those in which it could have been."""
-    found = {}
-    for side in operation.sides:
-        due = [case for case in cases if side.optional and side.is_due(case.case.problem)]
-        found[side.name] = (sum(side.figure("ratio") in case.measures for case in due), len(due))
-    return found
+    return {
+        side.name: (sum(side.figure("ratio") in case.measures for case in due), len(due))
+        for side in operation.sides
+        for due in [[case for case in cases if side.optional and side.is_due(case.case.problem)]]
+    }
 
 
 def _ran(kernel: Introduction, laws: Sequence[LawOutcome], cases: Sequence[CaseResult]) -> SizesTried:
@@ -300,10 +299,9 @@ def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseResult], profile
         message = f"family {row.family}: observed {write(row.observed)}, limit {row.limit:.4g}"
         mine = [case for case in cases if case.family == row.family]
         telling = max(mine, key=lambda case: case.figures.get(row.telling, 0.0), default=None)
-        stored = None
-        if row.layer == Part.BASELINE:
-            stored = MovedFigure(row.family, profile, seed, row.rule, row.limit, row.baseline)
         what = What(Part(row.layer), row.rule)
+        moved = MovedFigure(row.family, profile, seed, row.rule, row.limit, row.baseline)
+        stored = moved if what.part is Part.BASELINE else None
         content = telling and telling.case.to_json()
         failures.append(finding(row.kernel, what, message + against, content, seen=row.seen, baseline=stored))
     return failures

@@ -17,7 +17,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.kernels.record import Candidate, needed_features, widths
+from fa3verify.kernels.record import Candidate, widths
+from fa3verify.operations.operation import needed_features
 from fa3verify.records import OMITTED
 
 COVER = "cover"  # what the cases of a covering array are called where others have their family

@@ -20,7 +20,8 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate, fitting, is_absorbed, needed_features
+from fa3verify.kernels.record import Candidate, fitting, is_absorbed
+from fa3verify.operations.operation import needed_features
 
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}

@@ -29,10 +29,9 @@ from fa3verify.kernels.record import (
     fitting,
     head_dim_refusal,
     is_absorbed,
-    needed_features,
 )
 from fa3verify.kernels.twins import Twin
-from fa3verify.operations.operation import CACHES
+from fa3verify.operations.operation import CACHES, needed_features
 
 TILE = 128  # rows and keys of a tile in most kernels
 LONG = 1024

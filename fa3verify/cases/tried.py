@@ -13,7 +13,7 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.kernels.arrays import is_plain
-from fa3verify.kernels.record import needed_features
+from fa3verify.operations.operation import needed_features
 from fa3verify.records import OLDER
 
 SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")

@@ -96,10 +96,10 @@ def make_executor(settings: Settings) -> Executor:
     limit_s = settings.task_limit_s or PROFILES[settings.profile].task_limit_s
     if settings.scheduler:
         return Cluster(settings.scheduler, limit_s, memory_bytes=settings.memory_bytes)
-    memory_bytes = settings.memory_bytes
-    if memory_bytes is None:
-        memory_bytes = fair_share(settings.workers or default_workers())
-    return processes(settings.workers, limit_s, memory_bytes=memory_bytes)
+    share = (
+        fair_share(settings.workers or default_workers()) if settings.memory_bytes is None else settings.memory_bytes
+    )
+    return processes(settings.workers, limit_s, memory_bytes=share)
 
 
 def prepare_output(out: Path) -> None:

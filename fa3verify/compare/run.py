@@ -16,8 +16,9 @@ from fa3verify.compare.reasons import reason, splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import twins
 from fa3verify.kernels.calls import Refused
-from fa3verify.kernels.record import Candidate, needed_features
-from fa3verify.operations import FORWARD, Outputs
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations import FORWARD
+from fa3verify.operations.operation import Outputs, needed_features
 from fa3verify.properties.law import Setup, Untaken, set_up
 
 # Sums of two orders may agree on kind inputs; large terms that cancel, outliers and few large weights tell them apart.

@@ -18,14 +18,6 @@ from fa3verify.text import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class UnderHypothesis:
-    """Measures of a case under one hypothesis about a kernel that states no order, and the order that it says."""
-
-    measures: dict[str, float]
-    order: Json | None
-
-
-@dataclass(frozen=True, slots=True)
 class CaseResult:
     """Holds what judging one case gave.
 
@@ -42,7 +34,7 @@ class CaseResult:
     hypotheses : dict
         The largest error / bound under each hypothesis about a kernel that states no order.
     under : dict
-        What else is known under each.
+        Under each the measures, and the order of operations that it says.
     order : dict, optional
         Fields of the order of operations that the bound assumed; None where it assumes none.
     sketch : Sketch, optional
@@ -61,7 +53,7 @@ class CaseResult:
     kernel: str = ""
     describe: str = field(default="", metadata=OLDER)
     hypotheses: dict[str, float] = field(default_factory=dict, metadata=OMITTED)
-    under: dict[str, UnderHypothesis] = field(default_factory=dict, metadata=PRIVATE)
+    under: dict[str, tuple[dict[str, float], Json | None]] = field(default_factory=dict, metadata=PRIVATE)
     order: Json | None = field(default=None, metadata=PRIVATE)
     sketch: Sketch | None = field(default=None, metadata=PRIVATE)
     point: Point = field(default_factory=dict, metadata=PRIVATE)

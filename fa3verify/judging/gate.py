@@ -138,39 +138,43 @@ def bit_rows(kernel: Figured) -> list[GateRow]:
     ]
 
 
+def _status(observed: float | None, limit: float | None) -> str:
+    """Return the status of a comparison; what is not finite never passes."""
+    if observed is None or limit is None:
+        return "not compared"
+    return "pass" if observed <= limit and math.isfinite(observed) else "fail"
+
+
 def bound_rows(kernel: Figured) -> list[GateRow]:
     """Bound of every family of one kernel."""
-    rows = []
     sides = operations.find(kernel.operation).sides
     rules = [
-        ("error / bound", "ratio_max", "out"),
-        *((f"{side.words} error / bound", side.figure("ratio"), side.name) for side in sides),
-        (NON_FINITE, "nonfinite", "out"),
+        ("error / bound", "ratio_max", "out", 1.0),
+        *((f"{side.words} error / bound", side.figure("ratio"), side.name, 1.0) for side in sides),
+        (NON_FINITE, "nonfinite", "out", 0.0),
     ]
     figures = [row.figures for row in kernel.families]
     if all("outside" in found for found in figures):
-        rules.append((OUTSIDE, "outside", "out"))
+        rules.append((OUTSIDE, "outside", "out", 0.0))
     if any(found.get("quantisation_bound_ratio") is not None for found in figures):
-        rules.append((QUANTISATION, "quantisation_bound_ratio", "out"))
-    for family in kernel.families:
-        for rule, key, output in rules:
-            observed = family.figures.get(key)
-            limit = 0.0 if key in ("nonfinite", "outside") else 1.0
-            status = "not compared" if observed is None else ("pass" if observed <= limit else "fail")
-            row = GateRow(
-                layer=Part.BOUND,
-                rule=rule,
-                kernel=kernel.name,
-                family=family.family,
-                observed=observed,
-                limit=limit,
-                baseline=None,
-                status=status,
-                telling=key,
-                seen=Seen(output, ratio={"nonfinite": math.inf, "outside": None}.get(key, observed)),
-            )
-            rows.append(row)
-    return rows
+        rules.append((QUANTISATION, "quantisation_bound_ratio", "out", 1.0))
+    return [
+        GateRow(
+            layer=Part.BOUND,
+            rule=rule,
+            kernel=kernel.name,
+            family=family.family,
+            observed=observed,
+            limit=limit,
+            baseline=None,
+            status=_status(observed, limit),
+            telling=key,
+            seen=Seen(output, ratio={"nonfinite": math.inf, "outside": None}.get(key, observed)),
+        )
+        for family in kernel.families
+        for rule, key, output, limit in rules
+        for observed in [family.figures.get(key)]
+    ]
 
 
 def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
@@ -190,24 +194,22 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
                 continue
             reference = stored.get(rule.measure)
             telling = rule.measure if rule.measure in family.figures else "ratio_max"
-            limit = None
-            status = "not compared"
-            if reference is not None:
-                limit = rule.limit(reference, int(family.figures.get("outputs") or 0))
-                status = "pass" if observed <= limit and math.isfinite(observed) else "fail"
-            row = GateRow(
-                layer=Part.BASELINE,
-                rule=rule.measure,
-                kernel=name,
-                family=family.family,
-                observed=observed,
-                limit=limit,
-                baseline=reference,
-                status=status,
-                telling=telling,
-                seen=Seen("out", ratio=observed) if math.isinf(observed) else None,
+            outputs = int(family.figures.get("outputs") or 0)
+            limit = None if reference is None else rule.limit(reference, outputs)
+            rows.append(
+                GateRow(
+                    layer=Part.BASELINE,
+                    rule=rule.measure,
+                    kernel=name,
+                    family=family.family,
+                    observed=observed,
+                    limit=limit,
+                    baseline=reference,
+                    status=_status(observed, limit),
+                    telling=telling,
+                    seen=Seen("out", ratio=observed) if math.isinf(observed) else None,
+                )
             )
-            rows.append(row)
     return rows
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fa3_reference.formats import FORMATS, round_to, ulp
 from fa3verify import operations
 from fa3verify.judging import bits_lost
+from fa3verify.operations import Operation, Output, Outputs
 from fa3verify.operations.ratios import difference, error_ratio
-
-if TYPE_CHECKING:
-    from fa3verify.operations import Operation, Output, Outputs
 
 # name -> (unit, meaning), of an operation's main outputs; "seen" is against the truth of the operands the kernel saw,
 # "unrounded" of the original inputs

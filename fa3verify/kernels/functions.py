@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
@@ -22,9 +22,6 @@ from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf,
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Candidate, always_launchable
 from fa3verify.operations.operation import Accumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "array_candidate", "torch_candidate"]
 
@@ -102,9 +99,8 @@ def array_candidate(
         Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
         that it is given or of a forward of its own.
     **facts : CandidateFacts
-        What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
-        ``order``, ``accumulator``, ``policy``, ``head_dims``, ``page_sizes``, ``seqlen_multiple``, ``min_seqlen`` and
-        ``bitwise``; nothing is claimed by default. Without an order the sums are of ``accumulator`` or the device.
+        What else :class:`fa3verify.kernels.record.Candidate` holds; ``features`` are causal and gqa by default, and no
+        property is claimed. Without an order the sums are of ``accumulator`` or the device.
 
     Returns
     -------
@@ -123,11 +119,9 @@ def array_candidate(
     >>> [candidate.name for candidate in array_candidate(mine, dtypes=("fp16", "bf16"), features=("causal",))]
     ['mine.fp16', 'mine.bf16']
     """
-    operation = "backward" if gradients else operations.FORWARD
     features = frozenset(facts.get("features", ("causal", "gqa")))
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
-    pages = (facts.get("page_sizes") or (16,))[0]
     code = ArrayFunction(
         function,
         layout,
@@ -136,20 +130,30 @@ def array_candidate(
         features,
         out_dtype,
         gradients,
-        pages,
+        (facts.get("page_sizes") or (16,))[0],
         launchable=facts.pop("launchable", always_launchable),
         identity=facts.pop("identity", dict),
     )
-    title = (name or getattr(function, "__name__", "function")) + (".backward" if gradients else "")
-    if gradients:
-        facts.setdefault("min_seqlen", 1)
-    declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
-    forward = "own" if gradients in ("autograd", "own") else "given"
+    return _declared(code, name or getattr(function, "__name__", "function"), dtypes, facts)
+
+
+def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: CandidateFacts) -> tuple[Candidate, ...]:
+    """Return candidates of a function with what is said of it, one for each dtype."""
+    own = {"features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
+    given = {"min_seqlen": 1 if code.gradients else 0, **facts, **own}
     kernels = (
-        Candidate(f"{title}.{dtype}", dtype, code, features, operation=operation, device=device, forward=forward)
+        Candidate(
+            f"{name}.backward.{dtype}" if code.gradients else f"{name}.{dtype}",
+            dtype,
+            code,
+            code.features,
+            operation="backward" if code.gradients else operations.FORWARD,
+            device=code.device,
+            forward="own" if code.gradients in ("autograd", "own") else "given",
+        )
         for dtype in dtypes
     )
-    return tuple(replace(kernel, **declared) for kernel in kernels)
+    return tuple(replace(kernel, **given) for kernel in kernels)
 
 
 def _check_facts(

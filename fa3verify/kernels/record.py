@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
+from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.operations import AnyConfig
-from fa3verify.operations.operation import Accumulator, ForwardOf
+from fa3verify.operations.operation import Accumulator, ForwardOf, needed_features
 from fa3verify.text import MOST_BYTES, one_line
-
-if TYPE_CHECKING:
-    from fa3_reference.bounds import BackwardModel, KernelModel
-
 
 BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 _PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
-
 
 # Head dims that a kernel which declares none refused when it was asked in this process, by its name.
 REFUSED: dict[str, frozenset[int]] = {}
@@ -369,19 +365,6 @@ class Candidate:
             Whether :meth:`refusal` has no reason.
         """
         return self.refusal(problem) is None
-
-
-def needed_features(problem: AttentionProblem) -> frozenset[str]:
-    """Features of :data:`fa3verify.operations.FEATURES` a problem needs from a kernel."""
-    needs = {
-        "causal": problem.causal,
-        "window": problem.window != (-1, -1),
-        "softcap": problem.softcap > 0,
-        "varlen": problem.is_varlen and (problem.cache is None or not problem.has_equal_queries),
-        "gqa": problem.group > 1,
-        "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
-    }
-    return problem.serving | frozenset(name for name, needed in needs.items() if needed)
 
 
 def is_absorbed(candidate: Candidate, head_dim: int) -> bool:

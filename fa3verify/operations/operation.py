@@ -51,6 +51,19 @@ ForwardOf = Literal["given", "own"]  # whose out and lse the gradients of a back
 PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)
 
 
+def needed_features(problem: AttentionProblem) -> frozenset[str]:
+    """Return which of :data:`FEATURES` a problem needs from a kernel."""
+    needs = {
+        "causal": problem.causal,
+        "window": problem.window != (-1, -1),
+        "softcap": problem.softcap > 0,
+        "varlen": problem.is_varlen and (problem.cache is None or not problem.has_equal_queries),
+        "gqa": problem.group > 1,
+        "head_dim_v": problem.head_dim_v != problem.head_dim and not problem.qv,
+    }
+    return problem.serving | frozenset(name for name, needed in needs.items() if needed)
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One array that kernels of an operation return.

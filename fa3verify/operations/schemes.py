@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.scales import SHARING, Granularity, QuantScheme
 from fa3verify.operations.operation import Configure, Descales, Names
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn
 
 
 @st.composite

@@ -13,9 +13,9 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.kernels.record import Candidate, Functions, needed_features
+from fa3verify.kernels.record import Candidate, Functions
 from fa3verify.kernels.twins import twin
-from fa3verify.operations import FEATURES
+from fa3verify.operations.operation import FEATURES, needed_features
 from fa3verify.properties import find_law, run_law
 from tests.harness import third_party
 

@@ -151,7 +151,7 @@ class Losing(InThisProcess):
         future = super().submit(abs, 1)
         lost = type(future)()
         if self.calls <= GIVE_UP:
-            lost.set_exception(WorkerLost("its process died", {"what": "family x", "content": CASE.to_json()}))
+            lost.set_exception(WorkerLost("its process died", at={"what": "family x", "content": CASE.to_json()}))
         return lost
 
 

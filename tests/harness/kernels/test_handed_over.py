@@ -16,8 +16,8 @@ import pytest
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.cases import space
 from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate, needed_features
-from fa3verify.operations.operation import FEATURES, SERVING
+from fa3verify.kernels.record import Candidate
+from fa3verify.operations.operation import FEATURES, SERVING, needed_features
 
 # As docs/your-kernel.md says it.
 WITH = {
