@@ -14,20 +14,11 @@ from fa3verify.judging import bits_lost
 from fa3verify.report.atlas_tables import Judged, is_side, size_of
 from fa3verify.report.atlas_twins import Twinned
 from fa3verify.report.notation import DASH, below_one
+from fa3verify.report.tables import FigureCell
 from fa3verify.text import plural
 
 STEPS = (0.1, 0.5, 1.0, 2.0, 4.0)  # bits at which the shade changes: five kinds of kernels are told apart at a glance
 NOT_FINITE = "∞"
-
-
-@dataclass(frozen=True, slots=True)
-class ChartCell:
-    """One cell: its text and tooltip, its shade or mark as CSS classes, and the bits lost where they are finite."""
-
-    text: str
-    title: str
-    state: str
-    bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class Line:
     name: str
     twin: str
     mean: float | None
-    cells: tuple[ChartCell, ...]
+    cells: tuple[FigureCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +99,21 @@ def _lines(rows: Sequence[Judged], families: Sequence[str], twins: Mapping[str, 
     return sorted(found, key=lambda line: math.inf if line.mean is None else line.mean)
 
 
-def _cell(row: Judged, family: str) -> ChartCell:
+def _cell(row: Judged, family: str) -> FigureCell:
     found = row.family(family)
     if found is None:
-        return ChartCell("", f"{row.label} was not judged on {family}", "none")
+        return FigureCell("", f"{row.label} was not judged on {family}")
     figures = found.figures
     bits = figures.get("bits_lost")
     ratio = max(size_of(x) for key, x in figures.items() if key == "ratio_max" or is_side(key))
     title = f"{row.label} on {family}, error / bound {below_one(ratio)}"
     if figures.get("nonfinite") or bits == math.inf:
-        return ChartCell(NOT_FINITE, f"{title}: not finite where the exact output is", "bad")
+        return FigureCell(NOT_FINITE, f"{title}: not finite where the exact output is", "bad")
     wrong = " wrong" if ratio > 1 else ""
     if bits is None:
-        return ChartCell("·", f"{title}: judged, not in bits lost", f"unknown{wrong}")
-    return ChartCell(
-        written(bits), f"{title}: {bits:.2f} bits lost", f"q{sum(bits >= step for step in STEPS)}{wrong}", bits
+        return FigureCell("·", f"{title}: judged, not in bits lost", f"unknown{wrong}")
+    return FigureCell(
+        written(bits), f"{title}: {bits:.2f} bits lost", f"q{sum(bits >= step for step in STEPS)}{wrong}", bits=bits
     )
 
 

@@ -14,21 +14,8 @@ from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
 from fa3verify.report.notation import DASH, number
+from fa3verify.report.tables import FigureCell
 from fa3verify.text import plural
-
-
-@dataclass(frozen=True, slots=True)
-class HeatCell:
-    """One cell of the figure.
-
-    ``shade`` goes from 0, the smallest error, to 1; ``state`` is wrong where an error leaves its bound, worst where a
-    kernel loses most bits.
-    """
-
-    text: str
-    title: str
-    shade: str = ""
-    state: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +25,7 @@ class HeatMap:
     """
 
     rows: list[dict[str, str]]
-    families: list[tuple[str, list[HeatCell]]]
+    families: list[tuple[str, list[FigureCell]]]
     least: str
     most: str
 
@@ -110,21 +97,21 @@ def _kinds(kernel: KernelRun) -> Sequence[str]:
     return ("kernel", "ideal", "bits") if has_bits else ("kernel", "ideal")
 
 
-def _cell(kernel: KernelRun, family: str, kind: str, scale: tuple[float, float]) -> HeatCell:
-    """One cell; empty where a kernel does not take a family."""
+def _cell(kernel: KernelRun, family: str, kind: str, scale: tuple[float, float]) -> FigureCell:
+    """One cell: wrong where an error leaves its bound, worst where most bits are lost, empty of a family not judged."""
     figures = next((row.figures for row in kernel.families if row.family == family), {})
     if figures.get("rel_rmse_ideal") is None:
-        return HeatCell("", f"{kernel.name} was not judged on {family}")
+        return FigureCell("", f"{kernel.name} was not judged on {family}")
     if kind == "bits":
         bits = figures.get("bits_lost")
         text = DASH if bits is None else f"{bits:.2f}" if math.isfinite(bits) else "∞"
         is_worst = kernel.bits_lost is not None and kernel.bits_lost.worst_family == family
-        return HeatCell(text, f"{kernel.name} on {family}: bits lost", "", "worst" if is_worst else "bits")
+        return FigureCell(text, f"{kernel.name} on {family}: bits lost", "worst" if is_worst else "bits")
     error = figures["rel_rmse_seen" if kind == "kernel" else "rel_rmse_ideal"] or 0.0
     wrong = kind == "kernel" and ((figures["ratio_max"] or 0.0) > 1 or bool(figures.get("nonfinite")))
     ideal = number(figures["rel_rmse_ideal"])
     title = f"{kernel.name} on {family}: relative RMSE {number(error)}, of the ideal {ideal}"
-    return HeatCell(_short(error), title, _shade(error, scale), "wrong" if wrong else kind)
+    return FigureCell(_short(error), title, "wrong" if wrong else kind, _shade(error, scale))
 
 
 def _shade(error: float, scale: tuple[float, float]) -> str:

@@ -19,6 +19,19 @@ from fa3verify.report.notation import DASH, below_one, count, number, percent, s
 Form = Callable[[Any], str]
 
 
+@dataclass(frozen=True, slots=True)
+class FigureCell:
+    """One cell of a figure: its text and tooltip, and what a style sheet knows it by; where it has one, a shade from 0,
+    the smallest error, to 1, and the bits lost where they are finite.
+    """
+
+    text: str
+    title: str
+    state: str = "none"
+    shade: str = ""
+    bits: float | None = None
+
+
 class PageColumn(NamedTuple):
     """Heading, key in the rows, and how a value is written; texts are set to the left, numbers to the right."""
 
