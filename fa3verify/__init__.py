@@ -21,8 +21,6 @@ __all__ = [
     "BackwardModel",
     "BackwardSchedule",
     "Cache",
-    "Candidate",
-    "CandidateError",
     "Case",
     "Config",
     "Descale",
@@ -31,6 +29,8 @@ __all__ = [
     "Estimate",
     "Identity",
     "Judgement",
+    "Kernel",
+    "KernelError",
     "KernelModel",
     "KernelRun",
     "Machine",
@@ -44,7 +44,7 @@ __all__ = [
     "Result",
     "Run",
     "SoftmaxOrder",
-    "array_candidate",
+    "array_kernel",
     "default_config",
     "find_kernel",
     "forward_bound",
@@ -54,7 +54,7 @@ __all__ = [
     "prepare",
     "replay",
     "simulate",
-    "torch_candidate",
+    "torch_kernel",
     "truth",
     "tune",
     "verify",
@@ -81,10 +81,10 @@ if TYPE_CHECKING:
     from fa3verify.inputs.edits import Edit
     from fa3verify.inputs.recipe import Recipe
     from fa3verify.judging.judgement import Judgement
-    from fa3verify.kernels.calls import CandidateError
-    from fa3verify.kernels.functions import array_candidate, torch_candidate
+    from fa3verify.kernels.calls import KernelError
+    from fa3verify.kernels.functions import array_kernel, torch_kernel
     from fa3verify.kernels.policy import Policy
-    from fa3verify.kernels.record import Candidate, Identity
+    from fa3verify.kernels.record import Identity, Kernel
     from fa3verify.known.registry import find as find_kernel
     from fa3verify.operations.forward import Result
     from fa3verify.public import judge, kernel, replay, simulate, tune, verify
@@ -100,8 +100,8 @@ else:
             "BackwardModel": "fa3_reference.bounds.model",
             "BackwardSchedule": "fa3_simulator.backward_schedule",
             "Cache": "fa3_reference.cache",
-            "Candidate": "fa3verify.kernels.record",
-            "CandidateError": "fa3verify.kernels.calls",
+            "Kernel": "fa3verify.kernels.record",
+            "KernelError": "fa3verify.kernels.calls",
             "Case": "fa3verify.cases.case",
             "Config": "fa3_kernels.plan.config",
             "Descale": "fa3_reference.problem",
@@ -123,7 +123,7 @@ else:
             "Result": "fa3verify.operations.forward",
             "Run": "fa3verify.campaign.run",
             "SoftmaxOrder": "fa3_reference.bounds.model",
-            "array_candidate": "fa3verify.kernels.functions",
+            "array_kernel": "fa3verify.kernels.functions",
             "default_config": "fa3_kernels.plan.config",
             "find_kernel": "fa3verify.known.registry:find",
             "forward_bound": "fa3_reference.bounds.forward",
@@ -133,7 +133,7 @@ else:
             "prepare": "fa3_reference.quantize",
             "replay": "fa3verify.public",
             "simulate": "fa3verify.public",
-            "torch_candidate": "fa3verify.kernels.functions",
+            "torch_kernel": "fa3verify.kernels.functions",
             "truth": "fa3_reference.attention:attention",
             "tune": "fa3verify.public",
             "verify": "fa3verify.public",

@@ -46,10 +46,10 @@ class Conformance(pytest.File):
 
     def collect(self) -> Iterator[pytest.Collector]:
         for name in self.kernels:
-            yield Kernel.from_parent(self, name=name)
+            yield KernelCollector.from_parent(self, name=name)
 
 
-class Kernel(pytest.Collector):
+class KernelCollector(pytest.Collector):
     """A kernel; its tests are named ``property[NAME]``, ``family[NAME]`` and ``covering_array``."""
 
     def collect(self) -> Sequence[pytest.Item]:

@@ -15,7 +15,7 @@ from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.loading import MADE
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
 
@@ -44,7 +44,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     *refused : nothing
         It takes keywords alone: a kernel is looked up by :func:`fa3verify.find_kernel`.
     **facts : KernelFacts
-        As :func:`fa3verify.kernels.functions.array_candidate` takes them, which says what the function is
+        As :func:`fa3verify.kernels.functions.array_kernel` takes them, which says what the function is
         called with.
 
     Returns
@@ -69,18 +69,18 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         )
 
     def declare(function: Function) -> Function:
-        from fa3verify.kernels.functions import array_candidate
+        from fa3verify.kernels.functions import array_kernel
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))
-        setattr(function, MADE, array_candidate(function, **facts))
+        setattr(function, MADE, array_kernel(function, **facts))
         return function
 
     return declare
 
 
 def judge(
-    candidate: Candidate | str,
+    kernel: Kernel | str,
     problem: AttentionProblem | Case,
     recipe: Recipe | None = None,
     *,
@@ -91,7 +91,7 @@ def judge(
 
     Parameters
     ----------
-    candidate : Candidate or str
+    kernel : Kernel or str
         The kernel, or its name.
     problem : AttentionProblem or Case
         What is computed; a Case says recipe, scheme and changes as well.
@@ -113,7 +113,7 @@ def judge(
     ValueError
         If the kernel is unknown or does not take the problem, or if something is given beside a Case that it says
         itself.
-    CandidateError
+    KernelError
         If the kernel raises, changes its operands, or returns what it does not declare.
 
     Examples
@@ -128,16 +128,16 @@ def judge(
     """
     from fa3verify.judging.judgement import judge
 
-    candidate = find(candidate) if isinstance(candidate, str) else candidate
+    kernel = find(kernel) if isinstance(kernel, str) else kernel
     if isinstance(problem, Case):
         if recipe or scheme or changes:
             raise ValueError("a Case says recipe, scheme and changes itself: change the case")
-        return judge(candidate, replace(problem, kernel=candidate.name))
-    if problem.dtype == "e4m3" and candidate.operation == FORWARD:
+        return judge(kernel, replace(problem, kernel=kernel.name))
+    if problem.dtype == "e4m3" and kernel.operation == FORWARD:
         scheme = scheme or QuantScheme()
     ordered = tuple(sorted(changes.items()))
-    case = Case(candidate.name, problem, recipe or Recipe("normal"), scheme, ordered, candidate.operation)
-    return judge(candidate, case)
+    case = Case(kernel.name, problem, recipe or Recipe("normal"), scheme, ordered, kernel.operation)
+    return judge(kernel, case)
 
 
 def verify(

@@ -5,7 +5,7 @@ It does nothing, and imports nothing of weight, unless a kernel is named: by ``-
     fa3_kernels = ["mykernel:attention"]
 
 The tests then belong to that conftest, one for each property and family of each kernel
-(:mod:`fa3verify.conformance`); ``fa3_candidate``, ``fa3_truth`` and ``fa3_bound`` are for tests of one's own.
+(:mod:`fa3verify.conformance`); ``fa3_kernel``, ``fa3_truth`` and ``fa3_bound`` are for tests of one's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from fa3verify.cases.case import Case
-    from fa3verify.kernels.record import Candidate
+    from fa3verify.kernels.record import Kernel
     from fa3verify.operations import Outputs
 
 LINE = "fa3_kernels"  # of a conftest: names of kernels, none where they come from the command line
@@ -61,26 +61,26 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that wants a candidate with every kernel."""
-    if "fa3_candidate" in metafunc.fixturenames:
+    """Run a test that wants a kernel with every kernel."""
+    if "fa3_kernel" in metafunc.fixturenames:
         absent = pytest.param(None, marks=pytest.mark.skip(reason="no kernel is named: --fa3-kernel NAME"), id="none")
         kernels = kernels_at(metafunc.config, metafunc.definition.path) or [absent]
-        metafunc.parametrize("fa3_candidate", kernels, indirect=True, scope="session")
+        metafunc.parametrize("fa3_kernel", kernels, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def fa3_candidate(request: pytest.FixtureRequest) -> Candidate:
-    """A kernel under test, a :class:`fa3verify.Candidate`; skipped where it cannot run here."""
+def fa3_kernel(request: pytest.FixtureRequest) -> Kernel:
+    """A kernel under test, a :class:`fa3verify.Kernel`; skipped where it cannot run here."""
     from fa3verify.known import registry
 
-    candidate = registry.find(request.param)
-    if candidate.unavailable:
-        pytest.skip(candidate.unavailable)
-    return candidate
+    kernel = registry.find(request.param)
+    if kernel.unavailable:
+        pytest.skip(kernel.unavailable)
+    return kernel
 
 
 @pytest.fixture(scope="session")
-def fa3_truth(fa3_candidate: Candidate) -> Callable[..., Outputs]:
+def fa3_truth(fa3_kernel: Kernel) -> Callable[..., Outputs]:
     """``fa3_truth(case)``: exact outputs by name, in float64, of what the kernel sees of a case's inputs.
 
     An operation whose truth depends on choices of the kernel, such as a quantiser, takes its outputs as ``got``.
@@ -89,13 +89,13 @@ def fa3_truth(fa3_candidate: Candidate) -> Callable[..., Outputs]:
     def truth(case: Case, got: Outputs | None = None) -> Outputs:
         from fa3verify.properties.law import set_up
 
-        return set_up(fa3_candidate, case).truth(got or {})
+        return set_up(fa3_kernel, case).truth(got or {})
 
     return truth
 
 
 @pytest.fixture(scope="session")
-def fa3_bound(fa3_candidate: Candidate) -> Callable[..., Outputs]:
+def fa3_bound(fa3_kernel: Kernel) -> Callable[..., Outputs]:
     """``fa3_bound(case)``: by name, how far from the truth each output may lie, in float64; infinite where nothing is
     promised. ``got`` is as for ``fa3_truth``. Of a kernel that states no order it is the bound under a ``hypothesis``
     of :func:`fa3verify.judging.hypotheses.under`, the first by default.
@@ -105,7 +105,7 @@ def fa3_bound(fa3_candidate: Candidate) -> Callable[..., Outputs]:
         from fa3verify.judging.hypotheses import under
         from fa3verify.properties.law import set_up
 
-        kernel = under(fa3_candidate)[hypothesis] if hypothesis else fa3_candidate
+        kernel = under(fa3_kernel)[hypothesis] if hypothesis else fa3_kernel
         return set_up(kernel, case).bound(got)
 
     return bound

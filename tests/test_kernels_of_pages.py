@@ -49,15 +49,15 @@ def test_a_kernel_of_a_page_is_judged_as_the_page_shows_it(name, text, shown, tm
     monkeypatch.chdir(tmp_path)
     file = "page_" + re.sub(r"\W", "_", request.node.callspec.id) + ".py"
     Path(file).write_text(text)
-    candidate = find(f"{file}:{name}")
-    points = [{of: c} for of, classes in space.claimed(candidate).items() if of in FEW for c in classes]
+    kernel = find(f"{file}:{name}")
+    points = [{of: c} for of, classes in space.claimed(kernel).items() if of in FEW for c in classes]
     cheap = [point for point in points if COSTLY.isdisjoint(point.values())]
-    cases = [space.case_of(candidate, point, seed) for seed, point in enumerate(cheap)]
-    records = judge_cases(candidate, "page", [case for case in cases if candidate.supports(case.problem)])
+    cases = [space.case_of(kernel, point, seed) for seed, point in enumerate(cheap)]
+    records = judge_cases(kernel, "page", [case for case in cases if kernel.supports(case.problem)])
     assert len(records) >= 3
     wrong = [record.error or "wrong values" for record in records if record.error or record.measures["ratio_max"] > 1]
     assert not [words for words in wrong if words.startswith("TypeError")]
     if law := LAW.search(shown):
-        found = run_law(find_law(law[1]), candidate, max_examples=2, seed=0, shrink_seconds=0)
+        found = run_law(find_law(law[1]), kernel, max_examples=2, seed=0, shrink_seconds=0)
         wrong += [found.violation.message] if found.violation else []
     assert bool(wrong) == ("FAIL" in shown), (wrong, shown)

@@ -57,13 +57,13 @@ def drawn(problem: AttentionProblem, v_mean: float, seed: int) -> tuple[Operands
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Lost | None:
     """Return what a forward, of any dtype, loses at one length; None where it does not take that, or is no forward."""
-    candidate = registry.find(kernel)
-    if candidate.operation != operations.FORWARD:
+    asked = registry.find(kernel)
+    if asked.operation != operations.FORWARD:
         return None
-    problem = problem_of(candidate.dtype, rows, seqlen_k)
-    if candidate.refusal(problem):
+    problem = problem_of(asked.dtype, rows, seqlen_k)
+    if asked.refusal(problem):
         return None
     operands, truth = drawn(problem, v_mean, seed)
-    config = candidate.code.configure(problem)
-    returned = candidate.code.run(problem, operands, config)
+    config = asked.code.configure(problem)
+    returned = asked.code.run(problem, operands, config)
     return lost(operations.find(operations.FORWARD).named(returned, problem, config)["out"], truth)

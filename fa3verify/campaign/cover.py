@@ -15,7 +15,7 @@ from typing import Any, cast
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import Point
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 
 Classes = tuple[tuple[str, tuple[str, ...]], ...]
 Cell = tuple[str, str]  # a dimension and a class of it
@@ -35,12 +35,12 @@ _COSTS: Mapping[Cell, float] = {
 _TOO_MUCH = 10
 
 
-def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, Case | None]]:
+def cover(kernel: Kernel, strength: int, seed: int) -> list[tuple[Point, Case | None]]:
     """Return points in which every ``strength`` classes meet that can, each with its case.
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
     strength : int
         2 for pairs, 3 for triples.
     seed : int
@@ -52,22 +52,22 @@ def cover(candidate: Candidate, strength: int, seed: int) -> list[tuple[Point, C
         Empty for a kernel that takes no problem. The case is None where the kernel takes every pair of the classes and
         not all of them; what only such a point meets then meets in points behind, which differ from it in one class.
     """
-    plain = _plain(candidate)
+    plain = _plain(kernel)
     if plain is None:
         return []
-    classes = tuple(space.claimed(candidate).items())
-    forbidden = _forbidden(candidate, classes, plain)
+    classes = tuple(space.claimed(kernel).items())
+    forbidden = _forbidden(kernel, classes, plain)
     alone = {cell for pair in forbidden for cell in pair if pair[0] == pair[1]}
     taken = tuple((name, tuple(c for c in of if (name, c) not in alone)) for name, of in classes)
     points: list[Point] = [dict(row) for row in _array(taken, forbidden, strength, seed)]
     rows: list[tuple[Point, Case | None]] = [
-        (point, _taken(candidate, point, range(seed + i, seed + i + space.TURNS))) for i, point in enumerate(points)
+        (point, _taken(kernel, point, range(seed + i, seed + i + space.TURNS))) for i, point in enumerate(points)
     ]
-    return [*rows, *_mended(candidate, rows, taken, strength)]
+    return [*rows, *_mended(kernel, rows, taken, strength)]
 
 
 def _mended(
-    candidate: Candidate, rows: list[tuple[Point, Case | None]], classes: Classes, strength: int
+    kernel: Kernel, rows: list[tuple[Point, Case | None]], classes: Classes, strength: int
 ) -> Iterator[tuple[Point, Case]]:
     """Points for what is met in points without a case alone: each is one of these, but for one class."""
     met = {cells for point, case in rows if case for cells in _met(point, strength)}
@@ -76,7 +76,7 @@ def _mended(
         for name, c in ((name, c) for name, of in classes for c in of):
             near = {**point, name: c}
             kept = lost.intersection(_met(near, strength)) if c != point[name] else set()
-            if kept and (case := _taken(candidate, near, range(i, i + space.TURNS))):
+            if kept and (case := _taken(kernel, near, range(i, i + space.TURNS))):
                 yield near, case
                 lost -= kept
                 met |= kept
@@ -87,36 +87,36 @@ def _met(point: Point, strength: int) -> Iterable[tuple[Cell, ...]]:
     return combinations(sorted(point.items()), strength)
 
 
-def _taken(candidate: Candidate, chosen: Point, seeds: Iterable[int]) -> Case | None:
+def _taken(kernel: Kernel, chosen: Point, seeds: Iterable[int]) -> Case | None:
     """The first case of these classes that the kernel takes, None if it takes none."""
     for seed in seeds:
         with contextlib.suppress(ValueError):
-            case = space.case_of(candidate, chosen, seed)
-            candidate.config_for(case.problem, case.changes)
-            if candidate.supports(case.problem):
+            case = space.case_of(kernel, chosen, seed)
+            kernel.config_for(case.problem, case.changes)
+            if kernel.supports(case.problem):
                 return case
     return None
 
 
-def _takes(candidate: Candidate, chosen: Point) -> bool:
+def _takes(kernel: Kernel, chosen: Point) -> bool:
     """Tell whether there is a case of these classes that the kernel takes."""
-    return _taken(candidate, chosen, range(space.TURNS)) is not None
+    return _taken(kernel, chosen, range(space.TURNS)) is not None
 
 
-def _plain(candidate: Candidate) -> Point | None:
+def _plain(kernel: Kernel) -> Point | None:
     """The plainest classes that a kernel takes: a mask, where it takes nothing without one."""
-    claimed = space.claimed(candidate)
+    claimed = space.claimed(kernel)
     dims = claimed.get("head_dim", ())[:1]
     masks = claimed.get("mask", ())
-    return next((p for d in dims for m in masks if _takes(candidate, p := {"head_dim": d, "mask": m})), None)
+    return next((p for d in dims for m in masks if _takes(kernel, p := {"head_dim": d, "mask": m})), None)
 
 
-def _forbidden(candidate: Candidate, classes: Classes, plain: Point) -> frozenset[tuple[Cell, Cell]]:
+def _forbidden(kernel: Kernel, classes: Classes, plain: Point) -> frozenset[tuple[Cell, Cell]]:
     """Pairs of classes of which the kernel takes no case that is plain otherwise; a class twice where it takes none."""
     cells = [(name, c) for name, of in classes for c in of]
-    alone = {cell for cell in cells if not _takes(candidate, {**plain, **dict([cell])})}
+    alone = {cell for cell in cells if not _takes(kernel, {**plain, **dict([cell])})}
     met = [pair for pair in combinations(cells, 2) if pair[0][0] != pair[1][0] and alone.isdisjoint(pair)]
-    refused = {pair for pair in met if not _takes(candidate, {**plain, **dict(pair)})}
+    refused = {pair for pair in met if not _takes(kernel, {**plain, **dict(pair)})}
     return frozenset(refused | {(cell, cell) for cell in alone})
 
 

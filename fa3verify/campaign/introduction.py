@@ -23,7 +23,7 @@ from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import loading, twins, watch
-from fa3verify.kernels.record import Candidate, Identity
+from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, check_claims
 from fa3verify.text import of_error, of_traceback, one_line
@@ -87,13 +87,13 @@ def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, .
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def found(kernel: str) -> Candidate:
+def found(kernel: str) -> Kernel:
     """Return a kernel by name, as :func:`fa3verify.known.registry.find`, and say that this may take its time."""
     with watch.warming(f"import of {kernel}"):
-        candidate = registry.find(kernel)
-        if candidate.unavailable is None:
-            space.probe(candidate)
-        return candidate
+        asked = registry.find(kernel)
+        if asked.unavailable is None:
+            space.probe(asked)
+        return asked
 
 
 def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
@@ -108,45 +108,45 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     """
     watch.trying("loading", lambda: {"kernel": kernel})
     try:
-        candidate = found(kernel)
+        asked = found(kernel)
     except loading.Unloadable as error:
         return Introduction(kernel, failed=str(error), raised=of_traceback(error.__cause__ or error))
-    if candidate.unavailable:
-        raise Unavailable(f"kernel {kernel} is unavailable: {candidate.unavailable}")
-    if candidate.bitwise is not None:
-        check_claims(candidate.bitwise)
+    if asked.unavailable:
+        raise Unavailable(f"kernel {kernel} is unavailable: {asked.unavailable}")
+    if asked.bitwise is not None:
+        check_claims(asked.bitwise)
     try:
         size = PROFILES[profile]
-        fitting = [law for law in LAWS if law.applies(candidate)]
-        laws = tuple(law.name for law in fitting if law.is_claimed(candidate))
-        others = tuple(law.name for law in fitting if not law.is_claimed(candidate))
-        taken = families(candidate, size, captures)
-        refused = constraint(candidate, size, captures)
-        claims = coverage.claims(candidate, laws, claimed_families(captures))
-        rest = operations.find(candidate.operation).features - candidate.features - operations.DESCALES
+        fitting = [law for law in LAWS if law.applies(asked)]
+        laws = tuple(law.name for law in fitting if law.is_claimed(asked))
+        others = tuple(law.name for law in fitting if not law.is_claimed(asked))
+        taken = families(asked, size, captures)
+        refused = constraint(asked, size, captures)
+        claims = coverage.claims(asked, laws, claimed_families(captures))
+        rest = operations.find(asked.operation).features - asked.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),
-            *(one_line(f"policy {words}") for words in candidate.policy.exceptions),
+            *(one_line(f"policy {words}") for words in asked.policy.exceptions),
         )
-        sums = hypotheses.sums_of(candidate) if hypotheses.under(candidate) else None
+        sums = hypotheses.sums_of(asked) if hypotheses.under(asked) else None
         return Introduction(
             kernel,
-            one_line(candidate.description),
-            candidate.operation,
+            one_line(asked.description),
+            asked.operation,
             laws if taken else (),
             taken,
             claims,
             not_claimed,
             refused and one_line(refused),
-            dtype=candidate.dtype,
-            states_order=candidate.order is not None,
+            dtype=asked.dtype,
+            states_order=asked.order is not None,
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
-            policy=tuple(map(one_line, candidate.declared)),
-            identity=Identity(**candidate.code.identity()),
+            policy=tuple(map(one_line, asked.declared)),
+            identity=Identity(**asked.code.identity()),
             source=_source(kernel),
-            head_dims=candidate.head_dims,
+            head_dims=asked.head_dims,
         )
     except Exception as error:  # configure is a third party's
         return Introduction(kernel, failed=f"configuring it failed: {of_error(error)}", raised=of_traceback(error))

@@ -27,8 +27,8 @@ from fa3verify.judging.family import CaseResult, Figured, UnderHypothesis, famil
 from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.record import REFUSALS, Candidate
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.record import REFUSALS, Kernel
 from fa3verify.properties import LawOutcome, find_law, run_law
 from fa3verify.records import read
 from fa3verify.text import of_error, of_traceback
@@ -72,9 +72,9 @@ class JudgeFamily(JudgeTask):
     limit: int | None = None
 
     def run(self) -> JudgedCases:
-        candidate = found(self.kernel)
-        cases = judged_cases(candidate, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
+        kernel = found(self.kernel)
+        cases = judged_cases(kernel, self.family, PROFILES[self.profile], self.seed)[: self.limit]
+        return JudgedCases(judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast))
 
     @property
     def estimated_s(self) -> float:
@@ -92,11 +92,11 @@ class JudgeCapture(JudgeTask):
     index: int
 
     def run(self) -> JudgedCases:
-        candidate = found(self.kernel)
+        kernel = found(self.kernel)
         capture = pinned(self.file, self.sha256).capture
-        case = captured_case(candidate, capture, PROFILES[self.profile], self.index)
+        case = captured_case(kernel, capture, PROFILES[self.profile], self.index)
         cases = [case] if case else []
-        return JudgedCases(judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast))
+        return JudgedCases(judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,10 @@ class JudgeCover(JudgeTask):
     limit: int | None = None
 
     def run(self) -> JudgedCases:
-        candidate = found(self.kernel)
-        rows = cover(candidate, PROFILES[self.profile].strength, self.seed)[: self.limit]
+        kernel = found(self.kernel)
+        rows = cover(kernel, PROFILES[self.profile].strength, self.seed)[: self.limit]
         cases = [case for _, case in rows if case]
-        records = judge_cases(candidate, self.family, cases, is_fail_fast=self.is_fail_fast)
+        records = judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast)
         return JudgedCases(records, tuple(point for point, _ in rows))
 
 
@@ -132,10 +132,10 @@ class JudgePractice(JudgeTask):
         return f"{self.kernel}: practice {self.part + 1}"
 
     def run(self) -> JudgedCases:
-        candidate = found(self.kernel)
-        cases = [*probes(candidate), *practice(candidate, self.profile, self.seed)]
+        kernel = found(self.kernel)
+        cases = [*probes(kernel), *practice(kernel, self.profile, self.seed)]
         refusals = tuple(each.__name__ for each in REFUSALS)
-        records = judge_cases(candidate, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
+        records = judge_cases(kernel, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
         return JudgedCases(tuple(record for record in records if not (record.error or "").startswith(refusals)))
 
 
@@ -172,7 +172,7 @@ class SearchLaw(Task):
 
 
 def judge_cases(
-    candidate: Candidate, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
+    kernel: Kernel, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
 ) -> tuple[CaseResult, ...]:
     """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
 
@@ -183,22 +183,22 @@ def judge_cases(
     for case in cases:
         watch.trying(f"family {family}", case.to_json)
         try:
-            record = _judged(candidate, family, case)
-        except CandidateError as error:
+            record = _judged(kernel, family, case)
+        except KernelError as error:
             record = CaseResult(family, case, {}, error=str(error), traceback=error.traceback)
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
             record = CaseResult(family, case, {}, error=of_error(error), traceback=of_traceback(error))
         records.append(record)
-        if is_fail_fast and _fails(candidate.name, [record]):
+        if is_fail_fast and _fails(kernel.name, [record]):
             break
     kept = sketch.with_one_worst([record.sketch for record in records])
     return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
 
 
-def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
-    operation = operations.find(candidate.operation)
-    judgement = judge(candidate, case)
-    sides = hypotheses.under(candidate)
+def _judged(kernel: Kernel, family: str, case: Case) -> CaseResult:
+    operation = operations.find(kernel.operation)
+    judgement = judge(kernel, case)
+    sides = hypotheses.under(kernel)
     assumed = judgement.hypotheses
     return CaseResult(
         family,
@@ -208,8 +208,8 @@ def _judged(candidate: Candidate, family: str, case: Case) -> CaseResult:
         sketch=_sketch(judgement) if operation.name == operations.FORWARD else None,
         hypotheses={name: hypotheses.strain(operation, measures) for name, measures in assumed.items()},
         under={name: UnderHypothesis(measures, _order(sides[name], case)) for name, measures in assumed.items()},
-        order=None if assumed else _order(candidate, case),
-        point=space.point(candidate, case),
+        order=None if assumed else _order(kernel, case),
+        point=space.point(kernel, case),
     )
 
 
@@ -220,9 +220,9 @@ def _sketch(judgement: Judgement) -> sketch.Sketch:
     return sketch.of_case(problem, out, truth, bound, judgement.operands.dequantized(problem)[2])
 
 
-def _order(candidate: Candidate, case: Case) -> Json | None:
+def _order(kernel: Kernel, case: Case) -> Json | None:
     """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
-    assumed = hypotheses.assumed(candidate, candidate.config_for(case.problem, case.changes))
+    assumed = hypotheses.assumed(kernel, kernel.config_for(case.problem, case.changes))
     return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 

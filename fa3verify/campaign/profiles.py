@@ -14,7 +14,7 @@ from fa3verify.inputs.activations import list_activations
 from fa3verify.inputs.captures import Capture
 from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.judging import bits_lost
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 
 ProfileName = Literal["quick", "release", "soak"]
 
@@ -74,10 +74,10 @@ ACTIVATIONS = "activations"
 CAPTURED = "captured"
 
 
-def families(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
+def families(kernel: Kernel, profile: Profile, captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
     """Return the families of which a kernel takes a case: synthetic ones, real activations by model, the user's."""
-    own = tuple(family_of(capture) for capture in captures if captured_case(candidate, capture, profile, 0))
-    return *(name for name in claimed_families() if _inputs(candidate, name, profile, 0)), *own
+    own = tuple(family_of(capture) for capture in captures if captured_case(kernel, capture, profile, 0))
+    return *(name for name in claimed_families() if _inputs(kernel, name, profile, 0)), *own
 
 
 def claimed_families(captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
@@ -92,87 +92,85 @@ def family_of(capture: Capture) -> str:
     return f"{CAPTURED}:{capture.name}"
 
 
-def constraint(candidate: Candidate, profile: Profile, captures: tuple[Capture, ...] = ()) -> str | None:
+def constraint(kernel: Kernel, profile: Profile, captures: tuple[Capture, ...] = ()) -> str | None:
     """Return why a kernel does not take some problem of a campaign, not even adapted, or of a class that it claims;
     None where it takes all.
     """
-    points = ({name: each} for name, classes in space.claimed(candidate).items() for each in classes)
-    problems = [adapted(candidate, p) for p in _shapes(candidate, profile)]
-    problems += [space.case_of(candidate, point).problem for point in points]
-    own = (captured_refusal(candidate, capture, profile) for capture in captures)
-    return next(filter(None, (*map(candidate.refusal, problems), *own)), None)
+    points = ({name: each} for name, classes in space.claimed(kernel).items() for each in classes)
+    problems = [adapted(kernel, p) for p in _shapes(kernel, profile)]
+    problems += [space.case_of(kernel, point).problem for point in points]
+    own = (captured_refusal(kernel, capture, profile) for capture in captures)
+    return next(filter(None, (*map(kernel.refusal, problems), *own)), None)
 
 
-def family_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
+def family_cases(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the deterministic cases of one family; the stored baseline rests on these."""
-    return [_case(candidate, *inputs) for inputs in _inputs(candidate, family, profile, seed)]
+    return [_case(kernel, *inputs) for inputs in _inputs(kernel, family, profile, seed)]
 
 
-def judged_cases(candidate: Candidate, family: str, profile: Profile, seed: int) -> list[Case]:
+def judged_cases(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[Case]:
     """Return the cases of one family that a campaign judges: its own, and those of the seed that bits lost are over."""
-    own = family_cases(candidate, family, profile, seed)
+    own = family_cases(kernel, family, profile, seed)
     if any(case.recipe.seed == bits_lost.SEED for case in own):
         return own
-    ranked = family_cases(candidate, family, profile, bits_lost.SEED)
+    ranked = family_cases(kernel, family, profile, bits_lost.SEED)
     return [*own, *(case for case in ranked if case.recipe.seed == bits_lost.SEED)]
 
 
-def _case(candidate: Candidate, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
+def _case(kernel: Kernel, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
     """The case of a problem that has this place among all shapes."""
-    operation = operations.find(candidate.operation)
-    scheme, changes = operation.choices(problem, recipe, index, candidate.features, candidate.changeable)
-    return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
+    operation = operations.find(kernel.operation)
+    scheme, changes = operation.choices(problem, recipe, index, kernel.features, kernel.changeable)
+    return Case(kernel.name, problem, recipe, scheme, changes, operation.name)
 
 
-def captured_case(candidate: Candidate, capture: Capture, profile: Profile, index: int) -> Case | None:
+def captured_case(kernel: Kernel, capture: Capture, profile: Profile, index: int) -> Case | None:
     """Return the case of a user's file that has this place among all of them; None if the kernel does not take it."""
-    if captured_refusal(candidate, capture, profile):
+    if captured_refusal(kernel, capture, profile):
         return None
-    tokens = _tokens(candidate, capture.seqlen, profile)
+    tokens = _tokens(kernel, capture.seqlen, profile)
     recipe = Recipe(CAPTURED, {"file": capture.file, "sha256": capture.sha256, "tokens": tokens})
-    return _case(candidate, index, capture.problem(dtype=candidate.dtype, tokens=tokens), recipe)
+    return _case(kernel, index, capture.problem(dtype=kernel.dtype, tokens=tokens), recipe)
 
 
-def captured_refusal(candidate: Candidate, capture: Capture, profile: Profile) -> str | None:
+def captured_refusal(kernel: Kernel, capture: Capture, profile: Profile) -> str | None:
     """Return why a kernel does not take a user's file, None if it does."""
-    tokens = _tokens(candidate, capture.seqlen, profile)
+    tokens = _tokens(kernel, capture.seqlen, profile)
     if not tokens:
-        return f"lengths must be multiples of {candidate.seqlen_multiple}, {capture.file} has {capture.seqlen} tokens"
+        return f"lengths must be multiples of {kernel.seqlen_multiple}, {capture.file} has {capture.seqlen} tokens"
     try:
-        return candidate.refusal(capture.problem(dtype=candidate.dtype, tokens=tokens))
+        return kernel.refusal(capture.problem(dtype=kernel.dtype, tokens=tokens))
     except ValueError as error:
         return str(error)
 
 
-def _tokens(candidate: Candidate, seqlen: int, profile: Profile) -> int:
+def _tokens(kernel: Kernel, seqlen: int, profile: Profile) -> int:
     """Return how many of the first tokens of activations a profile uses, as many as fit a kernel's lengths."""
     tokens = min(seqlen, profile.activation_tokens or seqlen)
-    return tokens - tokens % candidate.seqlen_multiple
+    return tokens - tokens % kernel.seqlen_multiple
 
 
-def _inputs(
-    candidate: Candidate, family: str, profile: Profile, seed: int
-) -> list[tuple[int, AttentionProblem, Recipe]]:
+def _inputs(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[tuple[int, AttentionProblem, Recipe]]:
     """Problems and recipes of one family that a kernel takes, adapted to it, with their places among all shapes."""
     if family.startswith(ACTIVATIONS):
-        return _activations(candidate, family.partition(":")[2], profile)
+        return _activations(kernel, family.partition(":")[2], profile)
     template = next(f for f in FAMILIES if f.name == family)
     recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
-    taken = [(i, adapted(candidate, p)) for i, p in enumerate(_shapes(candidate, profile))]
-    return [(i, p, recipe) for i, p in taken if candidate.supports(p) for recipe in recipes]
+    taken = [(i, adapted(kernel, p)) for i, p in enumerate(_shapes(kernel, profile))]
+    return [(i, p, recipe) for i, p in taken if kernel.supports(p) for recipe in recipes]
 
 
-def _shapes(candidate: Candidate, profile: Profile) -> list[AttentionProblem]:
+def _shapes(kernel: Kernel, profile: Profile) -> list[AttentionProblem]:
     """The problems of every synthetic family, before they are adapted."""
-    shapes = operations.find(candidate.operation).shapes(profile.shapes, is_quick=profile.name == "quick")
-    return [replace(problem, dtype=candidate.dtype) for problem in shapes]
+    shapes = operations.find(kernel.operation).shapes(profile.shapes, is_quick=profile.name == "quick")
+    return [replace(problem, dtype=kernel.dtype) for problem in shapes]
 
 
-def _activations(candidate: Candidate, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:
+def _activations(kernel: Kernel, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:
     """The stored activations of a model that a kernel takes: their first tokens, as many as fit its lengths."""
     inputs = []
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
-        tokens = _tokens(candidate, stored.seqlen, profile)
-        if tokens and candidate.supports(problem := stored.problem(dtype=candidate.dtype, tokens=tokens)):
+        tokens = _tokens(kernel, stored.seqlen, profile)
+        if tokens and kernel.supports(problem := stored.problem(dtype=kernel.dtype, tokens=tokens)):
             inputs.append((index, problem, Recipe(ACTIVATIONS, {"name": stored.name, "tokens": tokens})))
     return inputs

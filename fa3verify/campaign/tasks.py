@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fa3verify.campaign.pool import TaskError, WorkerLost
 from fa3verify.files import Json, write_text
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.records import NOT_WRITTEN, plain
 from fa3verify.text import of_error
 
@@ -135,7 +135,7 @@ class Outcome:
         return self.value
 
 
-def journal_stamp(*kernels: Candidate) -> str:
+def journal_stamp(*kernels: Kernel) -> str:
     """Return what a journal knows its results by: the packages that made them, their libraries, and the kernels.
 
     Results of another version of a library, or of a kernel whose code is another, are not gone on with.

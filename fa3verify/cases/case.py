@@ -12,7 +12,7 @@ from fa3_reference.quantize import Quantized, QuantScheme
 from fa3verify import operations
 from fa3verify.files import of_schema
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations.operation import Arrays
 
 SCHEMA = "fa3verify.case/1"
@@ -25,7 +25,7 @@ class Case:
     Parameters
     ----------
     kernel : str
-        Candidate name.
+        Kernel name.
     problem : AttentionProblem
         What is computed.
     recipe : Recipe
@@ -84,12 +84,12 @@ class Case:
         """Features of :data:`fa3verify.operations.DESCALES` that it needs from a kernel."""
         return operations.find(self.operation).descales_of(self.problem, self.scheme, dict(self.changes))
 
-    def check_descales(self, candidate: Candidate) -> None:
+    def check_descales(self, kernel: Kernel) -> None:
         """Check that a kernel claims to take its descales, for it must not be judged by others.
 
         Parameters
         ----------
-        candidate : Candidate
+        kernel : Kernel
             What would be judged.
 
         Raises
@@ -97,8 +97,8 @@ class Case:
         ValueError
             If the kernel does not claim them.
         """
-        if missing := self.needed_descales - candidate.features:
-            raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(missing))}: {self.describe()}")
+        if missing := self.needed_descales - kernel.features:
+            raise ValueError(f"{kernel.name} does not claim {', '.join(sorted(missing))}: {self.describe()}")
 
     def describe(self) -> str:
         """Return one readable line.

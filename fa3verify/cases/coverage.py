@@ -17,7 +17,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.kernels.record import Candidate, needed_features, widths
+from fa3verify.kernels.record import Kernel, needed_features, widths
 from fa3verify.records import OMITTED
 
 COVER = "cover"  # what the cases of a covering array are called where others have their family
@@ -25,9 +25,9 @@ REQUIRED = 0.75  # share of the claimed classes of each kind
 Pair = tuple[tuple[str, str], tuple[str, str]]  # of classes, each with its dimension
 
 
-def classes_of(candidate: Candidate, case: Case) -> frozenset[str]:
+def classes_of(kernel: Kernel, case: Case) -> frozenset[str]:
     """Return the classes that a case has, as :func:`claims` writes them."""
-    return named(space.point(candidate, case))
+    return named(space.point(kernel, case))
 
 
 def named(point: space.Point) -> frozenset[str]:
@@ -35,13 +35,13 @@ def named(point: space.Point) -> frozenset[str]:
     return frozenset(f"{name} {chosen}" for name, chosen in point.items())
 
 
-def claims(candidate: Candidate, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
+def claims(kernel: Kernel, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
     """Return every class that a kernel claims, with the properties and families that are for its kind of kernel.
 
     A kernel that declares no head_dims claims none of them: those that it is asked are the campaign's own choice.
     """
-    dimensions = space.claimed(candidate)
-    if candidate.head_dims is None:
+    dimensions = space.claimed(kernel)
+    if kernel.head_dims is None:
         dimensions.pop("head_dim", None)
     return (
         *(f"{name} {chosen}" for name, classes in dimensions.items() for chosen in classes),
@@ -161,30 +161,30 @@ def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> Pai
     return PairsTried(len(wanted), len(wanted & met), rows)
 
 
-def adapted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
+def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that has nothing a kernel does not claim: no other feature, head_dim or length.
 
     A feature that is not claimed is left out; another head_dim becomes the next larger one, or the largest; lengths
     grow to what the kernel takes, and are equal under a causal mask aligned top-left. A problem that the kernel takes
     comes back as it is.
     """
-    if candidate.supports(problem):
+    if kernel.supports(problem):
         return problem
-    needs = needed_features(problem) - candidate.features
-    dims = space.head_dims(candidate)
+    needs = needed_features(problem) - kernel.features
+    dims = space.head_dims(kernel)
     nearest = min((n for n in dims if n >= problem.head_dim), default=max(dims, default=problem.head_dim))
     changes: Json = {"head_dim_v": 0} if "head_dim_v" in needs or problem.head_dim_v == problem.head_dim else {}
-    changes |= widths(candidate, nearest)
+    changes |= widths(kernel, nearest)
     if math.isclose(problem.softmax_scale * math.sqrt(problem.head_dim), 1.0):
         changes["softmax_scale"] = None
     plain = {"causal": ("causal", False), "window": ("window", (-1, -1)), "softcap": ("softcap", 0.0)}
     plain["gqa"] = ("nheads_kv", problem.nheads)
     changes |= dict(plain[name] for name in needs & plain.keys())
     lengths: list[tuple[int, ...]] = [
-        tuple(space.fitting(n, candidate) for n in of)
+        tuple(space.fitting(n, kernel) for n in of)
         for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
     ]
-    if candidate.policy.causal == "top_left" and problem.causal and "causal" not in needs:
+    if kernel.policy.causal == "top_left" and problem.causal and "causal" not in needs:
         lengths[1] = lengths[0]
     changes |= {"seqlen_q": max(lengths[0]), "seqlen_k": max(lengths[1])}
     packed = problem.is_varlen and "varlen" not in needs

@@ -20,7 +20,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate, fitting, is_absorbed, needed_features
+from fa3verify.kernels.record import Kernel, fitting, is_absorbed, needed_features
 
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
@@ -82,67 +82,65 @@ def models() -> tuple[Model, ...]:
     return tuple(Model(**row) for row in tomllib.loads(text)["model"])
 
 
-def practice(candidate: Candidate, profile: str, seed: int) -> Iterator[Case]:
+def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
     """Yield the cases of practice that a kernel claims to take.
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
         A forward kernel, or of gradients; a quantiser has none.
     profile : {"quick", "release", "soak"}
     seed : int
         Of the inputs, and of which models a quick campaign takes.
     """
-    if candidate.operation == "quantize":
+    if kernel.operation == "quantize":
         return
     rng = np.random.default_rng([seed, 7])
-    problems = [*_layers(candidate, profile, rng), *_sizes(candidate, profile, rng)]
+    problems = [*_layers(kernel, profile, rng), *_sizes(kernel, profile, rng)]
     for i, problem in enumerate(problems):
-        problem = _fitted(candidate, problem)
-        if needed_features(problem) <= candidate.features and candidate.supports(problem):
+        problem = _fitted(kernel, problem)
+        if needed_features(problem) <= kernel.features and kernel.supports(problem):
             recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
-            scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
-            yield Case(candidate.name, problem, recipe, scheme, (), candidate.operation)
+            scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+            yield Case(kernel.name, problem, recipe, scheme, (), kernel.operation)
 
 
-def probes(candidate: Candidate) -> Iterator[Case]:
+def probes(kernel: Kernel) -> Iterator[Case]:
     """Yield a small case of every head_dim that a kernel takes without saying so."""
-    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
-    if candidate.head_dims is not None or candidate.operation == "quantize":
+    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+    if kernel.head_dims is not None or kernel.operation == "quantize":
         return
-    for i, head_dim in enumerate(every_head_dim(candidate.dtype)):
-        n, m = fitting(3, candidate), fitting(65, candidate)
-        problem = AttentionProblem(
-            1, 1, 1, n, m, head_dim, dtype=candidate.dtype, causal="causal" in candidate.features
-        )
-        problem = _fitted(candidate, problem)
-        if candidate.supports(problem):
-            yield Case(candidate.name, problem, Recipe("normal", seed=i), scheme, (), candidate.operation)
+    for i, head_dim in enumerate(every_head_dim(kernel.dtype)):
+        n, m = fitting(3, kernel), fitting(65, kernel)
+        problem = AttentionProblem(1, 1, 1, n, m, head_dim, dtype=kernel.dtype, causal="causal" in kernel.features)
+        problem = _fitted(kernel, problem)
+        if kernel.supports(problem):
+            yield Case(kernel.name, problem, Recipe("normal", seed=i), scheme, (), kernel.operation)
 
 
-def _layers(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
     """Layers of models: a dozen in a quick campaign, else all; their keys are fewer where there are many channels."""
     chosen = models()
     if profile == "quick":
         chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:_FEW])
     for i, model in enumerate(chosen):
         shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
-        most = _most_elements(candidate, profile) * shard // (model.nheads_kv * model.head_dim)
+        most = _most_elements(kernel, profile) * shard // (model.nheads_kv * model.head_dim)
         longest = min(_LONGEST[profile], max(1024, most))
         longest = max(longest, min(model.window + 300, _LONGEST[profile]))
         part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
-        yield part.problem(candidate.dtype, (1, 3, 2)[i % 3], longest)
+        yield part.problem(kernel.dtype, (1, 3, 2)[i % 3], longest)
 
 
-def _most_elements(candidate: Candidate, profile: str) -> int:
+def _most_elements(kernel: Kernel, profile: str) -> int:
     most = _MOST_ELEMENTS[profile]
-    return min(most, _MOST_OF_GRADIENTS) if candidate.operation == "backward" else most
+    return min(most, _MOST_OF_GRADIENTS) if kernel.operation == "backward" else most
 
 
-def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
     """Sizes that users launch, each beyond what the covering array has."""
-    plain: dict[str, Any] = {"dtype": candidate.dtype}
-    dims = [d for d in candidate.head_dims or (64, 128) if not is_absorbed(candidate, d)]
+    plain: dict[str, Any] = {"dtype": kernel.dtype}
+    dims = [d for d in kernel.head_dims or (64, 128) if not is_absorbed(kernel, d)]
     if not dims:
         return
     for nheads, nheads_kv in _HEADS:
@@ -153,7 +151,7 @@ def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iter
         yield AttentionProblem(1, 2, 2, 5, 150, int(rng.choice(dims)), softmax_scale=scale, **plain)
     for keys in np.exp(rng.uniform(np.log(300), np.log(_LONGEST[profile]), 4)).astype(int):
         yield AttentionProblem(1, 2, 1, 3, int(keys), dims[0], causal=bool(keys % 2), **plain)
-    for keys in (4096, min(_LONGEST[profile], _most_elements(candidate, profile) // dims[-1])):
+    for keys in (4096, min(_LONGEST[profile], _most_elements(kernel, profile) // dims[-1])):
         yield AttentionProblem(1, 1, 1, 2, keys, dims[-1], **plain)
     yield AttentionProblem(1, 1, 1, 2100, 20, dims[0], **plain)
     yield AttentionProblem(17, 1, 1, 2, 33, dims[0], **plain)
@@ -164,11 +162,11 @@ def _sizes(candidate: Candidate, profile: str, rng: np.random.Generator) -> Iter
             yield AttentionProblem.varlen(lengths_q, lengths_k, **packed, **plain)
 
 
-def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem:
+def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem without what is left out by a kernel's claims that no size needs: grouped heads, a mask, a
     softcap; with lengths that it takes, and fewer keys where every query head has its own.
     """
-    features = candidate.features
+    features = kernel.features
     changes: dict[str, Any] = {}
     if problem.causal and "causal" not in features:
         changes["causal"] = False
@@ -178,11 +176,11 @@ def _fitted(candidate: Candidate, problem: AttentionProblem) -> AttentionProblem
         changes["softcap"] = 0.0
     if problem.window != (-1, -1) and "window" not in features:
         changes |= {"window": (-1, -1), "causal": "causal" in features}
-    if candidate.policy.causal == "top_left" and changes.get("causal", problem.causal):
+    if kernel.policy.causal == "top_left" and changes.get("causal", problem.causal):
         changes["causal"] = False
     if not problem.is_varlen:
-        changes["seqlen_q"] = fitting(problem.seqlen_q, candidate)
+        changes["seqlen_q"] = fitting(problem.seqlen_q, kernel)
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
-        most = _most_elements(candidate, "release") // of_a_key  # what a worker has memory for, in any profile
-        changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), candidate)
+        most = _most_elements(kernel, "release") // of_a_key  # what a worker has memory for, in any profile
+        changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), kernel)
     return replace(problem, **changes)

@@ -25,7 +25,7 @@ from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import (
     BESIDE_V,
     REFUSED,
-    Candidate,
+    Kernel,
     fitting,
     head_dim_refusal,
     is_absorbed,
@@ -57,21 +57,21 @@ class Dimension:
     dtype: str | None = None
     features: frozenset[str] = frozenset()
 
-    def concerns(self, candidate: Candidate) -> bool:
+    def concerns(self, kernel: Kernel) -> bool:
         """Tell whether kernels like this one have the dimension."""
-        is_claimed = not self.features or bool(self.features & candidate.features)
-        return is_claimed and self.operation in (None, candidate.operation) and self.dtype in (None, candidate.dtype)
+        is_claimed = not self.features or bool(self.features & kernel.features)
+        return is_claimed and self.operation in (None, kernel.operation) and self.dtype in (None, kernel.dtype)
 
 
-def head_dims(candidate: Candidate) -> tuple[int, ...]:
+def head_dims(kernel: Kernel) -> tuple[int, ...]:
     """Return the head_dims that a kernel declares, or those of :data:`HEAD_DIMS` that it does not refuse."""
-    return tuple(_head_dims(candidate))
+    return tuple(_head_dims(kernel))
 
 
-def _head_dims(candidate: Candidate) -> Iterator[int]:
-    if candidate.head_dims is not None:
-        return iter(candidate.head_dims)
-    return (d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None)
+def _head_dims(kernel: Kernel) -> Iterator[int]:
+    if kernel.head_dims is not None:
+        return iter(kernel.head_dims)
+    return (d for d in HEAD_DIMS if head_dim_refusal(kernel, d) is None)
 
 
 def every_head_dim(dtype: Dtype) -> range:
@@ -80,26 +80,26 @@ def every_head_dim(dtype: Dtype) -> range:
     return range(step, MAX_HEAD_DIM + 1, step)
 
 
-def probe(candidate: Candidate) -> None:
+def probe(kernel: Kernel) -> None:
     """Call a function of arrays that declares no head dims at each of them once, and note those that it refuses.
 
     Such a function has no other way to say so. Whatever else it raises is a finding of the calls that are judged.
     """
-    is_function = isinstance(candidate.code, ArrayFunction)
-    if candidate.head_dims is not None or candidate.name in REFUSED or not is_function:
+    is_function = isinstance(kernel.code, ArrayFunction)
+    if kernel.head_dims is not None or kernel.name in REFUSED or not is_function:
         return
-    REFUSED[candidate.name] = frozenset(d for d in every_head_dim(candidate.dtype) if _refuses(candidate, d))
+    REFUSED[kernel.name] = frozenset(d for d in every_head_dim(kernel.dtype) if _refuses(kernel, d))
 
 
-def _refuses(candidate: Candidate, head_dim: int) -> bool:
-    n = fitting(8, candidate)
-    fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": candidate.dtype}
-    problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in candidate.features, **fields)
-    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
-    case = Case(candidate.name, problem, Recipe("normal"), scheme, (), candidate.operation)
+def _refuses(kernel: Kernel, head_dim: int) -> bool:
+    n = fitting(8, kernel)
+    fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": kernel.dtype}
+    problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in kernel.features, **fields)
+    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+    case = Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
     try:
-        calls.run(candidate, problem, case.operands(), candidate.config_for(problem))
-    except calls.CandidateError as error:
+        calls.run(kernel, problem, case.operands(), kernel.config_for(problem))
+    except calls.KernelError as error:
         return isinstance(error, calls.Refused)
     except ValueError:
         return True
@@ -291,13 +291,13 @@ DIMENSIONS: tuple[Dimension, ...] = (
 )
 
 
-def dimensions(candidate: Candidate) -> dict[str, tuple[str, ...]]:
+def dimensions(kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return the dimensions of kernels like this one, each with its classes, the plainest first."""
-    own = {"head_dim": tuple(map(str, head_dims(candidate)))}
-    return {d.name: own.get(d.name, d.classes) for d in DIMENSIONS if d.concerns(candidate)}
+    own = {"head_dim": tuple(map(str, head_dims(kernel)))}
+    return {d.name: own.get(d.name, d.classes) for d in DIMENSIONS if d.concerns(kernel)}
 
 
-def point(candidate: Candidate, case: Case) -> dict[str, str]:
+def point(kernel: Kernel, case: Case) -> dict[str, str]:
     """Return the class of a case in every dimension.
 
     Raises
@@ -305,11 +305,11 @@ def point(candidate: Candidate, case: Case) -> dict[str, str]:
     ValueError
         If the kernel has no configuration for it.
     """
-    config = candidate.config_for(case.problem, case.changes)
-    return {d.name: d.of(case, config) for d in DIMENSIONS if d.concerns(candidate)}
+    config = kernel.config_for(case.problem, case.changes)
+    return {d.name: d.of(case, config) for d in DIMENSIONS if d.concerns(kernel)}
 
 
-def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
+def case_of(kernel: Kernel, chosen: Point, seed: int = 0) -> Case:
     """Return a case that has the chosen classes, and the plainest of every other dimension.
 
     Inputs of a kind are of each of its families in turn, as seeds go on, and so are the sizes of a class.
@@ -324,34 +324,34 @@ def case_of(candidate: Candidate, chosen: Point, seed: int = 0) -> Case:
     ]
     drawn = [family for family in families if not DISTRIBUTIONS[family.distribution].check]
     recipe = drawn[seed % len(drawn)].recipe(seed=seed)
-    case = _made(candidate, chosen, recipe, TILE, TILE)
+    case = _made(kernel, chosen, recipe, TILE, TILE)
     try:
-        config = candidate.config_for(case.problem, case.changes)
+        config = kernel.config_for(case.problem, case.changes)
     except ValueError:
         return case
-    case = _made(candidate, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
-    found = point(candidate, case)
+    case = _made(kernel, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
+    found = point(kernel, case)
     if wrong := {name: c for name, c in chosen.items() if found.get(name, c) != c}:
-        raise ValueError(f"{candidate.name} has no case of {wrong}")
+        raise ValueError(f"{kernel.name} has no case of {wrong}")
     return case
 
 
-def _made(candidate: Candidate, chosen: Point, recipe: Recipe, tile_m: int, tile_n: int) -> Case:
+def _made(kernel: Kernel, chosen: Point, recipe: Recipe, tile_m: int, tile_n: int) -> Case:
     """The case of the chosen classes for a tile, which follows from the configuration, and that from the problem."""
-    problem = _problem(candidate, chosen, tile_m, tile_n, recipe.seed)
+    problem = _problem(kernel, chosen, tile_m, tile_n, recipe.seed)
     if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
         raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
-    changes = _changes(candidate, chosen, tile_n)
-    scheme = _scheme(candidate, chosen, problem, tile_n)
-    case = Case(candidate.name, problem, recipe, scheme, changes, candidate.operation)
-    if lacking := (needed_features(problem) | case.needed_descales) - candidate.features:
-        raise ValueError(f"{candidate.name} does not claim {', '.join(sorted(lacking))}")
-    if words := candidate.misfit(problem):
+    changes = _changes(kernel, chosen, tile_n)
+    scheme = _scheme(kernel, chosen, problem, tile_n)
+    case = Case(kernel.name, problem, recipe, scheme, changes, kernel.operation)
+    if lacking := (needed_features(problem) | case.needed_descales) - kernel.features:
+        raise ValueError(f"{kernel.name} does not claim {', '.join(sorted(lacking))}")
+    if words := kernel.misfit(problem):
         raise ValueError(words)
     return case
 
 
-def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
+def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
     plain = 1 if chosen.get("cache") == ONE_ROTATED else 5
     queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1, "part of a tile": 5}
     last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
@@ -365,12 +365,12 @@ def _lengths(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int) -> t
         "several tiles": 2 * tile_n + 5,
         "long": LONG + 6,
     }.get(chosen.get("keys", ""), 17)
-    return fitting(queries.get(chosen.get("queries", ""), plain), candidate), fitting(keys, candidate)
+    return fitting(queries.get(chosen.get("queries", ""), plain), kernel), fitting(keys, kernel)
 
 
-def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
+def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
     # Packing a single head is a configuration of the twin, and no launch has it.
-    plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(candidate.code, Twin) else "1"
+    plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(kernel.code, Twin) else "1"
     layout = chosen.get("layout", "batched")
     stored = chosen.get("cache", "none")
     is_ragged = "empty" in layout or (layout == "packed" and stored != "none")
@@ -378,23 +378,23 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     batch, group, nheads_kv = (
         (sizes := of[chosen.get(name, plain[name])])[turn % len(sizes)] for name, of in _SIZES.items()
     )
-    head_dim = int(chosen.get("head_dim") or next(_head_dims(candidate), 0))
-    n, m = _lengths(candidate, chosen, tile_m, tile_n)
-    if candidate.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
+    head_dim = int(chosen.get("head_dim") or next(_head_dims(kernel), 0))
+    n, m = _lengths(kernel, chosen, tile_m, tile_n)
+    if kernel.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
         m = n
     fields: Json = {
         "nheads": group * nheads_kv,
         "nheads_kv": nheads_kv,
         "head_dim": head_dim,
         "head_dim_v": 32 if head_dim != 32 else 64,
-        "dtype": candidate.dtype,
+        "dtype": kernel.dtype,
         "softcap": {"above 1": 30.0, "at most 1": 0.1}.get(chosen.get("softcap", ""), 0.0),
         "softmax_scale": {"tiny": 1e-4, "other": 0.3, "above 1": 1.5}.get(chosen.get("scale", "")),
         "causal": "causal" in chosen.get("mask", ""),
     }
     if chosen.get("value_dim") != "other":
         del fields["head_dim_v"]
-    if chosen.get("qv") == "on" or is_absorbed(candidate, head_dim):
+    if chosen.get("qv") == "on" or is_absorbed(kernel, head_dim):
         fields |= {"qv": True, "head_dim_v": head_dim - BESIDE_V}
     if chosen.get("sinks") == "on":
         fields["sinks"] = True
@@ -405,26 +405,24 @@ def _problem(candidate: Candidate, chosen: Point, tile_m: int, tile_n: int, turn
     if layout == "batched" and stored == "none":
         return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
-    rest = [tuple(fitting(length, candidate) for length in others[i % 2]) for i in range(batch - 1)]
+    rest = [tuple(fitting(length, kernel) for length in others[i % 2]) for i in range(batch - 1)]
     lengths_q, lengths_k = zip((n, m), *rest)
     if layout == "batched":
         lengths_q = (n,) * batch
     if stored != "none":
-        fields["cache"] = _cache(candidate, chosen, lengths_q, lengths_k, turn)
+        fields["cache"] = _cache(kernel, chosen, lengths_q, lengths_k, turn)
     return AttentionProblem.varlen(lengths_q, lengths_k, **fields)
 
 
-def _cache(
-    candidate: Candidate, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int
-) -> Cache:
+def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:
     """Choose where keys lie: alternately in pages and in rows where the kernel takes both, in pages of every size."""
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
         stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")
-        and "paged" in candidate.features
-        and ("seqused_k" not in candidate.features or turn % 2 == 0)
+        and "paged" in kernel.features
+        and ("seqused_k" not in kernel.features or turn % 2 == 0)
     )
-    sizes = candidate.page_sizes or PAGE_SIZES
+    sizes = kernel.page_sizes or PAGE_SIZES
     given: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
     if stored in ("appended", "rotated", ONE_ROTATED):
         given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
@@ -437,10 +435,10 @@ def _cache(
     return Cache(indexed=stored == "indexed", seed=turn, **given)
 
 
-def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
+def _changes(kernel: Kernel, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
     """Fields of the configuration that have the chosen classes, but for those that are so anyway."""
     changes: Json = {}
-    if candidate.operation == "forward":
+    if kernel.operation == "forward":
         wanted = {
             "num_splits": {"one": 1, "several": 3}.get(chosen.get("splits", "")),
             "pack_gqa": {"off": False, "on": True}.get(chosen.get("packing", "")),
@@ -449,8 +447,8 @@ def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[st
                 chosen.get("promotion", "")
             ),
         }
-        changes = {name: x for name, x in wanted.items() if x is not None and name in candidate.changeable}
-    elif candidate.operation == "quantize":
+        changes = {name: x for name, x in wanted.items() if x is not None and name in kernel.changeable}
+    elif kernel.operation == "quantize":
         changes = {
             "scope": chosen.get("scope", "head"),
             "scale": chosen.get("rounding", "amax"),
@@ -463,8 +461,8 @@ def _changes(candidate: Candidate, chosen: Point, tile_n: int) -> tuple[tuple[st
     return tuple(sorted(changes.items()))
 
 
-def _scheme(candidate: Candidate, chosen: Point, problem: AttentionProblem, tile_n: int) -> QuantScheme | None:
-    if candidate.operation != "forward" or candidate.dtype != "e4m3":
+def _scheme(kernel: Kernel, chosen: Point, problem: AttentionProblem, tile_n: int) -> QuantScheme | None:
+    if kernel.operation != "forward" or kernel.dtype != "e4m3":
         return None
     if chosen.get("centring") == "on" and problem.softcap:
         raise ValueError("K is not centred under a softcap")
@@ -481,18 +479,18 @@ def _scheme(candidate: Candidate, chosen: Point, problem: AttentionProblem, tile
     )
 
 
-def claimed(candidate: Candidate) -> dict[str, tuple[str, ...]]:
+def claimed(kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return the classes that a kernel claims by the features and sizes it declares, whatever else it refuses."""
     found = {
-        name: tuple(c for c in classes if _is_claimed(candidate, {name: c}))
-        for name, classes in dimensions(candidate).items()
+        name: tuple(c for c in classes if _is_claimed(kernel, {name: c}))
+        for name, classes in dimensions(kernel).items()
     }
     return {name: kept for name, kept in found.items() if kept}
 
 
-def _is_claimed(candidate: Candidate, chosen: Point) -> bool:
+def _is_claimed(kernel: Kernel, chosen: Point) -> bool:
     try:
-        case_of(candidate, chosen)
+        case_of(kernel, chosen)
     except ValueError:
         return False
     return True

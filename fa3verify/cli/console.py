@@ -33,7 +33,7 @@ from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
 from fa3verify.files import Json
 from fa3verify.judging.verdict import PARTS, ratio_text, told
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.report.words import bits_line
 from fa3verify.text import plural
 
@@ -250,19 +250,19 @@ def print_replay(file: ReplayFile, found: Replayed) -> None:
     console.print("[green]holds[/green]" if found.holds else "[bold red]still broken[/bold red]")
 
 
-def kernel_row(candidate: Candidate) -> Json:
+def kernel_row(kernel: Kernel) -> Json:
     """JSON row of one kernel."""
     return {
-        "name": candidate.name,
-        "dtype": candidate.dtype,
-        "operation": candidate.operation,
-        "description": candidate.description,
-        "features": sorted(candidate.features),
-        "unavailable": candidate.unavailable,
+        "name": kernel.name,
+        "dtype": kernel.dtype,
+        "operation": kernel.operation,
+        "description": kernel.description,
+        "features": sorted(kernel.features),
+        "unavailable": kernel.unavailable,
     }
 
 
-def print_kernels(known: list[Candidate]) -> None:
+def print_kernels(known: list[Kernel]) -> None:
     """Print what can be judged here, a kernel a line, then the others by the reason why they cannot."""
     console = Console(highlight=False)
     width = max(len(c.name) for c in known)

@@ -32,7 +32,7 @@ from fa3verify.commands.verify import make_executor
 from fa3verify.files import write_text
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import EXIT_CODES
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD
 from fa3verify.text import of_error, one_line
 from fa3verify.timed.timing import query
@@ -46,7 +46,7 @@ LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the lon
 
 
 def run(
-    settings: verify.Settings, known: dict[str, Candidate], tell: Callable[[str], None], *, resume: bool = False
+    settings: verify.Settings, known: dict[str, Kernel], tell: Callable[[str], None], *, resume: bool = False
 ) -> Run:
     """Judge the kernels of ``settings``, some side by side, and write ``atlas.json``, its pages and replays.
 
@@ -180,16 +180,16 @@ def _stored(settings: verify.Settings, made: Run) -> Run:
     return atlas.joined(made, [replace(there, kernels=judged)])
 
 
-def _missing(candidate: Candidate) -> KernelRun:
+def _missing(kernel: Kernel) -> KernelRun:
     introduction = Introduction(
-        candidate.name,
-        one_line(candidate.description),
-        candidate.operation,
-        dtype=candidate.dtype,
-        policy=candidate.declared,
+        kernel.name,
+        one_line(kernel.description),
+        kernel.operation,
+        dtype=kernel.dtype,
+        policy=kernel.declared,
     )
     return KernelRun(
-        introduction=introduction, verdict="not run", inconclusive=one_line(candidate.unavailable or ""), loss=()
+        introduction=introduction, verdict="not run", inconclusive=one_line(kernel.unavailable or ""), loss=()
     )
 
 

@@ -19,8 +19,8 @@ from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.family import CaseResult, pooled
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.judging.verdict import law_of, part_of
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LawOutcome, Trial, find_law, replay_trial
 from fa3verify.properties.law import SCHEMA as TRIAL
@@ -65,55 +65,55 @@ def run(
     family : str, optional
         Of a file with the largest case of every family, the only one to run; ValueError if it has none such.
     """
-    candidate = registry.find(kernel or file.kernel)
-    found = _judged(candidate, file, activations, family)
+    asked = registry.find(kernel or file.kernel)
+    found = _judged(asked, file, activations, family)
     if found.holds and file.is_finding_of(kernel):
         found = found._replace(message=f"{found.message}; {NOT_SHOWN}")
-    assumed = str(hypotheses.sums_of(candidate)) if hypotheses.under(candidate) else "what its order says"
+    assumed = str(hypotheses.sums_of(asked)) if hypotheses.under(asked) else "what its order says"
     if file.sums in (None, assumed):
         return found
     return found._replace(message=f"{found.message}; the file's bound assumed {file.sums}, here it is {assumed}")
 
 
-def _judged(candidate: Candidate, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
+def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
     """Return what :func:`run` returns, by the kind of the content."""
     content = file.content
     if content.get("schema") == results.REFUTATIONS:
-        return _refutations(candidate, content, activations)
+        return _refutations(kernel, content, activations)
     if law := law_of(file.what):
         trial = _trial(content, activations)
-        violation = replay_trial(find_law(law).name, candidate, trial)
+        violation = replay_trial(find_law(law).name, kernel, trial)
         if violation is None:
             return Replayed(True, f"{law} holds for {trial.case.describe()}", None)
         return Replayed(False, _raised(violation.message, violation.traceback), None)
     if content.get("schema") == HUNTED_SCHEMA:
         from fa3verify.search.run import replay_content  # takes long to import
 
-        return Replayed(*replay_content(candidate, content))
+        return Replayed(*replay_content(kernel, content))
     if content.get("schema") == LARGEST_SCHEMA:
         cases = _of_largest(content, family)
-        return _family(candidate, file.what, content | {"cases": cases}, activations)
+        return _family(kernel, file.what, content | {"cases": cases}, activations)
     if family is not None:
         raise ValueError("the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
-        return _family(candidate, file.what, content, activations)
-    case = _case(candidate, content, activations)
+        return _family(kernel, file.what, content, activations)
+    case = _case(kernel, content, activations)
     if file.baseline is not None:
-        return _against_baseline(candidate, file.baseline, case)
+        return _against_baseline(kernel, file.baseline, case)
     try:
-        judged = judge(candidate, case)
-    except CandidateError as error:
+        judged = judge(kernel, case)
+    except KernelError as error:
         return Replayed(False, _raised(f"{case.describe()}: {error}", error.traceback), None)
     measures = judged.measures
     message = case.describe()
     if judged.hypotheses:
-        operation = operations.find(candidate.operation)
+        operation = operations.find(kernel.operation)
         ratios = {name: hypotheses.strain(operation, x) for name, x in judged.hypotheses.items()}
         leaves = f"this case leaves {hypotheses.holding(ratios)}"
-        message += f"; assumed: any order, {hypotheses.sums_of(candidate)}; {leaves}"
+        message += f"; assumed: any order, {hypotheses.sums_of(kernel)}; {leaves}"
     if part_of(file.what) == "L2":
         message += "; only its bound is judged here: the file does not say which figure moved"
-    return Replayed(passes(candidate, measures), message, measures)
+    return Replayed(passes(kernel, measures), message, measures)
 
 
 def _trial(content: Any, activations: Path | None) -> Trial:
@@ -121,7 +121,7 @@ def _trial(content: Any, activations: Path | None) -> Trial:
     return replace(trial, case=_found(trial.case, activations))
 
 
-def _refutations(candidate: Candidate, content: Json, activations: Path | None) -> Replayed:
+def _refutations(kernel: Kernel, content: Json, activations: Path | None) -> Replayed:
     """Judge what refutes different hypotheses about one kernel again, all of it together: one must hold in all.
 
     A kernel that states its order, or now raises, must simply hold.
@@ -129,25 +129,25 @@ def _refutations(candidate: Candidate, content: Json, activations: Path | None) 
     contents = content.get("contents")
     if not isinstance(contents, list) or not all(isinstance(each, dict) for each in contents):
         raise ValueError("the replay file is damaged: it names nothing that refutes a hypothesis")
-    cases = [_case(candidate, each, activations) for each in contents if each.get("schema") != TRIAL]
+    cases = [_case(kernel, each, activations) for each in contents if each.get("schema") != TRIAL]
     trials = [_trial(each, activations) for each in contents if each.get("schema") == TRIAL]
-    records = judge_cases(candidate, "replayed", cases)
+    records = judge_cases(kernel, "replayed", cases)
     if lost := [record for record in records if record.error]:
         return Replayed(False, f"{lost[0].case.describe()}: {lost[0].error}", None)
     laws = []
     for trial in trials:
-        violation, under = verdicts(find_law(trial.law), candidate, trial)
+        violation, under = verdicts(find_law(trial.law), kernel, trial)
         if violation and not under:
             return Replayed(False, violation.message, None)
         against = {name: (trial, broken) if broken else None for name, broken in under.items()}
         laws.append(LawOutcome(trial.law, "fail" if violation else "pass", hypotheses=against))
     found = results.settle(records, laws)
     if found is None:
-        return Replayed(all(passes(candidate, record.measures) for record in records), f"{len(records)} cases", None)
+        return Replayed(all(passes(kernel, record.measures) for record in records), f"{len(records)} cases", None)
     is_kept = found.chosen not in found.refuted
     words = f"{found.chosen} holds in {len(records)} cases and {len(trials)} trials"
-    words = f"{words if is_kept else results.contradiction(found)}; {hypotheses.sums_of(candidate)}"
-    held = all(passes(candidate, results.judged_under(record, found.chosen).measures) for record in records)
+    words = f"{words if is_kept else results.contradiction(found)}; {hypotheses.sums_of(kernel)}"
+    held = all(passes(kernel, results.judged_under(record, found.chosen).measures) for record in records)
     return Replayed(is_kept and held, words, None)
 
 
@@ -156,11 +156,11 @@ def _raised(message: str, traceback: Mapping[str, str] | None) -> str:
     return f"{message}\n{traceback['text']}" if traceback else message
 
 
-def _case(candidate: Candidate, content: Any, activations: Path | None) -> Case:
+def _case(kernel: Kernel, content: Any, activations: Path | None) -> Case:
     """Read a case; ValueError if it is not one for this kernel."""
     case = _found(Case.from_json(content), activations)
-    if case.operation != candidate.operation:
-        raise ValueError(f"the case is for operation {case.operation}, {candidate.name} computes {candidate.operation}")
+    if case.operation != kernel.operation:
+        raise ValueError(f"the case is for operation {case.operation}, {kernel.name} computes {kernel.operation}")
     return case
 
 
@@ -174,22 +174,22 @@ def _of_largest(content: Json, family: str | None) -> list[Any]:
     return list(cases.values()) if family is None else [cases[family]]
 
 
-def _family(candidate: Candidate, what: str, content: Json, activations: Path | None) -> Replayed:
+def _family(kernel: Kernel, what: str, content: Json, activations: Path | None) -> Replayed:
     """Judge all cases of a family again; the figures are those of the whole family."""
     if not isinstance(content.get("cases"), list) or not content["cases"]:
         raise ValueError("the replay file is damaged: it names no case of its family")
-    candidate = hypotheses.under(candidate).get(content.get("hypothesis", ""), candidate)
-    records = _records(candidate, what, [_case(candidate, case, activations) for case in content["cases"]])
+    kernel = hypotheses.under(kernel).get(content.get("hypothesis", ""), kernel)
+    records = _records(kernel, what, [_case(kernel, case, activations) for case in content["cases"]])
     if isinstance(records, Replayed):
         return records
-    holds = all(passes(candidate, record.measures) for record in records)
+    holds = all(passes(kernel, record.measures) for record in records)
     message = f"{len(records)} cases, of which the first had the largest error: {records[0].case.describe()}"
-    return Replayed(holds, message, pooled(records, operations.find(candidate.operation)))
+    return Replayed(holds, message, pooled(records, operations.find(kernel.operation)))
 
 
-def _records(candidate: Candidate, family: str, cases: list[Case]) -> Sequence[CaseResult] | Replayed:
+def _records(kernel: Kernel, family: str, cases: list[Case]) -> Sequence[CaseResult] | Replayed:
     """Judge cases under one hypothesis; a kernel that raises is replayed with that."""
-    records = judge_cases(candidate, family, cases)
+    records = judge_cases(kernel, family, cases)
     for record in records:
         if record.error:
             return Replayed(False, _raised(f"{record.case.describe()}: {record.error}", record.traceback), None)
@@ -205,7 +205,7 @@ def _found(case: Case, activations: Path | None) -> Case:
     return replace(case, recipe=replace(case.recipe, params=moved))
 
 
-def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed:
+def _against_baseline(kernel: Kernel, stored: Any, case: Case) -> Replayed:
     """Judge the whole family of a case again and compare the figure that had moved with its limit."""
     try:
         family = str(stored["family"])
@@ -214,15 +214,15 @@ def _against_baseline(candidate: Candidate, stored: Any, case: Case) -> Replayed
         profile = PROFILES[stored["profile"]]
         seed = int(stored["seed"])
         is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
-        cases = [case] if is_own else judged_cases(candidate, family, profile, seed)
+        cases = [case] if is_own else judged_cases(kernel, family, profile, seed)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None
-    records = _records(candidate, family, cases)
+    records = _records(kernel, family, cases)
     if isinstance(records, Replayed):
         return records
     if not records:
-        raise ValueError(f"{candidate.name} takes no case of family {family}")
-    operation = operations.find(candidate.operation)
+        raise ValueError(f"{kernel.name} takes no case of family {family}")
+    operation = operations.find(kernel.operation)
     figures = gate.gated_figures(operation, pooled(records, operation))
     if measure not in figures:
         raise ValueError(f"the replay file names no figure of a baseline: unknown measure {measure!r}")

@@ -14,7 +14,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.problems import LONG, Fields, always, base, beside, causal, dense, disagreement
 from fa3verify.kernels.calls import Refused
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
@@ -61,11 +61,11 @@ class Axis:
     needs: frozenset[str] = frozenset()
     changes: frozenset[str] = frozenset()
 
-    def fits(self, candidate: Candidate) -> bool:
+    def fits(self, kernel: Kernel) -> bool:
         """Tell whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a
         twin.
         """
-        return self.needs <= candidate.features and (is_twin(candidate.name) or self.changes <= candidate.changeable)
+        return self.needs <= kernel.features and (is_twin(kernel.name) or self.changes <= kernel.changeable)
 
     def check_values(self, values: Iterable[Any]) -> None:
         """Raise ValueError for a value that is of another kind than the axis's own."""
@@ -75,24 +75,24 @@ class Axis:
                 examples = ", ".join(str(x).lower() for x in (*self.values[:2], self.values[-1]))
                 raise ValueError(f"values of {self.name} are such as {examples}, got {str(value).lower()}")
 
-    def problem_for(self, candidate: Candidate, value: Any, sizes: Fields) -> AttentionProblem:
+    def problem_for(self, kernel: Kernel, value: Any, sizes: Fields) -> AttentionProblem:
         """Return the problem of one value for a kernel; heads are equal where it takes no groups.
 
         ValueError for a size that is not the problem's: the axis sets it itself, or the kernel does not take it.
         """
         self.check_values([value])
-        fields = base(candidate) | sizes | self.problem(value, sizes)
-        if "gqa" not in candidate.features:
+        fields = base(kernel) | sizes | self.problem(value, sizes)
+        if "gqa" not in kernel.features:
             fields["nheads_kv"] = fields["nheads"]
         problem = AttentionProblem(**fields)
         if words := disagreement(problem, sizes):
-            raise ValueError(f"{candidate.name} over {self.name}={value} has {words}")
+            raise ValueError(f"{kernel.name} over {self.name}={value} has {words}")
         return problem
 
 
 def own_choice(setup: Setup) -> Setup:
     """The same call in the configuration that the kernel takes for its problem."""
-    return setup._replace(config=setup.candidate.config_for(setup.problem))
+    return setup._replace(config=setup.kernel.config_for(setup.problem))
 
 
 def _of(setup: Setup, index: int, rows: slice | None = None) -> Picked:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 
 Fields = dict[str, Any]
 PAIR: Fields = {  # the problem on which two kernels are compared, unless somebody chooses its sizes
@@ -23,11 +23,11 @@ SIZES = tuple(PAIR)  # that somebody may choose
 LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 
 
-def base(candidate: Candidate) -> Fields:
+def base(kernel: Kernel) -> Fields:
     """Fields of the problems of all axes: two kv heads, grouped where the kernel takes that."""
-    group = 2 if "gqa" in candidate.features else 1
-    dims = candidate.head_dims or (128,)
-    return {"nheads": 2 * group, "nheads_kv": 2, "head_dim": dims[0], "dtype": candidate.dtype}
+    group = 2 if "gqa" in kernel.features else 1
+    dims = kernel.head_dims or (128,)
+    return {"nheads": 2 * group, "nheads_kv": 2, "head_dim": dims[0], "dtype": kernel.dtype}
 
 
 def causal(tokens: int, sizes: Fields) -> Fields:

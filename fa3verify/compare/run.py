@@ -16,7 +16,7 @@ from fa3verify.compare.reasons import reason, splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import twins
 from fa3verify.kernels.calls import Refused
-from fa3verify.kernels.record import Candidate, needed_features
+from fa3verify.kernels.record import Kernel, needed_features
 from fa3verify.operations import FORWARD, Outputs
 from fa3verify.properties.law import Setup, Untaken, set_up
 
@@ -94,7 +94,7 @@ class Compared:
 
 
 def compare_over(
-    candidate: Candidate,
+    kernel: Kernel,
     axis: Axis,
     values: Iterable[Any] = (),
     recipes: tuple[Recipe, ...] = RECIPES,
@@ -104,7 +104,7 @@ def compare_over(
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
         A forward kernel.
     axis : Axis
     values : iterable
@@ -121,21 +121,21 @@ def compare_over(
         If the kernel is not of the forward or does not have what the axis needs, for a value of another kind, and for a
         size that the axis sets itself.
     """
-    _check_forward(candidate)
-    if not axis.fits(candidate):
-        lacking = ", ".join(sorted((axis.needs - candidate.features) | (axis.changes - candidate.changeable)))
-        raise ValueError(f"{candidate.name} cannot be compared over {axis.name}: it does not claim {lacking}")
+    _check_forward(kernel)
+    if not axis.fits(kernel):
+        lacking = ", ".join(sorted((axis.needs - kernel.features) | (axis.changes - kernel.changeable)))
+        raise ValueError(f"{kernel.name} cannot be compared over {axis.name}: it does not claim {lacking}")
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
-        setup = call_of(candidate, axis.problem_for(candidate, value, sizes or {}), recipe)
+        setup = call_of(kernel, axis.problem_for(kernel, value, sizes or {}), recipe)
         yield from axis.pairs(setup, value)
 
     return compare_pairs(axis.words, tuple(values) or axis.values, recipes, pairs)
 
 
 def compare_kernels(
-    a: Candidate,
-    b: Candidate,
+    a: Kernel,
+    b: Kernel,
     problems: Iterable[tuple[Any, AttentionProblem]],
     recipes: tuple[Recipe, ...] = RECIPES,
 ) -> Compared:
@@ -164,17 +164,17 @@ def compare_kernels(
     return compare_pairs(f"{a.name} and {b.name}", by_value, recipes, pairs)
 
 
-def _check_forward(candidate: Candidate) -> None:
-    if candidate.operation != FORWARD:
-        raise ValueError(f"only forward kernels are compared, {candidate.name} computes {candidate.operation}")
+def _check_forward(kernel: Kernel) -> None:
+    if kernel.operation != FORWARD:
+        raise ValueError(f"only forward kernels are compared, {kernel.name} computes {kernel.operation}")
 
 
-def call_of(candidate: Candidate, problem: AttentionProblem, recipe: Recipe) -> Setup:
+def call_of(kernel: Kernel, problem: AttentionProblem, recipe: Recipe) -> Setup:
     """Return a call on the inputs of a recipe; Untaken or Refused where the kernel does not take the problem."""
-    if missing := needed_features(problem) - candidate.features:
-        raise Untaken(f"{candidate.name} does not claim {', '.join(sorted(missing))}")
-    scheme = QuantScheme("head") if candidate.dtype == "e4m3" else None
-    return set_up(candidate, Case(candidate.name, problem, recipe, scheme))
+    if missing := needed_features(problem) - kernel.features:
+        raise Untaken(f"{kernel.name} does not claim {', '.join(sorted(missing))}")
+    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+    return set_up(kernel, Case(kernel.name, problem, recipe, scheme))
 
 
 def compare_pairs(
@@ -220,5 +220,5 @@ def _launch(setup: Setup) -> Any:
     """Return what a call was launched with; None of a kernel without a twin, whose configuration says its formats
     alone.
     """
-    is_known = twins.is_twin(setup.candidate.name) or setup.candidate.twin is not None
+    is_known = twins.is_twin(setup.kernel.name) or setup.kernel.twin is not None
     return setup.config if is_known else None

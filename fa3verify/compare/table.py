@@ -16,7 +16,7 @@ from fa3verify.compare.problems import Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.names import KernelName
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD
 from fa3verify.version import __version__
@@ -104,12 +104,12 @@ def tasks_of(
     ]
 
 
-def _check(candidate: Candidate, axes: Mapping[str, list[Any]], sizes: Fields) -> None:
+def _check(kernel: Kernel, axes: Mapping[str, list[Any]], sizes: Fields) -> None:
     """Raise ValueError where an axis does not have a problem of these values and sizes."""
     for axis in map(axis_of, axes):
-        if candidate.operation == FORWARD and axis.fits(candidate):
+        if kernel.operation == FORWARD and axis.fits(kernel):
             for value in axes[axis.name] or axis.values:
-                axis.problem_for(candidate, value, sizes)
+                axis.problem_for(kernel, value, sizes)
 
 
 def cell(found: Compared | None) -> str:

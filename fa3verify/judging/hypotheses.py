@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fa3verify import operations
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Operation
 from fa3verify.operations.operation import Accumulator
 
@@ -37,39 +37,39 @@ class Sums(NamedTuple):
         return f"{_WORDS[self.accumulator]} ({self.source})"
 
 
-def sums_of(candidate: Candidate) -> Sums:
+def sums_of(kernel: Kernel) -> Sums:
     """Return which sums are assumed of a kernel that states no order: those that it declares, or of its device.
 
     On a Hopper GPU a kernel may multiply with the tensor core or without, and on other GPUs Hopper's stands for their
     own, which was not measured. An e4m3 kernel on a GPU without products of e4m3, or with sharper ones than Hopper's,
     is held to binary32, as every kernel on a CPU is.
     """
-    if candidate.accumulator is not None:
-        return Sums(candidate.accumulator, "declared")
-    if not candidate.device.startswith("cuda"):
-        return Sums("fp32", f"device: {candidate.device.upper() if candidate.device == 'cpu' else candidate.device}")
+    if kernel.accumulator is not None:
+        return Sums(kernel.accumulator, "declared")
+    if not kernel.device.startswith("cuda"):
+        return Sums("fp32", f"device: {kernel.device.upper() if kernel.device == 'cpu' else kernel.device}")
     from fa3verify.tensors.convert import gpu_of
 
-    found = gpu_of(candidate.device)
+    found = gpu_of(kernel.device)
     if found is None:
-        return Sums("either", f"device: {candidate.device}, which is not here")
+        return Sums("either", f"device: {kernel.device}, which is not here")
     capability = (found.major, found.minor)
     if capability == _HOPPER:
         return Sums("either", f"device: {found.name}")
-    is_sharp = candidate.dtype == "e4m3" and capability != _ADA
+    is_sharp = kernel.dtype == "e4m3" and capability != _ADA
     return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
 
 
-def assumed(candidate: Candidate, config: Any) -> Any:
+def assumed(kernel: Kernel, config: Any) -> Any:
     """Return what the bound of a kernel in a configuration assumes: the order that it states, else the first
     hypothesis of its operation; where an operation has no orders, the configuration itself.
     """
-    operation = operations.find(candidate.operation)
+    operation = operations.find(kernel.operation)
     if not operation.has_orders:
         return config
-    if candidate.order is not None:
-        return candidate.order(config)
-    return next(iter(operation.hypotheses(config, sums_of(candidate).accumulator).values()))
+    if kernel.order is not None:
+        return kernel.order(config)
+    return next(iter(operation.hypotheses(config, sums_of(kernel).accumulator).values()))
 
 
 def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: Any) -> Any:
@@ -78,13 +78,13 @@ def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: An
     return found.get(hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
 
 
-def under(candidate: Candidate) -> dict[str, Candidate]:
+def under(kernel: Kernel) -> dict[str, Kernel]:
     """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
-    names = () if candidate.order else operations.find(candidate.operation).hypothesis_names(candidate.forward)
+    names = () if kernel.order else operations.find(kernel.operation).hypothesis_names(kernel.forward)
     if not names:
         return {}
-    orders = {name: partial(_order, candidate.operation, sums_of(candidate).accumulator, name) for name in names}
-    return {name: replace(candidate, order=order, accumulator=None) for name, order in orders.items()}
+    orders = {name: partial(_order, kernel.operation, sums_of(kernel).accumulator, name) for name in names}
+    return {name: replace(kernel, order=order, accumulator=None) for name, order in orders.items()}
 
 
 def strain(operation: Operation, measures: Mapping[str, float]) -> float:

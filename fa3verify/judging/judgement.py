@@ -19,7 +19,7 @@ from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses, metrics
 from fa3verify.kernels import calls
 from fa3verify.kernels.policy import freed
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import Twin
 from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
@@ -90,7 +90,7 @@ class Judgement:
         }
 
 
-def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgement:
+def judge(kernel: Kernel, case: Case, *, unrounded: bool = True) -> Judgement:
     """Run and measure one case.
 
     Parameters
@@ -101,35 +101,35 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     Raises
     ------
     ValueError
-        If the candidate takes no such case.
-    fa3verify.kernels.calls.CandidateError
+        If the kernel takes no such case.
+    fa3verify.kernels.calls.KernelError
         If it raises, changes its operands, or returns what it does not declare.
     """
-    operation = operations.find(candidate.operation)
+    operation = operations.find(kernel.operation)
     problem = case.problem
-    case.check_descales(candidate)
+    case.check_descales(kernel)
     arrays, prepared = case.draw()
     operands = prepared.operands
-    config = candidate.config_for(problem, case.changes)
+    config = kernel.config_for(problem, case.changes)
     exact = operands.dequantized(problem)
-    sides = hypotheses.under(candidate)
+    sides = hypotheses.under(kernel)
 
     def references(got: Outputs) -> tuple[Outputs, Outputs | None, dict[str, Outputs]]:
         seen = operation.truth(problem, exact, config, got)
         original = operation.truth(problem, arrays, config, got) if unrounded else None
         bounds = {}
-        for name, side in (sides or {_STATED: candidate}).items():
+        for name, side in (sides or {_STATED: kernel}).items():
             bound = operation.bound(problem, operands, hypotheses.assumed(side, config), got)
-            bounds[name] = freed(candidate.policy, problem, bound, math.inf)
+            bounds[name] = freed(kernel.policy, problem, bound, math.inf)
         return seen, original, bounds
 
     before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
-    enclosure = {} if sides else _enclosure(candidate, problem, operands, hypotheses.assumed(candidate, config))
-    got = calls.run(candidate, problem, operands, config)
+    enclosure = {} if sides else _enclosure(kernel, problem, operands, hypotheses.assumed(kernel, config))
+    got = calls.run(kernel, problem, operands, config)
     seen, original, bounds = before or references(got)
     beside = metrics.enclosed(got, seen, enclosure)
-    if candidate.twin is not None:
-        beside |= _bits(candidate.twin, problem, operands, config, got)
+    if kernel.twin is not None:
+        beside |= _bits(kernel.twin, problem, operands, config, got)
     found = {
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
     }
@@ -137,9 +137,7 @@ def judge(candidate: Candidate, case: Case, *, unrounded: bool = True) -> Judgem
     return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
 
 
-def _bits(
-    twin: Candidate, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs
-) -> dict[str, float]:
+def _bits(twin: Kernel, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
     """Return how many values have other bits than the twin's; nothing where it does not take the problem.
 
     A twin whose family is that of the kernel's configuration runs in this; another, such as that of a learned order, in
@@ -154,19 +152,19 @@ def _bits(
     return {"bits_differing": metrics.bits_differing(got, bits, equal_nans=is_other)}
 
 
-def _enclosure(candidate: Candidate, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
+def _enclosure(kernel: Kernel, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
     """Ranges that the stated order of operations leaves the outputs, by name; everything where the policy is free."""
-    ranges = operations.find(candidate.operation).enclosure(problem, operands, assumed)
+    ranges = operations.find(kernel.operation).enclosure(problem, operands, assumed)
     low, high = ({name: ends[i] for name, ends in ranges.items()} for i in (0, 1))
-    low = freed(candidate.policy, problem, low, -math.inf)
-    high = freed(candidate.policy, problem, high, math.inf)
+    low = freed(kernel.policy, problem, low, -math.inf)
+    high = freed(kernel.policy, problem, high, math.inf)
     return {name: (low[name], high[name]) for name in ranges}
 
 
-def passes(candidate: Candidate, measures: dict[str, float]) -> bool:
+def passes(kernel: Kernel, measures: dict[str, float]) -> bool:
     """Tell whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where
     there is one, and no element leaves its bound.
     """
-    operation = operations.find(candidate.operation)
+    operation = operations.find(kernel.operation)
     wrong = ("bits_differing", "outside")
     return hypotheses.strain(operation, measures) <= 1 and not any(measures.get(name, 0) for name in wrong)

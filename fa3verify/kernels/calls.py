@@ -19,11 +19,11 @@ from fa3verify import operations
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
-from fa3verify.kernels.record import REFUSALS, Candidate
+from fa3verify.kernels.record import REFUSALS, Kernel
 from fa3verify.text import of_error, of_traceback
 
 
-class CandidateError(Exception):
+class KernelError(Exception):
     """A kernel raised, changed its operands, or returned what it does not declare; the message is one line."""
 
     @property
@@ -33,16 +33,16 @@ class CandidateError(Exception):
         return None if cause is None or isinstance(cause, operations.WrongOutput) else of_traceback(cause)
 
 
-class Refused(CandidateError):
+class Refused(KernelError):
     """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: it may not support what was asked."""
 
 
-def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
+def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
     """Run a kernel once.
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
     problem : AttentionProblem
     operands : Operands
         The kernel sees read-only copies; these stay as they are.
@@ -59,7 +59,7 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     ------
     Refused
         If the kernel raised ValueError or NotImplementedError.
-    CandidateError
+    KernelError
         If it raised anything else, SystemExit included, changed its operands, or returned the wrong thing.
     """
     process = os.getpid()
@@ -67,17 +67,17 @@ def run(candidate: Candidate, problem: AttentionProblem, operands: Operands, con
     arrays = {f.name: getattr(x := getattr(given, f.name), "values", x) for f in fields(given)}
     try:
         # np.errstate ends what the kernel sets for its own sums.
-        with watch.warming(candidate.name), np.errstate(), unchanged(arrays):
-            returned = candidate.code.run(copy(problem), given, copy(config))
-        named = operations.find(candidate.operation).named(returned, problem, config)
+        with watch.warming(kernel.name), np.errstate(), unchanged(arrays):
+            returned = kernel.code.run(copy(problem), given, copy(config))
+        named = operations.find(kernel.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
-        raise CandidateError(str(error)) from error
+        raise KernelError(str(error)) from error
     except REFUSALS as error:
         raise Refused(of_error(error) + _hint(error)) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
-        raise CandidateError(of_error(error) + _hint(error)) from error
+        raise KernelError(of_error(error) + _hint(error)) from error
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work

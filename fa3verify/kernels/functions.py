@@ -1,9 +1,9 @@
-"""A user's function of arrays as a candidate: torch tensors or numpy arrays in and out, a few facts declared.
+"""A user's function of arrays as a kernel: torch tensors or numpy arrays in and out, a few facts declared.
 
-    from fa3verify.kernels.functions import torch_candidate
+    from fa3verify.kernels.functions import torch_kernel
 
     def mine():
-        return torch_candidate(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
+        return torch_kernel(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
 
 ``fa3verify verify mymodule:mine`` judges it then, with ``gradients="autograd"`` its dQ, dK and dV.
 """
@@ -20,17 +20,17 @@ from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate, always_launchable
+from fa3verify.kernels.record import Kernel, always_launchable
 from fa3verify.operations.operation import Accumulator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ArrayFunction", "CandidateFacts", "FunctionFacts", "KernelFacts", "array_candidate", "torch_candidate"]
+__all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kernel", "torch_kernel"]
 
 
-class CandidateFacts(TypedDict, total=False):
-    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Candidate` and
+class Facts(TypedDict, total=False):
+    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Kernel` and
     :class:`~fa3verify.kernels.record.Code` hold it.
     """
 
@@ -47,12 +47,12 @@ class CandidateFacts(TypedDict, total=False):
     changeable: frozenset[str]
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
-    twin: Candidate | None
+    twin: Kernel | None
     unavailable: str | None
 
 
-class FunctionFacts(CandidateFacts, total=False):
-    """Holds what :func:`torch_candidate` may be told beside the device, as :func:`array_candidate` takes it."""
+class FunctionFacts(Facts, total=False):
+    """Holds what :func:`torch_kernel` may be told beside the device, as :func:`array_kernel` takes it."""
 
     dtypes: Iterable[Dtype]
     name: str
@@ -62,13 +62,13 @@ class FunctionFacts(CandidateFacts, total=False):
 
 
 class KernelFacts(FunctionFacts, total=False):
-    """Holds what :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_candidate` takes it."""
+    """Holds what :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_kernel` takes it."""
 
     library: Library
     device: str
 
 
-def array_candidate(
+def array_kernel(
     function: Callable[..., object],
     *,
     dtypes: Iterable[Dtype] = ("fp16",),
@@ -78,18 +78,18 @@ def array_candidate(
     library: Library = "numpy",
     device: str = "cpu",
     gradients: GradientsOf = "",
-    **facts: Unpack[CandidateFacts],
-) -> tuple[Candidate, ...]:
-    """Make candidates of a function, one per dtype, named ``NAME.DTYPE``, or ``NAME.backward.DTYPE``.
+    **facts: Unpack[Facts],
+) -> tuple[Kernel, ...]:
+    """Make kernels of a function, one per dtype, named ``NAME.DTYPE``, or ``NAME.backward.DTYPE``.
 
     Parameters
     ----------
     function : callable
         As :class:`ArrayFunction` calls it, for an output or for gradients.
     dtypes : iterable of {"fp16", "bf16", "e4m3"}
-        Formats of the operands that it takes; there is one candidate for each.
+        Formats of the operands that it takes; there is one kernel for each.
     name : str
-        What the candidates are called in front of their format, by default the function's own name.
+        What the kernels are called in front of their format, by default the function's own name.
     layout : {"bhsd", "bshd"}
         Of batched arrays, as :class:`ArrayFunction` says.
     out_dtype : {"", "fp16", "bf16"}
@@ -101,14 +101,14 @@ def array_candidate(
     gradients : {"", "autograd", "given", "own"}
         Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
         that it is given or of a forward of its own.
-    **facts : CandidateFacts
-        What else :class:`fa3verify.kernels.record.Candidate` holds, above all ``features`` (causal and gqa by default),
+    **facts : Facts
+        What else :class:`fa3verify.kernels.record.Kernel` holds, above all ``features`` (causal and gqa by default),
         ``order``, ``accumulator``, ``policy``, ``head_dims``, ``page_sizes``, ``seqlen_multiple``, ``min_seqlen`` and
         ``bitwise``; nothing is claimed by default. Without an order the sums are of ``accumulator`` or the device.
 
     Returns
     -------
-    tuple of Candidate
+    tuple of Kernel
         One for each dtype, in their order.
 
     Raises
@@ -120,7 +120,7 @@ def array_candidate(
     Examples
     --------
     >>> def mine(q, k, v, *, softmax_scale, causal): ...
-    >>> [candidate.name for candidate in array_candidate(mine, dtypes=("fp16", "bf16"), features=("causal",))]
+    >>> [kernel.name for kernel in array_kernel(mine, dtypes=("fp16", "bf16"), features=("causal",))]
     ['mine.fp16', 'mine.bf16']
     """
     operation = "backward" if gradients else operations.FORWARD
@@ -146,14 +146,14 @@ def array_candidate(
     declared = {**facts, "features": features, "bitwise": frozenset(facts.get("bitwise", ()))}
     forward = "own" if gradients in ("autograd", "own") else "given"
     kernels = (
-        Candidate(f"{title}.{dtype}", dtype, code, features, operation=operation, device=device, forward=forward)
+        Kernel(f"{title}.{dtype}", dtype, code, features, operation=operation, device=device, forward=forward)
         for dtype in dtypes
     )
     return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
 def _check_facts(
-    facts: CandidateFacts,
+    facts: Facts,
     dtypes: tuple[str, ...],
     features: frozenset[str],
     layout: str,
@@ -161,10 +161,10 @@ def _check_facts(
     library: str,
     out_dtype: str,
 ) -> None:
-    """Raise ValueError for a word that no candidate knows, with those that it knows."""
+    """Raise ValueError for a word that no kernel knows, with those that it knows."""
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
-    if unknown := sorted(facts.keys() - CandidateFacts.__annotations__.keys()):
+    if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = operations.find("backward" if gradients else operations.FORWARD)
@@ -181,34 +181,34 @@ def _check_facts(
             raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
 
 
-def torch_candidate(
+def torch_kernel(
     function: Callable[..., object], *, device: str = "cpu", **facts: Unpack[FunctionFacts]
-) -> tuple[Candidate, ...]:
-    """Make candidates of a function of torch tensors on a device; the rest is as in :func:`array_candidate`.
+) -> tuple[Kernel, ...]:
+    """Make kernels of a function of torch tensors on a device; the rest is as in :func:`array_kernel`.
 
     Parameters
     ----------
     function : callable
-        As in :func:`array_candidate`, of torch tensors.
+        As in :func:`array_kernel`, of torch tensors.
     device : str
         Where its tensors are made, such as "cpu" or "cuda".
     **facts : FunctionFacts
-        The rest, as in :func:`array_candidate`.
+        The rest, as in :func:`array_kernel`.
 
     Returns
     -------
-    tuple of Candidate
+    tuple of Kernel
         One for each dtype, in their order.
 
     Raises
     ------
     ValueError
-        As :func:`array_candidate` does.
+        As :func:`array_kernel` does.
 
     Examples
     --------
     >>> def mine(q, k, v, *, softmax_scale): ...
-    >>> [candidate.device for candidate in torch_candidate(mine, device="cuda", features=())]
+    >>> [kernel.device for kernel in torch_kernel(mine, device="cuda", features=())]
     ['cuda']
     """
-    return array_candidate(function, library="torch", device=device, **facts)
+    return array_kernel(function, library="torch", device=device, **facts)

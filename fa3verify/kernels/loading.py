@@ -1,5 +1,5 @@
 """Kernels of somebody's own: ``module:function`` or ``file.py:function``, each a function that was declared to be a
-kernel, or one without arguments that returns a :class:`~fa3verify.kernels.record.Candidate`.
+kernel, or one without arguments that returns a :class:`~fa3verify.kernels.record.Kernel`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 
 from fa3_reference.problem import DTYPES
 from fa3verify import operations
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.text import of_error, of_traceback
 
-MADE = "__fa3verify_candidates__"  # of a function that was declared to be a kernel: its candidates
+MADE = "__fa3verify_kernels__"  # of a function that was declared to be a kernel: its kernels
 
 
 class Unloadable(ValueError):
     """A kernel's own code failed while it was loaded."""
 
 
-def load(reference: str) -> Candidate:
-    """Import ``module:function`` or ``file.py:function``, and name the candidate by its reference so that anyone can
+def load(reference: str) -> Kernel:
+    """Import ``module:function`` or ``file.py:function``, and name the kernel by its reference so that anyone can
     find it again.
 
-    The function returns a candidate or several, or was made some by :func:`fa3verify.kernel`; of several, the
+    The function returns a kernel or several, or was made some by :func:`fa3verify.kernel`; of several, the
     reference names one by its dtype: ``module:function.bf16``.
 
     Raises
     ------
     ValueError
         If the reference is malformed, names nothing, several or a function that takes arguments and is not declared to
-        be a kernel, does not give a Candidate of known operation, dtype and features, or if its module cannot be
+        be a kernel, does not give a Kernel of known operation, dtype and features, or if its module cannot be
         imported; the message then has the last frame.
     Unloadable
         If the function raises, or the module ends the process by SystemExit.
@@ -55,9 +55,9 @@ def load(reference: str) -> Candidate:
         raise
     except BaseException as error:  # a third party's function may raise anything
         raise Unloadable(f"kernel {reference!r} could not be loaded: {of_error(error)}") from error
-    candidate = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
-    _check(reference, candidate)
-    return replace(candidate, name=reference)
+    kernel = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
+    _check(reference, kernel)
+    return replace(kernel, name=reference)
 
 
 def _named(reference: str, module: str, name: str) -> Any:
@@ -79,7 +79,7 @@ def _named(reference: str, module: str, name: str) -> Any:
         raise ValueError(f"{failed}: {module} has no function {name}{meant(name, functions)}")
     if not hasattr(named, MADE) and (arguments := _required(named)):
         rule = f"{name} takes {', '.join(arguments)}; write @fa3verify.kernel(...) above it to declare it a kernel"
-        raise ValueError(f"{failed}: {rule}, or name a function without arguments that returns a Candidate")
+        raise ValueError(f"{failed}: {rule}, or name a function without arguments that returns a Kernel")
     return named
 
 
@@ -115,29 +115,29 @@ def _imported(module: str) -> ModuleType:
     return found
 
 
-def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Candidate:
+def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:
     """Return the only one, or the one of a dtype."""
-    for candidate in made:
-        if not isinstance(candidate, Candidate):
-            rule = "must be declared by @fa3verify.kernel(...), or return a fa3verify Candidate"
-            raise ValueError(f"kernel {reference!r} {rule}, got {type(candidate).__name__}")
-    chosen = [candidate for candidate in made if candidate.dtype == dtype] if dtype else made
+    for kernel in made:
+        if not isinstance(kernel, Kernel):
+            rule = "must be declared by @fa3verify.kernel(...), or return a fa3verify Kernel"
+            raise ValueError(f"kernel {reference!r} {rule}, got {type(kernel).__name__}")
+    chosen = [kernel for kernel in made if kernel.dtype == dtype] if dtype else made
     if len(chosen) == 1:
         return chosen[0]
     base = reference.removesuffix(f".{dtype}")
-    names = ", ".join(f"{base}.{candidate.dtype}" for candidate in made)
+    names = ", ".join(f"{base}.{kernel.dtype}" for kernel in made)
     raise ValueError(f"kernel {reference!r} must name one of {names}")
 
 
-def _check(reference: str, candidate: Candidate) -> None:
+def _check(reference: str, kernel: Kernel) -> None:
     """Raise ValueError, with the list, for an operation, a dtype or a feature that is misspelt."""
     known = {"operation": operations.OPERATIONS, "dtype": DTYPES}
     for name, choices in known.items():
-        if (value := getattr(candidate, name)) not in choices:
+        if (value := getattr(kernel, name)) not in choices:
             raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")
     known_features = frozenset[str]().union(
         *(operation.features | operation.serving for operation in operations.OPERATIONS.values())
     )
-    if unknown := set(candidate.features) - known_features:
+    if unknown := set(kernel.features) - known_features:
         names = f"{', '.join(sorted(known_features))}, got {', '.join(map(repr, unknown))}"
         raise ValueError(f"kernel {reference!r}: features must be among {names}")

@@ -99,7 +99,7 @@ class Functions:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Kernel:
     """A kernel under judgement.
 
     Parameters
@@ -119,7 +119,7 @@ class Candidate:
         Why it cannot run here.
     fault : StrEnum, optional
         The planted mistake of a faulty twin.
-    twin : Candidate, optional
+    twin : Kernel, optional
         The twin whose bits it must equal (the verdict's part "bits").
     operation : str
         What it computes: a name in :data:`fa3verify.operations.OPERATIONS`.
@@ -164,7 +164,7 @@ class Candidate:
     description: str = ""
     unavailable: str | None = None
     fault: StrEnum | None = None
-    twin: Candidate | None = None
+    twin: Kernel | None = None
     operation: str = operations.FORWARD
     order: Callable[[Any], KernelModel | BackwardModel] | None = None
     accumulator: Accumulator | None = None
@@ -184,7 +184,7 @@ class Candidate:
                 f"{self.name}: order must be a function of a configuration, such as lambda config: "
                 f"{type(self.order).__name__}(...), got one {type(self.order).__name__}"
             )
-        if self.twin is not None and not isinstance(self.twin, Candidate):
+        if self.twin is not None and not isinstance(self.twin, Kernel):
             raise ValueError(f"{self.name}: twin must be a kernel, as find_kernel returns it, got {self.twin!r}")
         if self.accumulator is None:
             return
@@ -203,7 +203,7 @@ class Candidate:
             words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
         return (*self.policy.exceptions, *words)
 
-    def altered(self, **functions: Callable[..., Any]) -> Candidate:
+    def altered(self, **functions: Callable[..., Any]) -> Kernel:
         """Return the kernel with other functions in its code.
 
         Parameters
@@ -213,7 +213,7 @@ class Candidate:
 
         Returns
         -------
-        Candidate
+        Kernel
             Which declares the same.
         """
         known = {field.name: getattr(self.code, field.name) for field in fields(Functions)}
@@ -384,23 +384,23 @@ def needed_features(problem: AttentionProblem) -> frozenset[str]:
     return problem.serving | frozenset(name for name, needed in needs.items() if needed)
 
 
-def is_absorbed(candidate: Candidate, head_dim: int) -> bool:
+def is_absorbed(kernel: Kernel, head_dim: int) -> bool:
     """Tell whether a head_dim is that of absorbed heads alone, as no V is so wide."""
-    return "qv" in candidate.features and head_dim > MAX_HEAD_DIM_V
+    return "qv" in kernel.features and head_dim > MAX_HEAD_DIM_V
 
 
-def widths(candidate: Candidate, head_dim: int) -> Json:
+def widths(kernel: Kernel, head_dim: int) -> Json:
     """Return the fields of a plain problem that say how wide its heads are; absorbed ones have a V that is narrower."""
-    absorbed: Json = {"qv": True, "head_dim_v": head_dim - BESIDE_V} if is_absorbed(candidate, head_dim) else {}
+    absorbed: Json = {"qv": True, "head_dim_v": head_dim - BESIDE_V} if is_absorbed(kernel, head_dim) else {}
     return {"head_dim": head_dim} | absorbed
 
 
-def fitting(n: int, candidate: Candidate) -> int:
+def fitting(n: int, kernel: Kernel) -> int:
     """Return the smallest length that a kernel takes and that is no smaller."""
-    return math.ceil(max(n, candidate.min_seqlen) / candidate.seqlen_multiple) * candidate.seqlen_multiple
+    return math.ceil(max(n, kernel.min_seqlen) / kernel.seqlen_multiple) * kernel.seqlen_multiple
 
 
-def head_dim_refusal(candidate: Candidate, head_dim: int) -> str | None:
+def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
     """Return why a kernel takes no plain problem of a head_dim, with or without a causal mask; None if it takes one.
 
     Raises
@@ -408,9 +408,9 @@ def head_dim_refusal(candidate: Candidate, head_dim: int) -> str | None:
     ValueError
         If there is no problem of such a head_dim.
     """
-    n = fitting(_PLAIN_LENGTH, candidate)
-    sizes: Json = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": candidate.dtype}
-    plain = sizes | widths(candidate, head_dim)
+    n = fitting(_PLAIN_LENGTH, kernel)
+    sizes: Json = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": kernel.dtype}
+    plain = sizes | widths(kernel, head_dim)
     problems = [AttentionProblem(causal=causal, **plain) for causal in (False, True)]
-    refusals = [candidate.refusal(problem) for problem in problems]
+    refusals = [kernel.refusal(problem) for problem in problems]
     return None if None in refusals else refusals[0]

@@ -11,10 +11,10 @@ from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import FAMILIES, OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
-from fa3verify.kernels.functions import CandidateFacts
+from fa3verify.kernels.functions import Facts
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate, Code
+from fa3verify.kernels.record import Code, Kernel
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.operation import TWIN
@@ -69,14 +69,14 @@ def twin(
     description: str = "",
     operation: str = operations.FORWARD,
     **changes: Setting,
-) -> Candidate:
-    """Build a twin candidate, optionally with configuration changes or a planted fault."""
+) -> Kernel:
+    """Build a twin kernel, optionally with configuration changes or a planted fault."""
     code = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features_of(changes)
     free = changeable(dtype, changes, code.family) if operation == operations.FORWARD else frozenset()
     order = model_of if operation == "backward" else order_of_family
-    return Candidate(
+    return Kernel(
         name,
         dtype,
         code,
@@ -90,7 +90,7 @@ def twin(
 
 
 # Verified by default.
-BUILT_IN: tuple[Candidate, ...] = (
+BUILT_IN: tuple[Kernel, ...] = (
     twin("fp16", description="bit-exact CPU twin of the FP16 forward kernel"),
     twin("bf16", description="bit-exact CPU twin of the BF16 forward kernel"),
     twin("e4m3", description="bit-exact CPU twin of the FP8 forward kernel, P V promoted every 128 keys"),
@@ -123,7 +123,7 @@ _SERVED = frozenset({"causal", "window", "varlen", "gqa", "paged", "seqused_k", 
 # against the other: cuDNN runs another kernel for one query, the Triton kernel masks no tail, builds that serve were
 # recorded at head_dim 128 and with keys, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an
 # empty one, so that lse is finite where out is NaN. Sinks of builds that serve are bf16, where a judge's are float32.
-DECLARED: dict[str, CandidateFacts] = {
+DECLARED: dict[str, Facts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
     "vllm": {"head_dims": (128,), "min_seqlen": 1, "features": _SERVED},
@@ -132,7 +132,7 @@ DECLARED: dict[str, CandidateFacts] = {
 }
 
 
-def declared(family: str, dtype: Dtype) -> CandidateFacts:
+def declared(family: str, dtype: Dtype) -> Facts:
     """Return what kernels of a family declare in a format: in e4m3 no windows of builds that serve, which were not
     compared.
     """
@@ -149,7 +149,7 @@ def _unknown(family: str, dtype: Dtype) -> str | None:
 
 
 # Built in, but verified only when named.
-ON_REQUEST: tuple[Candidate, ...] = (
+ON_REQUEST: tuple[Kernel, ...] = (
     twin(
         "e4m3",
         name="twin.e4m3_chained",
@@ -189,7 +189,7 @@ ON_REQUEST: tuple[Candidate, ...] = (
 )
 
 
-TWINS: dict[str, Candidate] = {kernel.name: kernel for kernel in (*BUILT_IN, *ON_REQUEST)}
+TWINS: dict[str, Kernel] = {kernel.name: kernel for kernel in (*BUILT_IN, *ON_REQUEST)}
 
 
 def is_twin(name: str) -> bool:

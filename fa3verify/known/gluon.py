@@ -1,4 +1,4 @@
-"""Our GPU kernels as candidates: listed everywhere, with the reason where they cannot run."""
+"""Our GPU kernels as kernels: listed everywhere, with the reason where they cannot run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fa3_kernels.plan.request import check_pages
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.kernels.twins import TWINS
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
@@ -143,11 +143,11 @@ _FORWARDS: tuple[tuple[str, Dtype, Keywords, str], ...] = (
 )
 
 
-def gpu() -> tuple[Candidate, ...]:
+def gpu() -> tuple[Kernel, ...]:
     """Return the GPU kernels, with the reason where they cannot run."""
     reason = unavailable()
     forwards = (
-        Candidate(
+        Kernel(
             f"gluon.{name}",
             dtype,
             Functions(
@@ -169,9 +169,9 @@ def gpu() -> tuple[Candidate, ...]:
     return (*forwards, _backward_of("fp16", reason), _backward_of("bf16", reason), _quantiser(reason))
 
 
-def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
+def _backward_of(dtype: Dtype, reason: str | None) -> Kernel:
     operation = operations.find("backward")
-    return Candidate(
+    return Kernel(
         f"gluon.backward.{dtype}",
         dtype,
         Functions(_backward, _configure_backward, _own_backward, partial(_identity, "backward")),
@@ -185,9 +185,9 @@ def _backward_of(dtype: Dtype, reason: str | None) -> Candidate:
     )
 
 
-def _quantiser(reason: str | None) -> Candidate:
+def _quantiser(reason: str | None) -> Kernel:
     operation = operations.find("quantize")
-    return Candidate(
+    return Kernel(
         "gluon.quantize",
         "e4m3",
         Functions(_quantise, operation.configure),

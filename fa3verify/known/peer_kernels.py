@@ -13,10 +13,10 @@ from typing import Any
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
-from fa3verify.kernels.functions import CandidateFacts
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.functions import Facts
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.kernels.twins import TWINS, declared
-from fa3verify.known.cpu_candidates import CLAIMED
+from fa3verify.known.cpu_kernels import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
 from fa3verify.operations import AnyConfig
 from fa3verify.tensors import here
@@ -66,12 +66,12 @@ def _code(name: str, operation: str) -> Functions:
     )
 
 
-def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
+def _forwards(name: str, device: str | None) -> Iterator[Kernel]:
     peer = PEERS[name]
     for dtype in peer.dtypes:
-        own: CandidateFacts = {"bitwise": CLAIMED, **peer.facts}
+        own: Facts = {"bitwise": CLAIMED, **peer.facts}
         facts = declared(peer.family, dtype) if peer.family else own
-        kernel = Candidate(
+        kernel = Kernel(
             f"{name}.{dtype}",
             dtype,
             _code(name, operations.FORWARD),
@@ -85,12 +85,12 @@ def _forwards(name: str, device: str | None) -> Iterator[Candidate]:
         yield replace(kernel, **facts)
 
 
-def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
+def _backwards(name: str, device: str | None) -> Iterator[Kernel]:
     """Yield the backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
     peer = PEERS[name]
-    facts: CandidateFacts = {"min_seqlen": 1, **declared(peer.family, "fp16"), "bitwise": frozenset()}
+    facts: Facts = {"min_seqlen": 1, **declared(peer.family, "fp16"), "bitwise": frozenset()}
     for dtype in peer.dtypes:
-        kernel = Candidate(
+        kernel = Kernel(
             f"{name}.backward.{dtype}",
             dtype,
             _code(name, "backward"),
@@ -103,7 +103,7 @@ def _backwards(name: str, device: str | None) -> Iterator[Candidate]:
         yield replace(kernel, **facts)
 
 
-def candidates() -> tuple[Candidate, ...]:
+def kernels() -> tuple[Kernel, ...]:
     """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
     device = here.no_device()
     forwards = (made for name in PEERS for made in _forwards(name, device))

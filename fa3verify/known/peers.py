@@ -19,9 +19,9 @@ from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import operations
-from fa3verify.kernels.functions import CandidateFacts
+from fa3verify.kernels.functions import Facts
 from fa3verify.kernels.policy import Policy
-from fa3verify.known.cpu_candidates import all_fp32
+from fa3verify.known.cpu_kernels import all_fp32
 from fa3verify.known.libraries import why_missing, why_not_importable
 from fa3verify.operations.backward import GradientConfig, model_of
 from fa3verify.operations.forward import order_of_family
@@ -110,14 +110,14 @@ class Peer:
         Empty for what comes with torch.
     dtypes : tuple of str
     features : tuple of str
-        As a candidate has them.
+        As a kernel has them.
     family : str
         Of :data:`fa3_kernels.plan.families.FAMILIES`, whose twin has its bits and whose order it runs; empty where no
         bits are known.
     choices : tuple of str
         Fields of a configuration that a caller of the library chooses.
     order : callable
-        For those without a family, as :attr:`fa3verify.kernels.record.Candidate.order`.
+        For those without a family, as :attr:`fa3verify.kernels.record.Kernel.order`.
     gradients : callable, optional
         The order of its backward, :func:`fa3verify.operations.backward.model_of` where its family's is known; without
         it the backward is neither judged nor timed.
@@ -126,8 +126,8 @@ class Peer:
     binary, package : str
         File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
         hold the package.
-    facts : CandidateFacts
-        What its candidate declares where no family is known; what a family declares stands in
+    facts : Facts
+        What its kernel declares where no family is known; what a family declares stands in
         :data:`fa3verify.kernels.twins.DECLARED`, for its twin as well.
     serves : bool
         Whether it is called over a cache: with what :func:`fa3verify.known.launches.served` gives.
@@ -150,7 +150,7 @@ class Peer:
     binary: str = ""
     package: str = "torch"
     wheel: str = ""
-    facts: CandidateFacts = field(default_factory=CandidateFacts)
+    facts: Facts = field(default_factory=Facts)
     serves: bool = False
     is_timed: bool = True
     unjudged: str = ""

@@ -17,53 +17,53 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.names import KernelName
-from fa3verify.kernels.record import Candidate, head_dim_refusal
+from fa3verify.kernels.record import Kernel, head_dim_refusal
 from fa3verify.kernels.twins import ON_REQUEST, TWINS, Twin, twin
 from fa3verify.known import peer_kernels
-from fa3verify.known.cpu_candidates import cpu
+from fa3verify.known.cpu_kernels import cpu
 from fa3verify.known.gluon import gpu
 
 ENTRY_POINTS = "fa3verify.kernels"
 
 
-def discover() -> dict[str, Candidate]:
-    """Return every known candidate by name, installed entry points included; broken ones are marked unavailable."""
-    found = {c.name: c for c in (*TWINS.values(), *gpu(), *peer_kernels.candidates(), *cpu())}
+def discover() -> dict[str, Kernel]:
+    """Return every known kernel by name, installed entry points included; broken ones are marked unavailable."""
+    found = {c.name: c for c in (*TWINS.values(), *gpu(), *peer_kernels.kernels(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name in found:  # as find() takes what is built in first
             continue
         try:
-            candidate = load(entry.value)
+            kernel = load(entry.value)
         except ValueError as error:
-            candidate = replace(ON_REQUEST[0], description="", unavailable=str(error))
-        found[entry.name] = replace(candidate, name=entry.name)
+            kernel = replace(ON_REQUEST[0], description="", unavailable=str(error))
+        found[entry.name] = replace(kernel, name=entry.name)
     return found
 
 
-def _of_head_dims(candidate: Candidate, head_dims: tuple[int, ...]) -> Candidate:
+def _of_head_dims(kernel: Kernel, head_dims: tuple[int, ...]) -> Kernel:
     """Return the kernel with these head dims alone; ValueError for one that it does not take."""
-    known = candidate.head_dims
+    known = kernel.head_dims
     if known is not None and (others := set(head_dims) - set(known)):
-        raise ValueError(f"{candidate.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
-    if candidate.unavailable is None:
+        raise ValueError(f"{kernel.name} takes head_dim {', '.join(map(str, known))}, not {min(others)}")
+    if kernel.unavailable is None:
         for head_dim in head_dims:
-            _check_head_dim(candidate, head_dim)
-    return replace(candidate, head_dims=head_dims)
+            _check_head_dim(kernel, head_dim)
+    return replace(kernel, head_dims=head_dims)
 
 
-def _check_head_dim(candidate: Candidate, head_dim: int) -> None:
+def _check_head_dim(kernel: Kernel, head_dim: int) -> None:
     """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
     try:
-        rule = head_dim_refusal(candidate, head_dim)
-        if isinstance(candidate.code, Twin):  # which computes sizes that no launch has
-            Config(candidate.dtype, head_dim)
+        rule = head_dim_refusal(kernel, head_dim)
+        if isinstance(kernel.code, Twin):  # which computes sizes that no launch has
+            Config(kernel.dtype, head_dim)
     except ValueError as error:
         rule = str(error)
     if rule:
-        raise ValueError(f"{candidate.name} does not take head_dim {head_dim}: {rule}")
+        raise ValueError(f"{kernel.name} does not take head_dim {head_dim}: {rule}")
 
 
-def find(name: str) -> Candidate:
+def find(name: str) -> Kernel:
     """Return the kernel of a name.
 
     Parameters
@@ -76,7 +76,7 @@ def find(name: str) -> Candidate:
 
     Returns
     -------
-    Candidate
+    Kernel
         The kernel, also where it cannot run here: then ``unavailable`` says why.
 
     Raises
@@ -106,12 +106,12 @@ def find(name: str) -> Candidate:
     return kernel if kernel.name == name else replace(kernel, name=name)
 
 
-def _plain(asked: KernelName) -> Candidate:
+def _plain(asked: KernelName) -> Kernel:
     """Return the kernel that a name begins with, with the fault that it names."""
     name = asked.plain
     if asked.is_reference:
         return load(name)
-    known: Mapping[str, Candidate] = TWINS  # without looking for a GPU
+    known: Mapping[str, Kernel] = TWINS  # without looking for a GPU
     if name not in known and (installed := importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)):
         return load(next(iter(installed)).value)
     if name not in known and not asked.fault:
@@ -131,21 +131,21 @@ def _plain(asked: KernelName) -> Candidate:
     raise ValueError(f"unknown kernel {name!r}{meant(asked.base, known) or ';'} {rest}")
 
 
-def _configured(candidate: Candidate, changes: Mapping[str, Setting]) -> Candidate:
+def _configured(kernel: Kernel, changes: Mapping[str, Setting]) -> Kernel:
     """Return the kernel with fields of its configuration changed.
 
     A twin's family is asked for the changed configuration, and so is that of a kernel's twin where a launch chooses the
     parts of the keys: ``flash3.bf16[num_splits=0]`` splits as the library does, ``gluon.fp16[num_splits=0]`` as ours.
     """
-    asked = KernelName.parse(candidate.name)
+    asked = KernelName.parse(kernel.name)
     name = str(replace(asked, changes={**asked.changes, **changes}))
-    if isinstance(candidate.code, Twin):  # its family then fits what else a change asks for
-        changed: dict[str, Any] = dict(candidate.code.changes) | dict(changes)
-        rebuilt = twin(candidate.dtype, fault=candidate.code.fault, operation=candidate.operation, **changed)
+    if isinstance(kernel.code, Twin):  # its family then fits what else a change asks for
+        changed: dict[str, Any] = dict(kernel.code.changes) | dict(changes)
+        rebuilt = twin(kernel.dtype, fault=kernel.code.fault, operation=kernel.operation, **changed)
         kept = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
-        return replace(candidate, name=name, **kept)
-    own = candidate.code.configure
-    held = candidate.twin and _configured(candidate.twin, changes)
+        return replace(kernel, name=name, **kept)
+    own = kernel.code.configure
+    held = kernel.twin and _configured(kernel.twin, changes)
     planned = held.code.configure if held and changes.get("num_splits") == 0 else None
 
     def configure(problem: AttentionProblem) -> Any:
@@ -153,16 +153,16 @@ def _configured(candidate: Candidate, changes: Mapping[str, Setting]) -> Candida
         try:
             return planned(problem) if planned else replace(config, **changes)
         except TypeError:
-            raise ValueError(f"{candidate.name} has no configuration with {', '.join(changes)}") from None
+            raise ValueError(f"{kernel.name} has no configuration with {', '.join(changes)}") from None
 
-    return replace(candidate.altered(configure=configure), name=name, twin=held)
+    return replace(kernel.altered(configure=configure), name=name, twin=held)
 
 
-def _learned(candidate: Candidate, file: str) -> Candidate:
+def _learned(kernel: Kernel, file: str) -> Kernel:
     """Return the twin of a learned order; ValueError where it is of another dtype or operation."""
     learned = read(file)
-    if (candidate.operation, candidate.dtype) != (operations.FORWARD, learned.dtype):
-        kind = f"{candidate.operation} in {candidate.dtype}"
-        raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {candidate.name} is a {kind}")
+    if (kernel.operation, kernel.dtype) != (operations.FORWARD, learned.dtype):
+        kind = f"{kernel.operation} in {kernel.dtype}"
+        raise ValueError(f"the order in {file} is of a forward in {learned.dtype}, {kernel.name} is a {kind}")
     interval = {"promotion_interval": learned.promotion_interval} if learned.promotion_interval else {}
     return _configured(TWINS[f"twin.{learned.dtype}"], {"family": file} | interval)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fa3_kernels.plan.order import Order
-from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.calls import KernelError
 from fa3verify.learn.inputs import Kind, Subject
 from fa3verify.learn.launcher import Hypothesis, Launcher, Question, differing
 from fa3verify.learn.space import part
@@ -70,7 +70,7 @@ class Elimination:
         """
         try:
             answer = self.launcher(question)
-        except (CandidateError, ValueError):
+        except (KernelError, ValueError):
             self.log.append(Step(f"{kind}, refused", len(alive), len(alive)))
             return list(alive)
         asking = Asking(kind, question, answer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.random import Generator
 
-from fa3verify.kernels.record import Candidate, fitting
+from fa3verify.kernels.record import Kernel, fitting
 from fa3verify.learn.launcher import LOG2_E, Question
 from fa3verify.learn.rows import Form
 from fa3verify.learn.structure import Structure
@@ -21,7 +21,7 @@ from fa3verify.learn.structure import Structure
 class Subject:
     """Holds what launches depend on: the kernel's claims, how scores are written, what is certain, rows and heads."""
 
-    candidate: Candidate
+    kernel: Kernel
     form: Form
     known: Structure
     takes_causal: bool
@@ -42,8 +42,8 @@ class Subject:
 
     def normal(self, rng: Generator, keys: int) -> Question:
         """Return normal inputs with a random scale, which is no power of two; of e4m3 with random descales."""
-        queries = fitting(self.rows, self.candidate)
-        keys = fitting(keys, self.candidate)
+        queries = fitting(self.rows, self.kernel)
+        keys = fitting(keys, self.kernel)
         q, k, v = (rng.standard_normal((1, n, self.heads, self.form.head_dim)) for n in (queries, keys, keys))
         descales = tuple(np.exp(rng.uniform(-1, 1, 3)).astype(np.float32).tolist())
         scale = float(np.exp(rng.uniform(-4 if self.form.dtype == "fp16" else -5, 0)))
@@ -212,7 +212,7 @@ def causal(rng: Generator, subject: Subject) -> Question | None:
     if not subject.takes_causal:
         return None
     question = replace(normal(rng, subject), causal=True)
-    if subject.candidate.policy.causal == "top_left":
+    if subject.kernel.policy.causal == "top_left":
         n = question.k.shape[1]
         question = replace(question, q=rng.standard_normal((1, n, *question.q.shape[2:])))
     return question
@@ -220,16 +220,16 @@ def causal(rng: Generator, subject: Subject) -> Question | None:
 
 def hidden_queries(rng: Generator, subject: Subject) -> Question | None:
     """A causal mask over fewer keys than queries, which hides every key from the first ones."""
-    if not subject.takes_causal or subject.candidate.policy.causal == "top_left":
+    if not subject.takes_causal or subject.kernel.policy.causal == "top_left":
         return None
     question = replace(normal(rng, subject), causal=True)
-    n = fitting(question.q.shape[1] // 2, subject.candidate)
+    n = fitting(question.q.shape[1] // 2, subject.kernel)
     return replace(question, k=question.k[:, :n], v=question.v[:, :n])
 
 
 def capped(rng: Generator, subject: Subject) -> Question | None:
     """A softcap of which the scores reach both ends."""
-    if "softcap" not in subject.candidate.features:
+    if "softcap" not in subject.kernel.features:
         return None
     return replace(wide(rng, subject), softcap=float(rng.choice([2.0, 30.0])), softmax_scale=0.3)
 
@@ -237,14 +237,14 @@ def capped(rng: Generator, subject: Subject) -> Question | None:
 def faint(rng: Generator, subject: Subject) -> Question | None:
     """Descales of e4m3 so small that their product underflows, under a causal mask where one is taken."""
     question = subject.normal(rng, subject.keys(rng))
-    is_causal = subject.takes_causal and subject.candidate.policy.causal == "bottom_right"
+    is_causal = subject.takes_causal and subject.kernel.policy.causal == "bottom_right"
     faint = replace(question, descales=(2.0**-80, 2.0**-80, 1.0), causal=is_causal)
     return faint if subject.form.dtype == "e4m3" else None
 
 
 def grouped(rng: Generator, subject: Subject) -> Question | None:
     """Four query heads for two of K and V."""
-    if "gqa" not in subject.candidate.features:
+    if "gqa" not in subject.kernel.features:
         return None
     question = replace(subject, heads=4).normal(rng, subject.keys(rng))
     return replace(question, k=question.k[:, :, :2], v=question.v[:, :, :2])

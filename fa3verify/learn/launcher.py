@@ -18,7 +18,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Candidate, fitting
+from fa3verify.kernels.record import Kernel, fitting
 from fa3verify.operations.forward import Result
 
 LOG2_E = math.log2(math.e)
@@ -94,14 +94,14 @@ class Launcher:
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
         A forward kernel.
     head_dim : int
         Of every launch.
     """
 
-    def __init__(self, candidate: Candidate, head_dim: int) -> None:
-        self.candidate = candidate
+    def __init__(self, kernel: Kernel, head_dim: int) -> None:
+        self.kernel = kernel
         self.head_dim = head_dim
         self.launches = 0
         self.is_filled = False  # whether every launch has idle sequences behind the one that is asked about
@@ -109,22 +109,22 @@ class Launcher:
     @property
     def dtype(self) -> Dtype:
         """Return the format of the operands."""
-        return self.candidate.dtype
+        return self.kernel.dtype
 
     @cached_property
     def out_dtype(self) -> str:
         """Return the format of the output, as the kernel declares it."""
-        zeros = np.zeros((1, fitting(64, self.candidate), 1, self.head_dim))
+        zeros = np.zeros((1, fitting(64, self.kernel), 1, self.head_dim))
         plain = Question(zeros, zeros, zeros)
-        return str(getattr(self.candidate.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
+        return str(getattr(self.kernel.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
 
     def takes(self, question: Question) -> bool:
         """Tell whether the kernel takes a launch."""
-        if not self.candidate.supports(question.problem(self.dtype)):
+        if not self.kernel.supports(question.problem(self.dtype)):
             return False
         try:
             self(question)
-        except calls.CandidateError:
+        except calls.KernelError:
             return False
         return True
 
@@ -133,7 +133,7 @@ class Launcher:
 
         Raises
         ------
-        fa3verify.kernels.calls.CandidateError
+        fa3verify.kernels.calls.KernelError
             If it raises, or returns what it does not declare.
         ValueError
             If it has no configuration for the launch.
@@ -142,8 +142,8 @@ class Launcher:
             question = _filled(question)
         problem = question.problem(self.dtype)
         self.launches += 1
-        config = self.candidate.config_for(problem)
-        got = calls.run(self.candidate, problem, question.operands(self.dtype), config)
+        config = self.kernel.config_for(problem)
+        got = calls.run(self.kernel, problem, question.operands(self.dtype), config)
         lse = got.get("lse")
         return Result(got["out"][:1], None if lse is None else lse[:1])
 

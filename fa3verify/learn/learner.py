@@ -13,8 +13,8 @@ from fa3_kernels.plan.order import Order
 from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.judging.hypotheses import sums_of
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.record import Kernel
 from fa3verify.learn import inputs, space
 from fa3verify.learn.diagnosis import mistakes
 from fa3verify.learn.elimination import Asking, Elimination, Step
@@ -113,12 +113,12 @@ class Learned:
         yield f"{fresh}; error / bound of any order {self.ratio:.3f}"
 
 
-def learn(candidate: Candidate, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: int = 0) -> Learned:
+def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: int = 0) -> Learned:
     """Find the order of operations of a forward kernel from its outputs.
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
         A forward kernel in fp16, bf16 or e4m3.
     head_dim : int
         Of every launch; V has as many channels.
@@ -136,24 +136,24 @@ def learn(candidate: Candidate, head_dim: int = 64, *, outputs: int = OUTPUTS, s
     ------
     ValueError
         If it is no forward kernel, or does not take plain attention of this head_dim.
-    fa3verify.kernels.calls.CandidateError
+    fa3verify.kernels.calls.KernelError
         If it raises in plain attention, or returns what it does not declare.
     """
-    if candidate.operation != operations.FORWARD:
-        raise ValueError(f"only forward kernels are learned, {candidate.name} computes {candidate.operation}")
-    if candidate.unavailable:
-        raise ValueError(f"{candidate.name} cannot run here: {candidate.unavailable}")
+    if kernel.operation != operations.FORWARD:
+        raise ValueError(f"only forward kernels are learned, {kernel.name} computes {kernel.operation}")
+    if kernel.unavailable:
+        raise ValueError(f"{kernel.name} cannot run here: {kernel.unavailable}")
     began_s = time.monotonic()
-    launcher = Launcher(candidate, head_dim)
+    launcher = Launcher(kernel, head_dim)
     rng = np.random.default_rng(seed)
     subject = _asked(launcher, rng)
     launcher.fill(inputs.cancelling(rng, replace(subject, rows=64, longest=2 * KEYS)))
     known = _structure(launcher)
     subject = replace(subject, known=known)
     game = Elimination(launcher, subject, rng)
-    why = _outside(known, candidate.dtype) or ("" if known.row_sums else "no known order of the row sum agrees")
+    why = _outside(known, kernel.dtype) or ("" if known.row_sums else "no known order of the row sum agrees")
     orders = [] if why else _orders(game)
-    found = Learned(candidate.name, candidate.dtype, head_dim, known, tuple(orders), (), 0, 0.0)
+    found = Learned(kernel.name, kernel.dtype, head_dim, known, tuple(orders), (), 0, 0.0)
     if orders:
         found = _judged(game, found, outputs, seed)
     elif not why:
@@ -165,13 +165,13 @@ def learn(candidate: Candidate, head_dim: int = 64, *, outputs: int = OUTPUTS, s
     steps = tuple(game.log)
     done = {"steps": steps, "launches": launcher.launches, "seconds": seconds, "features": features, "why": why}
     found = replace(found, **done)
-    return replace(found, findings=tuple(_unsound(found, candidate)))
+    return replace(found, findings=tuple(_unsound(found, kernel)))
 
 
 def _asked(launcher: Launcher, rng: np.random.Generator) -> Subject:
     """Find what the kernel takes."""
-    candidate = launcher.candidate
-    plain = Subject(candidate, Probes(launcher).form, Structure(), False, False)
+    kernel = launcher.kernel
+    plain = Subject(kernel, Probes(launcher).form, Structure(), False, False)
     question = plain.normal(rng, 64)
     launcher(question)  # raises where it does not take even this
     square = replace(question, q=question.k, causal=True)
@@ -213,13 +213,13 @@ def _outside(known: Structure, dtype: Dtype) -> str:
 
 def _orders(game: Elimination) -> list[Order]:
     """Return the orders that are left: of the arithmetic first, then of special values."""
-    candidate = game.launcher.candidate
-    alive = list(space.arithmetic(game.subject.known, candidate))
+    kernel = game.launcher.kernel
+    alive = list(space.arithmetic(game.subject.known, kernel))
     alive = game.keep(alive, "a lone key", _lone_key(game), space.OF_ONE_KEY)
     alive = game.keep(alive, "normal", inputs.normal(game.rng, game.subject))
     alive = game.split(alive, inputs.ARITHMETIC)
     alive = game.ask_each(alive, inputs.ARITHMETIC)
-    alive = game.recall(dict.fromkeys(space.special(alive, candidate)))
+    alive = game.recall(dict.fromkeys(space.special(alive, kernel)))
     alive = game.ask_each(alive, inputs.SPECIAL)
     return game.split(alive, {**inputs.SPECIAL, **inputs.ARITHMETIC})
 
@@ -273,7 +273,7 @@ def _held(game: Elimination, found: Learned, outputs: int, rng: np.random.Genera
             continue
         try:
             answer = game.launcher(question)
-        except (CandidateError, ValueError):
+        except (KernelError, ValueError):
             continue
         total += answer.out.size + (0 if answer.lse is None else answer.lse.size)
         if off := differing(answer, game.twin(found.orders[0], question)):
@@ -301,19 +301,19 @@ def _any_order(launcher: Launcher, question: Question, answer: Result) -> float:
     operation = operations.find(operations.FORWARD)
     problem = question.problem(launcher.dtype)
     operands = question.operands(launcher.dtype)
-    config = launcher.candidate.config_for(problem)
+    config = launcher.kernel.config_for(problem)
     truth = operation.truth(problem, operands.dequantized(problem), config, {})
     got = answer.outputs
     ratios = []
-    candidate = launcher.candidate
-    sums = sums_of(candidate).accumulator if candidate.order is None else "either"
+    kernel = launcher.kernel
+    sums = sums_of(kernel).accumulator if kernel.order is None else "either"
     for model in operation.hypotheses(config, sums).values():
         bound = operation.bound(problem, operands, model, {})
         ratios.append(max(float(error_over_bound(x, truth[name], bound[name]).max()) for name, x in got.items()))
     return min(ratios)
 
 
-def _unsound(found: Learned, candidate: Candidate) -> Iterator[str]:
+def _unsound(found: Learned, kernel: Kernel) -> Iterator[str]:
     """Yield the steps of an order, or of a structure, that are no sound choice, each as a sentence."""
     known = found.structure
     if known.p_rounding == "toward_zero":
@@ -331,7 +331,7 @@ def _unsound(found: Learned, candidate: Candidate) -> Iterator[str]:
     if known.weight_error > MOST_ERROR:
         yield f"weights are off by up to {known.weight_error:.1e} of the largest"
     for order in found.orders[:1]:
-        if "causal" in found.features and (order.diagonal, candidate.policy.causal) == ("top_left", "bottom_right"):
+        if "causal" in found.features and (order.diagonal, kernel.policy.causal) == ("top_left", "bottom_right"):
             yield "a causal mask is aligned top-left, which its policy does not say"
         if order.rescale_threshold_log2 > 8:
             yield f"maxima stay over {order.rescale_threshold_log2:g} in log2: weights may leave the range of P"

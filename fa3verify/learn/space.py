@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fa3_kernels.plan.order import Order
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.learn.structure import Structure
 
 _INF = float("inf")
@@ -58,13 +58,13 @@ def certain(known: Structure, dtype: str) -> Order:
     return replace(Order(), **decided)
 
 
-def arithmetic(known: Structure, candidate: Candidate) -> Iterator[Order]:
+def arithmetic(known: Structure, kernel: Kernel) -> Iterator[Order]:
     """Yield every order of the arithmetic that a structure leaves."""
-    base = certain(known, candidate.dtype)
-    descales = ("in_turn", "product_first") if candidate.dtype == "e4m3" else ("in_turn",)
+    base = certain(known, kernel.dtype)
+    descales = ("in_turn", "product_first") if kernel.dtype == "e4m3" else ("in_turn",)
     switches = list(_options(_ARITHMETIC))
-    maxima_of = [of for of in _MAXIMA if candidate.dtype != "e4m3" or of.get("rescale") != "contracted"]
-    factors = (known.folding,) if known.folding else FACTORS[: 3 if candidate.dtype == "e4m3" else 4]
+    maxima_of = [of for of in _MAXIMA if kernel.dtype != "e4m3" or of.get("rescale") != "contracted"]
+    factors = (known.folding,) if known.folding else FACTORS[: 3 if kernel.dtype == "e4m3" else 4]
     for factor, descale, maxima, sums, rest in itertools.product(
         factors, descales, maxima_of, known.row_sums or (("block_pairs", "far_first"),), switches
     ):
@@ -73,9 +73,9 @@ def arithmetic(known: Structure, candidate: Candidate) -> Iterator[Order]:
         yield replace(base, **changed)
 
 
-def special(orders: Sequence[Order], candidate: Candidate) -> Iterator[Order]:
+def special(orders: Sequence[Order], kernel: Kernel) -> Iterator[Order]:
     """Yield orders with every treatment of empty rows, NaN and, where it is claimed, softcaps."""
-    capped = ("ex2", "tanh") if "softcap" in candidate.features else ("ex2",)
+    capped = ("ex2", "tanh") if "softcap" in kernel.features else ("ex2",)
     for order, rest, softcap in itertools.product(orders, _options(_SPECIAL), capped):
         yield replace(order, softcap=softcap, **rest)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3verify.kernels.record import Candidate, fitting
+from fa3verify.kernels.record import Kernel, fitting
 from fa3verify.properties.compare import Found
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 from fa3verify.properties.trials import Wanted, law
@@ -49,19 +49,19 @@ def _bias(setup: Setup, trial: Trial) -> Found:
 
 def _wide(setup: Setup, seed: int) -> Setup:
     """A call of many rows and keys with values above 1, which all weights pull one way; Untaken if it is not taken."""
-    candidate = setup.candidate
-    rows, keys = fitting(_ROWS, candidate), fitting(_KEYS, candidate)
-    problem = AttentionProblem(1, 2, 2, rows, keys, setup.problem.head_dim, dtype=candidate.dtype)
-    if not candidate.supports(problem):
+    kernel = setup.kernel
+    rows, keys = fitting(_ROWS, kernel), fitting(_KEYS, kernel)
+    problem = AttentionProblem(1, 2, 2, rows, keys, setup.problem.head_dim, dtype=kernel.dtype)
+    if not kernel.supports(problem):
         problem = replace(problem, causal=True, seqlen_q=keys)
-    if not candidate.supports(problem):
-        raise Untaken(candidate.refusal(problem))
+    if not kernel.supports(problem):
+        raise Untaken(kernel.refusal(problem))
     rng = np.random.default_rng(seed)
-    kind = FORMATS[candidate.dtype].dtype
+    kind = FORMATS[kernel.dtype].dtype
     q, k = (rng.standard_normal(shape).astype(kind) for shape in (problem.q_shape, problem.k_shape))
     v = (1 + rng.random(problem.v_shape)).astype(kind)
     operands = replace(setup.operands, q=q, k=k, v=v)
-    return setup._replace(problem=problem, operands=operands, config=candidate.config_for(problem))
+    return setup._replace(problem=problem, operands=operands, config=kernel.config_for(problem))
 
 
 def _lone(setup: Setup, trial: Trial) -> Found:
@@ -78,25 +78,25 @@ def _lone(setup: Setup, trial: Trial) -> Found:
 
 def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:
     """A call of one row and one key, and its value in float64; Untaken where the kernel takes no such call."""
-    candidate = setup.candidate
-    problem = AttentionProblem(1, 1, 1, 1, 1, setup.problem.head_dim, dtype=candidate.dtype)
-    if not candidate.supports(problem):
-        raise Untaken(candidate.refusal(problem))
+    kernel = setup.kernel
+    problem = AttentionProblem(1, 1, 1, 1, 1, setup.problem.head_dim, dtype=kernel.dtype)
+    if not kernel.supports(problem):
+        raise Untaken(kernel.refusal(problem))
     rng = np.random.default_rng(seed)
-    kind = FORMATS[candidate.dtype].dtype
+    kind = FORMATS[kernel.dtype].dtype
     q, k = (rng.standard_normal(shape).astype(kind) for shape in (problem.q_shape, problem.k_shape))
     significand = rng.choice([-1, 1], problem.v_shape) * (1 + rng.random(problem.v_shape))
-    least = -24 if candidate.dtype == "fp16" else -8  # subnormal numbers of fp16, and those of bf16 and e4m3 that fit
+    least = -24 if kernel.dtype == "fp16" else -8  # subnormal numbers of fp16, and those of bf16 and e4m3 that fit
     operands = Operands(q, k, np.ldexp(significand, rng.integers(least, 0, problem.v_shape)).astype(kind))
-    if candidate.dtype == "e4m3":
+    if kernel.dtype == "e4m3":
         scales = [Descale(np.full((1, 1, 1), x, np.float32)) for x in np.exp(rng.uniform(-2, 2, 3))]
         operands = replace(operands, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2])
     value = operands.dequantized(problem)[2].reshape(problem.out_shape)
-    return setup._replace(problem=problem, operands=operands, config=candidate.config_for(problem)), value
+    return setup._replace(problem=problem, operands=operands, config=kernel.config_for(problem)), value
 
 
-def _is_16_bit_forward(candidate: Candidate) -> bool:
-    return candidate.operation == "forward" and candidate.dtype in ("fp16", "bf16")
+def _is_16_bit_forward(kernel: Kernel) -> bool:
+    return kernel.operation == "forward" and kernel.dtype in ("fp16", "bf16")
 
 
 _PLAIN = Wanted(layout="batched", masks="none", softcap=False, max_edits=0, empty=False, families=("normal",))
@@ -116,6 +116,6 @@ BIAS_LAWS = (
         "bounded",
         _lone,
         wanted=_PLAIN,
-        applies=lambda candidate: candidate.operation == "forward",
+        applies=lambda kernel: kernel.operation == "forward",
     ),
 )

@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_kernels.plan.config import Setting
 from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import Found, against_truth, near_truth, summed, within
 from fa3verify.properties.law import Drawn, Refused, Setup, Trial
@@ -41,12 +41,12 @@ def _numeric(setup: Setup, trial: Trial) -> Found:
     yield against_truth(changed, f"{change} against float64")
 
 
-def _shifts(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _shifts(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     query_log2, key_log2 = draw(st.sampled_from(SHIFTS))
     return {
         "channel": draw(st.integers(0, case.problem.head_dim - 1)),
         "query_log2": query_log2,
-        "key_log2": min(key_log2, 8) if candidate.dtype == "e4m3" else key_log2,
+        "key_log2": min(key_log2, 8) if kernel.dtype == "e4m3" else key_log2,
         "sign": draw(st.sampled_from((-1, 1))),
     }
 

@@ -34,7 +34,7 @@ def _calls(setup: Setup, trial: Trial) -> Found:
 
 def _count(setups: list[Setup]) -> int:
     """Return how many calls a trial makes, by the time of those that compile nothing any more."""
-    name = setups[0].candidate.name
+    name = setups[0].kernel.name
     if name not in _pace:
         began = time.monotonic()
         for each in setups:
@@ -47,14 +47,14 @@ def _alternating(setup: Setup) -> list[Setup]:
     """The call, one of its shape with other data, and one with more keys."""
     operands = setup.operands
     other = setup.fed(q=-operands.q, v=operands.v[..., ::-1].copy())
-    if setup.problem.is_varlen or setup.candidate.operation != "forward":
+    if setup.problem.is_varlen or setup.kernel.operation != "forward":
         return [setup, other]
-    problem = replace(setup.problem, seqlen_k=fitting(_LONG, setup.candidate))
+    problem = replace(setup.problem, seqlen_k=fitting(_LONG, setup.kernel))
     repeats = -(-problem.seqlen_k // max(1, setup.problem.seqlen_k))
     k, v = (np.concatenate([x] * repeats, 1)[:, : problem.seqlen_k] for x in (operands.k, operands.v))
-    if not setup.problem.seqlen_k or not setup.candidate.supports(problem) or operands.k_descale is not None:
+    if not setup.problem.seqlen_k or not setup.kernel.supports(problem) or operands.k_descale is not None:
         return [setup, other]
-    config = setup.candidate.config_for(problem)
+    config = setup.kernel.config_for(problem)
     longer = setup._replace(problem=problem, config=config).fed(k=np.ascontiguousarray(k), v=np.ascontiguousarray(v))
     return [setup, other, longer]
 
@@ -63,7 +63,7 @@ def _repeated(trial: Trial, setup: Setup, got: Outputs, expected: Outputs, numbe
     """Compare a call with the first one of its inputs: bit for bit where that is claimed, else within both bounds."""
     what = f"call {number} against the first with its inputs"
     differs = same_bits(what, got, expected)
-    if differs is None or setup.candidate.claims(trial.law):
+    if differs is None or setup.kernel.claims(trial.law):
         return differs
     bound = setup.bound()
     return within(what, got, expected, summed(bound, bound))
@@ -87,6 +87,6 @@ CALL_LAWS = (
         wanted=Wanted(
             layout="batched", softcap=False, single=True, longest_q=8, seqlens_k=(7, 8, 5), max_edits=0, empty=False
         ),
-        applies=lambda candidate: candidate.operation == "forward",
+        applies=lambda kernel: kernel.operation == "forward",
     ),
 )

@@ -35,9 +35,9 @@ def called(setup: Setup) -> CallResult:
 
     Untaken where the kernel has none for the problem.
     """
-    if (words := setup.candidate.unreachable(setup.problem, setup.config)) is not None:
+    if (words := setup.kernel.unreachable(setup.problem, setup.config)) is not None:
         try:
-            setup = setup._replace(config=setup.candidate.configured(setup.problem))
+            setup = setup._replace(config=setup.kernel.configured(setup.problem))
         except ValueError:
             raise Untaken(words) from None
     return CallResult(setup, setup.run())
@@ -121,7 +121,7 @@ def agree(
     both bounds. ``of`` cuts the outputs of the second call, and their bounds, to what the first one computes;
     by default nothing is cut.
     """
-    if got.setup.candidate.claims(trial.law) and got.setup.config == expected.setup.config:
+    if got.setup.kernel.claims(trial.law) and got.setup.config == expected.setup.config:
         return same_bits(what, got.outputs, of(expected.outputs))
     return within(what, got.outputs, of(expected.outputs), summed(got.bound, of(expected.bound)))
 
@@ -138,7 +138,7 @@ def agreeing(what: str, make: Callable[[Setup, Trial], tuple[Setup, Setup]]) -> 
 
 def slack(setup: Setup) -> Outputs:
     """Return how far two runs of one call may differ, by name; it is empty for a kernel that claims equal bits."""
-    if setup.candidate.claims("repeated_run_is_identical"):
+    if setup.kernel.claims("repeated_run_is_identical"):
         return {}
     bound = setup.bound()
     return summed(bound, bound)

@@ -12,7 +12,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
 from fa3verify import operations
 from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, same_bits, same_values
 from fa3verify.properties.law import Drawn, Setup, Trial
 from fa3verify.properties.transforms import kept, rescaled, scaled_by_power_of_two
@@ -46,8 +46,8 @@ def _values_scaled(plain: Setup, scaled: Setup, n: int) -> Found:
     yield same_bits(what, {**b, "out": a["out"]}, a)
 
 
-def _partner(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    partners = ("softmax_scale", "k_descale") if candidate.dtype == "e4m3" else ("softmax_scale",)
+def _partner(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    partners = ("softmax_scale", "k_descale") if kernel.dtype == "e4m3" else ("softmax_scale",)
     return {"partner": draw(st.sampled_from(partners)), "exponent": draw(_EXPONENTS)}
 
 
@@ -69,7 +69,7 @@ def _score_scaling(setup: Setup, trial: Trial) -> Found:
     yield same_bits(f"Q times 2^{n} and {partner} times 2^{-n} against the plain call", moved.run(), plain.run())
 
 
-def _block(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _block(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     if case.scheme is None:
         raise ValueError("blocks of descales go with a quantisation scheme")
     blocks = {
@@ -112,7 +112,7 @@ def _signs(setup: Setup, trial: Trial) -> Found:
     yield same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 
-def _channels(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _channels(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
 
 

@@ -44,18 +44,18 @@ def _far_scores(setup: Setup, trial: Trial) -> Found:
 def _telling_lengths(setup: Setup, trial: Trial) -> Found:
     """One query, and half a tile of them, under every mask that the kernel claims and of those that it takes."""
     seqlen_k = trial.integer("seqlen_k", 1, max(HALF_TILES))
-    candidate = setup.candidate
-    masks = {name: mask for name, mask in MASKS.items() if name == "dense" or name in candidate.features}
+    kernel = setup.kernel
+    masks = {name: mask for name, mask in MASKS.items() if name == "dense" or name in kernel.features}
     taken = []
     for seqlen_q, (name, mask) in product((1, 64), masks.items()):
         plain = replace(setup.problem, causal=False, window=(-1, -1), seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-        problem = adapted(candidate, replace(plain, **mask))
-        if candidate.supports(problem):
+        problem = adapted(kernel, replace(plain, **mask))
+        if kernel.supports(problem):
             taken.append((f"{name}, {problem.seqlen_q} queries, {problem.seqlen_k} keys", problem))
     if not taken:
         raise Untaken("the kernel refuses every mask beside so few queries")
     for words, problem in taken:
-        yield against_truth(set_up(candidate, replace(trial.case, problem=problem)), words)
+        yield against_truth(set_up(kernel, replace(trial.case, problem=problem)), words)
 
 
 def _loss(setup: Setup, trial: Trial) -> Found:

@@ -158,9 +158,9 @@ def _lse(setup: Setup, trial: Trial) -> Found:
 
 def _sinks(setup: Setup, trial: Trial) -> Found:
     """Each with a sink next to the lse of a row; where the gradient of lse is claimed, with one as well."""
-    sunk = set_up(setup.candidate, replace(trial.case, problem=replace(setup.problem, sinks=True)))
+    sunk = set_up(setup.kernel, replace(trial.case, problem=replace(setup.problem, sinks=True)))
     yield against_truth(sunk, "with sinks")
-    if LSE_GRADIENT in setup.candidate.features:
+    if LSE_GRADIENT in setup.kernel.features:
         rng = np.random.default_rng(trial.case.recipe.seed)
         both = sunk.fed(dlse=rng.standard_normal(setup.problem.lse_shape).astype(np.float32))
         yield against_truth(both, "with sinks and a gradient of lse")
@@ -169,7 +169,7 @@ def _sinks(setup: Setup, trial: Trial) -> Found:
 def _on(setup: Setup, **changes: int | float) -> Setup:
     """Return the call with a changed problem, in the configuration that the kernel chooses for it."""
     problem: AttentionProblem = replace(setup.problem, **changes)
-    return setup._replace(problem=problem, config=setup.candidate.code.configure(problem))
+    return setup._replace(problem=problem, config=setup.kernel.code.configure(problem))
 
 
 _ANY = Wanted(empty=False, max_edits=0)

@@ -20,10 +20,10 @@ from fa3verify.cases.case import Case
 from fa3verify.files import Json, of_schema
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls
-from fa3verify.kernels.calls import CandidateError as CandidateError
+from fa3verify.kernels.calls import KernelError as KernelError
 from fa3verify.kernels.calls import Refused as Refused
 from fa3verify.kernels.policy import freed
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Operation, Outputs
 from fa3verify.text import one_line
 
@@ -104,7 +104,7 @@ class Violation:
     message : str
         Self-contained: what was compared, where it differs most, got, expected, bound.
     kind : {"violated", "crashed"}
-        ``crashed``: the candidate raised or returned something of the wrong shape.
+        ``crashed``: the kernel raised or returned something of the wrong shape.
     where : str
         Worst element, such as ``out[0, 3, 1, 17]``.
     ratio : float
@@ -136,11 +136,11 @@ class Law:
         kernels that claim them. ``agreement`` ones demand the same of kernels that claim them, and of all others that
         the calls differ by no more than the sum of their bounds.
     needs : callable
-        Whether a candidate has what the law needs.
+        Whether a kernel has what the law needs.
     draw : callable
-        Hypothesis strategy of trials for a candidate.
+        Hypothesis strategy of trials for a kernel.
     check : callable
-        None when the law holds. May raise :class:`CandidateError`; the runner makes a violation of it.
+        None when the law holds. May raise :class:`KernelError`; the runner makes a violation of it.
     operations : tuple of str
         Operations whose kernels obey it.
     """
@@ -148,18 +148,18 @@ class Law:
     name: str
     statement: str
     kind: Kind
-    needs: Callable[[Candidate], bool]
-    draw: Callable[[Candidate], SearchStrategy[Trial]]
-    check: Callable[[Candidate, Trial], Violation | None]
+    needs: Callable[[Kernel], bool]
+    draw: Callable[[Kernel], SearchStrategy[Trial]]
+    check: Callable[[Kernel, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
 
-    def is_claimed(self, candidate: Candidate) -> bool:
-        """Tell whether the candidate claims the law, if it is one that not every kernel has."""
-        return self.kind != "invariant" or candidate.claims(self.name)
+    def is_claimed(self, kernel: Kernel) -> bool:
+        """Tell whether the kernel claims the law, if it is one that not every kernel has."""
+        return self.kind != "invariant" or kernel.claims(self.name)
 
-    def applies(self, candidate: Candidate) -> bool:
-        """Tell whether the law is one of the candidate's operation and the candidate has what it needs."""
-        return candidate.operation in self.operations and self.needs(candidate)
+    def applies(self, kernel: Kernel) -> bool:
+        """Tell whether the law is one of the kernel's operation and the kernel has what it needs."""
+        return kernel.operation in self.operations and self.needs(kernel)
 
 
 class Untaken(Exception):
@@ -169,7 +169,7 @@ class Untaken(Exception):
 class Setup(NamedTuple):
     """Holds a kernel, and what it is called with."""
 
-    candidate: Candidate
+    kernel: Kernel
     problem: AttentionProblem
     operands: Operands
     config: Any
@@ -177,13 +177,13 @@ class Setup(NamedTuple):
     @property
     def operation(self) -> Operation:
         """Return what the kernel computes."""
-        return operations.find(self.candidate.operation)
+        return operations.find(self.kernel.operation)
 
     def run(self) -> Outputs:
         """Run the kernel by :func:`fa3verify.kernels.calls.run`; Untaken where it does not take the call."""
-        if words := self.candidate.refusal(self.problem) or self.candidate.unreachable(self.problem, self.config):
+        if words := self.kernel.refusal(self.problem) or self.kernel.unreachable(self.problem, self.config):
             raise Untaken(words)
-        return calls.run(self.candidate, self.problem, self.operands, self.config)
+        return calls.run(self.kernel, self.problem, self.operands, self.config)
 
     def truth(self, got: Outputs | None = None) -> Outputs:
         """Exact outputs of this call on the operands as they are; ``got`` for operations whose truth depends on it."""
@@ -191,9 +191,9 @@ class Setup(NamedTuple):
 
     def bound(self, got: Outputs | None = None) -> Outputs:
         """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
-        assumed = hypotheses.assumed(self.candidate, self.config)
+        assumed = hypotheses.assumed(self.kernel, self.config)
         bound = self.operation.bound(self.problem, self.operands, assumed, got or {})
-        return freed(self.candidate.policy, self.problem, bound, math.inf)
+        return freed(self.kernel.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with another configuration; Refused where there is none such."""
@@ -207,11 +207,11 @@ class Setup(NamedTuple):
         return self._replace(operands=replace(self.operands, **operands))
 
 
-def set_up(candidate: Candidate, case: Case) -> Setup:
+def set_up(kernel: Kernel, case: Case) -> Setup:
     """Return the call a case describes; Untaken where the kernel does not take its descales, or refuses it."""
     try:
-        case.check_descales(candidate)
-        config = candidate.config_for(case.problem, case.changes)
+        case.check_descales(kernel)
+        config = kernel.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Untaken(one_line(error)) from None
-    return Setup(candidate, case.problem, case.operands(), config)
+    return Setup(kernel, case.problem, case.operands(), config)

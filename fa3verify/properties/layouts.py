@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.calls import Refused
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, agree, called
 from fa3verify.properties.law import Setup, Trial
 from fa3verify.properties.trials import Wanted, law
@@ -98,9 +98,9 @@ LAYOUTS: Mapping[str, Callable[[Arrays], Arrays]] = {
 }
 
 
-def is_strided(candidate: Candidate) -> bool:
+def is_strided(kernel: Kernel) -> bool:
     """Tell whether a kernel is a function of arrays that gets some as they lie in memory."""
-    return isinstance(candidate.code, ArrayFunction) and bool(candidate.code.views)
+    return isinstance(kernel.code, ArrayFunction) and bool(kernel.code.views)
 
 
 def _arrays(setup: Setup) -> Arrays:

@@ -17,7 +17,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import Descale, Sequence
 from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import CallResult, Found, agree, called, summed, unsigned_zeros, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Violation
@@ -37,7 +37,7 @@ def _longest(case: Case, unit: int = 1) -> int:
     return longest
 
 
-def _cut(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _cut(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     unit = 1
     if case.scheme is not None and case.scheme.granularity == "block":
         unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
@@ -96,7 +96,7 @@ def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _rank(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _rank(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     ranks = draw(st.sampled_from(RANKS))
     return {"ranks": ranks, "rank": draw(st.integers(0, ranks - 1))}
 
@@ -117,9 +117,9 @@ def _ring(setup: Setup, trial: Trial) -> Found:
             yield _shards_merge(setup, seq, rows, [*starts, int(stops[-1])])
 
 
-def _appended(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _appended(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     longest = _longest(case)
-    config: Any = candidate.code.configure(case.problem)
+    config: Any = kernel.code.configure(case.problem)
     tile_n = config.tile_n
     tiles = range(tile_n, longest, tile_n)  # after which the appended key is alone in its tile
     anywhere = st.integers(1, longest - 1)

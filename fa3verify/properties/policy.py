@@ -22,7 +22,7 @@ from hypothesis.strategies import DrawFn
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import Policy, freed
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import Found, rows_of, slack
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation
@@ -122,7 +122,7 @@ class _Place(NamedTuple):
     channel: int
 
 
-def _draw(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _draw(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     """Draw a place; every rule is tried there, taken modulo the sizes of its tensor."""
     filled = [seq for seq in case.problem.sequences() if seq.seqlen_q and seq.seqlen_k]
     seq = draw(st.sampled_from(filled))
@@ -218,7 +218,7 @@ def _check(setup: Setup, trial: Trial) -> Found:
     rules = [_RULES[named]] if named != EVERY else list(POLICY)
     tried = 0
     for rule in rules:
-        if setup.candidate.dtype == "e4m3" and not math.isnan(rule.value):
+        if setup.kernel.dtype == "e4m3" and not math.isnan(rule.value):
             continue
         try:
             yield from _followed(setup, trial, rule)
@@ -232,7 +232,7 @@ def _check(setup: Setup, trial: Trial) -> Found:
 
 def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
     problem = setup.problem
-    policy = setup.candidate.policy
+    policy = setup.kernel.policy
     place = _place(problem, rule, trial)
     low = rule.unit_query and rule.value < 0
     plain = _planted(setup, rule, place, LOW_SCORE if low else 0.0)
@@ -274,6 +274,6 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted(softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
-        applies=lambda candidate: candidate.policy.special_values != "undefined",
+        applies=lambda kernel: kernel.policy.special_values != "undefined",
     ),
 )

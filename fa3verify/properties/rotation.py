@@ -46,7 +46,7 @@ def _rotation(setup: Setup, trial: Trial) -> Found:
     noise = {"out": np.zeros(()), "lse": 2.0**-48 * (1 + np.abs(shift) * np.ones(problem.lse_shape))}
     what = "float64 attention of rotated Q and K"
     yield within(what, rotated._asdict(), expected, summed(still._asdict(), noise))
-    quantised = set_up(setup.candidate, replace(case, scheme=scheme))
+    quantised = set_up(setup.kernel, replace(case, scheme=scheme))
     q8, k8, v8 = quantised.operands.dequantized(problem)
     moved = quantization_bound(
         problem, turned_q, turned_k, v, np.abs(q8 - turned_q) + dq, np.abs(k8 - turned_k) + dk, np.abs(v8 - v)

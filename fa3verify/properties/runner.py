@@ -21,9 +21,9 @@ from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import ArrayFunction
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.properties.draws import independent
-from fa3verify.properties.law import CandidateError, Law, Trial, Untaken, Violation
+from fa3verify.properties.law import KernelError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
 from fa3verify.records import PRIVATE
 
@@ -35,10 +35,10 @@ class LawOutcome:
     """Holds what a search for violations found.
 
     ``statement`` and ``kind`` are the law's, empty where its worker was lost. ``examples`` counts the trials up to and
-    including the first failure, ``outputs`` the output values the candidate produced for them, ``classes`` are those of
+    including the first failure, ``outputs`` the output values the kernel produced for them, ``classes`` are those of
     :mod:`fa3verify.cases.coverage` that they had; ``trial`` and ``violation`` are the smallest failure seen, None
     unless ``status`` is ``fail``; ``message`` says what failed, and ``replay`` is the file of its trial. ``not_tried``:
-    there was no trial that the candidate takes. ``hypotheses`` are those about a kernel that states no order, each with
+    there was no trial that the kernel takes. ``hypotheses`` are those about a kernel that states no order, each with
     what refutes it or None; empty where the law asks for no bound. ``tried`` are the sizes of the calls of its trials.
     ``optional`` says of every output that a kernel may leave out whether it was returned, and in which trial first.
     """
@@ -80,10 +80,10 @@ class _Enough(BaseException):
 class _Search:
     """One run of a law: counts trials and outputs, keeps the smallest failure of the first failure's kind."""
 
-    def __init__(self, law: Law, candidate: Candidate, shrink_seconds: float) -> None:
+    def __init__(self, law: Law, kernel: Kernel, shrink_seconds: float) -> None:
         self.law = law
         self.shrink_seconds = shrink_seconds
-        self.candidate = candidate.altered(run=self._counted(candidate))
+        self.kernel = kernel.altered(run=self._counted(kernel))
         self.examples = self.outputs = self.shrinks = 0
         self.first_failure = (0.0, 0.0)
         self.classes: set[str] = set()
@@ -92,7 +92,7 @@ class _Search:
         self.best: tuple[Trial, Violation] | None = None
         self.trial: Trial | None = None
         self.optional: dict[tuple[str, bool], Trial] = {}
-        self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(candidate))
+        self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(kernel))
         self.failed: Mapping[str, Violation | None] = {}  # the best failure under what was alive then
         self.asks_bound = False
 
@@ -107,12 +107,12 @@ class _Search:
         """Hypotheses that no trial has refuted yet."""
         return tuple(name for name, against in self.against.items() if against is None)
 
-    def _counted(self, candidate: Candidate):
-        operation = operations.find(candidate.operation)
-        views = candidate.code.views if isinstance(candidate.code, ArrayFunction) else ()
+    def _counted(self, kernel: Kernel):
+        operation = operations.find(kernel.operation)
+        views = kernel.code.views if isinstance(kernel.code, ArrayFunction) else ()
 
         def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
-            returned = candidate.code.run(problem, operands, config)
+            returned = kernel.code.run(problem, operands, config)
             named = operation.named(returned, problem, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in named.values())
@@ -138,13 +138,13 @@ class _Search:
         outputs = self.outputs
         self.called = Tried()
         try:
-            violation, under = verdicts(self.law, self.candidate, trial, self.alive)
+            violation, under = verdicts(self.law, self.kernel, trial, self.alive)
         except Untaken:
             self.examples -= self.best is None
             return
         self.asks_bound |= bool(under)
         if self.outputs > outputs:
-            self.classes |= classes_of(self.candidate, trial.case)
+            self.classes |= classes_of(self.kernel, trial.case)
             self.tried.update(self.called.noted())
         if violation is None:
             if self.best is None:
@@ -172,16 +172,16 @@ def size_of(trial: Trial) -> tuple[int, int]:
     return work * problem.nheads * problem.head_dim, len(repr(trial.to_json()))
 
 
-def checked(law: Law, candidate: Candidate, trial: Trial) -> Violation | None:
-    """Check one trial; a candidate that fails is a violation."""
+def checked(law: Law, kernel: Kernel, trial: Trial) -> Violation | None:
+    """Check one trial; a kernel that fails is a violation."""
     try:
-        return law.check(candidate, trial)
-    except CandidateError as error:
-        return Violation(f"{candidate.name} failed: {error}", kind="crashed", traceback=error.traceback)
+        return law.check(kernel, trial)
+    except KernelError as error:
+        return Violation(f"{kernel.name} failed: {error}", kind="crashed", traceback=error.traceback)
 
 
 def verdicts(
-    law: Law, candidate: Candidate, trial: Trial, names: Collection[str] | None = None
+    law: Law, kernel: Kernel, trial: Trial, names: Collection[str] | None = None
 ) -> tuple[Violation | None, Mapping[str, Violation | None]]:
     """Check one trial under hypotheses about a kernel that states no order, by default under all.
 
@@ -195,8 +195,8 @@ def verdicts(
     under : mapping of str to Violation or None
         What is found under each hypothesis; empty where the law asked for no bound, so that no hypothesis matters.
     """
-    sides = hypotheses.under(candidate)
-    run = _Recorded(candidate)
+    sides = hypotheses.under(kernel)
+    run = _Recorded(kernel)
     found = {}
     for name in sides if names is None else names:
         run.rewind()
@@ -205,12 +205,12 @@ def verdicts(
         if not order.is_asked or (violation and violation.kind == "crashed"):
             return violation, {}
     if not found:
-        return checked(law, candidate, trial), {}
+        return checked(law, kernel, trial), {}
     broken = {name: violation for name, violation in found.items() if violation}
     if len(broken) < len(found):
         return None, found
     least = min(broken, key=lambda name: broken[name].ratio)
-    words = f"{broken[least].message}; {hypotheses.assumption(hypotheses.sums_of(candidate), least)}"
+    words = f"{broken[least].message}; {hypotheses.assumption(hypotheses.sums_of(kernel), least)}"
     return replace(broken[least], message=words), found
 
 
@@ -230,9 +230,9 @@ class _Noting:
 class _Recorded:
     """A kernel that runs once: when a trial is checked again, its calls come back in their order."""
 
-    def __init__(self, candidate: Candidate) -> None:
-        self.run = candidate.code.run
-        self.operation = operations.find(candidate.operation)
+    def __init__(self, kernel: Kernel) -> None:
+        self.run = kernel.code.run
+        self.operation = operations.find(kernel.operation)
         self.calls: list[tuple[AttentionProblem, dict[str, np.ndarray]]] = []
         self.next = 0
 
@@ -250,13 +250,13 @@ class _Recorded:
         return outputs
 
 
-def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shrink_seconds: float = 4.0) -> LawOutcome:
+def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_seconds: float = 4.0) -> LawOutcome:
     """Search for a violation of a law.
 
     Parameters
     ----------
     law : Law
-    candidate : Candidate
+    kernel : Kernel
     max_examples : int
         Trials that must hold.
     seed : int
@@ -268,7 +268,7 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     Returns
     -------
     LawOutcome
-        A candidate that raises is a failure of the law, never an exception here.
+        A kernel that raises is a failure of the law, never an exception here.
 
     Raises
     ------
@@ -277,12 +277,12 @@ def run_law(law: Law, candidate: Candidate, *, max_examples: int, seed: int, shr
     """
     if max_examples < 1:
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
-    if not law.applies(candidate):
+    if not law.applies(kernel):
         return LawOutcome(law.name, "not_applicable", statement=law.statement, kind=law.kind)
-    if not law.is_claimed(candidate):
+    if not law.is_claimed(kernel):
         return LawOutcome(law.name, "not_claimed", statement=law.statement, kind=law.kind)
-    search = _Search(law, candidate, shrink_seconds)
-    # Unsatisfiable: the candidate takes no trial. Flaky: it broke the law, and not again on the same trial.
+    search = _Search(law, kernel, shrink_seconds)
+    # Unsatisfiable: the kernel takes no trial. Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
         _search(search, max_examples, seed)
     trial, violation = search.best or (None, None)
@@ -322,7 +322,7 @@ def _search(search: _Search, max_examples: int, seed: int) -> None:
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
         )
-        @given(law.draw(search.candidate))
+        @given(law.draw(search.kernel))
         def holds(trial: Trial) -> None:
             search.check(trial)
 
@@ -337,24 +337,24 @@ def find_law(name: str) -> Law:
     return laws[name]
 
 
-def replay_trial(law_name: str, candidate: Candidate, trial: Trial) -> Violation | None:
+def replay_trial(law_name: str, kernel: Kernel, trial: Trial) -> Violation | None:
     """Check a stored trial again.
 
     Raises
     ------
     ValueError
-        If the law is unknown, is not the trial's, does not apply to the candidate, or refuses the trial's parameters.
+        If the law is unknown, is not the trial's, does not apply to the kernel, or refuses the trial's parameters.
     """
     law = find_law(law_name)
     if trial.law != law_name:
         raise ValueError(f"the trial belongs to law {trial.law!r}, not to {law_name!r}")
-    if not law.applies(candidate):
-        raise ValueError(f"law {law_name!r} does not apply to {candidate.name}")
-    if trial.case.operation != candidate.operation:
-        raise ValueError(f"the trial is for operation {trial.case.operation}, not {candidate.operation}")
-    if trial.case.problem.dtype != candidate.dtype:
-        raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {candidate.name} takes {candidate.dtype}")
+    if not law.applies(kernel):
+        raise ValueError(f"law {law_name!r} does not apply to {kernel.name}")
+    if trial.case.operation != kernel.operation:
+        raise ValueError(f"the trial is for operation {trial.case.operation}, not {kernel.operation}")
+    if trial.case.problem.dtype != kernel.dtype:
+        raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {kernel.name} takes {kernel.dtype}")
     try:
-        return verdicts(law, candidate, trial)[0]
+        return verdicts(law, kernel, trial)[0]
     except Untaken as error:
-        raise ValueError(f"{candidate.name} does not take the trial: {error}") from None
+        raise ValueError(f"{kernel.name} does not take the trial: {error}") from None

@@ -15,7 +15,7 @@ from fa3_reference.cache import Cache, in_cache
 from fa3_reference.formats import FORMATS
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import PAGE_SIZES
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, agree, agreeing, called, same_bits, slack, summed, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken
 from fa3verify.properties.trials import Wanted, drawn, law, needs
@@ -40,13 +40,13 @@ def _same(setup: Setup, other: Setup, what: str) -> Found:
     yield within(what, got, expected, allowed) if allowed else same_bits(what, got, expected)
 
 
-def _sizes(candidate: Candidate) -> tuple[int, ...]:
+def _sizes(kernel: Kernel) -> tuple[int, ...]:
     """Keys of a page that a kernel takes; 0 of one that takes rows alone."""
-    return (candidate.page_sizes or PAGE_SIZES) if "paged" in candidate.features else (0,)
+    return (kernel.page_sizes or PAGE_SIZES) if "paged" in kernel.features else (0,)
 
 
-def _pages(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    sizes = st.sampled_from(_sizes(candidate))
+def _pages(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    sizes = st.sampled_from(_sizes(kernel))
     return {"page_size": draw(sizes), "other_size": draw(sizes), "seed": draw(st.integers(1, 99))}
 
 
@@ -55,7 +55,7 @@ def _page(trial: Trial, name: str = "page_size") -> int:
 
 
 def _behind(setup: Setup, trial: Trial) -> Found:
-    rows = {0} if "seqused_k" in setup.candidate.features else set()
+    rows = {0} if "seqused_k" in setup.kernel.features else set()
     for size in sorted({_page(trial), *rows}):  # another path copies rows, of a kernel that takes both
         plain = _stored(setup, Cache(size))
         poisoned = _stored(setup, Cache(size, behind="nan"))
@@ -92,17 +92,17 @@ def _appending(setup: Setup, trial: Trial) -> Setup:
     return _stored(setup, Cache(_page(trial), new=new))
 
 
-def _chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    return _pages(draw, candidate, case) | chunks(draw, candidate, case)
+def _chunks(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    return _pages(draw, kernel, case) | chunks(draw, kernel, case)
 
 
 def _in_chunks(setup: Setup, trial: Trial) -> Found:
     return chunked(setup, trial, lambda chunk: _appending(chunk, trial))
 
 
-def _kinds(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    kinds = ("tensor", "head") * ("fp8_cache" in candidate.features) + ("row",) * ("fp8_rows" in candidate.features)
-    return _pages(draw, candidate, case) | {"fp8": draw(st.sampled_from(kinds))}
+def _kinds(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    kinds = ("tensor", "head") * ("fp8_cache" in kernel.features) + ("row",) * ("fp8_rows" in kernel.features)
+    return _pages(draw, kernel, case) | {"fp8": draw(st.sampled_from(kinds))}
 
 
 def _dequantized(setup: Setup, trial: Trial) -> Found:
@@ -166,7 +166,7 @@ SERVING_LAWS = (
         _behind,
         wanted=_SMALL,
         parameters=_pages,
-        applies=lambda candidate: bool({"paged", "seqused_k"} & candidate.features),
+        applies=lambda kernel: bool({"paged", "seqused_k"} & kernel.features),
     ),
     law(
         "pages_lie_anywhere",
@@ -232,7 +232,7 @@ SERVING_LAWS = (
         _dequantized,
         wanted=_SMALL,
         parameters=_kinds,
-        applies=lambda candidate: bool({"fp8_cache", "fp8_rows"} & candidate.features),
+        applies=lambda kernel: bool({"fp8_cache", "fp8_rows"} & kernel.features),
     ),
     law(
         "a_sink_of_minus_infinity_is_none",

@@ -15,7 +15,7 @@ from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.policy import empty_rows, out_rows
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, rows_of, same_bits, slack, unsigned_zeros, within
 from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken
 from fa3verify.properties.transforms import (
@@ -44,7 +44,7 @@ SWITCHES: dict[str, dict[str, Setting]] = {
 }
 
 
-def _keys(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _keys(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     start = draw(st.integers(0, max(0, case.problem.seqlen_k - 1)))
     return {"start": start, "count": draw(st.sampled_from((1, 2, 64, 128)))}
 
@@ -67,7 +67,7 @@ def _invisible(setup: Setup, trial: Trial) -> Found:
         problem.rows_k(v, seq)[start:stop] = -5
         first, last = visible(problem, seq)
         problem.rows_lse(blind, seq)[:] = (last <= start) | (first >= stop)
-    if setup.candidate.policy.free:  # rows without a key may then have anything
+    if setup.kernel.policy.free:  # rows without a key may then have anything
         blind &= ~empty_rows(problem)
     what = f"rows that see no key of [{start}, {stop}), after those keys changed"
     changed = setup.fed(k=k, v=v).run()
@@ -87,7 +87,7 @@ def _separate(setup: Setup, trial: Trial) -> Found:
             yield same_bits(what, part_of_result(setup, whole, seq), part(setup, seq).run())
 
 
-def _pair(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _pair(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     filled = [seq.index for seq in case.problem.sequences() if seq.seqlen_q]
     return {"sequence": draw(st.sampled_from(filled)), "kv_head": draw(st.integers(0, case.problem.nheads_kv - 1))}
 
@@ -112,7 +112,7 @@ def _permuted(problem: AttentionProblem) -> dict[str, int]:
     return {"batch": problem.batch, "kv_heads": problem.nheads_kv, "of_group": problem.group}
 
 
-def _order(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _order(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     return {name: draw(st.permutations(range(size)).map(list)) for name, size in _permuted(case.problem).items()}
 
 
@@ -132,9 +132,9 @@ def _reordered(setup: Setup, trial: Trial) -> Found:
     yield same_bits(what, moved, expected)
 
 
-def _poison(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
-    values = ("nan",) if candidate.dtype == "e4m3" else ("nan", "inf")
-    return {**_pair(draw, candidate, case), "value": draw(st.sampled_from(values))}
+def _poison(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    values = ("nan",) if kernel.dtype == "e4m3" else ("nan", "inf")
+    return {**_pair(draw, kernel, case), "value": draw(st.sampled_from(values))}
 
 
 def _neighbours(setup: Setup, trial: Trial) -> Found:
@@ -167,7 +167,7 @@ def _empty_rows(setup: Setup, trial: Trial) -> Found:
         return
     empty = empty_rows(setup.problem)
     out = result["out"]
-    policy = setup.candidate.policy
+    policy = setup.kernel.policy
     expected = dict(result)
     if policy.empty_out == "zero":  # +0 and -0 are both zero
         expected["out"] = np.where(out_rows(setup.problem, empty) & (out != 0), np.zeros(1, out.dtype), out)
@@ -186,8 +186,8 @@ def _schedule(setup: Setup, trial: Trial) -> Found:
     yield same_bits(f"schedule switch {switch}", changed, plain)
 
 
-def _is_masked(candidate: Candidate) -> bool:
-    return bool({"causal", "window"} & candidate.features)
+def _is_masked(kernel: Kernel) -> bool:
+    return bool({"causal", "window"} & kernel.features)
 
 
 STRUCTURE_LAWS = (

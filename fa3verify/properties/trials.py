@@ -17,7 +17,7 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
-from fa3verify.kernels.record import Candidate, head_dim_refusal, is_absorbed, widths
+from fa3verify.kernels.record import Kernel, head_dim_refusal, is_absorbed, widths
 from fa3verify.operations.operation import Descales
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
@@ -27,7 +27,7 @@ MAX_SEQLEN = 300
 TILE = 128  # keys
 LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
-Parameters = Callable[[DrawFn, Candidate, Case], Drawn]
+Parameters = Callable[[DrawFn, Kernel, Case], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ def _length(draw: DrawFn, most: int, least: int = 1) -> int:
     return least + n if n < choices else edges[(n - choices) % len(edges)]
 
 
-def _mask(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Json:
+def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
     several = {"any": ("dense", "causal", "window"), "some": ("causal", "window")}
     kinds = several.get(wanted.masks, (wanted.masks,))
-    kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in candidate.features]))
+    kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in kernel.features]))
     if kind == "dense":
         return {}
     if kind == "causal":
@@ -91,39 +91,37 @@ def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
     return lengths
 
 
-def _dims(candidate: Candidate) -> tuple[int, ...]:
+def _dims(kernel: Kernel) -> tuple[int, ...]:
     """Return the head dims that are asked of a kernel that declares none, but for those that it refuses."""
-    return (
-        tuple(d for d in HEAD_DIMS if head_dim_refusal(candidate, d) is None) or space.head_dims(candidate) or HEAD_DIMS
-    )
+    return tuple(d for d in HEAD_DIMS if head_dim_refusal(kernel, d) is None) or space.head_dims(kernel) or HEAD_DIMS
 
 
 @st.composite
-def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> AttentionProblem:
-    """Draw a problem of at most about CELLS scores that the candidate supports."""
-    grouped = "gqa" in candidate.features
+def small_problems(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> AttentionProblem:
+    """Draw a problem of at most about CELLS scores that the kernel supports."""
+    grouped = "gqa" in kernel.features
     fewest = 3 if wanted.permuted else 1
     nheads_kv = draw(st.integers(fewest, 1 if wanted.single else fewest + 1))
     group = draw(st.integers(2 if wanted.grouped else 1, 3)) if grouped else 1
     varlen = wanted.layout == "varlen"
     if wanted.layout == "any":
-        varlen = "varlen" in candidate.features and draw(st.booleans())
+        varlen = "varlen" in kernel.features and draw(st.booleans())
     least = 2 if wanted.several and (nheads_kv == 1 or wanted.layout == "varlen") else 1
     batch = draw(st.integers(max(least, fewest), 1 if wanted.single else 3 if varlen else fewest + 1))
-    dims = [d for d in candidate.head_dims or _dims(candidate) if wanted.absorbed or not is_absorbed(candidate, d)]
+    dims = [d for d in kernel.head_dims or _dims(kernel) if wanted.absorbed or not is_absorbed(kernel, d)]
     assume(dims)
     head_dim = draw(st.sampled_from(dims))
     rest: Json = {
         "nheads": nheads_kv * group,
         "nheads_kv": nheads_kv,
-        **widths(candidate, head_dim),
-        "dtype": candidate.dtype,
+        **widths(kernel, head_dim),
+        "dtype": kernel.dtype,
         "softmax_scale": draw(st.sampled_from((None, 0.25, 0.05))),
-        **_mask(draw, candidate, wanted),
+        **_mask(draw, kernel, wanted),
     }
-    if wanted.softcap and "softcap" in candidate.features:
+    if wanted.softcap and "softcap" in kernel.features:
         rest["softcap"] = draw(st.sampled_from((0.0, 0.0, 30.0, 2.0)))
-    if "head_dim_v" in candidate.features and head_dim == 64:
+    if "head_dim_v" in kernel.features and head_dim == 64:
         rest["head_dim_v"] = draw(st.sampled_from((64, 64, 32)))
     lengths_k = _key_lengths(draw, wanted, batch if varlen else 1)
     total_k = sum(lengths_k) if varlen else batch * lengths_k[0]
@@ -142,30 +140,30 @@ def small_problems(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Attent
         problem = AttentionProblem.varlen(tuple(lengths_q), tuple(lengths_k), **rest)
     else:
         problem = AttentionProblem(batch=batch, seqlen_q=lengths_q[0], seqlen_k=lengths_k[0], **rest)
-    problem = adapted(candidate, problem)
-    assume(candidate.supports(problem))
+    problem = adapted(kernel, problem)
+    assume(kernel.supports(problem))
     return problem
 
 
 @st.composite
-def small_cases(draw: DrawFn, candidate: Candidate, wanted: Wanted) -> Case:
-    """Draw a case for a candidate."""
-    problem = draw(small_problems(candidate, wanted))
+def small_cases(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Case:
+    """Draw a case for a kernel."""
+    problem = draw(small_problems(kernel, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
-    operation = operations.find(candidate.operation)
-    configure = candidate.code.configure
-    scheme, changes = operation.draw_choices(draw, problem, candidate.features, configure, wanted.descales)
-    return Case(candidate.name, problem, recipe, scheme, changes, operation.name)
+    operation = operations.find(kernel.operation)
+    configure = kernel.code.configure
+    scheme, changes = operation.draw_choices(draw, problem, kernel.features, configure, wanted.descales)
+    return Case(kernel.name, problem, recipe, scheme, changes, operation.name)
 
 
 def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
     """Return what draws parameters that have the same range in every case."""
-    return lambda draw, candidate, case: {name: draw(strategy) for name, strategy in parameters.items()}
+    return lambda draw, kernel, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
 
-def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Candidate], bool]:
-    """Return a test whether a candidate has all the features and one of the dtypes."""
-    return lambda candidate: set(features) <= candidate.features and candidate.dtype in dtypes
+def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Kernel], bool]:
+    """Return a test whether a kernel has all the features and one of the dtypes."""
+    return lambda kernel: set(features) <= kernel.features and kernel.dtype in dtypes
 
 
 NOTHING_DRAWN = drawn()
@@ -180,7 +178,7 @@ def law(
     *,
     wanted: Wanted,
     parameters: Parameters = NOTHING_DRAWN,
-    applies: Callable[[Candidate], bool] = ANY_KERNEL,
+    applies: Callable[[Kernel], bool] = ANY_KERNEL,
     of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
     """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters.
@@ -190,15 +188,15 @@ def law(
     """
 
     @st.composite
-    def trials(draw: DrawFn, candidate: Candidate) -> Trial:
-        case = draw(small_cases(candidate, wanted))
-        return Trial(name, case, parameters(draw, candidate, case))
+    def trials(draw: DrawFn, kernel: Kernel) -> Trial:
+        case = draw(small_cases(kernel, wanted))
+        return Trial(name, case, parameters(draw, kernel, case))
 
-    def check(candidate: Candidate, trial: Trial) -> Violation | None:
-        return first(compare(set_up(candidate, trial.case), trial))
+    def check(kernel: Kernel, trial: Trial) -> Violation | None:
+        return first(compare(set_up(kernel, trial.case), trial))
 
-    def fits(candidate: Candidate) -> bool:
-        is_plain = not all(is_absorbed(candidate, d) for d in candidate.head_dims or (0,))
-        return (is_plain or wanted.absorbed) and applies(candidate)
+    def fits(kernel: Kernel) -> bool:
+        is_plain = not all(is_absorbed(kernel, d) for d in kernel.head_dims or (0,))
+        return (is_plain or wanted.absorbed) and applies(kernel)
 
     return Law(name=name, statement=statement, kind=kind, needs=fits, draw=trials, check=check, operations=of)

@@ -17,7 +17,7 @@ from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import CallResult, Found, agree, called, same_bits
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken, Violation
@@ -28,7 +28,7 @@ CHUNKS = 3  # of a prefill, at most
 Made = Callable[[Setup], Setup]  # of the same values another call
 
 
-def _row(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def _row(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
 
 
@@ -52,7 +52,7 @@ def _windowed(setup: Setup, trial: Trial) -> Found:
         if stop <= first:
             continue
         unit = key_unit(setup)
-        if setup.candidate.claims(trial.law):  # tiles of the part are those of the whole
+        if setup.kernel.claims(trial.law):  # tiles of the part are those of the whole
             unit = math.lcm(unit, setup.config.tile_n)
         yield _part_agrees(trial, whole, seq, slice(row, row + 1), slice(first - first % unit, stop))
 
@@ -75,7 +75,7 @@ def _part_agrees(
     return agree(trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
-def chunks(draw: DrawFn, candidate: Candidate, case: Case) -> Drawn:
+def chunks(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     """Draw where the chunks of a prefill start, but for the first."""
     starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
     return {"starts": sorted(draw(starts))}

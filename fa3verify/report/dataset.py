@@ -74,7 +74,7 @@ def _root_attributes(found: Run, body: Json) -> dict[str, str]:
 def _cases(found: Run) -> xr.Dataset:
     cases = found.cases
     data: dict[str, Any] = {
-        "kernel": _texts("case", [case.kernel for case in cases], "candidate name"),
+        "kernel": _texts("case", [case.kernel for case in cases], "name of the kernel"),
         "family": _texts("case", [case.family for case in cases], "kind of input"),
         "case_json": _texts("case", [case.case.key() for case in cases], "replayable case"),
     }

@@ -25,7 +25,7 @@ from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import recipes
 from fa3verify.kernels import watch
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import LONG, Wanted, small_cases
 from fa3verify.search.findings import Findings
@@ -80,12 +80,12 @@ _CASES = (
 )
 
 
-def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tuple[Ground, ...]:
+def grounds_of(kernel: Kernel, others: tuple[Kernel, ...] = ()) -> tuple[Ground, ...]:
     """Return where a kernel can be hunted, together with others; islands of forward kernels only."""
-    if candidate.operation != FORWARD:
+    if kernel.operation != FORWARD:
         return _CASES[:1]
-    kernels = (candidate, *others)
-    by_batch = candidate.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
+    kernels = (kernel, *others)
+    by_batch = kernel.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
     layouts = (_BY_BATCH,) if by_batch else (_BY_ROW, _BY_BATCH)
     found = [(shape, [_island(kernels, shape, each) for each in layouts]) for shape in _SHAPES]
     chains = Island("chains", "fp16", 16, 128)
@@ -94,15 +94,15 @@ def grounds_of(candidate: Candidate, others: tuple[Candidate, ...] = ()) -> tupl
     return *(ground for ground in grounds if ground.islands), *_CASES
 
 
-def ground_of(candidate: Candidate, name: str, others: tuple[Candidate, ...] = ()) -> Ground:
+def ground_of(kernel: Kernel, name: str, others: tuple[Kernel, ...] = ()) -> Ground:
     """Return the ground of a name; ValueError where a kernel has none."""
-    known = {ground.name: ground for ground in grounds_of(candidate, others)}
+    known = {ground.name: ground for ground in grounds_of(kernel, others)}
     if name not in known:
-        raise ValueError(f"ground of {candidate.name} must be one of {', '.join(known)}, got {name!r}")
+        raise ValueError(f"ground of {kernel.name} must be one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 
-def _island(kernels: tuple[Candidate, ...], shape: Island, layouts: tuple[dict[str, int], ...]) -> Island | None:
+def _island(kernels: tuple[Kernel, ...], shape: Island, layouts: tuple[dict[str, int], ...]) -> Island | None:
     """Return an island of the first layout that all kernels take, with the first one's tile; None without such."""
     if shape.num_splits > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
         return None
@@ -129,7 +129,7 @@ def _configured(island: Island, config: Config) -> Island:
 
 
 def search(
-    candidate: Candidate,
+    kernel: Kernel,
     objective: Objective,
     ground: Ground,
     seed: list[int],
@@ -152,9 +152,9 @@ def search(
     seconds : float
         CPU seconds after which no further generation or run begins.
     """
-    judge = objective.of_colonies(candidate) if ground.islands and not at_random else None
+    judge = objective.of_colonies(kernel) if ground.islands and not at_random else None
     if judge is None:
-        return _draw(candidate, objective, ground, seed, problems, not at_random, seconds)
+        return _draw(kernel, objective, ground, seed, problems, not at_random, seconds)
     found = Findings()
     shares = len(ground.islands)
     for index, island in enumerate(ground.islands):
@@ -177,7 +177,7 @@ def _evolve(run: ForwardSearch, problems: int, seconds: float) -> Findings:
 
 
 def _draw(
-    candidate: Candidate,
+    kernel: Kernel,
     objective: Objective,
     ground: Ground,
     seed: list[int],
@@ -188,14 +188,14 @@ def _draw(
     """Draw cases in short runs of Hypothesis with seeds of their own."""
     found = Findings()
     began = time.process_time()
-    drawn = _cases(candidate, ground)
+    drawn = _cases(kernel, ground)
     weight = ground.islands[0].problems if ground.islands else 1
 
     def examine(case: Case) -> None:
         watch.trying("a hunt", case.to_json)
         found.problems, found.cpu_s = found.problems + weight, time.process_time() - began
         try:
-            values = objective.of_case(candidate, case)
+            values = objective.of_case(kernel, case)
         except ValueError:  # it does not take the case
             return
         for name, value in values.items():
@@ -234,22 +234,22 @@ def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int
     hypothesis.seed(seed)(configured(given(drawn)(examine)))()
 
 
-def _cases(candidate: Candidate, ground: Ground) -> SearchStrategy[Case]:
-    return small_cases(candidate, ground.wanted) if not ground.islands else _alike(candidate, ground.islands[0])
+def _cases(kernel: Kernel, ground: Ground) -> SearchStrategy[Case]:
+    return small_cases(kernel, ground.wanted) if not ground.islands else _alike(kernel, ground.islands[0])
 
 
 @st.composite
-def _alike(draw: DrawFn, candidate: Candidate, island: Island) -> Case:
+def _alike(draw: DrawFn, kernel: Kernel, island: Island) -> Case:
     """Draw a case of an island's shape as the suite draws inputs."""
     problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
     recipe = draw(recipes(problem=problem, max_edits=2))
     of_forward = operations.find(FORWARD)
-    scheme, _ = of_forward.draw_choices(draw, problem, candidate.features, candidate.code.configure, Wanted().descales)
+    scheme, _ = of_forward.draw_choices(draw, problem, kernel.features, kernel.code.configure, Wanted().descales)
     changes = (("num_splits", island.num_splits),) if island.num_splits > 1 else ()
-    return Case(candidate.name, problem, recipe, scheme, changes)
+    return Case(kernel.name, problem, recipe, scheme, changes)
 
 
-def value_of(candidate: Candidate, objective: Objective, content: Json) -> dict[str, float]:
+def value_of(kernel: Kernel, objective: Objective, content: Json) -> dict[str, float]:
     """Judge a stored input again: the figure of each output.
 
     Raises
@@ -259,8 +259,8 @@ def value_of(candidate: Candidate, objective: Objective, content: Json) -> dict[
     """
     if "case" in content:
         case = Case.from_json(content["case"])
-        return objective.of_case(candidate, replace(case, kernel=candidate.name))
-    judge = objective.of_colonies(candidate)
+        return objective.of_case(kernel, replace(case, kernel=kernel.name))
+    judge = objective.of_colonies(kernel)
     if judge is None:
-        raise ValueError(f"{candidate.name} is not judged on islands")
+        raise ValueError(f"{kernel.name} is not judged on islands")
     return judge.again(*ForwardSearch.individual(content))

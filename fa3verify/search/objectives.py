@@ -24,15 +24,15 @@ from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.policy import freed
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD, Output
 from fa3verify.operations.ratios import error_over_bound
-from fa3verify.search.candidates import Hunted, call_of, unrounded
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 from fa3verify.search.forward.judge import over_bound, truth_error
+from fa3verify.search.kernels import Hunted, call_of, unrounded
 
 Unit = Literal["bound", "ulp"]
 LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
@@ -46,7 +46,7 @@ class Objective(ABC):
     limit: ClassVar[float] = math.inf  # what a sound kernel does not exceed
 
     @property
-    def others(self) -> tuple[Candidate, ...]:
+    def others(self) -> tuple[Kernel, ...]:
         """Return the kernels beside the hunted one, which must take the same inputs."""
         return ()
 
@@ -56,10 +56,10 @@ class Objective(ABC):
         """Say what the figure is."""
 
     @abstractmethod
-    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+    def of_case(self, kernel: Kernel, case: Case) -> dict[str, float]:
         """Return the figure of each output, or of a case as a whole; ValueError where a kernel does not take it."""
 
-    def of_colonies(self, candidate: Candidate) -> Judge | None:
+    def of_colonies(self, kernel: Kernel) -> Judge | None:
         """Return what judges whole colonies of inputs, None where only cases are searched."""
         return None
 
@@ -81,29 +81,29 @@ class Ratio(Objective):
     def words(self) -> str:
         return "error / bound before the last rounding"
 
-    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        if candidate.operation != FORWARD:
-            measures = judge(candidate, case, unrounded=False).measures
+    def of_case(self, kernel: Kernel, case: Case) -> dict[str, float]:
+        if kernel.operation != FORWARD:
+            measures = judge(kernel, case, unrounded=False).measures
             names = ("ratio_max", *(n for n in measures if n.startswith("ratio_") and n.endswith("_max")))
             return {name.removesuffix("_max").removeprefix("ratio_") or "ratio": measures[name] for name in names}
-        call = call_of(candidate, case)
+        call = call_of(kernel, case)
         truth = call.truth({})
-        got = unrounded(candidate, call.problem, call.operands, call.config, truth["out"])
-        model = replace(hypotheses.assumed(candidate, call.config), out_dtype="fp32")
+        got = unrounded(kernel, call.problem, call.operands, call.config, truth["out"])
+        model = replace(hypotheses.assumed(kernel, call.config), out_dtype="fp32")
         limit = call.operation.bound(call.problem, call.operands, model, {})
-        bound = freed(candidate.policy, call.problem, limit, math.inf)
+        bound = freed(kernel.policy, call.problem, limit, math.inf)
         return {name: _largest(error_over_bound(x, truth[name], bound[name])) for name, x in got.items()}
 
-    def of_colonies(self, candidate: Candidate) -> Judge | None:
+    def of_colonies(self, kernel: Kernel) -> Judge | None:
         """Return error over bound of a forward kernel, where its policy promises anything."""
 
         def bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
             limit = forward_bound(problem, operands, model)
-            return ErrorBound(**freed(candidate.policy, problem, limit._asdict(), math.inf))
+            return ErrorBound(**freed(kernel.policy, problem, limit._asdict(), math.inf))
 
         objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
-        found = over_bound(bound, Hunted(candidate), objectives, ("out", "lse"))
-        return found if candidate.operation == FORWARD else None
+        found = over_bound(bound, Hunted(kernel), objectives, ("out", "lse"))
+        return found if kernel.operation == FORWARD else None
 
     def to_json(self) -> Json:
         return {"name": "ratio"}
@@ -124,15 +124,15 @@ class OverBaseline(Objective):
     def words(self) -> str:
         return f"relative RMSE / that of its family in the {self.baseline.profile} baseline"
 
-    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
+    def of_case(self, kernel: Kernel, case: Case) -> dict[str, float]:
         distribution = case.recipe.distribution
         names = [family.name for family in FAMILIES if family.distribution == distribution]
-        stored = self.baseline.figures(candidate.name, names[0]) if names else None
-        if stored is None and names and candidate.operation == FORWARD:
-            stored = self.baseline.figures(f"twin.{candidate.dtype}", names[0])
+        stored = self.baseline.figures(kernel.name, names[0]) if names else None
+        if stored is None and names and kernel.operation == FORWARD:
+            stored = self.baseline.figures(f"twin.{kernel.dtype}", names[0])
         if stored is None or not stored["rel_rmse_seen"] > 0:
-            raise ValueError(f"the baseline has no figure of {candidate.name} for {distribution}")
-        measures = judge(candidate, case, unrounded=False).measures
+            raise ValueError(f"the baseline has no figure of {kernel.name} for {distribution}")
+        measures = judge(kernel, case, unrounded=False).measures
         lost = math.inf if measures["nonfinite"] else 0.0
         return {"rel_rmse": max(lost, measures["rel_rmse_seen"] / stored["rel_rmse_seen"])}
 
@@ -147,7 +147,7 @@ class Difference(Objective):
     Bits that differ count as :data:`LEAST_DIFFERENCE` at least; NaN differs from every number without limit.
     """
 
-    against: Candidate
+    against: Kernel
     unit: Unit = "bound"
 
     @property
@@ -155,11 +155,11 @@ class Difference(Objective):
         return f"difference from {self.against.name} in {'ulp' if self.unit == 'ulp' else 'bounds'}"
 
     @property
-    def others(self) -> tuple[Candidate, ...]:
+    def others(self) -> tuple[Kernel, ...]:
         return (self.against,)
 
-    def of_case(self, candidate: Candidate, case: Case) -> dict[str, float]:
-        call = call_of(candidate, case)
+    def of_case(self, kernel: Kernel, case: Case) -> dict[str, float]:
+        call = call_of(kernel, case)
         other = call_of(self.against, case)
         a = call.run()
         b = other.run()
@@ -184,16 +184,16 @@ class Difference(Objective):
             away = np.abs(x - y) / ulp(np.maximum(np.abs(x), np.abs(y)), fmt)
         return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
 
-    def of_colonies(self, candidate: Candidate) -> Judge | None:
+    def of_colonies(self, kernel: Kernel) -> Judge | None:
         """Return what judges by the difference of two forward kernels.
 
         What climbs, ``rest``, is the difference before the last rounding, which has a slope where stored outputs agree;
         what is kept and told, ``out``, is that of stored outputs.
         """
-        ratios = partial(self._of_colony, Hunted(candidate))
+        ratios = partial(self._of_colony, Hunted(kernel))
         objectives = ("rest", True), ("lse", True), ("rest", False), ("lse", False)
         found = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
-        return found if candidate.operation == FORWARD else None
+        return found if kernel.operation == FORWARD else None
 
     def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
         """Return how far the two kernels are apart on every individual."""

@@ -20,8 +20,8 @@ from fa3verify.campaign.introduction import found as introduced
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.record import Candidate, Identity
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.records import plain, read
 from fa3verify.search.findings import Find, Findings
 from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
@@ -38,7 +38,7 @@ CHUNK = 2_000  # problems of one search where a round has more, and of a round w
 
 
 def hunt(
-    candidate: Candidate,
+    kernel: Kernel,
     objective: Objective,
     budget: int,
     seed: int = 0,
@@ -51,7 +51,7 @@ def hunt(
 
     Parameters
     ----------
-    candidate : Candidate
+    kernel : Kernel
         The kernel; it need not be one that can be found by name.
     objective : Objective
         :class:`Ratio`, :class:`OverBaseline`, :class:`Difference`, or another that has their methods.
@@ -76,22 +76,22 @@ def hunt(
     ------
     ValueError
         For an unknown ground.
-    fa3verify.kernels.calls.CandidateError
+    fa3verify.kernels.calls.KernelError
         If a kernel raises, or returns what it does not declare.
     """
-    chosen = _chosen(candidate, objective, grounds)
+    chosen = _chosen(kernel, objective, grounds)
     share = -(-budget // len(chosen))
     time_s = seconds / len(chosen)
     whole = Findings()
     for index, ground in enumerate(chosen):
-        whole.add(search(candidate, objective, ground, [seed, index], share, at_random=at_random, seconds=time_s))
+        whole.add(search(kernel, objective, ground, [seed, index], share, at_random=at_random, seconds=time_s))
     return whole
 
 
-def _chosen(candidate: Candidate, objective: Objective, names: Iterable[str]) -> list[Ground]:
+def _chosen(kernel: Kernel, objective: Objective, names: Iterable[str]) -> list[Ground]:
     """Return the grounds of these names, all by default; ValueError for an unknown one."""
-    named = [ground_of(candidate, name, objective.others) for name in names]
-    return named or list(grounds_of(candidate, objective.others))
+    named = [ground_of(kernel, name, objective.others) for name in names]
+    return named or list(grounds_of(kernel, objective.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,12 @@ class Hunt:
         fa3verify.campaign.introduction.Unavailable
             If the kernel cannot run here.
         """
-        candidate = introduced(self.kernel)
-        if candidate.unavailable:
-            raise Unavailable(f"kernel {self.kernel} is unavailable: {candidate.unavailable}")
-        self.found.update({ground.name: Findings() for ground in _chosen(candidate, self.objective, self.grounds)})
+        kernel = introduced(self.kernel)
+        if kernel.unavailable:
+            raise Unavailable(f"kernel {self.kernel} is unavailable: {kernel.unavailable}")
+        self.found.update({ground.name: Findings() for ground in _chosen(kernel, self.objective, self.grounds)})
         journal = self.out / PARTIAL
-        stamp = journal_stamp(candidate)
+        stamp = journal_stamp(kernel)
         if not self.resume:
             shutil.rmtree(journal, ignore_errors=True)
         deadline = time.monotonic() + (self.seconds or float("inf"))
@@ -144,7 +144,7 @@ class Hunt:
                 self._gather(execute(tasks, executor, journal=journal, stamp=stamp, progress=tell))
                 if self.failures or time.monotonic() > deadline:
                     break
-        self._write(Identity(**candidate.code.identity()))
+        self._write(Identity(**kernel.code.identity()))
 
     def _rounds(self) -> Iterable[int]:
         """Yield the problems of each ground in every round; without end where the budget is of time."""
@@ -254,16 +254,16 @@ def search_ground(
     at_random: bool,
 ) -> Json:
     """Search one ground as a task of a pool; a kernel that fails is told under ``failed``."""
-    candidate = introduced(kernel)
+    asked = introduced(kernel)
     goal = objective_from(objective)
-    where = ground_of(candidate, ground, goal.others)
+    where = ground_of(asked, ground, goal.others)
     try:
-        return plain(search(candidate, goal, where, seed, problems, start=start, at_random=at_random))
-    except CandidateError as error:
+        return plain(search(asked, goal, where, seed, problems, start=start, at_random=at_random))
+    except KernelError as error:
         return {"failed": str(error)}
 
 
-def replay_content(candidate: Candidate, content: Json) -> tuple[bool, str, dict[str, float]]:
+def replay_content(kernel: Kernel, content: Json) -> tuple[bool, str, dict[str, float]]:
     """Judge a find again: whether it is within what a sound kernel does not exceed, in words, and the figures."""
     try:
         objective = objective_from(content["objective"])
@@ -271,6 +271,6 @@ def replay_content(candidate: Candidate, content: Json) -> tuple[bool, str, dict
         stored = content["value"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"the replay file is damaged: {error}") from None
-    values = value_of(candidate, objective, content)
+    values = value_of(kernel, objective, content)
     value = values.get(output, 0.0)
     return value <= objective.limit, f"{objective.words}, {output}: {value:.6g}, stored {float(stored):.6g}", values

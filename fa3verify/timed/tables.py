@@ -16,7 +16,7 @@ from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, wors
 from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
-# Names that tables have from before a peer was called as its candidate in fa3verify.known.peers is.
+# Names that tables have from before a peer was called as its kernel in fa3verify.known.peers is.
 RECORDED = {
     "fa3": "flash3",
     "fa3.dew": "flash3.dew",

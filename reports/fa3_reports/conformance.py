@@ -35,7 +35,7 @@ from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.judgement import judge
 from fa3verify.judging.metrics import measures_of
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, POLICY
 from fa3verify.properties.policy import EFFECTS, Rule
@@ -222,7 +222,7 @@ def bounds() -> dict[str, list[str]]:
     return found
 
 
-def _bounds_of(kernel: Candidate, case: Case) -> Iterator[tuple[str, str]]:
+def _bounds_of(kernel: Kernel, case: Case) -> Iterator[tuple[str, str]]:
     """Yield the mean bound of every output, that of a kernel that states no order, and what stands beside them."""
     operation = operations.find(kernel.operation)
     judged = judge(kernel, case)

@@ -155,7 +155,7 @@ def test_illegal_operands_are_refused() -> None:
         quantize_qkv(*[tensor(8, 2, 128)] * 3)
 
 
-def test_the_candidate_has_the_bits_of_its_twin():
+def test_the_kernel_has_the_bits_of_its_twin():
     from fa3verify.campaign.profiles import PROFILES, family_cases
     from fa3verify.judging.judgement import judge, passes
     from fa3verify.known import registry

@@ -1,4 +1,4 @@
-"""Our kernels over caches and with sinks, as the candidates that are judged call them: the bits of their twins."""
+"""Our kernels over caches and with sinks, as the kernels that are judged call them: the bits of their twins."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.operations.forward import Result
 
 ODD = "\x00\x1b[2J\ud800\u202e<b>&]]>\n"
@@ -41,23 +41,23 @@ EXPECTED |= {
 }
 
 
-def raises_when_called() -> Candidate:
+def raises_when_called() -> Kernel:
     raise RuntimeError("no device\x00")
 
 
 EXPECTED["hostile:raises_when_called"] = Expected("fail", r"RuntimeError: no device\x00", replays=False)
 
 
-def exits_in_configure() -> Candidate:
-    return candidate(ideal).altered(configure=lambda problem: sys.exit(0))
+def exits_in_configure() -> Kernel:
+    return kernel(ideal).altered(configure=lambda problem: sys.exit(0))
 
 
-def exits_in_identity() -> Candidate:
-    return candidate(ideal).altered(identity=lambda: sys.exit(0))
+def exits_in_identity() -> Kernel:
+    return kernel(ideal).altered(identity=lambda: sys.exit(0))
 
 
-def lies_in_identity() -> Candidate:
-    return candidate(ideal).altered(identity=lambda: {"name": ODD})
+def lies_in_identity() -> Kernel:
+    return kernel(ideal).altered(identity=lambda: {"name": ODD})
 
 
 EXPECTED["hostile:exits_in_configure"] = Expected("fail", "SystemExit: 0", replays=False)
@@ -70,18 +70,18 @@ def ideal(problem, operands, config):
     return Result(encode(exact.out, FORMATS[config.out_dtype], "ieee"), exact.lse.astype(np.float32))
 
 
-def candidate(run, description="", **fields) -> Candidate:
-    return Candidate(
+def kernel(run, description="", **fields) -> Kernel:
+    return Kernel(
         "anything", "fp16", Functions(run, default_config), frozenset({"causal", "gqa"}), description, **fields
     )
 
 
 def hostile(verdict: str, words: str = "", **rest):
-    """Make a candidate of a function that runs, and note what it deserves."""
+    """Make a kernel of a function that runs, and note what it deserves."""
 
     def made(run):
         EXPECTED[f"hostile:{run.__name__}"] = Expected(verdict, words, **rest)
-        return lambda: candidate(run, description=ODD)
+        return lambda: kernel(run, description=ODD)
 
     return made
 

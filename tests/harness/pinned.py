@@ -80,7 +80,7 @@ def trials() -> dict[str, str]:
     return {law.name: of_json([_trials(law, registry.find(name)) for name in KERNELS]) for law in LAWS}
 
 
-def _trials(law: Law, kernel: record.Candidate) -> list[Any]:
+def _trials(law: Law, kernel: record.Kernel) -> list[Any]:
     drawn: list[Trial] = []
     run_law(replace(law, check=lambda _, trial: drawn.append(trial)), kernel, max_examples=TRIALS, seed=0)
     return [trial.to_json() for trial in drawn]

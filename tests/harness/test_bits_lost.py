@@ -27,7 +27,7 @@ from fa3verify.judging import bits_lost, metrics
 from fa3verify.judging.family import CaseResult, pooled
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.report.words import bits_line
 
@@ -84,7 +84,7 @@ RECIPES = (Recipe("normal"), Recipe("offset_v"))
 SCHEMES = {"fp16": None, "e4m3": QuantScheme("head")}
 
 
-def ideal(kernel: Candidate) -> Candidate:
+def ideal(kernel: Kernel) -> Kernel:
     """A kernel that computes in float64 and rounds its output once."""
     forward = operations.find("forward")
 
@@ -98,7 +98,7 @@ def ideal(kernel: Candidate) -> Candidate:
     return kernel.altered(run=run)
 
 
-def descaled_wrong(kernel: Candidate) -> Candidate:
+def descaled_wrong(kernel: Kernel) -> Kernel:
     """A kernel that takes the descale of V of one head of one sequence for 1 % more than it is."""
 
     def run(problem, operands, config):

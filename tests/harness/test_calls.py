@@ -16,7 +16,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Forward, Result, order_of_family
@@ -27,8 +27,8 @@ PROBLEM = AttentionProblem(1, 2, 1, 5, 9, 64)
 CASE = Case("k", PROBLEM, Recipe("normal"))
 
 
-def kernel(run, dtype="fp16") -> Candidate:
-    return Candidate("k", dtype, Functions(run, default_config), FEATURES)
+def kernel(run, dtype="fp16") -> Kernel:
+    return Kernel("k", dtype, Functions(run, default_config), FEATURES)
 
 
 def overwriting(problem, operands, config):
@@ -90,14 +90,14 @@ BROKEN = (
 
 @pytest.mark.parametrize(("run", "words"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
 def test_what_a_kernel_may_not_do_is_named_in_a_judgement_and_in_a_law(run, words):
-    with pytest.raises(calls.CandidateError, match=words):
+    with pytest.raises(calls.KernelError, match=words):
         judge(kernel(run), CASE)
     found = run_law(find_law("error_within_bound"), kernel(run), max_examples=3, seed=0)
     assert words in found.violation.message
 
 
 def test_a_changed_descale_is_found():
-    with pytest.raises(calls.CandidateError, match="changed its operand v_descale"):
+    with pytest.raises(calls.KernelError, match="changed its operand v_descale"):
         judge(kernel(overwriting_a_descale, "e4m3"), find_case("e4m3"))
 
 
@@ -141,7 +141,7 @@ def test_what_a_kernel_does_not_support_is_refused_and_anything_else_is_a_mistak
 
     with pytest.raises(calls.Refused, match="no windows"):
         calls.run(kernel(refusing), PROBLEM, CASE.operands(), default_config(PROBLEM))
-    with pytest.raises(calls.CandidateError, match="no windows") as raised:
+    with pytest.raises(calls.KernelError, match="no windows") as raised:
         calls.run(kernel(broken), PROBLEM, CASE.operands(), default_config(PROBLEM))
     assert not isinstance(raised.value, calls.Refused)
 
@@ -190,7 +190,7 @@ def test_a_quantiser_is_judged_by_what_it_chose_on_operands_it_never_had():
         return result
 
     case = Case("k", problem, Recipe("normal"), operation="quantize")
-    with pytest.raises(calls.CandidateError, match="changed its operand q"):
+    with pytest.raises(calls.KernelError, match="changed its operand q"):
         judge(replace(quantiser.altered(run=overwriting), name="k"), case)
     assert operations.find("quantize").judges_choices
 

@@ -13,7 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import coverage
 from fa3verify.inputs.recipe import FAMILIES
-from fa3verify.kernels.record import Candidate, Functions, needed_features
+from fa3verify.kernels.record import Functions, Kernel, needed_features
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law
@@ -24,8 +24,8 @@ HARD = AttentionProblem.varlen(
 )
 
 
-def kernel(features=FEATURES, **sizes) -> Candidate:
-    return Candidate("k", "fp16", Functions(third_party.run, default_config), frozenset(features), **sizes)
+def kernel(features=FEATURES, **sizes) -> Kernel:
+    return Kernel("k", "fp16", Functions(third_party.run, default_config), frozenset(features), **sizes)
 
 
 @given(

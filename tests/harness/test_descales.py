@@ -20,7 +20,7 @@ from fa3verify.commands.replay import run as replayed
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.calls import run
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.known import registry
 from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial
@@ -137,7 +137,7 @@ def plain_kernel(elsewhere: str = "", read=lambda descale: descale):
         p = np.exp(s - s.max(-1, keepdims=True))
         return (p @ v / p.sum(-1, keepdims=True)).astype(bfloat16)
 
-    return array_candidate(attention, dtypes=("e4m3",), features=("gqa",), min_seqlen=1)[0]
+    return array_kernel(attention, dtypes=("e4m3",), features=("gqa",), min_seqlen=1)[0]
 
 
 @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])

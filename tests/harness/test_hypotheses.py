@@ -28,8 +28,8 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.hypotheses import sums_of, under
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import twins
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.known.registry import find
 from fa3verify.operations import forward
@@ -70,8 +70,8 @@ def now_so_now_otherwise(q, k, v, *, causal, **options):
     return softmax(q, k, v, causal=causal, **options, is_rounded=causal)
 
 
-def kernel_of(function, **facts) -> Candidate:
-    (kernel,) = array_candidate(function, dtypes=("bf16",), name="mine", **facts)
+def kernel_of(function, **facts) -> Kernel:
+    (kernel,) = array_kernel(function, dtypes=("bf16",), name="mine", **facts)
     return kernel
 
 
@@ -103,8 +103,8 @@ def fp8(q, k, v, *, softmax_scale, q_descale, k_descale, v_descale):
     return (out / total).astype(FORMATS["bf16"].dtype), (top + np.log(total))[..., 0].astype(np.float32)
 
 
-def honest_fp8(**facts) -> Candidate:
-    (kernel,) = array_candidate(fp8, dtypes=("e4m3",), features=(), min_seqlen=1, **facts)
+def honest_fp8(**facts) -> Kernel:
+    (kernel,) = array_kernel(fp8, dtypes=("e4m3",), features=(), min_seqlen=1, **facts)
     return kernel
 
 
@@ -112,7 +112,7 @@ def honest_fp8(**facts) -> Candidate:
 def judged(monkeypatch):
     """Return the summary of a small campaign of a kernel: cases by family, then trials of one property."""
 
-    def run(kernel: Candidate, *cases: Case, examples: int = 0, seed: int = 0) -> dict:
+    def run(kernel: Kernel, *cases: Case, examples: int = 0, seed: int = 0) -> dict:
         monkeypatch.setattr(registry, "find", lambda name: kernel)
         known = replace(introduce(kernel.name, "quick"), claims=(), covers=False)
         outcomes = [
@@ -137,14 +137,14 @@ def family_of(case: Case) -> str:
     return case.recipe.distribution if case.recipe.distribution in FAMILIES else "normal"
 
 
-def case_of(kernel: Candidate, family: str = "normal", *, causal: bool = False, **sizes: int) -> Case:
+def case_of(kernel: Kernel, family: str = "normal", *, causal: bool = False, **sizes: int) -> Case:
     shape = {"batch": 1, "nheads": 2, "nheads_kv": 1, "seqlen_q": 40, "seqlen_k": 200, "head_dim": 64} | sizes
     problem = AttentionProblem(**shape, causal=causal, dtype=kernel.dtype)
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     return Case(kernel.name, problem, Recipe(family), scheme)
 
 
-def two_cases(kernel: Candidate) -> tuple[Case, Case]:
+def two_cases(kernel: Kernel) -> tuple[Case, Case]:
     """Cases that tell the two row sums apart: out of two weights and V of one sign, and lse of many weights."""
     return case_of(kernel, "offset_v", seqlen_k=2), case_of(kernel, causal=True)
 
@@ -349,7 +349,7 @@ def test_the_device_says_whose_sums_are_assumed_and_a_declaration_goes_before_it
     monkeypatch.setattr(
         tensors, "gpu_of", lambda device: SimpleNamespace(name="NVIDIA X", major=capability[0], minor=capability[1])
     )
-    (kernel,) = array_candidate(of_p, dtypes=(dtype,), library="torch", device="cuda")
+    (kernel,) = array_kernel(of_p, dtypes=(dtype,), library="torch", device="cuda")
     sums = sums_of(kernel)
     assert sums.accumulator == accumulator
     assert ("not measured" in str(sums)) == (capability != (9, 0))
@@ -370,7 +370,7 @@ def test_a_shard_keeps_what_was_assumed_so_that_one_of_another_device_is_foreign
 
 @pytest.mark.parametrize("gradients", ["given", "own"])
 def test_gradients_have_the_hypotheses_of_their_forward(gradients):
-    (kernel,) = array_candidate(of_p, dtypes=("bf16",), gradients=gradients)
+    (kernel,) = array_kernel(of_p, dtypes=("bf16",), gradients=gradients)
     problem = AttentionProblem(1, 1, 1, 4, 4, 64, dtype="bf16")
     expected = BackwardModel.hypotheses("bf16", gradients, "fp32")
     assert {name: side.order(kernel.code.configure(problem)) for name, side in under(kernel).items()} == expected

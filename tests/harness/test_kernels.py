@@ -1,4 +1,4 @@
-"""Candidates: found by name, by fault, by module:function; third parties are judged like the twins."""
+"""Kernels: found by name, by fault, by module:function; third parties are judged like the twins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_twin_takes_every_fault():
 
 
 def test_a_kernel_is_never_sent_what_it_does_not_support():
-    kernel = record.Candidate("k", "fp16", record.Functions(lambda *a: None, default_config), frozenset({"causal"}))
+    kernel = record.Kernel("k", "fp16", record.Functions(lambda *a: None, default_config), frozenset({"causal"}))
     plain = {"batch": 1, "nheads": 2, "nheads_kv": 2, "seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}
     assert kernel.supports(AttentionProblem(**plain, causal=True))
     assert not kernel.supports(AttentionProblem(**plain, softcap=1.0))
@@ -333,7 +333,7 @@ MODULES = {  # what is wrong with a user's file, and what is said of it
     ),
     "bare:attention": (
         "def attention(q=None, k=None, v=None):\n    return q\n",
-        "must be declared by @fa3verify.kernel(...), or return a fa3verify Candidate, got NoneType",
+        "must be declared by @fa3verify.kernel(...), or return a fa3verify Kernel, got NoneType",
     ),
     "unclosed:attention": (
         "def attention(q,\n    return q\n",

@@ -136,7 +136,7 @@ def test_without_a_kernel_the_plugin_imports_nothing_of_weight_and_collects_noth
         "def test_loaded():\n    assert 'fa3verify.pytest_plugin' in sys.modules\n"
         "    heavy = {'numpy', 'numba', 'xarray', 'fa3verify.conformance', 'fa3_reference.problem'}\n"
         "    assert not heavy & set(sys.modules)\n\n"
-        "def test_kernel(fa3_candidate):\n    assert False\n"
+        "def test_kernel(fa3_kernel):\n    assert False\n"
     )
     done = pytest_in(tmp_path)
     assert outcomes(done.stdout) == {"test_one.py::test_loaded": "PASSED"}

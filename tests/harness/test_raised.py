@@ -143,8 +143,8 @@ def test_what_the_harness_finds_wrong_has_no_traceback():
     def shapeless(q, k, v, *, softmax_scale):
         return q[:1, :1, :1]
 
-    (made,) = kernel(library="numpy", features=())(shapeless).__fa3verify_candidates__
-    with pytest.raises(calls.CandidateError) as caught:
+    (made,) = kernel(library="numpy", features=())(shapeless).__fa3verify_kernels__
+    with pytest.raises(calls.KernelError) as caught:
         judge(made, AttentionProblem(1, 1, 1, 8, 8, 64), Recipe("normal"))
     assert caught.value.traceback is None
 
@@ -159,7 +159,7 @@ def test_a_triton_kernel_without_a_gpu_is_told_of_the_interpreter(words, variabl
     def launches(q, k, v, *, softmax_scale):
         raise ValueError(words)
 
-    (made,) = kernel(library="numpy", features=())(launches).__fa3verify_candidates__
-    with pytest.raises(calls.CandidateError) as caught:
+    (made,) = kernel(library="numpy", features=())(launches).__fa3verify_kernels__
+    with pytest.raises(calls.KernelError) as caught:
         judge(made, AttentionProblem(1, 1, 1, 8, 8, 64), Recipe("normal"))
     assert ("TRITON_INTERPRET=1" in str(caught.value)) == hinted

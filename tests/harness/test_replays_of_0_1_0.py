@@ -86,11 +86,11 @@ def digest(*arrays: np.ndarray | None) -> str:
 
 def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]:
     """Draw a file's case, run the kernel on it as it stands, and return what came of it."""
-    case, candidate = case_of(body), registry.find(kernel or body.kernel)
+    case, asked = case_of(body), registry.find(kernel or body.kernel)
     arrays, prepared = case.draw()
     seen = prepared.operands
     descales = [x and x.values for x in (seen.q_descale, seen.k_descale, seen.v_descale)]
-    result = candidate.code.run(case.problem, seen, candidate.config_for(case.problem, case.changes))
+    result = asked.code.run(case.problem, seen, asked.config_for(case.problem, case.changes))
     return {
         "inputs": digest(*arrays),
         "operands": digest(seen.q, seen.k, seen.v, *descales),
@@ -99,7 +99,7 @@ def digests(body: replay_files.ReplayFile, kernel: str | None) -> dict[str, str]
     }
 
 
-def recorded(kernel: record.Candidate, calls: list) -> record.Candidate:
+def recorded(kernel: record.Kernel, calls: list) -> record.Kernel:
     """Return a kernel that notes every call, and of its twin: what differs from its configuration, and a digest of
     operands and result.
     """

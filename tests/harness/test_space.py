@@ -18,11 +18,11 @@ KERNELS = ("twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.fp16", "twi
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_case_of_a_class_has_it_and_is_plain_otherwise(name):
-    candidate = find(name)
-    plain = space.point(candidate, space.case_of(candidate, {}))
-    for dimension, classes in space.claimed(candidate).items():
+    kernel = find(name)
+    plain = space.point(kernel, space.case_of(kernel, {}))
+    for dimension, classes in space.claimed(kernel).items():
         for chosen in classes:
-            point = space.point(candidate, space.case_of(candidate, {dimension: chosen}))
+            point = space.point(kernel, space.case_of(kernel, {dimension: chosen}))
             assert point[dimension] == chosen, dimension
             others = {n for n in plain if point[n] != plain[n]} - {dimension}
             # Packed sequences of which some are empty are several; cuDNN's causal mask wants equal lengths.
@@ -54,18 +54,16 @@ def test_a_kernel_claims_the_classes_that_it_declares():
     ],
 )
 def test_lengths_are_classed_relative_to_the_kernels_tile(lengths, classes):
-    candidate = find("twin.fp16")  # 128 rows and 128 keys at head_dim 64, as it is launched for one head
+    kernel = find("twin.fp16")  # 128 rows and 128 keys at head_dim 64, as it is launched for one head
     case = Case("twin.fp16", AttentionProblem(1, 1, 1, *lengths, 64), Recipe("normal"))
-    point = space.point(candidate, case)
+    point = space.point(kernel, case)
     assert (point["queries"], point["keys"]) == classes
 
 
 def test_masks_are_told_apart():
-    candidate, plain = find("twin.fp16"), AttentionProblem(1, 1, 1, 5, 9, 64)
+    kernel, plain = find("twin.fp16"), AttentionProblem(1, 1, 1, 5, 9, 64)
     found = [
-        space.point(candidate, Case("twin.fp16", replace(plain, causal=causal, window=window), Recipe("normal")))[
-            "mask"
-        ]
+        space.point(kernel, Case("twin.fp16", replace(plain, causal=causal, window=window), Recipe("normal")))["mask"]
         for causal, window in ((False, (-1, -1)), (True, (-1, -1)), (False, (3, 2)), (False, (0, -1)), (False, (-1, 0)))
     ]
     assert found == ["none", "causal", "window both", "window left", "window right"]

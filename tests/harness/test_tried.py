@@ -14,7 +14,7 @@ from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.cases import coverage, tried
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.properties import find_law, run_law
@@ -126,7 +126,7 @@ def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_d
     function, features, layout, left
 ):
     """Strided tensors were said to be tried of caches, which had been contiguous in every call."""
-    (kernel,) = array_candidate(function, name="k", dtypes=("bf16",), layout="bshd", features=features)
+    (kernel,) = array_kernel(function, name="k", dtypes=("bf16",), layout="bshd", features=features)
     law = run_law(find_law("layouts_change_no_value"), kernel, max_examples=3, seed=0)
     assert law.status == "pass"
     given = {"features": FEATURES, "head_dims": None, "outputs": {}, "properties": [law.law], "is_forward": True}

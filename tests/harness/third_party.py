@@ -9,7 +9,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Result
@@ -20,25 +20,25 @@ def run(problem, operands, config):
     return Result(encode(exact.out, FORMATS[config.out_dtype], "ieee"), exact.lse.astype(np.float32))
 
 
-def sound() -> Candidate:
-    return Candidate(
+def sound() -> Kernel:
+    return Kernel(
         "anything", "bf16", Functions(run, default_config), frozenset({"causal", "gqa"}), "float64, rounded once"
     )
 
 
-def sound_fp8() -> Candidate:
+def sound_fp8() -> Kernel:
     """Return a kernel that takes any descales, one per row included."""
-    return Candidate("anything", "e4m3", Functions(run, default_config), FEATURES, "float64, rounded once")
+    return Kernel("anything", "e4m3", Functions(run, default_config), FEATURES, "float64, rounded once")
 
 
-def picky() -> Candidate:
+def picky() -> Kernel:
     def refuse(problem):
         raise ValueError("nothing is supported")
 
-    return Candidate("anything", "fp16", Functions(run, refuse), frozenset())
+    return Kernel("anything", "fp16", Functions(run, refuse), frozenset())
 
 
-def only_64() -> Candidate:
+def only_64() -> Kernel:
     """Return a sound kernel that takes one head_dim and no mask, and does not even declare it."""
 
     def configure(problem):
@@ -46,7 +46,7 @@ def only_64() -> Candidate:
             raise ValueError(f"head_dim must be 64, got {problem.head_dim}")
         return default_config(problem)
 
-    return Candidate("anything", "fp16", Functions(run, configure), frozenset())
+    return Kernel("anything", "fp16", Functions(run, configure), frozenset())
 
 
 def _without_the_last_key(problem, operands, config):
@@ -56,7 +56,7 @@ def _without_the_last_key(problem, operands, config):
     return run(shorter, replace(operands, k=operands.k[:, :-1], v=operands.v[:, :-1]), config)
 
 
-def only_64_broken() -> Candidate:
+def only_64_broken() -> Kernel:
     return only_64().altered(run=_without_the_last_key)
 
 
@@ -68,15 +68,15 @@ def _whole_tiles_alone(problem, operands, config):
     return run(problem, operands, config)
 
 
-def in_whole_tiles() -> Candidate:
+def in_whole_tiles() -> Kernel:
     """Return a sound kernel that takes only whole tiles of 64, at least two, and head_dim 64."""
     sizes = {"head_dims": (64,), "seqlen_multiple": 64, "min_seqlen": 128}
-    return Candidate(
+    return Kernel(
         "anything", "bf16", Functions(_whole_tiles_alone, default_config), frozenset({"causal", "varlen"}), **sizes
     )
 
 
-def evasive() -> Candidate:
+def evasive() -> Kernel:
     """Return a kernel that refuses whatever may be hard, which is no way to pass."""
 
     def configure(problem):
@@ -84,15 +84,15 @@ def evasive() -> Candidate:
             raise ValueError(f"at most 64 keys, got {problem.seqlen_k}")
         return default_config(problem)
 
-    return Candidate("anything", "fp16", Functions(run, configure), frozenset({"causal", "window"}))
+    return Kernel("anything", "fp16", Functions(run, configure), frozenset({"causal", "window"}))
 
 
 def _in_three_splits(problem, operands, config):
     return twin("fp16").code.run(problem, operands, replace(config, num_splits=3))
 
 
-def other_bits() -> Candidate:
+def other_bits() -> Kernel:
     """Return a kernel that promises the twin's bits and stays within its bound, but merges three splits."""
-    return Candidate(
+    return Kernel(
         "anything", "fp16", Functions(_in_three_splits, default_config), frozenset({"causal", "gqa"}), twin=twin("fp16")
     )

@@ -46,16 +46,16 @@ HEADS = (
 
 def measure(kernel: str, family: str) -> list[object]:
     """One row of the table."""
-    candidate = registry.find(kernel)
-    cases = family_cases(candidate, family, PROFILES["quick"], 0)
+    asked = registry.find(kernel)
+    cases = family_cases(asked, family, PROFILES["quick"], 0)
     digest, seconds = hashlib.sha256(), np.zeros(3)
     bounds, enclosed, single, loose = [], [], [], []
     outside = unbounded = elements = 0
     for number, case in enumerate(cases):
         problem, x = case.problem, case.operands()
-        config = candidate.config_for(problem, case.changes)
+        config = asked.config_for(problem, case.changes)
         model = config.kernel_model()
-        got = candidate.code.run(problem, x, config).out.astype(np.float64)
+        got = asked.code.run(problem, x, config).out.astype(np.float64)
         digest.update(got.tobytes())
         start = time.perf_counter()
         truth = attention(problem, *x.dequantized(problem)).out

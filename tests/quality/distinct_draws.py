@@ -15,7 +15,7 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
 from fa3verify.cases import coverage, space
 from fa3verify.judging.verdict import BOUND_LAWS
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, find_law, run_law, runner
 
@@ -29,34 +29,34 @@ def hypothesis_draws() -> Iterator[None]:
         yield
 
 
-def trials_of(law: str, candidate: Candidate, count: int, seed: int = 0) -> list[Trial]:
-    """Draw the trials of a law that the candidate takes; nothing is judged."""
+def trials_of(law: str, kernel: Kernel, count: int, seed: int = 0) -> list[Trial]:
+    """Draw the trials of a law that the kernel takes; nothing is judged."""
     trials: list[Trial] = []
     drawn = replace(find_law(law), check=lambda c, trial: trials.append(trial))
-    run_law(drawn, candidate, max_examples=count, seed=seed)
+    run_law(drawn, kernel, max_examples=count, seed=seed)
     return trials
 
 
 def seeds_and_switches(count: int) -> tuple[int, int, int]:
     """Distinct input seeds of the error bound, switches and windows of the schedule's property, in so many trials."""
-    candidate = find("twin.e4m3")
-    inputs = trials_of("error_within_bound", candidate, count)
-    switched = trials_of("schedule_switches_change_no_bit", candidate, count)
+    kernel = find("twin.e4m3")
+    inputs = trials_of("error_within_bound", kernel, count)
+    switched = trials_of("schedule_switches_change_no_bit", kernel, count)
     seeds = {trial.case.recipe.seed for trial in inputs}
     return len(seeds), len({str(t.parameters) for t in switched}), len({t.case.problem.window for t in switched})
 
 
 def pairs_of(name: str, *, covers: bool) -> tuple[int, int]:
     """Pairs of classes that meet in what quick judges of a kernel, of those that can."""
-    candidate, size = find(name), PROFILES["quick"]
-    cases = [case for family in families(candidate, size) for case in family_cases(candidate, family, size, 0)]
+    kernel, size = find(name), PROFILES["quick"]
+    cases = [case for family in families(kernel, size) for case in family_cases(kernel, family, size, 0)]
     for law in LAWS:
-        if law.applies(candidate) and law.is_claimed(candidate):
+        if law.applies(kernel) and law.is_claimed(kernel):
             count = size.bound_examples if law.name in BOUND_LAWS else size.law_examples
-            cases += [trial.case for trial in trials_of(law.name, candidate, count)]
-    array = cover(candidate, 2, 0)
+            cases += [trial.case for trial in trials_of(law.name, kernel, count)]
+    array = cover(kernel, 2, 0)
     cases += [case for _, case in array if case and covers]
-    met = coverage.pairs(space.point(candidate, case) for case in cases)
+    met = coverage.pairs(space.point(kernel, case) for case in cases)
     wanted = coverage.pairs(point for point, case in array if case)
     return len(met & wanted), len(wanted)
 

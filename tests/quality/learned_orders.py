@@ -24,8 +24,8 @@ from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate, Code
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Code, Kernel
 from fa3verify.known import registry
 from fa3verify.learn import Learned, learn, space
 from fa3verify.operations.forward import Result
@@ -49,12 +49,12 @@ class DrawnTwin(Code):
     def run(self, problem: AttentionProblem, operands: Operands, config: Config) -> Result:
         return Result(*forward(problem, operands, config, order=self.order))
 
-    def candidate(self, name: str, dtype: Dtype) -> Candidate:
+    def kernel(self, name: str, dtype: Dtype) -> Kernel:
         features = frozenset({"causal", "gqa", "softcap"})
-        return Candidate(name, dtype, self, features, accumulator="either")
+        return Kernel(name, dtype, self, features, accumulator="either")
 
 
-def drawn(seed: int) -> tuple[Candidate, DrawnTwin, int]:
+def drawn(seed: int) -> tuple[Kernel, DrawnTwin, int]:
     """Return the twin of a random order, as a kernel that says nothing of it, and a head_dim."""
     rng = np.random.default_rng([32, seed])
 
@@ -96,7 +96,7 @@ def drawn(seed: int) -> tuple[Candidate, DrawnTwin, int]:
     tile = int(rng.integers(1, 9)) * 32
     interval = one(0, 32, tile) if dtype == "e4m3" else 0
     twin = DrawnTwin(tile, order, interval if tile % max(interval, 1) == 0 else 0)
-    return twin.candidate(f"drawn.{seed}", dtype), twin, one(64, 128)
+    return twin.kernel(f"drawn.{seed}", dtype), twin, one(64, 128)
 
 
 def grade(found: Learned, twin: DrawnTwin) -> list[str]:
@@ -120,11 +120,11 @@ def grade(found: Learned, twin: DrawnTwin) -> list[str]:
 
 def try_drawn(seed: int, outputs: int) -> dict[str, Any]:
     """Learn one drawn order and grade what was found."""
-    candidate, twin, head_dim = drawn(seed)
-    found = learn(candidate, head_dim, outputs=outputs)
+    kernel, twin, head_dim = drawn(seed)
+    found = learn(kernel, head_dim, outputs=outputs)
     return {
-        "name": candidate.name,
-        "dtype": candidate.dtype,
+        "name": kernel.name,
+        "dtype": kernel.dtype,
         "head_dim": head_dim,
         "wrong": grade(found, twin),
         "launches": found.launches,
@@ -170,7 +170,7 @@ _IN_22_BITS = Rewrite(
 )
 
 
-def _faulty(name: str) -> Candidate:
+def _faulty(name: str) -> Kernel:
     if name != "22 bits":
         return registry.find(name)
     package = load("fa3_twin_of_22_bits", _IN_22_BITS)
@@ -189,19 +189,19 @@ def try_faulty(index: int, outputs: int) -> dict[str, Any]:
     return row_of(found, name, wrong)
 
 
-def _blocked(dtype: Dtype, **options: Any) -> Callable[[], Candidate]:
+def _blocked(dtype: Dtype, **options: Any) -> Callable[[], Kernel]:
     def attention(q, k, v, *, softmax_scale, causal=False):
         return batch(q, k, v, softmax_scale=softmax_scale, causal=causal, **options)
 
-    return lambda: array_candidate(attention, dtypes=(dtype,), layout="bshd", accumulator="fp32")[0]
+    return lambda: array_kernel(attention, dtypes=(dtype,), layout="bshd", accumulator="fp32")[0]
 
 
-def _named(name: str) -> Callable[[], Candidate]:
+def _named(name: str) -> Callable[[], Kernel]:
     return lambda: registry.find(name)
 
 
 # Kernels that no order of the space describes, and what is certain of each all the same.
-OUTSIDE: tuple[tuple[Callable[[], Candidate], dict[str, Any]], ...] = (
+OUTSIDE: tuple[tuple[Callable[[], Kernel], dict[str, Any]], ...] = (
     (_blocked("fp16", tile=64), {"tile_n": 64, "keys": "left_to_right", "probabilities": "fp16"}),
     (_blocked("fp16", tile=32, backwards=True), {"tile_n": 32, "keys": "right_to_left"}),
     (_blocked("bf16", tile=64), {"tile_n": 64, "keys": "left_to_right", "probabilities": "bf16"}),
@@ -228,12 +228,12 @@ OUTSIDE: tuple[tuple[Callable[[], Candidate], dict[str, Any]], ...] = (
 def try_outside(index: int, outputs: int) -> dict[str, Any]:
     """Learn one kernel of no known order: none may survive, and what is certain must be so."""
     made, facts = OUTSIDE[index]
-    candidate = made()
-    found = learn(candidate, 64, outputs=outputs)
+    kernel = made()
+    found = learn(kernel, 64, outputs=outputs)
     known = {name: getattr(found.structure, name) for name in facts}
     wrong = ["acquitted"] if found.is_whole else []
     wrong += [f"{name} {known[name]!r}, not {value!r}" for name, value in facts.items() if known[name] != value]
-    return row_of(found, f"outside.{index}.{candidate.name}", wrong)
+    return row_of(found, f"outside.{index}.{kernel.name}", wrong)
 
 
 def row_of(found: Learned, name: str, wrong: list[str]) -> dict[str, Any]:

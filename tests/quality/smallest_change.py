@@ -28,7 +28,7 @@ from fa3verify.cases.case import Case
 from fa3verify.judging import gate, hypotheses, metrics
 from fa3verify.judging.family import CaseResult, FamilyRow, Figured, pooled
 from fa3verify.judging.judgement import Judgement, judge
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 
 DTYPES = ("fp16", "bf16", "e4m3")
@@ -43,13 +43,13 @@ _SEED = 12
 class Scene:
     """One judged case of the sound twin, and what a changed one is judged with again."""
 
-    kernel: Candidate
+    kernel: Kernel
     judged: Judgement
     config: Any
     enclosure: Mapping[str, tuple[np.ndarray, np.ndarray]]
     quantisation: dict[str, float] | None
 
-    def run(self, kernel: Candidate | None = None, **changes: Any) -> dict[str, np.ndarray]:
+    def run(self, kernel: Kernel | None = None, **changes: Any) -> dict[str, np.ndarray]:
         """Outputs of a twin, by default this one, for the case with other fields of its problem or configuration."""
         case, config = self.judged.case, self.config
         of_problem = {name: x for name, x in changes.items() if name == "softmax_scale"}
@@ -85,7 +85,7 @@ def scenes(dtype: str, family: str) -> tuple[Scene, ...]:
     return tuple(_scene(kernel, case) for case in family_cases(kernel, family, PROFILES["quick"], 0))
 
 
-def _scene(kernel: Candidate, case: Case) -> Scene:
+def _scene(kernel: Kernel, case: Case) -> Scene:
     judged = judge(kernel, case)
     config = kernel.config_for(case.problem, case.changes)
     enclosure = FORWARD.enclosure(case.problem, judged.operands, hypotheses.assumed(kernel, config))

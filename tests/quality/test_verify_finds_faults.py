@@ -117,4 +117,4 @@ def test_a_campaign_fails_a_faulty_twin_and_its_findings_replay(tmp_path):
 
 
 def test_no_twin_shares_its_name_with_a_faulty_one():
-    assert all("+" not in candidate.name for candidate in twins.BUILT_IN)
+    assert all("+" not in kernel.name for kernel in twins.BUILT_IN)

@@ -14,7 +14,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels import policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from tests.harness.properties import planted
 
@@ -22,7 +22,7 @@ Outputs = dict[str, Any]
 Mistake = Callable[[AttentionProblem, Operands, Any, Outputs], Mapping[str, Any]]
 
 
-def around(name: str, mistake: Mistake) -> Candidate:
+def around(name: str, mistake: Mistake) -> Kernel:
     """Return a twin whose outputs, by name, go through a mistake."""
     sound = find(name)
 
@@ -38,7 +38,7 @@ def rounded_down(x: np.ndarray) -> np.ndarray:
     return np.nextafter(x, x.dtype.type(-np.inf))
 
 
-def packed_lse_rounded() -> Candidate:
+def packed_lse_rounded() -> Kernel:
     """Keep the lse of packed calls in half of its bits."""
 
     def lse_of_packed_calls_in_16_bits(problem, operands, config, named):
@@ -47,7 +47,7 @@ def packed_lse_rounded() -> Candidate:
     return around("twin.fp16", lse_of_packed_calls_in_16_bits)
 
 
-def schedule_in_the_bits() -> Candidate:
+def schedule_in_the_bits() -> Kernel:
     """Round outputs the other way where softmax and GEMMs do not overlap."""
 
     def outputs_of_one_schedule(problem, operands, config, named):
@@ -56,7 +56,7 @@ def schedule_in_the_bits() -> Candidate:
     return around("twin.fp16", outputs_of_one_schedule)
 
 
-def lower_outputs() -> Candidate:
+def lower_outputs() -> Kernel:
     """Round every output down."""
 
     def outputs_rounded_down(problem, operands, config, named):
@@ -65,7 +65,7 @@ def lower_outputs() -> Candidate:
     return around("twin.fp16", outputs_rounded_down)
 
 
-def mixed_channels() -> Candidate:
+def mixed_channels() -> Kernel:
     """Add a little of the first channel to all others."""
 
     def channels_mixed(problem, operands, config, named):
@@ -75,7 +75,7 @@ def mixed_channels() -> Candidate:
     return around("twin.fp16", channels_mixed)
 
 
-def every_other_call() -> Candidate:
+def every_other_call() -> Kernel:
     """Move every second call by its last bit."""
     calls = []
 
@@ -86,7 +86,7 @@ def every_other_call() -> Candidate:
     return around("twin.fp16", every_second_call_moved)
 
 
-def hidden_nan() -> Candidate:
+def hidden_nan() -> Kernel:
     """Return 0 for what is not finite."""
 
     def nan_hidden(problem, operands, config, named):
@@ -95,7 +95,7 @@ def hidden_nan() -> Candidate:
     return around("twin.fp16", nan_hidden)
 
 
-def coarse_descales() -> Candidate:
+def coarse_descales() -> Kernel:
     """Keep descales of Q and V as multiples of 2^-10."""
 
     def descales_on_a_grid(problem, operands, config, named):
@@ -105,7 +105,7 @@ def coarse_descales() -> Candidate:
     return around("twin.quantize", descales_on_a_grid)
 
 
-def lower_gradients() -> Candidate:
+def lower_gradients() -> Kernel:
     """Round dQ down."""
 
     def gradients_rounded_down(problem, operands, config, named):
@@ -114,7 +114,7 @@ def lower_gradients() -> Candidate:
     return around("twin.backward.fp16", gradients_rounded_down)
 
 
-def squared_dout() -> Candidate:
+def squared_dout() -> Kernel:
     """Let dV grow faster than dO."""
 
     def dv_grows_with_dv(problem, operands, config, named):
@@ -124,7 +124,7 @@ def squared_dout() -> Candidate:
     return around("twin.backward.fp16", dv_grows_with_dv)
 
 
-def dv_from_v() -> Candidate:
+def dv_from_v() -> Kernel:
     """Begin dV of the first key with what V holds there."""
 
     def dv_begins_with_v(problem, operands, config, named):
@@ -135,7 +135,7 @@ def dv_from_v() -> Candidate:
     return around("twin.backward.fp16", dv_begins_with_v)
 
 
-def dlse_dropped() -> Candidate:
+def dlse_dropped() -> Kernel:
     """Take a gradient of the lse for 0."""
     sound = find("twin.backward.fp16")
 
@@ -145,47 +145,47 @@ def dlse_dropped() -> Candidate:
     return replace(sound.altered(run=run), name="dlse_dropped")
 
 
-def windows_from_the_top() -> Candidate:
+def windows_from_the_top() -> Kernel:
     """Align windows top-left."""
     return planted.planted(planted.window_counted_from_the_top, bitwise=frozenset())
 
 
-def prefill_from_the_top() -> Candidate:
+def prefill_from_the_top() -> Kernel:
     """Align the causal mask of several queries top-left."""
     return planted.planted(planted.prefill_aligned_to_the_top_left, bitwise=frozenset())
 
 
-def masked_lse_in_base_2() -> Candidate:
+def masked_lse_in_base_2() -> Kernel:
     """Return the lse of masked calls in base 2."""
     return planted.planted(planted.lse_of_masked_calls_in_base_2, bitwise=frozenset())
 
 
-def lone_key_dropped() -> Candidate:
+def lone_key_dropped() -> Kernel:
     """Lose a key that is alone in its tile."""
     return planted.planted(planted.key_alone_in_a_tile_dropped, bitwise=frozenset())
 
 
-def third_sequence_lost() -> Candidate:
+def third_sequence_lost() -> Kernel:
     """Read the second sequence for the third."""
     return planted.planted(planted.third_sequence_reads_the_second)
 
 
-def outputs_on_a_grid() -> Candidate:
+def outputs_on_a_grid() -> Kernel:
     """Round outputs to multiples of 1/16."""
     return planted.planted(planted.output_on_a_fixed_grid)
 
 
-def small_descales_lost() -> Candidate:
+def small_descales_lost() -> Kernel:
     """Take descales of K below 1 for 1."""
     return planted.planted(planted.small_k_descales_taken_for_one, "e4m3")
 
 
-def other_bits() -> Candidate:
+def other_bits() -> Kernel:
     """Claim the bits of a twin and truncate outputs."""
     return replace(find("twin.fp16+truncated_output"), name="other_bits", twin=find("twin.fp16"))
 
 
-def one_nan() -> Candidate:
+def one_nan() -> Kernel:
     """Return NaN in the first element."""
 
     def first_element_nan(problem, operands, config, named):
@@ -196,7 +196,7 @@ def one_nan() -> Candidate:
     return around("twin.fp16", first_element_nan)
 
 
-def k_descales_of_neighbours() -> Candidate:
+def k_descales_of_neighbours() -> Kernel:
     """Return the descales of K in another order."""
 
     def k_descales_turned(problem, operands, config, named):
@@ -205,7 +205,7 @@ def k_descales_of_neighbours() -> Candidate:
     return around("twin.quantize", k_descales_turned)
 
 
-def coarse_mean() -> Candidate:
+def coarse_mean() -> Kernel:
     """Return the mean of K in 16 bits."""
 
     def mean_in_16_bits(problem, operands, config, named):
@@ -214,7 +214,7 @@ def coarse_mean() -> Candidate:
     return around("twin.quantize", mean_in_16_bits)
 
 
-def minus_inf_as_nan() -> Candidate:
+def minus_inf_as_nan() -> Kernel:
     """Return NaN where an element of K is -inf."""
 
     def minus_inf_taken_for_nan(problem, operands, config, named):
@@ -223,7 +223,7 @@ def minus_inf_as_nan() -> Candidate:
     return around("twin.fp16", minus_inf_taken_for_nan)
 
 
-def filled_empty_rows() -> Candidate:
+def filled_empty_rows() -> Kernel:
     """Return ones in rows without a key."""
 
     def ones_without_keys(problem, operands, config, named):
@@ -233,7 +233,7 @@ def filled_empty_rows() -> Candidate:
     return around("twin.fp16", ones_without_keys)
 
 
-def infinite_empty_lse() -> Candidate:
+def infinite_empty_lse() -> Kernel:
     """Return an lse of +inf in rows without a key."""
 
     def lse_without_keys_inf(problem, operands, config, named):

@@ -34,9 +34,9 @@ SCRIPT = Path(__file__).with_name("user_script.py")
 OF_NUMPY = re.compile(r"tuple\[Any, \.\.\.\], |(?<=generic)\[Any\]")
 # Types that follow from a value: of stored arrays from the format of a problem, of options from a kernel's operation.
 FREE = {
-    "Candidate.__init__",
-    "Candidate.order",
-    'CandidateFacts.get("order")',
+    "Kernel.__init__",
+    "Kernel.order",
+    'Facts.get("order")',
     'FunctionFacts.get("order")',
     'KernelFacts.get("order")',
     "Judgement.__init__",

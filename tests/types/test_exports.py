@@ -16,7 +16,7 @@ import pytest
 import fa3verify
 from fa3verify import records
 from fa3verify.campaign.run import Introduction, KernelRun, Run
-from fa3verify.kernels.functions import KernelFacts, array_candidate, torch_candidate
+from fa3verify.kernels.functions import KernelFacts, array_kernel, torch_kernel
 
 PACKAGES = ("fa3verify", "fa3_kernels", "fa3_simulator", "fa3_reference")
 LAZY = (*PACKAGES, "fa3_reference.bounds")
@@ -76,7 +76,7 @@ def test_kernel_declares_and_says_what_looks_a_kernel_up(given):
     assert fa3verify.find_kernel("twin.fp16").name == "twin.fp16"
 
 
-@pytest.mark.parametrize("declare", [array_candidate, torch_candidate, lambda f, **facts: fa3verify.kernel(**facts)(f)])
+@pytest.mark.parametrize("declare", [array_kernel, torch_kernel, lambda f, **facts: fa3verify.kernel(**facts)(f)])
 def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
     def mine(q, k, v, *, softmax_scale): ...
 
@@ -84,8 +84,8 @@ def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
         declare(mine, feature=("causal",))
 
 
-def test_facts_of_a_kernel_are_fields_of_a_candidate_and_options_of_its_maker():
-    fields = set(fa3verify.Candidate.__dataclass_fields__) - {"dtype", "code", "operation", "fault", "forward"}
+def test_facts_of_a_kernel_are_fields_of_its_record_and_options_of_its_maker():
+    fields = set(fa3verify.Kernel.__dataclass_fields__) - {"dtype", "code", "operation", "fault", "forward"}
     options = {"dtypes", "layout", "out_dtype", "library", "gradients"}
     assert set(KernelFacts.__annotations__) == fields | options | {"launchable", "identity"}
 

@@ -43,12 +43,12 @@ def problems() -> list[fa3verify.AttentionProblem]:
 
 def judged(problem: fa3verify.AttentionProblem) -> dict[str, float]:
     """Judge kernels by name, by record and by case, and return the figures."""
-    candidate: fa3verify.Candidate = fa3verify.find_kernel("twin.fp16")
+    kernel: fa3verify.Kernel = fa3verify.find_kernel("twin.fp16")
     recipe = fa3verify.Recipe("peaky", {"gain": 4}, seed=3, edits=(fa3verify.Edit("set", "q", value=2.0),))
-    case = fa3verify.Case(candidate.name, problem, recipe)
+    case = fa3verify.Case(kernel.name, problem, recipe)
     try:
-        judgement: fa3verify.Judgement = fa3verify.judge(candidate, case)
-    except fa3verify.CandidateError as error:
+        judgement: fa3verify.Judgement = fa3verify.judge(kernel, case)
+    except fa3verify.KernelError as error:
         raise SystemExit(str(error)) from error
     seen: NDArray[np.float64] = judgement.seen["out"]
     bound: NDArray[np.float64] = judgement.bound["out"]
@@ -131,12 +131,12 @@ def verified(out: Path) -> str:
     return f"{run.verdict} {ratio} {identity.version} {replayed.holds} {replayed.message} {replayed.measures}"
 
 
-def given_to_functions(model: fa3verify.BackwardModel) -> tuple[fa3verify.Candidate, ...]:
+def given_to_functions(model: fa3verify.BackwardModel) -> tuple[fa3verify.Kernel, ...]:
     """Declare the function without a decorator."""
-    from fa3verify import array_candidate, torch_candidate
+    from fa3verify import array_kernel, torch_kernel
 
-    stated = array_candidate(mine, features=(), gradients="given", order=lambda config: model)
-    return (*stated, *torch_candidate(mine, dtypes=("bf16",), layout="bshd"))
+    stated = array_kernel(mine, features=(), gradients="given", order=lambda config: model)
+    return (*stated, *torch_kernel(mine, dtypes=("bf16",), layout="bshd"))
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def confirm(
     is_whole : bool
         Whether all of the batch runs, beside its first sequence alone; on a GPU it always does.
     """
-    is_whole = is_whole or not is_twin(planner.candidate.name)
+    is_whole = is_whole or not is_twin(planner.kernel.name)
 
     def pairs(_: None, recipe: Recipe) -> Iterator[Pair]:
         plain, changed = (_called if is_whole else _computed)(planner, (alone, batch), recipe)
@@ -59,7 +59,7 @@ def can_run(planner: Planner, batch: Batch) -> bool:
     """Tell whether a batch can be run: of a twin one kv head of a sequence is computed, a GPU's kernel has it whole."""
     queries, keys = map(sum, zip(*batch.lengths, strict=True))
     most = max(planner.sizes["nheads"] * queries, planner.sizes["nheads_kv"] * keys) * planner.sizes["head_dim"]
-    return is_twin(planner.candidate.name) or most <= MOST_DRAWN
+    return is_twin(planner.kernel.name) or most <= MOST_DRAWN
 
 
 def is_little(planner: Planner, batch: Batch) -> bool:
@@ -79,7 +79,7 @@ def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> lis
     before, behind, keys = _own(calls)
     own = (before + behind, keys + behind)
     rest = (*calls[0].lengths[1:], *calls[1].lengths[1:])
-    setup = call_of(planner.candidate, planner.problem(planner.around(own, rest)), recipe)
+    setup = call_of(planner.kernel, planner.problem(planner.around(own, rest)), recipe)
     made = []
     start = 1
     for call in calls:
@@ -87,7 +87,7 @@ def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> lis
         picked = [0, *range(start, start + len(call.lengths) - 1)]
         rows = ((stop - call.lengths[0][0], stop), (0, call.lengths[0][1]))
         problem = planner.problem(call.lengths)
-        config = planner.candidate.config_for(problem)
+        config = planner.kernel.config_for(problem)
         made.append(setup._replace(problem=problem, operands=_picked(setup, picked, rows), config=config))
         start = start + len(call.lengths) - 1
     return made
@@ -116,7 +116,7 @@ def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> l
     sizes |= {"nheads": sizes["nheads"] // sizes["nheads_kv"], "nheads_kv": 1}
     before, behind, keys = _own(calls)
     problem = AttentionProblem(1, seqlen_q=before + behind, seqlen_k=keys + behind, **sizes)
-    setup = call_of(planner.candidate, problem, recipe)
+    setup = call_of(planner.kernel, problem, recipe)
     made = []
     for call in calls:
         queries, seqlen_k = call.lengths[0]

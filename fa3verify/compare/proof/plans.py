@@ -13,7 +13,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
 from fa3verify.kernels.names import KernelName
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.operations import FORWARD
 
@@ -48,7 +48,7 @@ class Planner:
         The configuration of a problem.
     sizes : mapping
         Fields of the problem that no batch changes: heads, head_dim, dtype, mask, and the cache of one over pages.
-    candidate : Candidate
+    kernel : Kernel
         What is run to confirm it.
     change : {"neighbours", "batch", "chunk"}
         What changes between calls.
@@ -59,7 +59,7 @@ class Planner:
     name: str
     configure: Callable[[AttentionProblem], Any]
     sizes: Mapping[str, Any]
-    candidate: Candidate
+    kernel: Kernel
     change: Change = "neighbours"
     declared: Lengths = (0, 0)
     known: dict[tuple[int, Lengths], Config] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Planner:
     @property
     def is_packed(self) -> bool:
         """Whether sequences are packed, each with its lengths; otherwise all have the own ones."""
-        return self.change != "batch" and "varlen" in self.candidate.features
+        return self.change != "batch" and "varlen" in self.kernel.features
 
     def around(self, own: Lengths, others: Sequence[Lengths]) -> tuple[Lengths, ...]:
         """Return the lengths of a call with so many others beside the own sequence."""

@@ -181,7 +181,7 @@ def prove(
         raise ValueError(f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}")
     limits = BatchLimits(limits.sequences, max(limits.queries, seqlen_q), max(limits.keys, seqlen_k))
     asked = planner(kernel, SIZES | sizes | ({"cache": Cache(page_size)} if page_size else {}))
-    is_packed = "varlen" in asked.candidate.features
+    is_packed = "varlen" in asked.kernel.features
     changes = tuple(changes) or (("neighbours", "batch") if is_packed else ("batch",))
     if "neighbours" in changes and not is_packed:
         raise ValueError(

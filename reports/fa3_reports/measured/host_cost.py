@@ -40,7 +40,7 @@ SITUATIONS = {
 Call = Callable[[int], Any]
 
 
-class Kernel(NamedTuple):
+class CalledKernel(NamedTuple):
     """How a kernel is called, None where it does not offer it; ``pinned`` holds its choices while it is timed."""
 
     name: str
@@ -53,18 +53,18 @@ def _tensors(count: int, *shape: int) -> list[torch.Tensor]:
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
 
 
-def _fresh(kernel: Kernel) -> Call:
+def _fresh(kernel: CalledKernel) -> Call:
     shape = (1, 256, HEADS, HEAD_DIM)
     drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
     return lambda i: kernel.batched(*drawn[i % len(drawn)])
 
 
-def _decode(kernel: Kernel) -> Call:
+def _decode(kernel: CalledKernel) -> Call:
     (q,), (k,), (v,) = _tensors(1, 4, 1, HEADS, HEAD_DIM), *(_tensors(1, 4, 4096, HEADS_KV, HEAD_DIM) for _ in "kv")
     return lambda i: kernel.batched(q, k[:, : 1000 + i], v[:, : 1000 + i])
 
 
-def _varlen(kernel: Kernel) -> Call | None:
+def _varlen(kernel: CalledKernel) -> Call | None:
     if kernel.varlen is None:
         return None
     call = kernel.varlen
@@ -83,14 +83,14 @@ def _varlen(kernel: Kernel) -> Call | None:
     return run
 
 
-def _compiled(kernel: Kernel) -> Call:
+def _compiled(kernel: CalledKernel) -> Call:
     function = torch.compile(lambda q, k, v: kernel.batched(q, k, v), dynamic=False)
     shape = (1, 256, HEADS, HEAD_DIM)
     drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
     return lambda i: function(*drawn[i % len(drawn)])
 
 
-def _graph(kernel: Kernel) -> Call:
+def _graph(kernel: CalledKernel) -> Call:
     q, k, v = (_tensors(1, 1, 256, HEADS, HEAD_DIM)[0] for _ in "qkv")
     kernel.batched(q, k, v)
     torch.cuda.synchronize()
@@ -117,12 +117,12 @@ def _microseconds(call: Call) -> list[float]:
     return found
 
 
-def ours() -> Kernel:
+def ours() -> CalledKernel:
     """Our functions, as a caller imports them."""
-    return Kernel("gluon", flash_attn_func, flash_attn_varlen_func)
+    return CalledKernel("gluon", flash_attn_func, flash_attn_varlen_func)
 
 
-def flash3() -> Kernel:
+def flash3() -> CalledKernel:
     """Official FlashAttention-3's operator, called without its Python interface; Unsupported where it is absent."""
     launches.loaded("flash3")
     forward = torch.ops.fa3_fwd.fwd
@@ -131,10 +131,10 @@ def flash3() -> Kernel:
         lengths = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
         return forward(q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k, num_splits=1, **lengths)
 
-    return Kernel("flash3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen)
+    return CalledKernel("flash3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen)
 
 
-def sdpa() -> Kernel:
+def sdpa() -> CalledKernel:
     """torch's SDPA on its FlashAttention-2 backend, which takes (batch, nheads, seqlen, head_dim) views.
 
     Left alone, torch chooses a backend by version and shape, and one that plans every new shape anew makes a decoding
@@ -145,10 +145,10 @@ def sdpa() -> Kernel:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    return Kernel("torch.sdpa (flash)", batched, None, partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]))
+    return CalledKernel("torch.sdpa (flash)", batched, None, partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]))
 
 
-def measure(kernels: Sequence[Kernel]) -> Iterator[Cost]:
+def measure(kernels: Sequence[CalledKernel]) -> Iterator[Cost]:
     """Measure all situations of all kernels, one after the other; what a kernel does not offer has no row."""
     with torch.no_grad():
         for situation, make in _MAKE.items():

@@ -68,7 +68,7 @@ class _Row:
         self.line = line
         self.values = values
         self.origin = origin
-        self.kernel = tables.RECORDED.get(values["kernel"], values["kernel"])  # as its candidate is called now
+        self.kernel = tables.RECORDED.get(values["kernel"], values["kernel"])  # as its kernel is called now
 
     def refuse(self, column: str, rule: str) -> ValueError:
         return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")

@@ -28,7 +28,7 @@ from fa3verify.judging import metrics
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import Baseline, baseline_rows, bit_rows, bound_rows, failed_parts, shipped_baseline
 from fa3verify.judging.verdict import BOUND_LAWS
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.properties.law import Law, Trial, Violation, set_up
@@ -81,16 +81,16 @@ class Examination:
 def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
     """Return the tasks of a kernel in a profile: families and properties, the telling ones first, then the covering
     array."""
-    candidate = registry.find(kernel)
-    laws = [law.name for law in LAWS if law.applies(candidate) and law.is_claimed(candidate)]
-    names = [*families(candidate, PROFILES[profile]), *laws]
+    asked = registry.find(kernel)
+    laws = [law.name for law in LAWS if law.applies(asked) and law.is_claimed(asked)]
+    names = [*families(asked, PROFILES[profile]), *laws]
     first = [name for name in _TELLING if name in names]
     rest = [name for name in laws + names if name not in first]
     return list(dict.fromkeys((*first, *rest, COVER)))
 
 
-def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
-    """Return a twin candidate that computes with another package's twin."""
+def mutant_kernel(kernel: str, package: str, *, bits: bool) -> Kernel:
+    """Return a twin kernel that computes with another package's twin."""
     sound = registry.find(kernel)
 
     def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
@@ -99,40 +99,40 @@ def mutant_candidate(kernel: str, package: str, *, bits: bool) -> Candidate:
     return replace(sound.altered(run=run), name=f"{kernel}+mutant", twin=sound if bits else None)
 
 
-def found_by(candidate: Candidate, task: str, profile: ProfileName, seed: int) -> tuple[str, ...]:
-    """Run one task on a candidate and return the parts of the verdict that fail."""
+def found_by(kernel: Kernel, task: str, profile: ProfileName, seed: int) -> tuple[str, ...]:
+    """Run one task on a kernel and return the parts of the verdict that fail."""
     size = PROFILES[profile]
     if task == SEARCH:
         outcome = run_law(
-            _same_bits(candidate), candidate, max_examples=_SEARCHED * size.law_examples, seed=seed, shrink_seconds=0
+            _same_bits(kernel), kernel, max_examples=_SEARCHED * size.law_examples, seed=seed, shrink_seconds=0
         )
         return ("L0",) if outcome.violation else ()
     if task in {law.name for law in LAWS}:
         examples = size.bound_examples if task in BOUND_LAWS else size.law_examples
-        outcome = run_law(find_law(task), candidate, max_examples=examples, seed=seed, shrink_seconds=0)
+        outcome = run_law(find_law(task), kernel, max_examples=examples, seed=seed, shrink_seconds=0)
         if outcome.violation is None:
             return ()
         return ("crash",) if outcome.violation.kind == "crashed" else ("laws",)
     if task == COVER:
-        cases = [case for _, case in cover(candidate, size.strength, seed) if case]
+        cases = [case for _, case in cover(kernel, size.strength, seed) if case]
     else:
-        cases = family_cases(candidate, task, size, seed)
-    return _failing(candidate, task, cases, _baseline(profile, seed))
+        cases = family_cases(kernel, task, size, seed)
+    return _failing(kernel, task, cases, _baseline(profile, seed))
 
 
-def _failing(candidate: Candidate, family: str, cases: list[Case], baseline: Baseline | None) -> tuple[str, ...]:
+def _failing(kernel: Kernel, family: str, cases: list[Case], baseline: Baseline | None) -> tuple[str, ...]:
     """Parts of the verdict that cases of one family fail: the first beyond its bound ends them, and the baseline, which
     is of all together, is asked where there is none.
     """
-    operation = operations.find(candidate.operation)
+    operation = operations.find(kernel.operation)
     records: list[CaseResult] = []
 
     def body(judged: Sequence[CaseResult]) -> Figured:
-        return Figured(candidate.name, (family_row(judged, operation),), operation.name)
+        return Figured(kernel.name, (family_row(judged, operation),), operation.name)
 
     parts: set[str] = set()
     for case in cases:
-        records += judge_cases(candidate, family, [case])
+        records += judge_cases(kernel, family, [case])
         if records[-1].error:
             return ("crash",)
         alone = body(records[-1:])
@@ -142,16 +142,16 @@ def _failing(candidate: Candidate, family: str, cases: list[Case], baseline: Bas
     return tuple(sorted(parts | failed_parts(baseline_rows(body(records), baseline))))
 
 
-def _same_bits(candidate: Candidate) -> Law:
-    """A law that a candidate's outputs are its twin's, on the trials of the operation's bound; NaN equals NaN."""
+def _same_bits(kernel: Kernel) -> Law:
+    """A law that a kernel's outputs are its twin's, on the trials of the operation's bound; NaN equals NaN."""
 
-    def check(candidate: Candidate, trial: Trial) -> Violation | None:
-        setup = set_up(candidate, trial.case)
-        assert candidate.twin is not None
-        differ = metrics.bits_differing(setup.run(), setup._replace(candidate=candidate.twin).run())
-        return Violation(f"{differ} values differ from {candidate.twin.name}") if differ else None
+    def check(kernel: Kernel, trial: Trial) -> Violation | None:
+        setup = set_up(kernel, trial.case)
+        assert kernel.twin is not None
+        differ = metrics.bits_differing(setup.run(), setup._replace(kernel=kernel.twin).run())
+        return Violation(f"{differ} values differ from {kernel.twin.name}") if differ else None
 
-    return replace(find_law(_DRAWN[candidate.operation]), name=SEARCH, check=check)
+    return replace(find_law(_DRAWN[kernel.operation]), name=SEARCH, check=check)
 
 
 @cache
@@ -160,19 +160,19 @@ def _baseline(profile: str, seed: int) -> Baseline | None:
 
 
 def examine(
-    make: Callable[[str], Candidate],
+    make: Callable[[str], Kernel],
     plan: list[tuple[str, str]],
     profile: ProfileName,
     seed: int,
     *,
     until: float = math.inf,
 ) -> Examination | None:
-    """Run tasks on candidates, in a process of their own, until a part of the verdict other than bits fails.
+    """Run tasks on kernels, in a process of their own, until a part of the verdict other than bits fails.
 
     Parameters
     ----------
     make : callable
-        ``make(kernel)``: the candidate, called in that process.
+        ``make(kernel)``: the kernel, called in that process.
     plan : list of (str, str)
         Kernels and tasks, in order.
     until : float
@@ -181,7 +181,7 @@ def examine(
     Raises
     ------
     RuntimeError
-        If a candidate cannot be made: that is no finding.
+        If a kernel cannot be made: that is no finding.
     """
     started = time.monotonic()
 
@@ -199,7 +199,7 @@ def examine(
 
     said = apart(steps, _STEP_S[profile])
     if not said.values:
-        raise RuntimeError(f"the candidate could not be made: {said.words}")
+        raise RuntimeError(f"the kernel could not be made: {said.words}")
     _, *steps_found = said.values
     if steps_found and steps_found[-1] is None:
         return None
@@ -225,11 +225,11 @@ def examine_mutant(
     def package() -> str:
         return load(ALIAS, chosen)
 
-    return examine(lambda kernel: mutant_candidate(kernel, package(), bits=bits), plan, profile, SEED, until=until)
+    return examine(lambda kernel: mutant_kernel(kernel, package(), bits=bits), plan, profile, SEED, until=until)
 
 
 def warm_up(plan: list[tuple[str, str]]) -> None:
     """Import and compile here what every fork needs: each kernel's first family, sound."""
     for kernel in dict.fromkeys(kernel for kernel, _ in plan):
-        candidate = registry.find(kernel)
-        judge_cases(candidate, "normal", family_cases(candidate, "normal", PROFILES["quick"], SEED))
+        asked = registry.find(kernel)
+        judge_cases(asked, "normal", family_cases(asked, "normal", PROFILES["quick"], SEED))

@@ -15,7 +15,7 @@ from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.twin.backward import Gradients, backward
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 
 TILE = 64  # rows or keys that a stale or missing tile has
@@ -34,7 +34,7 @@ class Row:
     twin: str = "twin.flash3.dew.backward.fp16"
 
 
-def kernel_of(row: Row) -> Candidate:
+def kernel_of(row: Row) -> Kernel:
     """The row's twin, by default that of FlashAttention-3's backward in fp16, with the row's mistake around it."""
     sound = registry.find(row.twin)
     mistake = row.mistake()

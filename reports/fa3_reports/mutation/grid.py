@@ -20,7 +20,7 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.forward_faults import Mistake, fed
-from fa3_reports.mutation.museum import Exhibit, candidate_of
+from fa3_reports.mutation.museum import Exhibit, kernel_of_exhibit
 from fa3_reports.mutation.rules import RULES, compared
 from fa3verify import operations
 from fa3verify.campaign import tasks
@@ -29,7 +29,7 @@ from fa3verify.inputs.recipe import FAMILIES, Recipe
 from fa3verify.judging.family import CaseResult, Figured, family_row
 from fa3verify.judging.gate import Baseline, baseline_rows
 from fa3verify.judging.judgement import Judgement, judge, passes
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
@@ -179,8 +179,8 @@ def examine_cell(cell: Cell, rules: str = "all") -> list[Verdicts]:
         exhibit = Exhibit(0, name, kernel, plant)
 
         def work(exhibit: Exhibit = exhibit) -> Iterator[dict[str, bool]]:
-            candidate = candidate_of(exhibit, bits=True)
-            yield _rejected(candidate, cell, sound, others, asks_baseline=True)
+            asked = kernel_of_exhibit(exhibit, bits=True)
+            yield _rejected(asked, cell, sound, others, asks_baseline=True)
 
         said = apart(work, _STEP_S)
         if said.end != "finished":
@@ -190,19 +190,19 @@ def examine_cell(cell: Cell, rules: str = "all") -> list[Verdicts]:
 
 
 def _rejected(
-    candidate: Candidate, cell: Cell, sound: Judgement, others: Mapping[str, Any], *, asks_baseline: bool
+    kernel: Kernel, cell: Cell, sound: Judgement, others: Mapping[str, Any], *, asks_baseline: bool
 ) -> dict[str, bool]:
     """What every rule says of a kernel; bits where it has a twin, the baseline where it is a version of ours."""
-    case = cell.case(candidate.name)
-    judged = judge(candidate, case)
+    case = cell.case(kernel.name)
+    judged = judge(kernel, case)
     measures = {name: x for name, x in judged.measures.items() if name != "bits_differing"}
-    bound = not passes(candidate, measures)
+    bound = not passes(kernel, measures)
     rejected = {"bound": bound}
     if asks_baseline:
         rejected["bound and baseline"] = bound or _is_worse(judged, sound)
-    if candidate.twin is not None:
+    if kernel.twin is not None:
         rejected["bits"] = bool(judged.measures["bits_differing"])
-    config: Any = candidate.config_for(case.problem, case.changes)
+    config: Any = kernel.config_for(case.problem, case.changes)
     arrays = judged.operands.dequantized(case.problem)
     seen = compared(case.problem, arrays, judged.seen["out"], judged.outputs["out"], config.out_dtype)
     return rejected | {name: not rule(seen) for name, rule in others.items()}

@@ -18,14 +18,14 @@ from fa3_kernels.faults.package import Rewrite, load
 from fa3_kernels.faults.table import Fault, faulty
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation import forward_faults, gradient_faults, schedule_faults
-from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_candidate, tasks_of
+from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_kernel, tasks_of
 from fa3_reports.mutation.forward_faults import Mistake, fed, posed, where
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load as load_machine
 from fa3_simulator.program import Program
 from fa3verify import operations
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.operations.forward import Result
 
@@ -46,7 +46,7 @@ class Exhibit:
     kernel : str
         The twin it is planted in.
     plant : Fault, Rewrite, callable
-        As in :mod:`fa3_reports.mutation.forward_faults`; for gradients a callable that makes the candidate; for a
+        As in :mod:`fa3_reports.mutation.forward_faults`; for gradients a callable that makes the kernel; for a
         schedule one that makes the program.
     task : str
         What finds it, tried first.
@@ -235,7 +235,7 @@ def gradients() -> Iterator[Exhibit]:
             what = (row.mistake.__doc__ or row.source).partition("\n")[0]
             kernel = gradient_faults.kernel_of(row).name
 
-            def made(row: gradient_faults.Row = row) -> Candidate:
+            def made(row: gradient_faults.Row = row) -> Kernel:
                 return gradient_faults.kernel_of(row)
 
             yield Exhibit(number, what, kernel, made, row.law or row.family)
@@ -253,7 +253,7 @@ def exhibits() -> tuple[Exhibit, ...]:
     return tuple(sorted((*FORWARD, *gradients(), *schedules()), key=lambda exhibit: exhibit.row))
 
 
-def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
+def kernel_of_exhibit(exhibit: Exhibit, *, bits: bool) -> Kernel:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
     :func:`fa3_kernels.faults.package.load`).
     """
@@ -262,7 +262,7 @@ def candidate_of(exhibit: Exhibit, *, bits: bool) -> Candidate:
     twin = sound if bits else None
     name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
-        return replace(mutant_candidate(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)
+        return replace(mutant_kernel(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)
     if isinstance(plant, StrEnum):
         return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
     if sound.operation == operations.FORWARD:
@@ -293,6 +293,6 @@ def show(exhibit: Exhibit, profile: ProfileName = "quick", *, bits: bool = True)
         return Examination(("hazards",) if found else (), "hazards" if found else "", SIMULATOR, "", 1, 0.0)
     tasks = [task for task in tasks_of(exhibit.kernel, profile) if task != exhibit.task]
     plan = [(exhibit.kernel, task) for task in (exhibit.task, *tasks)]
-    found = examine(lambda kernel: candidate_of(exhibit, bits=bits), plan, profile, SEED)
+    found = examine(lambda kernel: kernel_of_exhibit(exhibit, bits=bits), plan, profile, SEED)
     assert found is not None  # it has no end
     return found

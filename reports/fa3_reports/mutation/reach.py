@@ -86,13 +86,13 @@ def lines_of(kernel: str, seed: int = 0) -> dict[str, list[int]]:
 
     What stands at module level counts as run where anything of the module is.
     """
-    candidate = registry.find(kernel)
+    asked = registry.find(kernel)
     lines: dict[str, set[int]] = {}
     with _traced(lines):
         for family in _FAMILIES:
-            judge_cases(candidate, family, family_cases(candidate, family, PROFILES["quick"], seed))
+            judge_cases(asked, family, family_cases(asked, family, PROFILES["quick"], seed))
         for law in LAWS:
-            run_law(law, candidate, max_examples=6, seed=seed)
+            run_law(law, asked, max_examples=6, seed=seed)
     _with_compiled(lines)
     for module, run in lines.items():
         inside = {line for _, _, where in _functions(module) for line in where}

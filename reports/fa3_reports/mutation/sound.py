@@ -20,7 +20,7 @@ from fa3verify.campaign.tasks import CallTask
 from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.text import of_error
@@ -77,37 +77,37 @@ def run(
 
 def _tasks() -> Iterator[tuple[str, str]]:
     for kernel in KERNELS:
-        candidate = _sound(kernel)
-        yield from ((kernel, law.name) for law in LAWS if law.applies(candidate) and law.is_claimed(candidate))
-        yield from ((kernel, family) for family in families(candidate, PROFILES["quick"]))
+        asked = _sound(kernel)
+        yield from ((kernel, law.name) for law in LAWS if law.applies(asked) and law.is_claimed(asked))
+        yield from ((kernel, family) for family in families(asked, PROFILES["quick"]))
 
 
-def _sound(kernel: str) -> Candidate:
+def _sound(kernel: str) -> Kernel:
     return replace(registry.find(kernel), twin=None, **_SOUND_WHERE.get(kernel, {}))
 
 
 def examined(kernel: str, task: str, seed: int) -> Tally:
     """Run one property, or judge the cases of one family, with one seed."""
-    candidate = _sound(kernel)
+    asked = _sound(kernel)
     try:
-        return _examined(candidate, task, seed)
+        return _examined(asked, task, seed)
     except Exception as error:  # the suite's own failure on a sound kernel is an alarm as well
         return Tally(kernel, task, seed, 0, 0, (of_error(error),))
 
 
-def _examined(candidate: Candidate, task: str, seed: int) -> Tally:
-    kernel = candidate.name
+def _examined(asked: Kernel, task: str, seed: int) -> Tally:
+    kernel = asked.name
     if task in {law.name for law in LAWS}:
-        outcome = run_law(find_law(task), candidate, max_examples=EXAMPLES, seed=seed, shrink_seconds=0)
+        outcome = run_law(find_law(task), asked, max_examples=EXAMPLES, seed=seed, shrink_seconds=0)
         words = (outcome.violation.message,) if outcome.violation else ()
         return Tally(kernel, task, seed, outcome.examples, outcome.outputs, words)
-    cases = family_cases(candidate, task, PROFILES["quick"], seed)
-    records = judge_cases(candidate, task, cases)
+    cases = family_cases(asked, task, PROFILES["quick"], seed)
+    records = judge_cases(asked, task, cases)
     alarms = [f"{record.case.describe()}: {record.error}" for record in records if record.error]
     judged = [record for record in records if not record.error]
     outputs = sum(int(record.measures["outputs"]) for record in judged)
     if judged:
-        operation = operations.find(candidate.operation)
+        operation = operations.find(asked.operation)
         rows = bound_rows(Figured(kernel, (family_row(judged, operation),), operation.name))
         alarms += [f"{row.rule}: {row.observed} beyond {row.limit}" for row in rows if row.status == "fail"]
     return Tally(kernel, task, seed, len(cases), outputs, tuple(alarms))

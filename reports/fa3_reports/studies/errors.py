@@ -44,9 +44,9 @@ def distribute(kernel: str, distribution: str, rows: int, seqlen: int, seed: int
         out = standard_attention_fp16(problem, *arrays).out
         out_dtype = "fp16"
     else:
-        candidate = registry.find(kernel)
-        config: Any = candidate.code.configure(problem)
-        returned: Any = candidate.code.run(problem, operands, config)
+        asked = registry.find(kernel)
+        config: Any = asked.code.configure(problem)
+        returned: Any = asked.code.run(problem, operands, config)
         out = returned.out.astype(np.float64)
         out_dtype = config.out_dtype
     error = (out - truth).ravel()

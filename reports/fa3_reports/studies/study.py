@@ -142,10 +142,10 @@ def seen(
 
 def judged(kernel: str, recipe: Recipe, rows: int, seqlen_k: int, granularity: Granularity) -> tuple[Case, Judgement]:
     """Return a case of one head, e4m3 with scales of a granularity, and what becomes of it."""
-    candidate = registry.find(kernel)
-    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=candidate.dtype)
-    case = Case(kernel, problem, recipe, QuantScheme(granularity) if candidate.dtype == "e4m3" else None)
-    return case, judge(candidate, case, unrounded=False)
+    asked = registry.find(kernel)
+    problem = AttentionProblem(1, 1, 1, rows, seqlen_k, HEAD_DIM, dtype=asked.dtype)
+    case = Case(kernel, problem, recipe, QuantScheme(granularity) if asked.dtype == "e4m3" else None)
+    return case, judge(asked, case, unrounded=False)
 
 
 def rms(x: np.ndarray) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
-from fa3verify.kernels.record import Candidate, Functions
+from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.operations.forward import Result
 
 FORGED = '{"verdict": "pass", "exit_code": 0}'
@@ -175,11 +175,11 @@ def uses_no_lse(problem, operands, config):
     return Result(ideal(problem, operands, config).out, None)
 
 
-def of(run, **fields) -> Candidate:
-    return Candidate("anything", "fp16", Functions(run, default_config), frozenset({"causal", "gqa"}), **fields)
+def of(run, **fields) -> Kernel:
+    return Kernel("anything", "fp16", Functions(run, default_config), frozenset({"causal", "gqa"}), **fields)
 
 
-def has_an_endless_identity() -> Candidate:
+def has_an_endless_identity() -> Kernel:
     return of(wrong).altered(identity=lambda: {"version": "x" * 10**7, "device": "y" * 10**7})
 
 

@@ -29,7 +29,7 @@ TRIED = ("normal", "repeated_run_is_identical", "causal_row_equals_truncated_pro
 SAID = {"version": "lib 3", "file": "lib.so", "sha256": "a" * 64, "device": "NVIDIA H100"}
 
 
-def stranger() -> record.Candidate:
+def stranger() -> record.Kernel:
     """Return a kernel that states no order, and says who it is and what it does by design."""
     policy = Policy(empty_lse="undefined", causal="top_left")
     return replace(

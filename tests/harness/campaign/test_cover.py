@@ -34,21 +34,21 @@ MANY_DIMENSIONS = [pytest.param(name, marks=pytest.mark.nightly) for name in ("t
 
 @pytest.mark.parametrize("name", ["twin.cudnn.fp16", "twin.backward.fp16", *MANY_DIMENSIONS])
 def test_every_pair_of_claimed_classes_that_the_kernel_takes_meets(name):
-    candidate = find(name)
+    kernel = find(name)
     rows = covered(name)
-    met = coverage.pairs(space.point(candidate, case) for _, case in rows)
-    cells = [(name, c) for name, classes in space.claimed(candidate).items() for c in classes]
+    met = coverage.pairs(space.point(kernel, case) for _, case in rows)
+    cells = [(name, c) for name, classes in space.claimed(kernel).items() for c in classes]
     missing = {tuple(sorted(p)) for p in combinations(cells, 2) if p[0][0] != p[1][0]} - met
     assert len(missing) <= 6  # as below
     for pair in missing:
         with pytest.raises(ValueError, match=r"\w"):
-            candidate.config_for((case := space.case_of(candidate, dict(pair))).problem, case.changes)
+            kernel.config_for((case := space.case_of(kernel, dict(pair))).problem, case.changes)
 
 
 def test_a_case_has_the_classes_of_its_row_and_is_small():
-    candidate = find("twin.fp16")
+    kernel = find("twin.fp16")
     for row, case in covered("twin.fp16"):
-        assert space.point(candidate, case) == row
+        assert space.point(kernel, case) == row
         problem = case.problem
         assert problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k * problem.head_dim < 8 * MOST_CELLS
 
@@ -89,8 +89,8 @@ def test_another_seed_gives_another_array_and_the_same_seed_the_same():
     first, again, other = (_array.__wrapped__(classes, frozenset(), 2, seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
-    candidate = find("twin.cudnn.fp16")
-    assert [row for row, _ in covered(candidate.name)] != [row for row, _ in cover(candidate, 2, 1)]
+    kernel = find("twin.cudnn.fp16")
+    assert [row for row, _ in covered(kernel.name)] != [row for row, _ in cover(kernel, 2, 1)]
 
 
 def test_a_kernel_is_asked_what_it_takes():
@@ -115,9 +115,9 @@ def test_a_kernel_that_takes_nothing_without_a_mask_is_covered_under_masks():
 
 @pytest.mark.parametrize("fault", [Fault.CAUSAL_TOP_LEFT, Fault.KV_HEAD_MODULO, Fault.UNMASKED_TAIL])
 def test_the_array_finds_faults_of_single_classes(fault):
-    candidate = twin("fp16", fault=fault)
+    kernel = twin("fp16", fault=fault)
     cases = sorted((case for _, case in covered("twin.fp16") if case), key=lambda case: np.prod(case.problem.q_shape))
-    assert any(not passes(candidate, judge(candidate, case, unrounded=False).measures) for case in cases)
+    assert any(not passes(kernel, judge(kernel, case, unrounded=False).measures) for case in cases)
 
 
 def _clipped(problem, result):
@@ -142,6 +142,6 @@ def test_mistakes_about_far_scores_are_found_by_inputs_of_that_kind(mistake, bes
 
 
 def test_a_kernel_whose_shortest_case_is_costly_is_covered_all_the_same():
-    candidate = third_party.in_whole_tiles()
-    tried = {cell for row, case in cover(candidate, 2, 0) if case for cell in row.items()}
-    assert {(name, c) for name, classes in space.claimed(candidate).items() for c in classes} <= tried
+    kernel = third_party.in_whole_tiles()
+    tried = {cell for row, case in cover(kernel, 2, 0) if case for cell in row.items()}
+    assert {(name, c) for name, classes in space.claimed(kernel).items() for c in classes} <= tried

@@ -20,8 +20,8 @@ from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.compare.table import KERNELS, page
 from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
@@ -142,9 +142,9 @@ def _dense(q, k, v, *, causal=False, **given):
     return serving_kernels.plain(q, k, v, **given)
 
 
-def _kernel(function, *features, head_dims=(64,)) -> Candidate:
+def _kernel(function, *features, head_dims=(64,)) -> Kernel:
     facts = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": head_dims}
-    return array_candidate(function, name=function.__name__, features=features, **facts)[0]
+    return array_kernel(function, name=function.__name__, features=features, **facts)[0]
 
 
 KERNELS_OF_ONE_HEAD_DIM = {

@@ -15,7 +15,7 @@ from fa3verify.compare.axes import axis_of
 from fa3verify.compare.problems import LONG, SIZES
 from fa3verify.compare.reasons import splits_of
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
 
@@ -197,7 +197,7 @@ def test_an_axis_that_a_kernel_cannot_have_is_told_where_it_was_named():
 def test_a_kernel_without_a_twin_has_no_splits_to_tell():
     """Its configuration names formats alone: neither its splits nor its tiles are those that stand there."""
     twin = find("twin.fp16")
-    mine = Candidate("mine.fp16", "fp16", twin.code, twin.features)
+    mine = Kernel("mine.fp16", "fp16", twin.code, twin.features)
     sizes = one_query(2, 2, 40)
     assert compare_over(mine, NEIGHBOURS, (9,), FEW, sizes).told().endswith("splits unknown and unknown")
 

@@ -19,10 +19,10 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.policy import Policy
 from fa3verify.known import registry
-from fa3verify.known.cpu_candidates import CLAIMED, cpu
+from fa3verify.known.cpu_kernels import CLAIMED, cpu
 from fa3verify.properties import check_claims, find_law, run_law
 
 
@@ -53,16 +53,16 @@ def test_a_function_is_judged_in_its_own_layout(layout):
     def mine(q, k, v, **options):
         return exact(q, k, v, layout=layout, **options)
 
-    (kernel,) = array_candidate(mine, layout=layout)
+    (kernel,) = array_kernel(mine, layout=layout)
     case = Case(kernel.name, AttentionProblem(2, 4, 2, 9, 33, 64, causal=True), Recipe("normal"))
     assert passes(kernel, judge(kernel, case).measures)
-    (other,) = array_candidate(mine, layout={"bhsd": "bshd", "bshd": "bhsd"}[layout])
+    (other,) = array_kernel(mine, layout={"bhsd": "bshd", "bshd": "bhsd"}[layout])
     with pytest.raises(Exception, match=r"nheads|shape|matmul|causal"):
         judge(other, case)
 
 
 def test_an_fp8_function_gets_its_descales_by_kv_head():
-    (kernel,) = array_candidate(exact, dtypes=("e4m3",), out_dtype="fp16")
+    (kernel,) = array_kernel(exact, dtypes=("e4m3",), out_dtype="fp16")
     problem = AttentionProblem(2, 4, 2, 40, 70, 64, dtype="e4m3", causal=True)
     case = Case(kernel.name, problem, Recipe("outlier_channels"), QuantScheme("head"))
     assert passes(kernel, judge(kernel, case).measures)
@@ -71,7 +71,7 @@ def test_an_fp8_function_gets_its_descales_by_kv_head():
 def test_an_output_format_is_that_of_fp8_functions_and_a_wrong_one_is_a_finding_not_a_refusal():
     """ "The kernel refuses: a fp16 kernel writes fp16" was said of what the harness had refused before it called."""
     problem = AttentionProblem(2, 4, 2, 40, 70, 64, causal=True)
-    fp16, e4m3 = array_candidate(exact, dtypes=("fp16", "e4m3"), out_dtype="bf16")
+    fp16, e4m3 = array_kernel(exact, dtypes=("fp16", "e4m3"), out_dtype="bf16")
     assert passes(fp16, judge(fp16, Case(fp16.name, problem, Recipe("normal"))).measures)
     case = Case(e4m3.name, replace(problem, dtype="e4m3"), Recipe("normal"), QuantScheme("head"))
     with pytest.raises(Exception, match="returned out of dtype float16, expected bfloat16"):
@@ -82,11 +82,11 @@ def test_an_fp8_function_gets_a_descale_for_each_query_head_where_it_claims_so_a
     problem = AttentionProblem(2, 4, 2, 40, 70, 64, dtype="e4m3", causal=True)
     for scheme in (QuantScheme("query_head"), QuantScheme("tensor"), QuantScheme("head")):
         case = Case("exact.e4m3", problem, Recipe("outlier_channels"), scheme)
-        (claims,) = array_candidate(
+        (claims,) = array_kernel(
             exact, dtypes=("e4m3",), out_dtype="fp16", features=("causal", "gqa", "query_head_descale")
         )
         assert passes(claims, judge(claims, case).measures)
-        (other,) = array_candidate(exact, dtypes=("e4m3",), out_dtype="fp16")
+        (other,) = array_kernel(exact, dtypes=("e4m3",), out_dtype="fp16")
         if scheme.granularity == "query_head":
             with pytest.raises(ValueError, match=r"exact\.e4m3 does not claim query_head_descale"):
                 judge(other, case)
@@ -105,13 +105,13 @@ def test_a_misspelt_fact_is_refused_with_the_list():
         ({"out_dtype": "fp32"}, "out_dtype must be among , fp16, bf16, got 'fp32'"),
     ):
         with pytest.raises(ValueError, match=match):
-            array_candidate(exact, **facts)
+            array_kernel(exact, **facts)
 
 
 def test_a_claim_of_no_property_is_refused_where_it_is_made_and_where_a_kernel_is_judged(monkeypatch):
     with pytest.raises(ValueError, match="bitwise must be among appended_key"):
         fa3verify.kernel(library="numpy", bitwise=("repeats",))(exact)
-    (kernel,) = array_candidate(exact, bitwise=("repeats",))
+    (kernel,) = array_kernel(exact, bitwise=("repeats",))
     monkeypatch.setattr(registry, "find", lambda name: kernel)
     with pytest.raises(ValueError, match=r"bitwise must be among appended_key.*got 'repeats'"):
         introduce("exact.fp16", "quick")
@@ -123,14 +123,14 @@ def test_what_libraries_on_a_cpu_claim_are_properties_that_can_be_claimed():
 
 
 def test_properties_that_are_not_claimed_are_not_run():
-    (kernel,) = array_candidate(exact, bitwise=("repeated_run_is_identical",))
+    (kernel,) = array_kernel(exact, bitwise=("repeated_run_is_identical",))
     for name, status in (("repeated_run_is_identical", "pass"), ("each_head_alone_gives_the_same_bits", "not_claimed")):
         assert run_law(find_law(name), kernel, max_examples=2, seed=0).status == status
 
 
 def test_what_a_policy_leaves_out_is_told(monkeypatch):
     policy = Policy(empty_out="undefined", special_values="undefined")
-    (kernel,) = array_candidate(exact, policy=policy)
+    (kernel,) = array_kernel(exact, policy=policy)
     monkeypatch.setattr(registry, "find", lambda name: kernel)
     told = introduce("exact.fp16", "quick").not_claimed
     assert {"policy empty_out undefined", "policy special_values undefined"} <= set(told)
@@ -138,7 +138,7 @@ def test_what_a_policy_leaves_out_is_told(monkeypatch):
 
 
 def test_a_top_left_mask_is_judged_on_square_problems_alone():
-    (kernel,) = array_candidate(exact, policy=Policy(causal="top_left"))
+    (kernel,) = array_kernel(exact, policy=Policy(causal="top_left"))
     square = AttentionProblem(1, 1, 1, 8, 8, 64, causal=True)
     assert kernel.supports(square)
     words = "a causal mask aligned top-left needs as many queries as keys, got 8 and 9"
@@ -175,7 +175,7 @@ def test_packed_sequences_come_as_tokens_by_heads_whatever_the_layout_of_batches
         ]
         return np.concatenate([out[0] for out, _ in parts]), np.concatenate([lse[0] for _, lse in parts], axis=1)
 
-    (kernel,) = array_candidate(mine, layout=layout, features=("varlen", "gqa"))
+    (kernel,) = array_kernel(mine, layout=layout, features=("varlen", "gqa"))
     problem = AttentionProblem.varlen((5, 9), (7, 20), nheads=4, nheads_kv=2, head_dim=64)
     judged = judge(kernel, Case(kernel.name, problem, Recipe("normal")))
     assert passes(kernel, judged.measures)

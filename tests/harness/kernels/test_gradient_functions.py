@@ -14,7 +14,7 @@ from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels.functions import array_candidate, torch_candidate
+from fa3verify.kernels.functions import array_kernel, torch_kernel
 from fa3verify.properties import LAWS, run_law
 from tests.harness.kernels import sinks_gradients
 
@@ -40,7 +40,7 @@ def test_gradients_of_arrays_are_judged_in_their_own_layout(kind, layout):
     def mine(*arrays, **options):
         return gradients(*arrays, **options, layout=layout, own=kind == "own")
 
-    (kernel,) = array_candidate(mine, gradients=kind, layout=layout)
+    (kernel,) = array_kernel(mine, gradients=kind, layout=layout)
     assert kernel.name == "mine.backward.fp16"
     measures = judge(kernel, Case(kernel.name, PROBLEM, Recipe("normal"), operation="backward")).measures
     assert passes(kernel, measures)
@@ -50,13 +50,13 @@ def test_gradients_of_arrays_are_judged_in_their_own_layout(kind, layout):
 def test_what_is_not_there_is_not_found_by_the_truth_of_a_given_forward():
     """Each truth is its own: exact gradients of the other forward are not the correctly rounded ones."""
     for kind, own in (("given", True), ("own", False)):
-        (kernel,) = array_candidate(lambda *a, own=own, **o: gradients(*a, **o, own=own), gradients=kind)
+        (kernel,) = array_kernel(lambda *a, own=own, **o: gradients(*a, **o, own=own), gradients=kind)
         case = Case(kernel.name, PROBLEM, Recipe("normal"), operation="backward")
         assert judge(kernel, case).measures["bit_equal"] < 0.99
 
 
 def test_exact_gradients_obey_every_property_that_is_claimed_of_them():
-    (kernel,) = array_candidate(gradients, gradients="given", bitwise=("negated_dout_negates_gradients",))
+    (kernel,) = array_kernel(gradients, gradients="given", bitwise=("negated_dout_negates_gradients",))
     claimed = [law for law in LAWS if law.applies(kernel) and law.is_claimed(kernel)]
     assert {law.name for law in claimed} > {"gradients_within_bound", "grouped_heads_add_up"}
     for law in claimed:
@@ -66,7 +66,7 @@ def test_exact_gradients_obey_every_property_that_is_claimed_of_them():
 def _with_sinks(mistake: str):
     given = functools.partial(sinks_gradients.gradients, mistake=mistake)
     features = ("causal", "gqa", "sinks", "lse_gradient")
-    return array_candidate(given, name="given", gradients="given", head_dims=(64,), features=features)[0]
+    return array_kernel(given, name="given", gradients="given", head_dims=(64,), features=features)[0]
 
 
 def _sunk_ratio(kernel) -> tuple[bool, float]:
@@ -98,10 +98,10 @@ def test_a_wrong_gradient_of_sinks_is_found(mistake):
 
 def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
     for make, facts, match in (
-        (array_candidate, {"gradients": "auto"}, "gradients must be among , autograd, given, own, got 'auto'"),
-        (array_candidate, {"gradients": "autograd"}, "autograd is torch's: the library must be torch, got numpy"),
+        (array_kernel, {"gradients": "auto"}, "gradients must be among , autograd, given, own, got 'auto'"),
+        (array_kernel, {"gradients": "autograd"}, "autograd is torch's: the library must be torch, got numpy"),
         (
-            torch_candidate,
+            torch_kernel,
             {"gradients": "autograd", "features": ("block_descale",)},
             "feature must be among causal, gqa",
         ),
@@ -122,7 +122,7 @@ def test_a_differentiable_function_of_tensors_is_judged_by_autograd():
         return torch_math(q.detach(), k, v, **options) + 0 * q.sum()
 
     for function, is_right in ((torch_math, True), (returns_two, True), (mistaken, False)):
-        (kernel,) = torch_candidate(function, gradients="autograd", dtypes=("bf16",))
+        (kernel,) = torch_kernel(function, gradients="autograd", dtypes=("bf16",))
         problem = AttentionProblem(1, 4, 2, 40, 40, 64, dtype="bf16", causal=True)
         case = Case(kernel.name, problem, Recipe("normal"), operation="backward")
         assert passes(kernel, judge(kernel, case).measures) == is_right
@@ -137,7 +137,7 @@ def test_autograd_takes_the_gradient_of_sinks_as_well():
         return sinks_gradients.sunk(q, k, v, sinks=None if sinks is None else (sinks + sinks.detach()) / 2, **options)
 
     for function, is_right in ((sinks_gradients.sunk, True), (halved, False)):
-        (kernel,) = torch_candidate(function, gradients="autograd", head_dims=(64,), features=features)
+        (kernel,) = torch_kernel(function, gradients="autograd", head_dims=(64,), features=features)
         returned, ratio = _sunk_ratio(kernel)
         assert returned
         assert (ratio <= 1) == is_right

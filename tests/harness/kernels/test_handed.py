@@ -15,8 +15,8 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import calls
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.functions import array_candidate, torch_candidate
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.functions import array_kernel, torch_kernel
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.operations import WrongOutput
 from fa3verify.properties.layouts import LAYOUTS
@@ -43,16 +43,16 @@ def _judged(kernel, problem=PROBLEM):
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_an_operand_of_numpy_that_is_overwritten_is_found_though_it_was_copied_for_its_layout(name):
-    (kernel,) = array_candidate(functools.partial(_zeroing, exact, name), name="wrong")
-    with pytest.raises(CandidateError, match=f"^changed its operand {name}$"):
+    (kernel,) = array_kernel(functools.partial(_zeroing, exact, name), name="wrong")
+    with pytest.raises(KernelError, match=f"^changed its operand {name}$"):
         _judged(kernel)
 
 
 @pytest.mark.parametrize("name", ["dout", "out"])
 def test_what_a_backward_is_given_and_overwrites_is_found(name):
     wrong = functools.partial(_zeroing, sinks_gradients.gradients, name)
-    (kernel,) = array_candidate(wrong, name="wrong", gradients="given", head_dims=(64,))
-    with pytest.raises(CandidateError, match=f"^changed its operand {name}$"):
+    (kernel,) = array_kernel(wrong, name="wrong", gradients="given", head_dims=(64,))
+    with pytest.raises(KernelError, match=f"^changed its operand {name}$"):
         _judged(kernel)
 
 
@@ -60,8 +60,8 @@ def test_what_a_backward_is_given_and_overwrites_is_found(name):
 def test_what_lies_beside_a_cache_may_not_be_written_to(name):
     wrong = functools.partial(_zeroing, kernels.cached, name)
     features = ("causal", "gqa", "paged", "append", "rotary")
-    (kernel,) = array_candidate(wrong, name="wrong", dtypes=("bf16",), layout="bshd", features=features)
-    with pytest.raises(CandidateError, match=f"changed its operand {name}"):
+    (kernel,) = array_kernel(wrong, name="wrong", dtypes=("bf16",), layout="bshd", features=features)
+    with pytest.raises(KernelError, match=f"changed its operand {name}"):
         judge(kernel, space.case_of(kernel, {"cache": "rotated", "batch": "2"}))
 
 
@@ -121,8 +121,8 @@ def test_tensors_that_are_overwritten_are_found_of_forwards_and_backwards():
     ):
         wrong = by_autograd if gradients == "autograd" else functools.partial(_zeroing, function, name)
         facts = {"library": "torch", "gradients": gradients, "dtypes": ("bf16",)}
-        (kernel,) = array_candidate(wrong, name="wrong", **facts)
-        with pytest.raises(CandidateError, match=f"changed its operand {name}"):
+        (kernel,) = array_kernel(wrong, name="wrong", **facts)
+        with pytest.raises(KernelError, match=f"changed its operand {name}"):
             _judged(kernel, AttentionProblem(1, 4, 2, 40, 40, 64, dtype="bf16", causal=True))
 
 
@@ -143,9 +143,9 @@ def test_a_function_of_tensors_that_writes_between_strided_ones_is_found():
     operands = Case("k", problem, Recipe("normal")).operands()
     views = replace(operands, **LAYOUTS["packed"]({"q": operands.q, "k": operands.k, "v": operands.v}))
     for function in (torch_math, wide):
-        (kernel,) = torch_candidate(function)
+        (kernel,) = torch_kernel(function)
         is_wrong = function is wide
-        with pytest.raises(CandidateError, match="changed its operand k") if is_wrong else nullcontext():
+        with pytest.raises(KernelError, match="changed its operand k") if is_wrong else nullcontext():
             calls.run(kernel, problem, views, kernel.config_for(problem))
 
 

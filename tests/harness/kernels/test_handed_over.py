@@ -15,8 +15,8 @@ import pytest
 
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.cases import space
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate, needed_features
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel, needed_features
 from fa3verify.operations.operation import FEATURES, SERVING
 
 # As docs/your-kernel.md says it.
@@ -47,10 +47,10 @@ def stop(*arrays, **given):
     raise Called(*given)
 
 
-def kernel(features: frozenset[str]) -> Candidate:
+def kernel(features: frozenset[str]) -> Kernel:
     """A kernel that declares just these features."""
-    (candidate,) = array_candidate(stop, dtypes=("bf16",), layout="bshd", features=features, head_dims=(192,))
-    return candidate
+    (kernel,) = array_kernel(stop, dtypes=("bf16",), layout="bshd", features=features, head_dims=(192,))
+    return kernel
 
 
 def handed(features: frozenset[str], problem: AttentionProblem) -> set[str]:
@@ -64,10 +64,10 @@ def handed(features: frozenset[str], problem: AttentionProblem) -> set[str]:
         ones = np.ones((problem.batch, problem.nheads_kv, problem.seqlen_k if by_row else 1), np.float32)
         descale = Descale(ones, int(by_row))
         operands = replace(operands, k_descale=descale, v_descale=descale)
-    candidate = kernel(features)
-    assert candidate.refusal(problem) is None
+    asked = kernel(features)
+    assert asked.refusal(problem) is None
     with pytest.raises(Called) as call:
-        candidate.code.run(problem, operands, candidate.code.configure(problem))
+        asked.code.run(problem, operands, asked.code.configure(problem))
     return set(call.value.args)
 
 
@@ -78,10 +78,10 @@ def problems() -> set[AttentionProblem]:
     sizes = [{}, {"keys": "none"}, {"layout": "packed", "batch": "2"}, {"batch": "3 or more", "queries": "one"}]
     found = set()
     for stored in ({"seqused_k"}, {"paged"}, {"seqused_k", "paged"}):
-        candidate = kernel((FEATURES | SERVING) - {"seqused_k", "paged", "block_descale"} | stored)
+        asked = kernel((FEATURES | SERVING) - {"seqused_k", "paged", "block_descale"} | stored)
         for seed, one, size in product(range(2), single, sizes):
             with contextlib.suppress(ValueError):
-                found.add(space.case_of(candidate, one | size, seed).problem)
+                found.add(space.case_of(asked, one | size, seed).problem)
     return found
 
 

@@ -11,7 +11,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.gate import Baseline
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.names import KernelName
 from fa3verify.known import registry
 from fa3verify.report.svg import colour
@@ -98,7 +98,7 @@ def held(side):
         operands = CASE.operands()
         return tuple(side.code.run(CASE.problem, operands, side.config_for(CASE.problem)))
 
-    (kernel,) = array_candidate(function, name="mine", dtypes=("bf16",), layout="bshd", twin=RELEASED)
+    (kernel,) = array_kernel(function, name="mine", dtypes=("bf16",), layout="bshd", twin=RELEASED)
     return kernel
 
 

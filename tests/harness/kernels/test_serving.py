@@ -17,9 +17,9 @@ from fa3verify.campaign.cover import cover
 from fa3verify.cases import coverage, space
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels.calls import CandidateError
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel
 from tests.harness.kernels import serving_kernels as kernels
 
 IN_ROWS = ("causal", "gqa", "varlen", "seqused_k", "append", "leftpad", "batch_idx", "rotary")
@@ -28,13 +28,13 @@ FP8 = ("causal", "gqa", "varlen", "paged", "seqused_k", "fp8_cache", "fp8_rows")
 DROPPED = {"sinks": None, "attention_chunk": 0}
 
 
-def _candidate(function, dtype="bf16", layout="bshd", **facts) -> Candidate:
-    return array_candidate(function, dtypes=(dtype,), layout=layout, **({"head_dims": (64,)} | facts))[0]
+def _kernel(function, dtype="bf16", layout="bshd", **facts) -> Kernel:
+    return array_kernel(function, dtypes=(dtype,), layout=layout, **({"head_dims": (64,)} | facts))[0]
 
 
-def _worst(candidate: Candidate, **chosen: str) -> float:
+def _worst(kernel: Kernel, **chosen: str) -> float:
     """Largest error / bound over small cases of the classes of serving, with every mask and layout."""
-    own = {d.name: d.classes for d in space.DIMENSIONS if d.features and d.concerns(candidate)}
+    own = {d.name: d.classes for d in space.DIMENSIONS if d.features and d.concerns(kernel)}
     points = [{name: c} | chosen for name, classes in own.items() for c in classes]
     for c in own.get("cache", ()):
         points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": mask} for mask in ("causal", "none")]
@@ -42,12 +42,12 @@ def _worst(candidate: Candidate, **chosen: str) -> float:
     found = []
     for seed, point in enumerate(points):
         try:
-            case = space.case_of(candidate, {"batch": "3 or more", "group": "2 to 4"} | point, seed)
+            case = space.case_of(kernel, {"batch": "3 or more", "group": "2 to 4"} | point, seed)
         except ValueError:
             continue  # no such case
         try:
-            found.append(judge(candidate, case, unrounded=False).measures["ratio_max"])
-        except CandidateError:  # its cache is not as it should be
+            found.append(judge(kernel, case, unrounded=False).measures["ratio_max"])
+        except KernelError:  # its cache is not as it should be
             found.append(math.inf)
     assert len(found) >= 6
     return max(found)
@@ -55,9 +55,9 @@ def _worst(candidate: Candidate, **chosen: str) -> float:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_right_functions_of_caches_keep_the_bound(dtype):
-    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_ROWS)) <= 1
-    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=IN_PAGES, page_sizes=(16, 1, 48))) <= 1
-    assert 0.1 < _worst(_candidate(kernels.cached, dtype, features=FP8)) <= 1
+    assert 0.1 < _worst(_kernel(kernels.cached, dtype, features=IN_ROWS)) <= 1
+    assert 0.1 < _worst(_kernel(kernels.cached, dtype, features=IN_PAGES, page_sizes=(16, 1, 48))) <= 1
+    assert 0.1 < _worst(_kernel(kernels.cached, dtype, features=FP8)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_right_functions_of_caches_keep_the_bound(dtype):
 )
 def test_a_mistake_with_a_cache_breaks_the_bound(mistake, features):
     wrong = functools.partial(kernels.cached, mistake=mistake)
-    assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1
+    assert not _worst(_kernel(wrong, name="wrong", features=features)) <= 1
 
 
 def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position_for_all_queries():
     """Rows without a case had hidden it until November 2026: a batch of one over a cache is never packed."""
-    wrong = _candidate(functools.partial(kernels.cached, mistake="one position"), name="wrong", features=IN_PAGES)
+    wrong = _kernel(functools.partial(kernels.cached, mistake="one position"), name="wrong", features=IN_PAGES)
     rows = cover(wrong, 2, 0)
     planned = coverage.pairs(point for point, _ in rows)
     assert coverage.pairs(point for point, case in rows if case) == planned
@@ -90,10 +90,10 @@ def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position
 
 
 def test_rotated_keys_below_the_normal_numbers_may_be_flushed():
-    candidate = _candidate(kernels.cached, features=IN_PAGES)
-    case = space.case_of(candidate, {"cache": "rotated", "mask": "causal"})
+    kernel = _kernel(kernels.cached, features=IN_PAGES)
+    case = space.case_of(kernel, {"cache": "rotated", "mask": "causal"})
     case = replace(case, recipe=Recipe("subnormals", {"fraction": 1.0}))
-    assert judge(candidate, case, unrounded=False).measures["ratio_max"] <= 1
+    assert judge(kernel, case, unrounded=False).measures["ratio_max"] <= 1
 
 
 @pytest.mark.parametrize("features", [IN_ROWS, IN_PAGES])
@@ -105,10 +105,10 @@ def test_a_kernel_that_leaves_its_cache_as_it_was_or_writes_elsewhere_fails(feat
             if mistake == "overwritten"
             else functools.partial(kernels.cached, mistake=mistake)
         )
-        candidate = _candidate(wrong, name="wrong", features=features)
-        case = space.case_of(candidate, {"cache": stored, "batch": "2", "keys": "several tiles"})
-        with pytest.raises(CandidateError, match=words):
-            judge(candidate, case, unrounded=False)
+        kernel = _kernel(wrong, name="wrong", features=features)
+        case = space.case_of(kernel, {"cache": stored, "batch": "2", "keys": "several tiles"})
+        with pytest.raises(KernelError, match=words):
+            judge(kernel, case, unrounded=False)
 
 
 def _writing(mistake, q, k_cache, v_cache, **given):
@@ -119,11 +119,11 @@ def _writing(mistake, q, k_cache, v_cache, **given):
 
 def test_sinks_and_chunks_are_judged_and_a_kernel_that_drops_them_fails():
     features = ("causal", "gqa", "sinks", "attention_chunk")
-    assert 0.1 < _worst(_candidate(kernels.plain, features=features)) <= 1
+    assert 0.1 < _worst(_kernel(kernels.plain, features=features)) <= 1
 
     for name in ("sinks", "attention_chunk"):
         wrong = functools.partial(_without, name)
-        assert not _worst(_candidate(wrong, name="wrong", features=features)) <= 1, name
+        assert not _worst(_kernel(wrong, name="wrong", features=features)) <= 1, name
 
 
 def _rounding(dtype, *arrays, sinks=None, **given):
@@ -148,10 +148,10 @@ def _in_bf16(config) -> KernelModel:
 def test_sinks_are_of_binary32_and_rounded_ones_are_right_where_scores_are_kept_in_their_format(dtype, order, is_right):
     """Sinks were drawn in bf16, so that a kernel that rounds them was right, 1.9 % off in its users' calls."""
     facts = {"features": ("causal", "gqa", "sinks"), "order": order, "name": "k"}
-    candidate = _candidate(functools.partial(_rounding, dtype), **facts)
+    kernel = _kernel(functools.partial(_rounding, dtype), **facts)
     points = [{"sinks": "on", "mask": mask, "group": "2 to 4"} for mask in ("causal", "none", "causal")]
-    cases = [space.case_of(candidate, point, seed) for seed, point in enumerate(points)]
-    found = [judge(candidate, case, unrounded=False).measures for case in cases]
+    cases = [space.case_of(kernel, point, seed) for seed, point in enumerate(points)]
+    found = [judge(kernel, case, unrounded=False).measures for case in cases]
     worst = max(max(x["ratio_max"], x["ratio_lse_max"]) for x in found)
     assert (worst <= 1) == is_right, worst
 
@@ -161,11 +161,11 @@ def _without(name, *arrays, **given):
 
 
 def test_absorbed_heads_are_given_qv_and_keys_that_hold_values():
-    candidate = _candidate(kernels.plain, features=("causal", "gqa", "qv"), head_dims=(576,))
+    kernel = _kernel(kernels.plain, features=("causal", "gqa", "qv"), head_dims=(576,))
     for mask in ("none", "causal"):
-        case = space.case_of(candidate, {"qv": "on", "mask": mask, "group": "5 or more"})
+        case = space.case_of(kernel, {"qv": "on", "mask": mask, "group": "5 or more"})
         assert (case.problem.head_dim, case.problem.head_dim_v) == (576, 512)
-        assert judge(candidate, case, unrounded=False).measures["ratio_max"] <= 1
+        assert judge(kernel, case, unrounded=False).measures["ratio_max"] <= 1
 
 
 def test_every_case_of_a_function_of_caches_goes_through_its_cache():
@@ -175,24 +175,24 @@ def test_every_case_of_a_function_of_caches_goes_through_its_cache():
         seen.append((q.shape, k_cache.shape[1:], given["page_table"].shape))
         return kernels.cached(q, k_cache, v_cache, **given)
 
-    candidate = _candidate(watching, features=("causal", "gqa", "paged"), page_sizes=(48,))
-    judge(candidate, space.case_of(candidate, {"batch": "2", "queries": "part of a tile"}))
+    kernel = _kernel(watching, features=("causal", "gqa", "paged"), page_sizes=(48,))
+    judge(kernel, space.case_of(kernel, {"batch": "2", "queries": "part of a tile"}))
     assert seen == [((2, 5, 1, 64), (48, 1, 64), (2, 2))]
 
 
 def test_a_feature_or_a_page_size_that_is_not_claimed_is_not_asked():
-    candidate = _candidate(kernels.cached, features=("causal", "paged"), page_sizes=(16,))
-    assert space.claimed(candidate)["cache"] == ("none", "pages")
+    kernel = _kernel(kernels.cached, features=("causal", "paged"), page_sizes=(16,))
+    assert space.claimed(kernel)["cache"] == ("none", "pages")
     problem = AttentionProblem.varlen((1,), (40,), nheads=1, nheads_kv=1, head_dim=64, dtype="bf16", cache=Cache(32))
-    assert candidate.refusal(problem) == "page_size must be one of 16, got 32"
-    plain = _candidate(kernels.plain, features=("causal",))
+    assert kernel.refusal(problem) == "page_size must be one of 16, got 32"
+    plain = _kernel(kernels.plain, features=("causal",))
     assert plain.refusal(problem) == "it does not claim paged"
     assert not space.claimed(plain).keys() & {"cache", "behind", "sinks", "chunk", "qv"}
 
 
 def test_a_case_with_a_cache_survives_json_and_says_what_it_is():
-    candidate = _candidate(kernels.cached, features=IN_PAGES)
-    case = space.case_of(candidate, {"cache": "appended", "behind": "nan", "sinks": "on", "batch": "2"}, 2)
+    kernel = _kernel(kernels.cached, features=IN_PAGES)
+    case = space.case_of(kernel, {"cache": "appended", "behind": "nan", "sinks": "on", "batch": "2"}, 2)
     assert type(case).from_json(case.to_json()) == case
     assert "sinks cache(page_size=1, new=(5, 5), behind=nan, seed=2)" in case.describe()
     first, second = (case.operands().sinks for _ in range(2))

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 
 TILE = 64
 
@@ -119,11 +119,11 @@ ORDERS = {
 }
 
 
-def ideal(order: str, dtype: str, mistake: Mistake | None = None, *, states_order: bool = True) -> Candidate:
+def ideal(order: str, dtype: str, mistake: Mistake | None = None, *, states_order: bool = True) -> Kernel:
     """A kernel of an order, with a planted mistake; its bound is of its order, or of any."""
     function, model = ORDERS[order]
     stated = {"order": model} if states_order else {}
-    (candidate,) = array_candidate(
+    (kernel,) = array_kernel(
         partial(function, mistake), name=order, dtypes=(dtype,), min_seqlen=1, policy=Policy(), **stated
     )
-    return candidate
+    return kernel

@@ -10,7 +10,7 @@ import pytest
 from fa3_kernels.twin.backward import Gradients
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.known.cpu_candidates import cpu
+from fa3verify.known.cpu_kernels import cpu
 from fa3verify.properties import LAWS, run_law
 
 pytest.importorskip("torch", reason="needs torch (extra 'adapters')")

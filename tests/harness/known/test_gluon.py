@@ -20,7 +20,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.gluon import gpu
 from fa3verify.operations.operation import CACHES, SERVING
 from fa3verify.properties.law import Untaken, set_up
@@ -52,7 +52,7 @@ NAMES = (*CALLS, *ROTATED, *UNCACHED)
 CHOICES: tuple[dict[str, Any], ...] = ({}, {"num_splits": 3, "pack_gqa": False}, {"num_splits": 2, "pack_gqa": True})
 
 
-def problem_of(name: str, kernel: Candidate) -> AttentionProblem:
+def problem_of(name: str, kernel: Kernel) -> AttentionProblem:
     if name == "batch":
         return replace(UNCACHED["batch"], dtype=kernel.dtype, sinks=True)
     lengths, fields = (RAGGED, {"sinks": True}) if name == "packed" else (CALLS | ROTATED)[name]
@@ -60,19 +60,19 @@ def problem_of(name: str, kernel: Candidate) -> AttentionProblem:
     return AttentionProblem.varlen(*lengths, **sizes | fields)
 
 
-def is_taken(name: str, kernel: Candidate) -> bool:
+def is_taken(name: str, kernel: Kernel) -> bool:
     return kernel.dtype != "e4m3" or name not in ROTATED
 
 
 PAIRS = [(name, kernel) for kernel in KERNELS for name in NAMES if is_taken(name, KERNELS[kernel])]
 
 
-def case_of(name: str, kernel: Candidate, seed: int = 1) -> Case:
+def case_of(name: str, kernel: Kernel, seed: int = 1) -> Case:
     scheme = QuantScheme("query_head") if kernel.dtype == "e4m3" else None
     return Case(kernel.name, problem_of(name, kernel), Recipe("normal", {}, seed), scheme)
 
 
-def configs(kernel: Candidate, problem: AttentionProblem) -> list[Any]:
+def configs(kernel: Kernel, problem: AttentionProblem) -> list[Any]:
     own: Any = kernel.config_for(problem)
     changed = [dict(each) for each in CHOICES]
     if kernel.name == "gluon.e4m3":
@@ -189,7 +189,7 @@ def device(monkeypatch):
     return device
 
 
-def assert_bits_of_the_twin(name: str, kernel: Candidate) -> None:
+def assert_bits_of_the_twin(name: str, kernel: Kernel) -> None:
     case = case_of(name, kernel)
     operands = case.operands()
     for config in configs(kernel, case.problem):
@@ -301,5 +301,5 @@ def test_a_call_that_does_not_write_what_it_appends_is_found(device, monkeypatch
     monkeypatch.setattr(device, "flash_attn_with_kvcache", forgetful)
     kernel = KERNELS["gluon.fp16"]
     case = case_of("appended_to_pages", kernel)
-    with pytest.raises(calls.CandidateError, match="did not write the keys that it appends"):
+    with pytest.raises(calls.KernelError, match="did not write the keys that it appends"):
         calls.run(kernel, case.problem, case.operands(), kernel.config_for(case.problem))

@@ -22,7 +22,7 @@ from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels.calls import CandidateError
+from fa3verify.kernels.calls import KernelError
 from fa3verify.known import libraries, peer_kernels, registry
 from fa3verify.known.libraries import FOLDER_VARIABLE, Unsupported
 from fa3verify.known.peers import BACKWARDS, PEERS
@@ -30,7 +30,7 @@ from fa3verify.properties import find_law, run_law
 from fa3verify.properties.law import Trial, Untaken
 from fa3verify.tensors import here
 
-KERNELS = {kernel.name: kernel for kernel in peer_kernels.candidates()}
+KERNELS = {kernel.name: kernel for kernel in peer_kernels.kernels()}
 PLAIN = {"batch": 1, "nheads": 4, "nheads_kv": 2, "seqlen_q": 90, "seqlen_k": 90, "head_dim": 64}
 
 
@@ -233,7 +233,7 @@ def test_a_library_that_raises_is_one_finding(on_a_cpu, monkeypatch):
     monkeypatch.setattr(on_a_cpu, "loaded", broken)
     kernel = KERNELS["flash2.fp16"]
     case = Case(kernel.name, AttentionProblem(**PLAIN), Recipe("normal"))
-    with pytest.raises(CandidateError, match=r"OSError: libcudart\.so\.99: cannot open shared object file"):
+    with pytest.raises(KernelError, match=r"OSError: libcudart\.so\.99: cannot open shared object file"):
         judge(kernel, case)
 
 

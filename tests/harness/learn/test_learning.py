@@ -44,8 +44,8 @@ def test_the_order_of_a_twin_is_among_those_that_are_left_and_no_fresh_output_di
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [3, 7009])
 def test_a_drawn_order_is_recovered(seed):
-    candidate, twin, head_dim = drawn(seed)
-    assert grade(learn(candidate, head_dim, outputs=20_000), twin) == []
+    kernel, twin, head_dim = drawn(seed)
+    assert grade(learn(kernel, head_dim, outputs=20_000), twin) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_of_a_kernel_outside_the_space_none_survives_and_what_is_certain_is_so(w
 @pytest.mark.parametrize("tile", [32, 64, 192])
 @pytest.mark.parametrize("keys", ["left_to_right", "right_to_left"])
 def test_tiles_and_their_direction_are_read_off(tile, keys):
-    probes = Probes(Launcher(DrawnTwin(tile, Order(keys=keys)).candidate("tiled", "bf16"), 64))
+    probes = Probes(Launcher(DrawnTwin(tile, Order(keys=keys)).kernel("tiled", "bf16"), 64))
     known = Structure()
     for probe in (probes.folding, probes.chains, probes.weights, probes.rescaling, probes.tiles, probes.widths):
         known = probe(known)

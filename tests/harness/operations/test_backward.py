@@ -27,7 +27,7 @@ NAME = "twin.flash3.dew.backward.{}"
 CASE = Case(NAME.format("fp16"), AttentionProblem(1, 2, 1, 30, 50, 64), Recipe("normal", seed=2), operation="backward")
 
 
-def twin(dtype: str = "fp16", fault: str = "") -> record.Candidate:
+def twin(dtype: str = "fp16", fault: str = "") -> record.Kernel:
     return registry.find(NAME.format(dtype) + (f"+{fault}" if fault else ""))
 
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_changes_dout_is_found() -> None:
         operands.dout[...] = 0
         return operations.find("backward").twin(problem, operands, config)
 
-    with pytest.raises(calls.CandidateError, match="changed its operand dout"):
+    with pytest.raises(calls.KernelError, match="changed its operand dout"):
         judge(twin().altered(run=run), CASE)
 
 

@@ -12,7 +12,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import gate, metrics
 from fa3verify.judging.judgement import judge, passes
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.operations import OPERATIONS, Output
 from fa3verify.operations.forward import Forward
@@ -45,7 +45,7 @@ class WithOneMore(Forward):
 
 
 @pytest.fixture
-def kernel(monkeypatch) -> Candidate:
+def kernel(monkeypatch) -> Kernel:
     """A twin that returns the further output."""
     monkeypatch.setitem(OPERATIONS, "forward", WithOneMore())
     twin = registry.find("twin.fp16")

@@ -141,7 +141,7 @@ def test_outputs_too_small_for_fp16_stay_in_bf16():
     assert [any("out_dtype" in c for c in changes[family]) for family in changes] == [False, True]
 
 
-def _with_one_code_moved(name: str, index: tuple[int, ...]) -> record.Candidate:
+def _with_one_code_moved(name: str, index: tuple[int, ...]) -> record.Kernel:
     """The twin but for one code that is the next number."""
     twin = registry.find("twin.quantize")
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.operations.forward import Result
 
-Wrap = Callable[[Candidate, AttentionProblem, Operands, object], Result]
+Wrap = Callable[[Kernel, AttentionProblem, Operands, object], Result]
 
 
-def planted(mistake: Wrap, dtype: Dtype = "fp16", **changes) -> Candidate:
+def planted(mistake: Wrap, dtype: Dtype = "fp16", **changes) -> Kernel:
     """Return a twin whose calls go through a mistake."""
     sound = twin(dtype)
     return replace(sound.altered(run=lambda *call: mistake(sound, *call)), name=mistake.__name__, **changes)

@@ -16,7 +16,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.edits import Edit
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.policy import DEFAULT
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, replay_trial
 from fa3verify.properties.draws import independent
@@ -87,10 +87,10 @@ CORNERS = {
 
 def _judged(corner: str, **declared: object) -> Violation | None:
     law, kernel, shape, recipe, changes, parameters = CORNERS[corner]
-    candidate: Candidate = replace(find(kernel), twin=None, **declared)  # type: ignore[arg-type]
-    problem = AttentionProblem(dtype=candidate.dtype, **shape)  # type: ignore[arg-type]
-    trial = Trial(law, Case(kernel, problem, recipe, changes=changes, operation=candidate.operation), parameters)
-    return replay_trial(law, candidate, trial)
+    asked: Kernel = replace(find(kernel), twin=None, **declared)  # type: ignore[arg-type]
+    problem = AttentionProblem(dtype=asked.dtype, **shape)  # type: ignore[arg-type]
+    trial = Trial(law, Case(kernel, problem, recipe, changes=changes, operation=asked.operation), parameters)
+    return replay_trial(law, asked, trial)
 
 
 @pytest.mark.parametrize("corner", CORNERS)
@@ -144,20 +144,20 @@ OVERFLOWS = Recipe(
 @pytest.mark.parametrize("law", [law for law in LAWS if law.applies(find("twin.fp16"))], ids=lambda law: law.name)
 def test_no_law_asks_anything_of_values_that_overflowed_behind_a_mask(law):
     """0 times Inf is NaN in every row of a visited tile, as the table of special values says."""
-    candidate = find("twin.fp16")
+    kernel = find("twin.fp16")
     asked = []
 
     def check(trial: Trial) -> None:
         overflowed = replace(trial, case=replace(trial.case, recipe=OVERFLOWS))
         with suppress(ValueError):  # it does not take the trial
-            assert replay_trial(law.name, candidate, overflowed) is None
+            assert replay_trial(law.name, kernel, overflowed) is None
             asked.append(overflowed)
 
     with independent(f"overflow {law.name}") as backend:
         quick = settings(
             backend=backend, max_examples=4, deadline=None, database=None, suppress_health_check=HealthCheck
         )
-        seed(0)(quick(given(law.draw(candidate))(check)))()
+        seed(0)(quick(given(law.draw(kernel))(check)))()
     assert asked
 
 

@@ -34,7 +34,7 @@ from fa3verify.known.registry import find
 from fa3verify.properties import find_law, run_law
 digest = hashlib.sha256()
 for name in ("error_within_bound", "schedule_switches_change_no_bit"):
-    law = replace(find_law(name), check=lambda candidate, trial: digest.update(repr(trial.to_json()).encode()))
+    law = replace(find_law(name), check=lambda kernel, trial: digest.update(repr(trial.to_json()).encode()))
     run_law(law, find("twin.e4m3"), max_examples=40, seed=5)
 print(digest.hexdigest())
 """

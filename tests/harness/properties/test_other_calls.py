@@ -68,7 +68,7 @@ def test_a_mistake_of_some_sizes_is_found_by_scaling(mistake, dtype, law):
 def test_permutations_are_of_three_and_more():
     law, kernel, seen = find_law(ORDER), registry.find("twin.fp16"), []
 
-    def note(candidate, trial):
+    def note(asked, trial):
         seen.append((trial.case.problem.batch, trial.case.problem.nheads_kv))
 
     run_law(replace(law, check=note), kernel, max_examples=20, seed=0)

@@ -15,7 +15,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.known.registry import find
 from fa3verify.operations.forward import Result
@@ -50,8 +50,8 @@ def test_law_names_are_unique_and_statements_are_single_lines():
 
 
 def missed_rescale():
-    candidate = twin("fp16", fault=Fault.MISSED_RESCALE)
-    return run_law(find_law("error_within_bound"), candidate, max_examples=20, seed=0, shrink_seconds=600)
+    kernel = twin("fp16", fault=Fault.MISSED_RESCALE)
+    return run_law(find_law("error_within_bound"), kernel, max_examples=20, seed=0, shrink_seconds=600)
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +73,14 @@ def test_failure_that_needs_two_key_tiles_shrinks_to_129_keys_and_one_query(shru
 
 
 def test_shrinking_can_be_switched_off():
-    candidate = twin("fp16", fault=Fault.LSE_BASE_2)
-    outcome = run_law(find_law("error_within_bound"), candidate, max_examples=5, seed=0, shrink_seconds=0)
+    kernel = twin("fp16", fault=Fault.LSE_BASE_2)
+    outcome = run_law(find_law("error_within_bound"), kernel, max_examples=5, seed=0, shrink_seconds=0)
     assert outcome.status == "fail"
     assert outcome.trial is not None
 
 
-def _broken(candidate: Candidate, run) -> Candidate:
-    return replace(candidate.altered(run=run), name="broken")
+def _broken(kernel: Kernel, run) -> Kernel:
+    return replace(kernel.altered(run=run), name="broken")
 
 
 def _raises_value_error(problem, operands, config):
@@ -103,9 +103,9 @@ def _wrong_shape(problem, operands, config):
         (_wrong_shape, "returned out of shape"),
     ],
 )
-def test_candidate_that_fails_is_a_finding(run, words):
-    candidate = _broken(twin("fp16"), run)
-    outcome = run_law(find_law("repeated_run_is_identical"), candidate, max_examples=3, seed=0)
+def test_kernel_that_fails_is_a_finding(run, words):
+    kernel = _broken(twin("fp16"), run)
+    outcome = run_law(find_law("repeated_run_is_identical"), kernel, max_examples=3, seed=0)
     assert outcome.status == "fail"
     assert outcome.violation.kind == "crashed"
     assert words in outcome.violation.message
@@ -113,17 +113,17 @@ def test_candidate_that_fails_is_a_finding(run, words):
 
 def test_kernel_without_lse_is_judged_by_out_alone():
     plain = twin("fp16")
-    candidate = _broken(plain, lambda p, o, c: plain.code.run(p, o, c)._replace(lse=None))
+    kernel = _broken(plain, lambda p, o, c: plain.code.run(p, o, c)._replace(lse=None))
     for law in LAWS:
-        outcome = run_law(law, candidate, max_examples=3, seed=0)
+        outcome = run_law(law, kernel, max_examples=3, seed=0)
         assert outcome.violation is None, f"{law.name}: {outcome.violation.message}"
 
 
 def test_law_that_needs_a_missing_feature_does_not_apply():
-    candidate = replace(twin("fp16"), features=frozenset({"causal"}))
-    outcome = run_law(find_law("varlen_equals_separate_calls"), candidate, max_examples=3, seed=0)
+    kernel = replace(twin("fp16"), features=frozenset({"causal"}))
+    outcome = run_law(find_law("varlen_equals_separate_calls"), kernel, max_examples=3, seed=0)
     assert (outcome.status, outcome.examples) == ("not_applicable", 0)
-    assert run_law(find_law("empty_rows_are_zero"), candidate, max_examples=5, seed=0).status == "pass"
+    assert run_law(find_law("empty_rows_are_zero"), kernel, max_examples=5, seed=0).status == "pass"
 
 
 def test_search_refuses_zero_examples():
@@ -158,10 +158,10 @@ def test_damaged_trial_is_refused(values, words):
 
 
 def test_stored_failure_fails_again_on_replay_and_not_on_the_sound_kernel():
-    candidate = twin("fp16", fault=Fault.MISSING_COLUMN)
-    outcome = run_law(find_law("constant_values_come_back"), candidate, max_examples=10, seed=0)
+    kernel = twin("fp16", fault=Fault.MISSING_COLUMN)
+    outcome = run_law(find_law("constant_values_come_back"), kernel, max_examples=10, seed=0)
     trial = Trial.from_json(json.loads(json.dumps(outcome.trial.to_json())))
-    assert replay_trial(trial.law, candidate, trial) == outcome.violation
+    assert replay_trial(trial.law, kernel, trial) == outcome.violation
     assert replay_trial(trial.law, twin("fp16"), trial) is None
 
 
@@ -190,10 +190,10 @@ def test_bound_for_constant_values_is_the_stated_number_of_ulps(dtype, ulps, fam
     scheme = None
     if dtype == "e4m3":
         scheme = QuantScheme()
-    candidate = twin(dtype)
-    operands = Case(candidate.name, problem, Recipe(family), scheme).operands()
+    kernel = twin(dtype)
+    operands = Case(kernel.name, problem, Recipe(family), scheme).operands()
     operands = replace(operands, v=np.ones_like(operands.v), v_descale=None)
-    config = candidate.code.configure(problem)
+    config = kernel.code.configure(problem)
     bound = forward_bound(problem, operands, config.kernel_model())
     assert bound.out.max() <= ulps * FORMATS[config.out_dtype].epsilon
 

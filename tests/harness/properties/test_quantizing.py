@@ -9,7 +9,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.properties import Trial, replay_trial
 
@@ -19,7 +19,7 @@ CHANGES = (("rotate", True), ("subtract_k_mean", True))
 TRIAL = Trial(LAW, Case("twin.quantize", PROBLEM, Recipe("normal"), None, CHANGES, "quantize"))
 
 
-def _quantiser(run) -> Candidate:
+def _quantiser(run) -> Kernel:
     return find("twin.quantize").altered(run=run)
 
 

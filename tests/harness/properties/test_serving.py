@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.properties.runner import run_law
 from fa3verify.properties.serving import SERVING_LAWS
@@ -24,21 +24,21 @@ OF_OTHER_SUMS = {"a_sink_is_a_key_without_value", "prefill_equals_chunks_that_ap
 EXAMPLES = 12
 
 
-def _candidate(function, features, **facts) -> Candidate:
+def _kernel(function, features, **facts) -> Kernel:
     given = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": (64,), "bitwise": tuple(LAWS)} | facts
     bitwise = [name for name in given["bitwise"] if LAWS[name].kind == "agreement"]
-    return array_candidate(function, features=features, **given | {"bitwise": bitwise})[0]
+    return array_kernel(function, features=features, **given | {"bitwise": bitwise})[0]
 
 
-def _status(name: str, candidate: Candidate) -> str:
-    return run_law(LAWS[name], candidate, max_examples=EXAMPLES, seed=0, shrink_seconds=0).status
+def _status(name: str, kernel: Kernel) -> str:
+    return run_law(LAWS[name], kernel, max_examples=EXAMPLES, seed=0, shrink_seconds=0).status
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_right_functions_keep_the_laws_of_serving(name):
     exact = () if name in OF_OTHER_SUMS else (name,)
     function, features = (kernels.plain, PLAIN) if name in OF_PLAIN else (kernels.cached, BOTH)
-    assert _status(name, _candidate(function, features, bitwise=exact)) == "pass"
+    assert _status(name, _kernel(function, features, bitwise=exact)) == "pass"
 
 
 def _leaking(q, k_cache, v_cache, **given):
@@ -106,11 +106,11 @@ MISTAKES = {
 @pytest.mark.parametrize("name", LAWS)
 def test_a_mistake_of_serving_breaks_its_law_without_bits(name):
     function, features = MISTAKES[name]
-    assert _status(name, _candidate(function, features, name="wrong", bitwise=())) == "fail"
+    assert _status(name, _kernel(function, features, name="wrong", bitwise=())) == "fail"
 
 
 def test_what_lies_behind_is_asked_in_rows_of_a_kernel_that_takes_pages_as_well():
-    wrong = _candidate(_leaking_in_rows, BOTH, name="wrong", bitwise=())
+    wrong = _kernel(_leaking_in_rows, BOTH, name="wrong", bitwise=())
     assert _status("what_lies_behind_never_matters", wrong) == "fail"
 
 
@@ -123,5 +123,5 @@ def test_a_sink_and_its_key_are_one_number():
 
 
 def test_laws_of_serving_are_not_asked_of_kernels_that_do_not_serve():
-    plain = _candidate(kernels.plain, ("causal", "gqa"))
+    plain = _kernel(kernels.plain, ("causal", "gqa"))
     assert not [law.name for law in SERVING_LAWS if law.applies(plain)]

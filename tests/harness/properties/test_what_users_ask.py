@@ -38,8 +38,8 @@ def compiles_first(q, k, v, **o):
 
 @pytest.mark.parametrize(("kernel", "law"), FOUND_BY)
 def test_a_wrong_kernel_breaks_the_law_that_is_for_it(kernel, law):
-    candidate = registry.find(f"tests.quality.outside.wrong:{kernel}")
-    outcome = run_law(find_law(law), candidate, max_examples=12, seed=0, shrink_seconds=0)
+    asked = registry.find(f"tests.quality.outside.wrong:{kernel}")
+    outcome = run_law(find_law(law), asked, max_examples=12, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, f"{kernel} survives {outcome.examples} trials of {law}"
     assert outcome.violation.kind == "violated", outcome.violation.message
 
@@ -53,8 +53,8 @@ def test_a_kernel_that_compiles_at_its_first_call_is_called_as_often_as_another(
 @pytest.mark.parametrize("law", sorted({law for _, law in FOUND_BY}))
 @pytest.mark.parametrize("kernel", RIGHT)
 def test_a_right_kernel_keeps_it(kernel, law):
-    candidate = registry.find(f"tests.quality.outside.right:{kernel}")
-    outcome = run_law(find_law(law), candidate, max_examples=2, seed=0, shrink_seconds=0)
+    asked = registry.find(f"tests.quality.outside.right:{kernel}")
+    outcome = run_law(find_law(law), asked, max_examples=2, seed=0, shrink_seconds=0)
     assert outcome.status == "pass", outcome.violation
 
 

@@ -17,12 +17,12 @@ from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging import gate
 from fa3verify.judging.judgement import judge
-from fa3verify.kernels.functions import array_candidate
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.known.registry import find
 from fa3verify.search import Difference, OverBaseline, Ratio, hunt
-from fa3verify.search.candidates import call_of, unrounded
 from fa3verify.search.findings import Findings
 from fa3verify.search.grounds import grounds_of, value_of
+from fa3verify.search.kernels import call_of, unrounded
 from fa3verify.search.objectives import LEAST_DIFFERENCE, objective_from
 
 BASELINE = gate.shipped_baseline("quick", 0)
@@ -40,8 +40,8 @@ def attention(q, k, v, *, softmax_scale, causal, first=0):
     return out.astype(np.float16)
 
 
-(PLAIN,) = array_candidate(attention, features=("causal",), min_seqlen=1)
-(FORGETFUL,) = array_candidate(
+(PLAIN,) = array_kernel(attention, features=("causal",), min_seqlen=1)
+(FORGETFUL,) = array_kernel(
     lambda q, k, v, **options: attention(q, k, v, first=1, **options), features=("causal",), min_seqlen=2
 )
 
@@ -62,14 +62,14 @@ def attention(q, k, v, *, softmax_scale, causal, first=0):
     ids=lambda value: str(getattr(value, "words", value))[:40],
 )
 def test_every_find_is_judged_again_to_the_last_bit(kernel, objective, ground):
-    candidate = find(kernel)
-    found = hunt(candidate, objective, 12 if "cases" in ground else 64, seed=1, grounds=(ground,))
+    asked = find(kernel)
+    found = hunt(asked, objective, 12 if "cases" in ground else 64, seed=1, grounds=(ground,))
     assert found.largest is not None
     assert found.largest.value > 0
     for output, best in found.best.items():
         content = json.loads(json.dumps(best.content))
         goal = objective_from(json.loads(json.dumps(objective.to_json())))
-        assert value_of(candidate, goal, content)[output] == best.value
+        assert value_of(asked, goal, content)[output] == best.value
 
 
 def test_a_seed_decides_what_a_hunt_finds():
@@ -172,7 +172,7 @@ def test_what_is_drawn_at_random_for_a_ground_of_splits_is_split():
 def test_grounds_share_problems_and_seconds(monkeypatch):
     asked = []
 
-    def search(candidate, objective, ground, seed, problems, *, at_random, seconds):
+    def search(kernel, objective, ground, seed, problems, *, at_random, seconds):
         asked.append((ground.name, problems, seconds))
         return Findings(problems=problems)
 

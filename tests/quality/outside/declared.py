@@ -15,8 +15,8 @@ import numpy as np
 
 import fa3verify
 from fa3_reference.problem import AttentionProblem
-from fa3verify.kernels.functions import array_candidate
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.functions import array_kernel
+from fa3verify.kernels.record import Kernel
 from tests.harness.kernels import serving_kernels
 from tests.quality.outside.plain import F, attend
 
@@ -31,16 +31,16 @@ class Declared:
     """A kernel, what is unusual about it, the properties it is tried by, and its wrong sibling, which breaks one."""
 
     words: str
-    candidate: Candidate
+    kernel: Kernel
     laws: tuple[str, ...]
-    wrong: Candidate
+    wrong: Kernel
 
 
-def made(function: Callable[..., Any], *features: str, configure: Any = None, **facts: Any) -> Candidate:
+def made(function: Callable[..., Any], *features: str, configure: Any = None, **facts: Any) -> Kernel:
     """A kernel of batched (batch, seqlen, heads, head_dim) arrays with head_dim 64."""
     given: dict[str, Any] = {"dtypes": ("fp16",), "layout": "bshd", "head_dims": (64,)} | facts
-    (candidate,) = array_candidate(function, name="declared", features=features, **given)
-    return candidate.altered(configure=partial(configure, candidate.code.configure)) if configure else candidate
+    (kernel,) = array_kernel(function, name="declared", features=features, **given)
+    return kernel.altered(configure=partial(configure, kernel.code.configure)) if configure else kernel
 
 
 # Rows without a key as 0 times V, whose sign they take.

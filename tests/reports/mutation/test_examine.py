@@ -59,10 +59,10 @@ def test_the_search_compares_bits_of_drawn_trials():
 @pytest.mark.parametrize("kernel", ["twin.fp16", "twin.e4m3", "twin.quantize", "twin.backward.fp16"])
 def test_release_begins_with_the_cases_of_quick(kernel):
     """As its trials do, so that it finds whatever the bound or a property finds in quick's synthetic inputs."""
-    candidate = find(kernel)
-    for family in families(candidate, PROFILES["quick"]):
+    asked = find(kernel)
+    for family in families(asked, PROFILES["quick"]):
         if not family.startswith(ACTIVATIONS):
-            quick, release = (family_cases(candidate, family, PROFILES[name], SEED) for name in ("quick", "release"))
+            quick, release = (family_cases(asked, family, PROFILES[name], SEED) for name in ("quick", "release"))
             assert release[0] == quick[0]
             assert all(case in release for case in quick), family
 
@@ -76,7 +76,7 @@ def test_an_examination_that_its_time_ends_says_nothing():
     assert examine_mutant(next(iter(EQUIVALENT)), NORMAL, "quick", until=0.0) is None
 
 
-def test_a_candidate_that_cannot_be_made_is_no_finding():
+def test_a_kernel_that_cannot_be_made_is_no_finding():
     def make(kernel: str):
         raise ValueError("no such thing")
 

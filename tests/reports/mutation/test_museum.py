@@ -24,7 +24,7 @@ def test_every_report_is_planted_or_outside():
 @pytest.mark.parametrize("exhibit", TRIED, ids=[f"{e.row} {e.what}" for e in TRIED])
 def test_quick_finds_a_report_by_the_task_that_is_named(exhibit):
     plan = [(exhibit.kernel, exhibit.task)]
-    found = examine(lambda _: museum.candidate_of(exhibit, bits=False), plan, "quick", 0)
+    found = examine(lambda _: museum.kernel_of_exhibit(exhibit, bits=False), plan, "quick", 0)
     assert found.found_by, found
     assert found.found_by != ("crash",), found
 

@@ -33,7 +33,7 @@ def label(exhibit):
 )
 def test_quick_finds_what_uncommon_inputs_show(exhibit):
     plan = [(exhibit.kernel, exhibit.task)]
-    found = examine(lambda _: museum.candidate_of(exhibit, bits=False), plan, "quick", 0)
+    found = examine(lambda _: museum.kernel_of_exhibit(exhibit, bits=False), plan, "quick", 0)
     assert found is not None
     assert found.found_by, found
     assert found.found_by != ("crash",), found
@@ -56,5 +56,5 @@ def test_a_window_is_ignored_where_there_is_one_query_and_nowhere_else(seqlen_q)
     operands = Case("twin.fp16", problem, Recipe("normal")).draw()[1].operands
     sound = registry.find("twin.fp16")
     config = sound.config_for(problem)
-    wrong = museum.candidate_of(exhibit, bits=False).code.run(problem, operands, config)
+    wrong = museum.kernel_of_exhibit(exhibit, bits=False).code.run(problem, operands, config)
     assert np.array_equal(wrong.out, sound.code.run(problem, operands, config).out) == (seqlen_q > 1)

@@ -53,10 +53,10 @@ def test_a_kernel_that_looks_at_its_neighbours_is_caught_by_the_batches_that_run
     asked = planner("twin.bf16", SIZES)
 
     def run(problem, operands, config):
-        out, lse = asked.candidate.code.run(problem, operands, config)
+        out, lse = asked.kernel.code.run(problem, operands, config)
         return Result(out, lse + problem.batch - 1)
 
-    fickle = replace(asked, candidate=asked.candidate.altered(run=run))
+    fickle = replace(asked, kernel=asked.kernel.altered(run=run))
     alone, batch = Batch(((1, 300),)), Batch(((1, 300), (2, 40)))
     assert asked.bits(alone) == asked.bits(batch)
     assert confirm(asked, alone, batch, FEW, is_whole=True).first is None
@@ -78,10 +78,10 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
 
     def run(problem, operands, config):
         seen.append((problem.seqlens_q, problem.seqlens_k) if problem.seqlens_q else (problem.batch, problem.seqlen_q))
-        assert config == asked.candidate.config_for(problem)
-        return asked.candidate.code.run(problem, operands, config)
+        assert config == asked.kernel.config_for(problem)
+        return asked.kernel.code.run(problem, operands, config)
 
-    there = replace(asked, candidate=replace(asked.candidate.altered(run=run), name="released"))
+    there = replace(asked, kernel=replace(asked.kernel.altered(run=run), name="released"))
     alone, batch = CALLS[change]
     result = confirm(there, alone, batch, FEW)
     assert result.what == WHOLE
@@ -94,10 +94,10 @@ def test_a_kernel_on_a_gpu_runs_calls_as_they_are_and_with_one_answer(kernel, ch
 def test_a_kernel_that_cannot_run_here_is_planned_as_it_would_be_launched_and_run_by_its_twin():
     for choices in ("", "[num_splits=0]"):
         there, twin = planner(f"flash3.bf16{choices}", SIZES), planner(f"twin.flash3.bf16{choices}", SIZES)
-        assert there.candidate.name == twin.name
+        assert there.kernel.name == twin.name
         assert there.config(5, (1, 900)) == twin.config(5, (1, 900))
     ours = planner("gluon.fp16[num_splits=3]", SIZES)
-    assert ours.candidate.name == "twin.fp16[num_splits=3]"
+    assert ours.kernel.name == "twin.fp16[num_splits=3]"
     assert ours.config(5, (1, 900)) == config_of(ours.problem(((1, 900),) * 5), num_splits=3)
     assert ours.config(5, (1, 900)).pack_gqa
 

@@ -67,8 +67,8 @@ CHOICES = [{"tile_n": n, "num_splits": s, "tile_m": m} for n in (64, 128) for s 
 @pytest.mark.parametrize("kernel", ["twin.bf16", "twin.flash3.bf16", "twin.flash2.bf16"])
 def test_rows_of_equal_value_have_equal_bits_and_others_have_not(kernel):
     """All pairs of twelve configurations, row by row; other bits are asked for where values differ in any row."""
-    candidate = find(kernel)
-    setup = call_of(candidate, CAUSAL, Recipe("cancelling_v"))
+    asked = find(kernel)
+    setup = call_of(asked, CAUSAL, Recipe("cancelling_v"))
     found = []
     for choice in CHOICES:
         config = replace(setup.config, **choice)

@@ -14,33 +14,31 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.cases.case import Case
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import calls, twins
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.judge import Pair, Twin
 
 
-def call_of(candidate: Candidate, case: Case) -> Setup:
+def call_of(kernel: Kernel, case: Case) -> Setup:
     """Return the call that a case describes; ValueError if the kernel does not take it."""
-    case.check_descales(candidate)
-    if words := candidate.misfit(case.problem):
-        raise ValueError(f"{candidate.name} does not take {case.describe()}: {words}")
-    config = candidate.config_for(case.problem, case.changes)
-    return Setup(candidate, case.problem, case.operands(), config)
+    case.check_descales(kernel)
+    if words := kernel.misfit(case.problem):
+        raise ValueError(f"{kernel.name} does not take {case.describe()}: {words}")
+    config = kernel.config_for(case.problem, case.changes)
+    return Setup(kernel, case.problem, case.operands(), config)
 
 
-def unrounded(
-    candidate: Candidate, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray
-) -> Outputs:
+def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray) -> Outputs:
     """Return a forward's outputs with out before its last rounding.
 
     Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to
     what was returned.
     """
-    if isinstance(candidate.code, twins.Twin):
-        return candidate.code.unrounded(problem, operands, config)._asdict()
-    got = calls.run(candidate, problem, operands, config)
+    if isinstance(kernel.code, twins.Twin):
+        return kernel.code.unrounded(problem, operands, config)._asdict()
+    got = calls.run(kernel, problem, operands, config)
     out = got["out"].astype(np.float64)
     with np.errstate(invalid="ignore"):
         half = ulp(out, FORMATS[config.out_dtype]) / 2
@@ -49,22 +47,22 @@ def unrounded(
 
 @dataclass(frozen=True, slots=True)
 class Hunted(Twin):
-    """Runs a colony on a candidate, in its own configuration for the colony's problem.
+    """Runs a colony on a kernel, in its own configuration for the colony's problem.
 
     The changes of that are those of an island whose splits a caller chooses.
     """
 
-    candidate: Candidate
+    kernel: Kernel
 
     def config(self, colony: ForwardColony) -> Any:
-        splits = "num_splits" in self.candidate.changeable
+        splits = "num_splits" in self.kernel.changeable
         changes = (("num_splits", colony.island.num_splits),) if splits else ()
-        return self.candidate.config_for(colony.problem, changes)
+        return self.kernel.config_for(colony.problem, changes)
 
     def model(self, config: Any) -> KernelModel:
-        return hypotheses.assumed(self.candidate, config)
+        return hypotheses.assumed(self.kernel, config)
 
     def run(self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool) -> Pair:
-        call = (self.candidate, colony.problem, colony.operands, config)
+        call = (self.kernel, colony.problem, colony.operands, config)
         got = calls.run(*call) if rounded else unrounded(*call, truth.out)
         return got["out"], got.get("lse", truth.lse)

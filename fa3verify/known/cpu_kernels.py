@@ -1,4 +1,4 @@
-"""Attention of other libraries on a CPU as candidates, with the sharpest true order of operations of each.
+"""Attention of other libraries on a CPU as kernels, with the sharpest true order of operations of each.
 
 Nothing heavy is imported before a kernel runs. None claims equal bits of different calls but of repeated ones.
 """
@@ -17,9 +17,9 @@ from typing import Any
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
-from fa3verify.kernels.functions import FunctionFacts, array_candidate
+from fa3verify.kernels.functions import FunctionFacts, array_kernel
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Candidate
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations.backward import GradientConfig
 from fa3verify.text import install_hint
 
@@ -137,9 +137,9 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
 )
 
 
-def cpu() -> tuple[Candidate, ...]:
+def cpu() -> tuple[Kernel, ...]:
     """Return the kernels, with the reason where a package is missing."""
-    found: list[Candidate] = []
+    found: list[Kernel] = []
     for name, function, packages, order, about, facts in _KERNELS:
         missing = [package for package in packages if find_spec(package) is None]
         declared: FunctionFacts = {
@@ -154,5 +154,5 @@ def cpu() -> tuple[Candidate, ...]:
             "unavailable": f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None,
         }
         library = "torch" if "torch" in packages else "numpy"
-        found += array_candidate(partial(_call, function), library=library, **(declared | facts))
+        found += array_kernel(partial(_call, function), library=library, **(declared | facts))
     return tuple(found)
