@@ -75,7 +75,7 @@ class Scene:
         bound = FORWARD.bound(problem, operands, assumed, outputs)
         judged = Judgement(case, self.judged.inputs, operands, outputs, seen, self.judged.unrounded, bound, {})
         enclosure = FORWARD.enclosure(problem, operands, assumed)
-        return replace(self, judged=judged, enclosure=enclosure, quantisation=FORWARD.beside(judged))
+        return replace(self, judged=judged, enclosure=enclosure, quantisation=judged.quantisation)
 
 
 @cache
@@ -89,7 +89,7 @@ def _scene(kernel: Kernel, case: Case) -> Scene:
     judged = judge(kernel, case)
     config = kernel.config_for(case.problem, case.changes)
     enclosure = FORWARD.enclosure(case.problem, judged.operands, hypotheses.assumed(kernel, config))
-    return Scene(kernel, judged, config, enclosure, FORWARD.beside(judged))
+    return Scene(kernel, judged, config, enclosure, judged.quantisation)
 
 
 def _chosen(shape: tuple[int, ...], share: float) -> np.ndarray:
