@@ -140,7 +140,10 @@ def concluded(
     left = sorted(set(head_dims or ()) - set(tried.head_dim))
     missing = {
         **{words: name in features and name not in tried.features for name, words in _FEATURES.items()},
-        **{_returned(name, *counts): counts[0] < counts[1] for name, counts in outputs.items()},
+        **{
+            f"{name} in {due - n} of {due} cases" if n else f"{name}, which was not returned": n < due
+            for name, (n, due) in outputs.items()
+        },
         f"head_dim {', '.join(map(str, left))}": bool(left),
         "other head_dims, of which the kernel declares none": head_dims is None,
         "gradients": is_forward,
@@ -177,11 +180,6 @@ def _laid(layouts: Iterable[tuple[str, str]]) -> str:
     words = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
     fixed = _fixed(layouts)
     return f"{words} ({' and '.join(fixed)} {LAYOUT})" if 0 < len(fixed) < 3 else words
-
-
-def _returned(name: str, returned: int, cases: int) -> str:
-    """Return what is said of an output that was not always returned."""
-    return f"{name} in {cases - returned} of {cases} cases" if returned else f"{name}, which was not returned"
 
 
 def common(found: Sequence[SizesTried]) -> SizesTried:

@@ -109,11 +109,6 @@ def _packed(setup: Setup) -> Setup:
     return setup._replace(problem=problem, operands=replace(o, q=o.q[0], k=o.k[0], v=o.v[0]))
 
 
-def _batched(result: Outputs) -> Outputs:
-    """A packed result of one sequence as a batched one."""
-    return {name: x[None] for name, x in result.items()}
-
-
 def _alone(setup: Setup, _: int) -> Iterator[Pair]:
     whole = own_choice(setup)
     for seq in setup.problem.sequences():
@@ -131,7 +126,8 @@ def _moved(setup: Setup, places: int) -> Iterator[Pair]:
 
 def _neighbours(setup: Setup, _: int | str) -> Iterator[Pair]:
     first = next(iter(setup.problem.sequences()))
-    yield Pair(own_choice(_packed(part(setup, first))), own_choice(setup), _batched, _of(setup, 0))
+    one = own_choice(_packed(part(setup, first)))
+    yield Pair(one, own_choice(setup), lambda result: {name: x[None] for name, x in result.items()}, _of(setup, 0))
 
 
 def _cut(whole: Setup, rows: slice) -> Pair:

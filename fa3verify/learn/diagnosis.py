@@ -47,7 +47,9 @@ def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
                 game.keep([], name, question)
     askings = sorted(game.history, key=lambda asking: asking.question.q.size * asking.question.k.shape[1])
     suspects = [x for x in _suspects(game, refuted) if not _agrees(partial(x, twin=forward), askings)]
-    return tuple(description(fault) for fault in Fault if _explains(faulty(fault), suspects, askings))
+    return tuple(  # those that a suspect refuses say nothing
+        description(fault) for fault in Fault if any(_agrees(partial(x, twin=faulty(fault)), askings) for x in suspects)
+    )
 
 
 def _suspects(game: Elimination, refuted: Sequence[Order]) -> Iterator[_Suspect]:
@@ -67,11 +69,6 @@ def _of_family(launcher: Launcher, family: str, question: Question, twin: Any) -
     problem = question.problem(launcher.dtype)
     config = default_config(problem, family=family, out_dtype=launcher.out_dtype)
     return Result(*twin(problem, question.operands(launcher.dtype), config))
-
-
-def _explains(twin: Any, suspects: Sequence[_Suspect], askings: Sequence[Asking]) -> bool:
-    """Tell whether one suspect with a mistake gives all answers; those that it refuses say nothing."""
-    return any(_agrees(partial(suspect, twin=twin), askings) for suspect in suspects)
 
 
 def _agrees(answered: Any, askings: Sequence[Asking]) -> bool:

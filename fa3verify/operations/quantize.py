@@ -83,13 +83,12 @@ class QuantizeConfig(QuantizeOptions):
         )
 
 
-def _code_ratio(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    return error_ratio(distance_to_codes(got.astype(np.float64), truth), bound)
-
-
 def _codes(name: str) -> Output:
     return Output(
-        name, lambda problem, config: getattr(problem, f"{name}_shape"), lambda config: "e4m3", ratio=_code_ratio
+        name,
+        lambda problem, config: getattr(problem, f"{name}_shape"),
+        lambda config: "e4m3",
+        ratio=lambda got, truth, bound: error_ratio(distance_to_codes(got.astype(np.float64), truth), bound),
     )
 
 

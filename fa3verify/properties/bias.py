@@ -17,10 +17,10 @@ import numpy as np
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.judging.verdict import Seen
-from fa3verify.kernels.record import Kernel, fitting
+from fa3verify.kernels.record import fitting
 from fa3verify.properties.compare import Found
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
-from fa3verify.properties.trials import Wanted, law
+from fa3verify.properties.trials import Wanted, law, needs
 
 _ROWS, _KEYS = 96, 320
 _SIGMAS = 7.0  # of the mean of as many rows, each with the mean of its own errors
@@ -96,10 +96,6 @@ def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:
     return setup._replace(problem=problem, operands=operands, config=kernel.config_for(problem)), value
 
 
-def _is_16_bit_forward(kernel: Kernel) -> bool:
-    return kernel.operation == "forward" and kernel.dtype in ("fp16", "bf16")
-
-
 _PLAIN = Wanted(layout="batched", masks="none", softcap=False, max_edits=0, empty=False, families=("normal",))
 BIAS_LAWS = (
     law(
@@ -109,7 +105,7 @@ BIAS_LAWS = (
         "bounded",
         _bias,
         wanted=_PLAIN,
-        applies=_is_16_bit_forward,
+        applies=needs(dtypes=("fp16", "bf16")),
     ),
     law(
         "a_lone_key_returns_its_value",

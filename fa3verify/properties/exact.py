@@ -112,10 +112,6 @@ def _signs(setup: Setup, trial: Trial) -> Found:
     yield same_bits("negated V", {**negated, "out": plain["out"]}, plain)
 
 
-def _channels(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
-    return {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))}
-
-
 def _value_channels(setup: Setup, trial: Trial) -> Found:
     roll = trial.integer("roll", 1, 255)
     plain = setup.run()
@@ -168,7 +164,7 @@ EXACT_LAWS = (
         "invariant",
         _value_channels,
         wanted=Wanted(),
-        parameters=_channels,
+        parameters=lambda draw, kernel, case: {"roll": draw(st.integers(1, case.problem.head_dim_v - 1))},
     ),
     law(
         "repeated_run_is_identical",

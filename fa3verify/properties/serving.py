@@ -92,14 +92,6 @@ def _appending(setup: Setup, trial: Trial) -> Setup:
     return _stored(setup, Cache(_page(trial), new=new))
 
 
-def _chunks(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
-    return _pages(draw, kernel, case) | chunks(draw, kernel, case)
-
-
-def _in_chunks(setup: Setup, trial: Trial) -> Found:
-    return chunked(setup, trial, lambda chunk: _appending(chunk, trial))
-
-
 def _kinds(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     kinds = ("tensor", "head") * ("fp8_cache" in kernel.features) + ("row",) * ("fp8_rows" in kernel.features)
     return _pages(draw, kernel, case) | {"fp8": draw(st.sampled_from(kinds))}
@@ -219,9 +211,9 @@ SERVING_LAWS = (
         "rows of a causal call agree with calls of fewer of its queries that append their own keys to a cache of those "
         "before, of its last query alone too, bit for bit where claimed, else within the sum of both bounds",
         "agreement",
-        _in_chunks,
+        lambda setup, trial: chunked(setup, trial, lambda chunk: _appending(chunk, trial)),
         wanted=Wanted(masks="causal", longest_q=16, single=True, descales="uniform"),
-        parameters=_chunks,
+        parameters=lambda draw, kernel, case: _pages(draw, kernel, case) | chunks(draw, kernel, case),
         applies=needs("causal", "append"),
     ),
     law(

@@ -112,10 +112,6 @@ def _permuted(problem: AttentionProblem) -> dict[str, int]:
     return {"batch": problem.batch, "kv_heads": problem.nheads_kv, "of_group": problem.group}
 
 
-def _order(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
-    return {name: draw(st.permutations(range(size)).map(list)) for name, size in _permuted(case.problem).items()}
-
-
 def _reordered(setup: Setup, trial: Trial) -> Found:
     orders = []
     for name, size in _permuted(setup.problem).items():
@@ -231,7 +227,9 @@ STRUCTURE_LAWS = (
         "invariant",
         _reordered,
         wanted=Wanted(layout="batched", permuted=True),
-        parameters=_order,
+        parameters=lambda draw, kernel, case: {
+            name: draw(st.permutations(range(size)).map(list)) for name, size in _permuted(case.problem).items()
+        },
     ),
     law(
         "neighbours_never_leak",

@@ -188,7 +188,7 @@ def _draw(
     """Draw cases in short runs of Hypothesis with seeds of their own."""
     found = Findings()
     began = time.process_time()
-    drawn = _cases(kernel, ground)
+    drawn = _alike(kernel, ground.islands[0]) if ground.islands else small_cases(kernel, ground.wanted)
     weight = ground.islands[0].problems if ground.islands else 1
 
     def examine(case: Case) -> None:
@@ -232,10 +232,6 @@ def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int
         verbosity=hypothesis.Verbosity.quiet,
     )
     hypothesis.seed(seed)(configured(given(drawn)(examine)))()
-
-
-def _cases(kernel: Kernel, ground: Ground) -> SearchStrategy[Case]:
-    return small_cases(kernel, ground.wanted) if not ground.islands else _alike(kernel, ground.islands[0])
 
 
 @st.composite

@@ -225,7 +225,8 @@ def longest_cta(
     """
     is_static = isinstance(config, Config) and config.traits.is_built_here
     order = _order(problem, as_ordered(config), ctas)
-    return _most_work(order, ctas, TILE_COST if is_static else tile_cost, tile_cost)
+    handed = _handed_out(order, ctas, TILE_COST if is_static else tile_cost)
+    return max(handed, key=lambda mine: _work(mine, tile_cost), default=())  # of the first CTA that ends last
 
 
 def as_ordered(config: AnyConfig) -> AnyConfig:
@@ -239,11 +240,6 @@ def as_ordered(config: AnyConfig) -> AnyConfig:
 @lru_cache(maxsize=64)
 def _order(problem: AttentionProblem, config: AnyConfig, ctas: int) -> tuple[TileBlocks, ...]:
     return tuple(all_tiles(problem, config, ctas))
-
-
-def _most_work(order: tuple[TileBlocks, ...], ctas: int, price: float, tile_cost: float) -> tuple[TileBlocks, ...]:
-    """Assign tiles at ``price`` each; return those of the first CTA that ends last if a tile costs ``tile_cost``."""
-    return max(_handed_out(order, ctas, price), key=lambda mine: _work(mine, tile_cost), default=())
 
 
 def _work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:

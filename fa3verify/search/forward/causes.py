@@ -4,7 +4,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -33,14 +33,18 @@ def cause_of(colony: ForwardColony, row: int, column: int) -> str:
     """Return the first of :data:`CAUSES` whose trigger an individual has."""
     with np.errstate(all="ignore"):
         lone, _ = colony.alone((row, column))
-        triggers = (
-            *(_split, _softcap, _scale_product, _raw_score, _large_maximum, _descale_ratio, _unnormalised, _flushed),
-            _subnormal,
-        )
-        for cause, trigger in zip(CAUSES, triggers):
-            if trigger(lone, row, column):
-                return cause
-    return "other"
+        triggers: dict[str, Callable[[], bool]] = {  # in the order of CAUSES
+            "split": lambda: _split(lone, row, column),
+            "softcap": lambda: _softcap(lone, row),
+            "scale product": lambda: _scale_product(lone, row),
+            "raw score": lambda: bool((np.abs(lone.k[row]) @ np.abs(lone.q[row]) >= 2.0**127).any()),
+            "large maximum": lambda: abs(Guide.of(lone).top[row]) >= 2.0**23,
+            "descale ratio": lambda: _descale_ratio(lone),
+            "unnormalised": lambda: _unnormalised(lone, row, column),
+            "flushed": lambda: _flushed(lone, row),
+            "subnormal": lambda: _subnormal(lone, row, column),
+        }
+        return next((cause for cause in CAUSES if cause in triggers and triggers[cause]()), "other")
 
 
 def _leaves(*values: float) -> bool:
@@ -49,25 +53,17 @@ def _leaves(*values: float) -> bool:
     return bool(((size > FP32_MAX) | (size < FP32_MIN_NORMAL)).any())
 
 
-def _softcap(colony: ForwardColony, row: int, column: int) -> bool:
+def _softcap(colony: ForwardColony, row: int) -> bool:
     softcap = colony.environment.softcap
     return bool(softcap) and _leaves(softcap * LOG2_E, 2 / softcap, *(2 / softcap * colony.factors[row]))
 
 
-def _scale_product(colony: ForwardColony, row: int, column: int) -> bool:
+def _scale_product(colony: ForwardColony, row: int) -> bool:
     scale = colony.environment.softmax_scale * LOG2_E
     return _leaves(scale, scale * float(colony.q_descale[row]), *colony.factors[row])
 
 
-def _raw_score(colony: ForwardColony, row: int, column: int) -> bool:
-    return bool((np.abs(colony.k[row]) @ np.abs(colony.q[row]) >= 2.0**127).any())
-
-
-def _large_maximum(colony: ForwardColony, row: int, column: int) -> bool:
-    return abs(Guide.of(colony).top[row]) >= 2.0**23
-
-
-def _descale_ratio(colony: ForwardColony, row: int, column: int) -> bool:
+def _descale_ratio(colony: ForwardColony) -> bool:
     descale = colony.environment.v_descale.astype(np.float64)
     return descale.size > 1 and _leaves(*(descale[1:] / descale[:-1]))
 
@@ -122,7 +118,7 @@ def _split(colony: ForwardColony, row: int, column: int) -> bool:
     return False
 
 
-def _flushed(colony: ForwardColony, row: int, column: int) -> bool:
+def _flushed(colony: ForwardColony, row: int) -> bool:
     """Tell whether maxima of tiles or splits lie so far apart that a factor between them may be subnormal."""
     maxima = np.array([top for visits in _visits(colony, row) for _, top in visits])
     return maxima.size > 1 and float(np.ptp(maxima)) > 125

@@ -82,13 +82,9 @@ def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> n
         return np.zeros(l_error.shape, bool)
     low = state.l - state.l_down - l_error
     high = state.l + state.l_up + l_error
-    low, high = (rounded(x * 2.0**model.p_offset_log2, FORMATS["fp32"]) for x in _widened(low, high, state.tau))
+    ends = low * np.exp2(-state.tau), high * np.exp2(state.tau)  # in the scale of a rounded maximum
+    low, high = (rounded(x * 2.0**model.p_offset_log2, FORMATS["fp32"]) for x in ends)
     return (low == high) & (np.frexp(low)[0] == 0.5) & (low >= 1)
-
-
-def _widened(low: np.ndarray, high: np.ndarray, tau: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of what is computed in the scale of a rounded maximum."""
-    return low * np.exp2(-tau), high * np.exp2(tau)
 
 
 def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:

@@ -31,7 +31,7 @@ def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) 
     size = (np.abs(w) + dw) @ np.abs(x)
     cut = np.zeros(size.shape)
     if model.accumulator != "wgmma":
-        cut = _tree_error(len(x), size, model)
+        cut = gamma(len(x) + SCALED_OPERANDS, model.addition) * size + 2 * len(x) * FP32_MIN_NORMAL * (size > 0)
     if model.accumulator != "fp32":
         cut = np.maximum(cut, _chain_error(w, dw, x, size, model))
     own = size * len(x) * 2.0**-52
@@ -52,10 +52,6 @@ def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray,
     power = w_power[:, None] * x_power * (size > 0)
     cut = (core.k_step + 1) * core.align * np.maximum(power, size) + core.out * size + core.tiny * (size > 0)
     return steps * cut * (1 + steps * 2.0**-19) + promoted * size
-
-
-def _tree_error(count: int, size: np.ndarray, model: BackwardModel) -> np.ndarray:
-    return gamma(count + SCALED_OPERANDS, model.addition) * size + 2 * count * FP32_MIN_NORMAL * (size > 0)
 
 
 def added(parts: list[Sum], model: BackwardModel, count: int = 0) -> Sum:
