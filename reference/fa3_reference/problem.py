@@ -84,6 +84,9 @@ class AttentionProblem:
     seqlens_q, seqlens_k : tuple of int, optional
         Lengths of packed sequences (varlen). ``batch``, ``seqlen_q`` and ``seqlen_k`` must then be their
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
+    top_left : bool
+        Whether the diagonal is that of the top left, on which query i stands at key i, as PyTorch's ``is_causal`` has
+        it; no kernel of this package computes that.
     sinks : bool
         Whether every query head has a sink: a score more in the sum of its softmax, after scale and softcap, that every
         row sees and that has no value. It is a key with that score and V = 0, and lse holds it.
@@ -122,6 +125,7 @@ class AttentionProblem:
     softmax_scale: Filled[float | None, float] = None  # type: ignore[assignment]
     seqlens_q: tuple[int, ...] | None = None
     seqlens_k: tuple[int, ...] | None = None
+    top_left: bool = False
     sinks: bool = False
     attention_chunk: int = 0
     qv: bool = False
@@ -210,21 +214,22 @@ class AttentionProblem:
         return frozenset(name for name, needed in needs.items() if needed)
 
     def check_plain(self, who: str, knows: frozenset[str] = frozenset()) -> None:
-        """Check that a problem needs nothing to serve it that somebody does not know.
+        """Check that a problem needs nothing to serve it, and no other diagonal, that somebody does not know.
 
         Parameters
         ----------
         who : str
             Who that is, in words.
         knows : frozenset of str
-            What of :attr:`serving` is known to whom.
+            What of :attr:`serving` is known to whom, and ``top_left``.
 
         Raises
         ------
         ValueError
             If the problem has one.
         """
-        unknown = sorted(self.serving - knows)
+        is_apart = self.top_left and any(seq.seqlen_q != seq.seqlen_k for seq in self.sequences())
+        unknown = sorted((self.serving | ({"top_left"} if is_apart else set())) - knows)
         _check(not unknown, f"{who} does not know {', '.join(unknown)}")
 
     def _check_varlen(self) -> None:
@@ -329,9 +334,9 @@ class AttentionProblem:
         )
 
     def _said(self) -> list[tuple[str, Any]]:
-        """Fields with their values; of those that serving needs only the ones that are set."""
+        """Fields with their values; of the alignment and of those that serving needs only the ones that are set."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return [(name, value) for name, value in values if value or name not in SERVING]
+        return [(name, value) for name, value in values if value or name not in ("top_left", *SERVING)]
 
     def __repr__(self) -> str:
         return f"AttentionProblem({', '.join(f'{name}={value!r}' for name, value in self._said())})"
@@ -342,7 +347,7 @@ class AttentionProblem:
         Returns
         -------
         dict of str to object
-            Every field by its name; of those that serving needs only the ones that are set.
+            Every field by its name; of the alignment and of those that serving needs only the ones that are set.
         """
         values: dict[str, object] = {name: list(v) if isinstance(v, tuple) else v for name, v in self._said()}
         return values if self.cache is None else values | {"cache": asdict(self.cache)}
@@ -518,6 +523,21 @@ class AttentionProblem:
         """
         return lse[:, seq.q_start : seq.q_start + seq.seqlen_q] if self.is_varlen else lse[seq.index]
 
+    def offset(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Return the key on the diagonal of a sequence's first query.
+
+        Parameters
+        ----------
+        seqlen_q, seqlen_k : int
+            Lengths of the sequence.
+
+        Returns
+        -------
+        int
+            0 for a diagonal of the top left; otherwise negative where there are more queries than keys.
+        """
+        return 0 if self.top_left else seqlen_k - seqlen_q
+
     def visible_keys(
         self, rows: NDArray[np.int64], seqlen_q: int, seqlen_k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -537,7 +557,7 @@ class AttentionProblem:
         stop : int64 array like ``rows``
             Key behind the last one; ``stop <= first`` means that the row sees no key. Exact.
         """
-        diagonal = np.asarray(rows, np.int64) + (seqlen_k - seqlen_q)
+        diagonal = np.asarray(rows, np.int64) + self.offset(seqlen_q, seqlen_k)
         left, right = self.window
         if self.causal:
             right = 0 if right < 0 else min(right, 0)

@@ -58,15 +58,22 @@ def test_illegal_lengths_are_refused(seqlens_q, seqlens_k):
         AttentionProblem.varlen(seqlens_q, seqlens_k, nheads=1, nheads_kv=1, head_dim=64)
 
 
-@given(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.integers(-1, 4), st.integers(-1, 4), st.integers(0, 4))
-def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, causal, left, right, chunk):
+@given(
+    *(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.booleans()),
+    *(st.integers(-1, 4), st.integers(-1, 4), st.integers(0, 4)),
+)
+def test_visible_keys_are_those_of_the_definition(seqlen_q, seqlen_k, top_left, causal, left, right, chunk):
     chunk = chunk if causal or seqlen_q <= seqlen_k else 0
     problem = AttentionProblem(
-        1, 1, 1, seqlen_q, seqlen_k, 64, causal=causal, window=(left, right), attention_chunk=chunk
+        *(1, 1, 1, seqlen_q, seqlen_k, 64),
+        causal=causal,
+        window=(left, right),
+        top_left=top_left,
+        attention_chunk=chunk,
     )
     first, stop = problem.visible_keys(np.arange(seqlen_q), seqlen_q, seqlen_k)
     for i in range(seqlen_q):
-        diagonal = i + seqlen_k - seqlen_q
+        diagonal = i if top_left else i + seqlen_k - seqlen_q
         seen = [
             j
             for j in range(seqlen_k)

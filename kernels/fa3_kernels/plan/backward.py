@@ -103,7 +103,7 @@ def backward_config(problem: AttentionProblem, *, family: str) -> BackwardConfig
     >>> backward_config(AttentionProblem(1, 1, 1, 64, 64, 128, causal=True), family="flash3.dew").tile_m
     64
     """
-    problem.check_plain(f"the backward of {family}")
+    problem.check_plain(f"the backward of {family}", frozenset({"top_left"}))
     tiles = backward_of(family).tiles
     head_dim = next((d for d in sorted(tiles) if d >= max(problem.head_dim, problem.head_dim_v)), None)
     if head_dim is None:

@@ -412,7 +412,7 @@ def default_config(
     (128, 128, 128)
     """
     traits = traits_of(family)
-    problem.check_plain(family, traits.serving)
+    problem.check_plain(family, traits.serving | {"top_left"})
     is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:
