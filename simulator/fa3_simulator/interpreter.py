@@ -394,14 +394,17 @@ def _land(s, far):
 @njit(cache=True, _nrt=False)  # type: ignore[call-overload]
 def _run(s):
     """Run to the end, or until nobody can go on: pieces of loads first, then the actor that wakes first."""
+    # Plain numbers would be literals to numba at first, for which it compiles each function that is called once more.
+    nobody = np.int64(-1)
+    never = np.int64(NEVER)
     while True:
-        actor = -1
-        now = NEVER
+        actor = nobody
+        now = never
         for a in range(s.actors.size):
             if s.actors[a].wake < now:
                 actor = a
                 now = s.actors[a].wake
-        landing = -1
+        landing = nobody
         when = now
         for far in range(2):
             origin = s.origins[far]
