@@ -7,10 +7,21 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
+# Makes environments in which nothing is installed and every test passes, but for one that it does not make.
+PYTHON = """#!/bin/sh
+echo "$@" >> {called}
+case "$3" in */{fails}) exit 7 ;; esac
+mkdir -p "$3/bin"
+for name in pip python; do echo '#!/bin/sh' > "$3/bin/$name"; chmod +x "$3/bin/$name"; done
+"""
 
-def test_ci_runs_the_readme_command_in_an_environment_of_its_own(tmp_path):
+
+@pytest.mark.parametrize("fails", ["tests", "all"])
+def test_ci_runs_the_readme_command_in_an_environment_of_its_own(tmp_path, fails):
     checkout, programs = tmp_path / "checkout", tmp_path / "programs"
     (checkout / ".ci").mkdir(parents=True)
     (checkout / ".venv").mkdir()
@@ -19,7 +30,7 @@ def test_ci_runs_the_readme_command_in_an_environment_of_its_own(tmp_path):
     shutil.copy(ROOT / "README.md", checkout)
     (checkout / ".venv/made-by-a-user").touch()
     called = tmp_path / "called"
-    (programs / "python3").write_text(f'#!/bin/sh\necho "$@" >> {called}\nexit 7\n')
+    (programs / "python3").write_text(PYTHON.format(called=called, fails=fails))
     (programs / "python3").chmod(0o755)
 
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
