@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats, which has it as t.ppf, takes a second to import
 
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
@@ -224,7 +224,7 @@ def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
     mean = float(logs.mean())
     if len(logs) < LEAST_CASES:
         return _unsure(name, math.exp(mean), cases, f"no interval of {plural(cases, 'case')}")
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
     word: Word = "better" if mean + half < 0 else "worse" if mean - half > 0 else "not told apart"
     return FamilyRatio(name, word, math.exp(mean), math.exp(mean - half), math.exp(mean + half), cases)
 
