@@ -21,7 +21,7 @@ from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import CallTask, Task, execute
 from tests.conftest import InThisProcess
-from tests.harness.campaign.test_pool import is_alive
+from tests.harness.campaign.test_pool import hang, is_alive  # whose module a worker imports in half the time
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 HERE = "tests.harness.campaign.hostile_processes"
@@ -84,7 +84,7 @@ def named(*kernels: str) -> list[str]:
 @pytest.fixture(scope="module", params=[QUICK, pytest.param(tuple(FOUND), marks=pytest.mark.nightly)], ids=len)
 def campaign(tmp_path_factory, request):
     kernels = [*named(*request.param, "uses_a_pool"), IDENTITY]
-    return Ran(tmp_path_factory.mktemp("hostile"), kernels, "normal", "--workers", "3", "--task-limit", "3")
+    return Ran(tmp_path_factory.mktemp("hostile"), kernels, "normal", "--workers", "3", "--task-limit", "2")
 
 
 def test_every_kernel_gets_its_verdict(campaign):
@@ -123,16 +123,10 @@ def test_the_time_that_is_printed_is_the_time_that_passed(campaign):
     assert campaign.passed_s - told_s < 0.5 + 2 * begins_s + 0.1 * campaign.passed_s
 
 
-def hang(number: int) -> None:
-    if number % 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(600)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_kernel_that_hangs_in_every_call_is_given_up_after_three(workers):
     tasks = [CallTask(f"{i}", hang, {"number": i}, kernel="k") for i in range(8)]
-    with IsolatingPool(workers, limit_s=1.0) as pool:
+    with IsolatingPool(workers, limit_s=0.5) as pool:
         outcomes = execute([*tasks, CallTask("other", dict, {"key": "value"}, kernel="other")], pool)
     assert sum(outcome.lost_worker for outcome in outcomes[:-1]) == 3
     assert sum(outcome.skipped for outcome in outcomes) == 5
