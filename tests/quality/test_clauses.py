@@ -21,6 +21,7 @@ from fa3verify.known.registry import find
 from fa3verify.properties.runner import find_law, run_law
 from fa3verify.text import Failure
 
+pytestmark = pytest.mark.usefixtures("shared_references")
 ROOT = Path(__file__).parents[2]
 CLAUSES = list(clauses().values())
 
@@ -39,15 +40,20 @@ def test_every_part_of_a_verdict_that_a_kernel_can_fail_leads_to_a_clause():
         assert with_clause(crashed, "forward").clause == "FA3V-C01, version 1"
 
 
-def test_a_demand_keeps_its_version():
+@pytest.fixture(scope="module")
+def digests() -> dict[str, str]:
+    return conformance.digests()
+
+
+def test_a_demand_keeps_its_version(digests):
     """Another demand is another version; the same one in other words is another digest alone (docs/conformance.md)."""
-    found = conformance.digests()
+    found = digests
     moved = [f'{c.number}, digest = "{found[c.of]}"' for c in CLAUSES if found[c.of] != c.digest]
     assert not moved, f"raise the version if the demand is another, and write the digest: {'; '.join(moved)}"
 
 
-def test_a_digest_sees_the_words_and_the_size_of_a_bound(monkeypatch):
-    before = conformance.digests()
+def test_a_digest_sees_the_words_and_the_size_of_a_bound(digests, monkeypatch):
+    before = digests
     figures = conformance.bounds()
     of = "forward: L1 lse error / bound"
     monkeypatch.setattr(conformance, "bounds", lambda: figures | {of: ["1e-9"]})

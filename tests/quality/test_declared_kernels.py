@@ -16,6 +16,7 @@ from fa3verify.properties import find_law, run_law
 from tests.quality.outside import declared
 from tests.quality.outside.declared import KERNELS
 
+pytestmark = pytest.mark.usefixtures("shared_references")  # the wrong kernel is given what the right one was
 ASKED = ("mask", "group", "cache", "behind", "qv", "queries")  # dimensions of which each class has a case
 COSTLY = {"several tiles", "5 or more"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,11 +49,15 @@ GROWN = ("normal", "offset_v")  # families whose error is that of P
 
 def _verify(tmp_path: Path, growth: float, *options: str) -> tuple[int, dict]:
     (tmp_path / "mine.py").write_text(KERNEL.format(growth=growth))
-    asked = ["verify", "mine.py:kernel", "--quick", "--quiet", "--workers", "2", *options]
-    code = CliRunner().invoke(main, [*asked, "--out", "out"]).exit_code
+    asked = ["verify", "mine.py:kernel", "--quick", "--quiet", "--workers", "1", *options]
+    with pytest.MonkeyPatch.context() as patch:  # another run would be another process, which reads the file again
+        patch.setattr(sys, "dont_write_bytecode", True)
+        code = CliRunner().invoke(main, [*asked, "--out", "out"]).exit_code
+    sys.modules.pop("mine")
     return code, json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_fp8_error_that_grew_by_a_fifth_breaks_the_baseline_of_ones_own_kernel(tmp_path, monkeypatch):
     """Of some families alone: each has its own figures, and a baseline has no others."""
     monkeypatch.chdir(tmp_path)

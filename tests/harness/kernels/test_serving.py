@@ -22,6 +22,7 @@ from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Kernel
 from tests.harness.kernels import serving_kernels as kernels
 
+pytestmark = pytest.mark.usefixtures("shared_references")  # a mistaken kernel is given what the right one was
 IN_ROWS = ("causal", "gqa", "varlen", "seqused_k", "append", "leftpad", "batch_idx", "rotary")
 IN_PAGES = ("causal", "gqa", "varlen", "paged", "append", "sinks", "rotary")
 FP8 = ("causal", "gqa", "varlen", "paged", "seqused_k", "fp8_cache", "fp8_rows")

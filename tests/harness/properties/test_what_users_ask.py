@@ -11,6 +11,7 @@ from fa3verify.known import registry
 from fa3verify.properties import find_law, run_law
 from tests.quality.outside.plain import attend
 
+pytestmark = pytest.mark.usefixtures("shared_references")
 FOUND_BY = (
     ("packed_values", "layouts_change_no_value"),
     ("broadcast_heads", "layouts_change_no_value"),
