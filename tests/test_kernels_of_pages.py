@@ -55,7 +55,11 @@ def test_a_kernel_of_a_page_is_judged_as_the_page_shows_it(name, text, shown, tm
     cases = [space.case_of(kernel, point, seed) for seed, point in enumerate(cheap)]
     records = judge_cases(kernel, "page", [case for case in cases if kernel.supports(case.problem)])
     assert len(records) >= 3
-    wrong = [record.error.message if record.error else "wrong values" for record in records if record.error or record.measures["ratio_max"] > 1]
+    wrong = [
+        record.error.message if record.error else "wrong values"
+        for record in records
+        if record.error or record.measures["ratio_max"] > 1
+    ]
     assert not [record for record in records if record.error and record.error.raised == "TypeError"]
     if law := LAW.search(shown):
         found = run_law(find_law(law[1]), kernel, max_examples=2, seed=0, shrink_seconds=0)

@@ -95,11 +95,6 @@ def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> R
     return Result(*run(problem, operands, options))
 
 
-def _serving(dtype: Dtype) -> frozenset[str]:
-    """Return what flash_attn_with_kvcache takes that other calls do not; operands of e4m3 are not rotated."""
-    return traits_of(OURS).serving - (frozenset({"rotary"}) if dtype == "e4m3" else frozenset())
-
-
 def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeConfig) -> dict[str, np.ndarray]:
     """Run our quantiser; its outputs by name."""
     from fa3verify.known.device import run_quantiser
@@ -156,7 +151,8 @@ def gpu() -> tuple[Kernel, ...]:
                 launch_options,
                 partial(_identity, "forward", "packed", "paged"),
             ),
-            (FEATURES if dtype == "e4m3" else FEATURES - {"block_descale"}) | _serving(dtype),
+            # operands of e4m3 are not rotated
+            (FEATURES | traits_of(OURS).serving) - {"rotary" if dtype == "e4m3" else "block_descale"},
             f"{about} on a Hopper GPU",
             reason,
             twin=TWINS[f"twin.{name}"],
