@@ -1,4 +1,4 @@
-"""This module says what is in a kernel's name."""
+"""What a kernel's name says: where it is found, a planted mistake, head dims, changes and a learned order."""
 
 from __future__ import annotations
 

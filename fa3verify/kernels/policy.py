@@ -27,7 +27,8 @@ class Policy:
         Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
         outputs, or to ``out`` alone.
     causal : {"bottom_right", "top_left"}
-        How the causal mask is aligned; top-left ones are judged with as many queries as keys, where both are one.
+        How the causal mask is aligned. A problem of the other diagonal is judged with as many queries as keys, where
+        both are one; those that a campaign draws are aligned bottom-right.
     """
 
     empty_out: Literal["zero", "undefined"] = "zero"
@@ -62,11 +63,11 @@ class Policy:
         str or None
             The rule in words; None if the problem can be judged.
         """
-        if self.causal == "top_left" and problem.causal:
-            for seq in problem.sequences():
-                if seq.seqlen_q != seq.seqlen_k:
-                    lengths = f"{seq.seqlen_q} and {seq.seqlen_k}"
-                    return f"a causal mask aligned top-left needs as many queries as keys, got {lengths}"
+        if problem.causal and problem.top_left != (self.causal == "top_left"):
+            own = "bottom-right, of a problem aligned top-left," if problem.top_left else "top-left"
+            for n, m in ((seq.seqlen_q, seq.seqlen_k) for seq in problem.sequences()):
+                if n != m:
+                    return f"a causal mask aligned {own} needs as many queries as keys, got {n} and {m}"
         return None
 
 

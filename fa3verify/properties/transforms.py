@@ -79,10 +79,11 @@ def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Set
     first, stop = (x[rows] for x in visible(problem, seq))
     if (first <= keys.start).all() and (stop >= keys.stop).all():
         return cut._replace(problem=replace(cut.problem, causal=False, window=(-1, -1)))
-    beyond = keys.stop - rows.stop - (seq.seqlen_k - seq.seqlen_q)  # keys to the right of the last row's diagonal
+    # keys to the right of the last row's diagonal
+    beyond = keys.stop - rows.stop - problem.offset(seq.seqlen_q, seq.seqlen_k)
     left, right = problem.window
     window = (left + beyond if left >= 0 else left, right - beyond if right >= 0 else right)
-    return cut._replace(problem=replace(cut.problem, window=window))
+    return cut._replace(problem=replace(cut.problem, window=window, top_left=False))
 
 
 def key_unit(setup: Setup) -> int:

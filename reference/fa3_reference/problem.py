@@ -86,7 +86,7 @@ class AttentionProblem:
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
     top_left : bool
         Whether the diagonal is that of the top left, on which query i stands at key i, as PyTorch's ``is_causal`` has
-        it; no kernel of this package computes that.
+        it. Of kernels of this package only the twin of cuDNN does that.
     sinks : bool
         Whether every query head has a sink: a score more in the sum of its softmax, after scale and softcap, that every
         row sees and that has no value. It is a key with that score and V = 0, and lse holds it.

@@ -147,6 +147,19 @@ def test_a_top_left_mask_is_judged_on_square_problems_alone():
     assert adapted(kernel, AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)) == square
 
 
+def test_a_problem_of_the_other_diagonal_is_refused_and_one_of_its_own_is_judged_by_it():
+    problem = AttentionProblem(1, 1, 1, 8, 19, 64, causal=True)
+    top_left = replace(problem, top_left=True)
+    (sound,) = array_kernel(exact)
+    words = "aligned bottom-right, of a problem aligned top-left, needs as many queries as keys, got 8 and 19"
+    assert words in str(sound.refusal(top_left))
+    assert sound.supports(replace(top_left, seqlen_k=8))
+    (wrong,) = array_kernel(exact, policy=Policy(causal="top_left"))  # its mask is aligned bottom-right
+    assert not passes(wrong, judge(wrong, Case(wrong.name, top_left, Recipe("peaky"))).measures)
+    twin = registry.find("twin.cudnn.fp16")  # whose mask is
+    assert passes(twin, judge(twin, Case(twin.name, top_left, Recipe("peaky"))).measures)
+
+
 @pytest.fixture
 def beside_this_file(monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)

@@ -262,7 +262,7 @@ class Traits:
 
     def check_reproduced(self, problem: AttentionProblem) -> None:
         """Raise ValueError for a problem whose bits the twin does not know."""
-        problem.check_plain(f"the twin of {self.title}", self.serving)
+        problem.check_plain(f"the twin of {self.title}", self.serving | ({self.order.diagonal} & {"top_left"}))
         rule = self.refuses(problem) if self.is_reproduced else "no bits of this family are known"
         if rule:
             raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")
