@@ -229,7 +229,7 @@ def _fails(label: str, records: Sequence[CaseResult]) -> bool:
 
 
 def plan(
-    kernels: list[Introduction],
+    kernels: Sequence[Introduction],
     profile: ProfileName,
     seed: int,
     captures: tuple[Capture, ...] = (),

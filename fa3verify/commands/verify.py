@@ -22,11 +22,11 @@ from fa3verify.campaign.executors import Cluster, fair_share
 from fa3verify.campaign.introduction import Only, introduce_all
 from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.campaign.run import Finding, Introduction, Run
+from fa3verify.campaign.run import Finding, Run
 from fa3verify.campaign.summary import provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
-from fa3verify.inputs.captures import Capture, list_captures
+from fa3verify.inputs.captures import list_captures
 from fa3verify.judging import gate
 from fa3verify.kernels import twins
 from fa3verify.text import one_line, plural
@@ -195,7 +195,8 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
         raise ValueError(f"these sources of fa3verify did not run the shards: merge with those that did, of {version}")
     settings = replace(settings, kernels=asked.kernels, profile=asked.profile, seed=asked.seed)
     compared, updated = _baselines(settings)
-    outcomes = shards.outcomes_of(parts, _tasks(first.kernels, first.captures, settings))
+    tasks = plan.plan(first.kernels, asked.profile, asked.seed, first.captures, settings.only.limit)
+    outcomes = shards.outcomes_of(parts, tasks)
     prepare_output(settings.out)
     whole = replace(first, started=min(part.started for part in parts), wall_s=max(part.wall_s for part in parts))
     return conclude(whole, outcomes, settings, compared, updated)
@@ -215,7 +216,9 @@ def carry_out(
         introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
-        tasks = _tasks(kernels, captures, settings)
+        tasks: Sequence[Task] = plan.plan(
+            kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+        )
         if settings.shard:
             tasks = shards.dealt(tasks, settings.shard)
         threading.Thread(target=_import_report, daemon=True).start()
@@ -320,13 +323,6 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
             f"not {settings.profile} and {settings.seed}"
         )
     return baseline
-
-
-def _tasks(kernels: Sequence[Introduction], captures: tuple[Capture, ...], settings: Settings) -> Sequence[Task]:
-    """Everything there is to run."""
-    return plan.plan(
-        list(kernels), settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
-    )
 
 
 def _remove_journal(settings: Settings) -> None:
