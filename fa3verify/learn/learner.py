@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fa3_kernels.plan.order import Order
+from fa3_kernels.plan.rules import K_STEP
 from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.judging.hypotheses import sums_of
@@ -20,7 +21,7 @@ from fa3verify.learn.diagnosis import mistakes
 from fa3verify.learn.elimination import Asking, Elimination, Step
 from fa3verify.learn.inputs import Subject
 from fa3verify.learn.launcher import Launcher, Question, differing
-from fa3verify.learn.probes import K_STEP, QUADS, ROW_SUMS, Probes
+from fa3verify.learn.probes import QUADS, ROW_SUMS, Probes
 from fa3verify.learn.rows import KEYS
 from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_kernels.plan.order import Order
+from fa3_kernels.plan.rules import K_STEP
 from fa3verify.kernels.record import fitting
 from fa3verify.learn.launcher import LOG2_E, Hypothesis, Launcher, Question
 from fa3verify.learn.rows import KEYS, UNITS, Form, sparse, written
@@ -23,7 +24,6 @@ from fa3verify.learn.structure import Structure
 # A term that swallows the units beside it, and the unit, of the chains of Q K^T (with the entry of K) and of P V.
 _SCORE_CHAIN = {"fp16": (2.0**15, 2.0**-16, 2.0**7), "bf16": (2.0**40, 1.0, 1.0), "e4m3": (2.0**8, 2.0**-9, 1.0)}
 _VALUE_CHAIN = {"fp16": (2.0**15, 2.0**-10), "bf16": (2.0**60, 1.0), "e4m3": (2.0**8, 2.0**-6)}
-K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}
 _SPACING = 4  # from one unit of a chain to the next
 _FAINT = (-24.95, -24.05)  # log2 of weights of which two, added first, are seen beside 1
 _SEEN = 3e-8
