@@ -10,7 +10,8 @@ import numpy as np
 
 from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.gluon import launch_backward
-from fa3_kernels.gluon.launch import Descales, forward, packed_of
+from fa3_kernels.gluon.arguments import Descales, packed_of
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.cache import Cache, check_written, in_cache, serve

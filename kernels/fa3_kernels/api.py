@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from fa3_kernels.cached import flash_attn_with_kvcache
-from fa3_kernels.gluon.launch import forward, packed_by
+from fa3_kernels.gluon.arguments import packed_by
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_backward import check_differentiable
 from fa3_kernels.operators import (
     PROMOTION_INTERVAL,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.launch import Paged, forward, whole
+from fa3_kernels.gluon.arguments import Paged, whole
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_append import append
 from fa3_kernels.operators import PROMOTION_INTERVAL, descales_of, factors_of, options_of, refuse
 from fa3_kernels.plan.request import ONE_PAGE

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from fa3_kernels.gluon import launch
-from fa3_kernels.gluon.launch import Packed, check_starts
+from fa3_kernels.gluon.arguments import Packed, check_starts
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_of, backward_plan
 from fa3_kernels.plan.choose import longest
