@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, default_config
-from fa3_kernels.plan.rules import OutDtype
+from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3verify.kernels.handed import unchanged

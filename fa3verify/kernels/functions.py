@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from fa3_kernels.plan.rules import OutDtype
+from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations

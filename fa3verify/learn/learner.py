@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.rules import K_STEP
 from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.judging.hypotheses import sums_of

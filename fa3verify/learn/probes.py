@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
-from fa3_kernels.plan.rules import K_STEP
 from fa3verify.kernels.record import fitting
 from fa3verify.learn.launcher import LOG2_E, Hypothesis, Launcher, Question
 from fa3verify.learn.rows import KEYS, UNITS, Form, sparse, written

@@ -12,7 +12,7 @@ import numpy as np
 
 from fa3_simulator import loops
 from fa3_simulator.costs import RESOURCES, TICKS, Costs
-from fa3_simulator.deadlock import Blocked, waits_in_words
+from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.program import Program
 from fa3_simulator.trace import DeadlockError
 
@@ -78,7 +78,7 @@ def simulate(program: Program, costs: Costs) -> Timing:
     actors = state.actors
     if stuck := [i for i, actor in enumerate(actors) if actor["pc"] < actor["last"]]:
         first = actors["last"] - [len(actor.ops) for actor in program.actors]
-        blocked = [Blocked(i, int(actors["pc"][i] - first[i]), True) for i in stuck]
+        blocked = {i: int(actors["pc"][i] - first[i]) for i in stuck}
         raise DeadlockError(f"deadlock at cycle {end / TICKS:.0f}: {waits_in_words(program, blocked)}")
     marked = zip(state.marks.tolist(), actors["marked"].tolist(), strict=True)
     return Timing(

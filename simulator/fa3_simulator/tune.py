@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from fa3_kernels.plan.choose import MAX_SPLITS, can_pack, is_launchable
-from fa3_kernels.plan.config import SWITCHES, Config
+from fa3_kernels.plan.config import K_STEP, SWITCHES, Config
 from fa3_kernels.plan.families import FAMILIES, OURS
-from fa3_kernels.plan.rules import K_STEP
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
 from fa3_simulator.backward_choice import shipped_schedule

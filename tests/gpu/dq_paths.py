@@ -158,7 +158,7 @@ def plan_of(name: str, problem: AttentionProblem, sms: int) -> BackwardPlan:
 def launcher(name: str, problem: AttentionProblem, x: GivenBackward) -> Any:
     """What launches a path on the GPU."""
     plan = plan_of(name, problem, num_sms(x.q.device))
-    ready = launch_backward._Ready(plan, PlanOnGpu(plan.tables, x.q.device))
+    ready = (plan, PlanOnGpu(plan.tables, x.q.device))
     return lambda: launch_backward._run(ready, (x.dout, x.q, x.k, x.v, x.out, x.lse), None, None)
 
 

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.config import Config, OutDtype
 from fa3_kernels.plan.families import OURS
-from fa3_kernels.plan.rules import OutDtype
 from fa3_reference.bounds.steps import LOG2_E
 from fa3_reference.formats import FORMATS, decode
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands

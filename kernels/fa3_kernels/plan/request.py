@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import check_outputs, config_of, without_lengths
-from fa3_kernels.plan.config import Config, require
-from fa3_kernels.plan.rules import OutDtype
+from fa3_kernels.plan.config import Config, OutDtype, require
 from fa3_reference.problem import AttentionProblem, Dtype
 
 DTYPES: dict[str, Dtype] = {
