@@ -46,7 +46,7 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     # of P to its format
     "p_rounding": (
         (forward_weights, "relative = «rounding» / np.where(p > 0, p, 1.0)"),
-        (forward_weights, "return Weights(p, visible, either, down, «rounding», unit, counts, *grids)"),
+        (forward_weights, "return BlockWeights(p, visible, either, down, «rounding», unit, counts, *grids)"),
         (epilogue, "lost = «model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2»"),
     ),
     # cuts of P V: of products as they are aligned, and of their sums

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_reference.bounds.device import U_FP32
-from fa3_reference.bounds.forward_weights import LIFTED, Weights
+from fa3_reference.bounds.forward_weights import LIFTED, BlockWeights
 from fa3_reference.bounds.head import Head, finite
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import State
 from fa3_reference.bounds.steps import OUTWARD, gamma, last_bit
 
 
-def accumulate(state: State, head: Head, keys: slice, w: Weights, rescaled: np.ndarray, model: KernelModel) -> None:
+def accumulate(
+    state: State, head: Head, keys: slice, w: BlockWeights, rescaled: np.ndarray, model: KernelModel
+) -> None:
     """P V of one block (step 5)."""
     v = head.v_rows(keys)
     factor = head.v_factor[keys][:, None]
@@ -89,7 +91,7 @@ class _Exact(NamedTuple):
 def _exact(
     state: State,
     v: np.ndarray,
-    w: Weights,
+    w: BlockWeights,
     sizes: tuple[np.ndarray, ...],
     rescaled: np.ndarray,
     steps: int,
@@ -178,7 +180,7 @@ def _grouped(sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], mode
     return np.minimum(products, carried + added) + np.minimum(sums, carried + added)
 
 
-def add_to_row_sum(state: State, w: Weights, model: KernelModel) -> None:
+def add_to_row_sum(state: State, w: BlockWeights, model: KernelModel) -> None:
     """The block's share of the row sum (step 6)."""
     added = w.p.sum(1)
     up = (w.p * w.either).sum(1)

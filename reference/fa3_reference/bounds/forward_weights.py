@@ -23,7 +23,7 @@ _SCALE_OF_P = 2.0**-12  # what e4m3 P is multiplied with is so near to a number 
 _HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
 
 
-class Weights(NamedTuple):
+class BlockWeights(NamedTuple):
     """Weights of one block's keys, (rows, keys) each but for ``unit``.
 
     ``p`` is exact in the scale of the exact running maximum. The computed one is between p (1 - down) and p (1 + up);
@@ -42,13 +42,13 @@ class Weights(NamedTuple):
     grid: np.ndarray
     p_grid: np.ndarray
 
-    def without_last(self) -> Weights:
+    def without_last(self) -> BlockWeights:
         """Return the weights of all keys but the last."""
         of_keys = ("p", "visible", "either", "down", "rounding")
         return self._replace(**{name: getattr(self, name)[:, :-1] for name in of_keys})
 
 
-def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, has_sink: bool = False) -> Weights:
+def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, has_sink: bool = False) -> BlockWeights:
     """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds; behind the keys
     may stand a sink.
     """
@@ -92,7 +92,7 @@ def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, 
         either = either + relative
         down = np.minimum(down + relative, 1.0)
         rounding = np.zeros_like(p)
-    return Weights(p, visible, either, down, rounding, unit, counts, *grids)
+    return BlockWeights(p, visible, either, down, rounding, unit, counts, *grids)
 
 
 def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: KernelModel) -> list[np.ndarray]:

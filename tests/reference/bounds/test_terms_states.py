@@ -12,7 +12,7 @@ import pytest
 from fa3_reference.bounds.epilogue import _is_power_of_two, _row_sum_error, combine, finish
 from fa3_reference.bounds.forward import _move_maximum
 from fa3_reference.bounds.forward_sums import _exact, _grouped, accumulate
-from fa3_reference.bounds.forward_weights import Weights, weights_of
+from fa3_reference.bounds.forward_weights import BlockWeights, weights_of
 from fa3_reference.bounds.head import Head
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.order import SoftmaxOrder
@@ -149,7 +149,7 @@ def grid_of_o(o: float, o_error: float) -> float:
     """The power of two of which a rescaled O is a multiple, where products are integers."""
     state = state_of(channels=1, o=o, o_error=o_error, v_factor=1.0)
     one = np.ones((1, 1))
-    weights = Weights(one, one > 0, one, one, one, one, np.ones(1, int), np.ones(1), np.ones(1))
+    weights = BlockWeights(one, one > 0, one, one, one, one, np.ones(1, int), np.ones(1), np.ones(1))
     _exact(state, one, weights, (one, one, one), one > 0, 1, MODEL)
     return state.o_grid.item()
 
