@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
 from fa3_reference.baselines import standard_attention_fp16
+
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem
 

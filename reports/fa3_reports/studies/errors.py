@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-
 from fa3_reference.baselines import standard_attention_fp16
+
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
