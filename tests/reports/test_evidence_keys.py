@@ -186,11 +186,11 @@ def test_a_redesign_of_the_tree_keeps_the_twins_keys(tree):
         text = path.read_text().replace("fa3_kernels.plan.tiles", "fa3_kernels.twin.row_tiles")
         text = re.sub(r"\b_run_tile\b", "_tile", re.sub(r"\bsplit_ranges\b", "parts_of", text))
         path.write_text(f"{text}\n# A comment.\n")
-    place = kernels / "twin" / "operands.py"
+    place = kernels / "twin" / "forward.py"
     text = place.read_text()
-    padded = re.search(r"(?s)def padded\(.*?\n\n\n", text)[0]  # type: ignore[index]
+    padded = re.search(r"(?s)def _padded\(.*?\n\n\n", text)[0]  # type: ignore[index]
     place.write_text(
-        text.replace(padded, "").replace("import numpy", "from fa3_kernels.twin.pad import padded\nimport numpy")
+        text.replace(padded, "").replace("import numpy", "from fa3_kernels.twin.pad import _padded\nimport numpy")
     )
     (kernels / "twin" / "pad.py").write_text(f'"""Zeros."""\nimport numpy as np\n\n\n{padded}')
     for root in (FORWARD, ONE_QUERY):

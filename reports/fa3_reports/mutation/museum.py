@@ -110,7 +110,7 @@ FORWARD: tuple[Exhibit, ...] = (
         14,
         "channels beyond head_dim hold NaN",
         _F16,
-        Rewrite("operands", ("grown[: x.shape[0]", "grown[:, x.shape[1] :] = np.nan; grown[: x.shape[0]")),
+        _in_forward("grown[: x.shape[0]", "grown[:, x.shape[1] :] = np.nan; grown[: x.shape[0]"),
         "error_within_bound",
     ),
     Exhibit(15, "lse in base 2", _F16, Fault.LSE_BASE_2),
