@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from fa3_reference.attention import Attention
     from fa3_reference.attention import attention as truth
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
-    from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.bounds.model import BackwardModel, KernelModel
+    from fa3_reference.bounds.order import SoftmaxOrder
     from fa3_reference.cache import Cache
     from fa3_reference.problem import AttentionProblem, Descale, Operands
     from fa3_reference.quantize import Quantized, QuantScheme, prepare
@@ -122,7 +123,7 @@ else:
             "Replayed": "fa3verify.commands.replay",
             "Result": "fa3verify.operations.forward",
             "Run": "fa3verify.campaign.run",
-            "SoftmaxOrder": "fa3_reference.bounds.model",
+            "SoftmaxOrder": "fa3_reference.bounds.order",
             "array_kernel": "fa3verify.kernels.functions",
             "default_config": "fa3_kernels.plan.config",
             "find_kernel": "fa3verify.known.registry:find",

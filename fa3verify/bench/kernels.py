@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.gluon.launch import NO_DESCALES, Descales, forward
+from fa3_kernels.gluon.arguments import NO_DESCALES, Descales
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.request import Choices, Semantics

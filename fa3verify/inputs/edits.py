@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.inputs.distributions import Arrays, Tensor
+from fa3verify.inputs.draws import Arrays
+from fa3verify.inputs.streams import Tensor
 
 EditKind = Literal["set", "scale_row", "scale_channel", "constant_row", "copy_row", "needle"]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.inputs.distributions import DISTRIBUTIONS, Arrays, Distribution, Tensor, Value
+from fa3verify.inputs.distributions import DISTRIBUTIONS, Distribution
+from fa3verify.inputs.draws import Arrays, Value
 from fa3verify.inputs.edits import Edit, EditKind, exact_keys, natural
-from fa3verify.inputs.streams import HeadGroup
+from fa3verify.inputs.streams import HeadGroup, Tensor
 
 __all__ = [
     "DISTRIBUTIONS",

@@ -15,9 +15,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs import activations
-from fa3verify.inputs.distributions import DISTRIBUTIONS, Parameter, Tensor
+from fa3verify.inputs.distributions import DISTRIBUTIONS, Parameter
 from fa3verify.inputs.edits import Edit, EditKind
 from fa3verify.inputs.recipe import FAMILIES, Family, Recipe
+from fa3verify.inputs.streams import Tensor
 
 __all__ = ["edits", "recipes"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import Dtype
 from fa3verify import operations
@@ -20,8 +21,9 @@ from fa3verify.learn.diagnosis import mistakes
 from fa3verify.learn.elimination import Asking, Elimination, Step
 from fa3verify.learn.inputs import Subject
 from fa3verify.learn.launcher import Launcher, Question, differing
+from fa3verify.learn.probes import QUADS, ROW_SUMS, Probes
 from fa3verify.learn.rows import KEYS
-from fa3verify.learn.structure import K_STEP, QUADS, ROW_SUMS, Probes, Structure
+from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.operations.ratios import error_over_bound
 

@@ -7,25 +7,15 @@ its schedule is made on the GPU from lengths that the host never reads. New keys
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fa3_kernels.gluon.launch import Paged, forward, whole
+from fa3_kernels.gluon.arguments import Paged, whole
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_append import append
 from fa3_kernels.operators import PROMOTION_INTERVAL, descales_of, factors_of, options_of, refuse
 from fa3_kernels.plan.request import ONE_PAGE
-
-
-class _Cache(NamedTuple):
-    """Holds where the keys of the sequences of a call are, and how many a sequence may have."""
-
-    seqused_k: torch.Tensor
-    page_table: torch.Tensor
-    first_keys: torch.Tensor
-    page_size: int
-    room: int
 
 
 @lru_cache(maxsize=256)
@@ -52,16 +42,18 @@ def _queries(
     return _numbers(0, seqlen_q, batch + 1, q.device), batch, seqlen_q
 
 
-def _cache(
+def _paged(
     k_cache: torch.Tensor,
-    batch: int,
-    device: torch.device,
+    queries: tuple[torch.Tensor, int, int],
+    max_seqlen_k: int | None,
     cache_seqlens: int | torch.Tensor | None,
     page_table: torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
     cache_leftpad: torch.Tensor | None,
-) -> _Cache:
-    """Return where the keys are; a cache without a page table has one page a sequence."""
+) -> Paged:
+    """Return where queries and keys are; a cache without a page table has one page a sequence."""
+    starts, batch, longest_q = queries
+    device = starts.device
     if k_cache.ndim != 4:
         raise ValueError(f"k_cache must be (batch or pages, rows, nheads_kv, head_dim), got {(*k_cache.shape,)}")
     page_size = room = k_cache.shape[1]
@@ -82,7 +74,8 @@ def _cache(
     elif not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = torch.full((batch,), whole("cache_seqlens", cache_seqlens), dtype=torch.int32, device=device)
     first_keys = _numbers(0, 0, batch, device) if cache_leftpad is None else cache_leftpad
-    return _Cache(cache_seqlens, page_table, first_keys, page_size, room)
+    longest_k = room if max_seqlen_k is None else min(whole("max_seqlen_k", max_seqlen_k), room)
+    return Paged(starts, cache_seqlens, longest_q, longest_k, page_table, first_keys, page_size)
 
 
 def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
@@ -220,10 +213,9 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     refuse(qv, attention_chunk, sm_margin, scheduler_metadata=scheduler_metadata)
     if torch.is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
         raise ValueError("attention over a cache has no gradient: call it under torch.no_grad()")
-    starts, batch, longest_q = _queries(q, cu_seqlens_q, max_seqlen_q)
-    cache = _cache(k_cache, batch, q.device, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
-    longest_k = cache.room if max_seqlen_k is None else min(whole("max_seqlen_k", max_seqlen_k), cache.room)
-    paged = Paged(starts, cache.seqused_k, longest_q, longest_k, cache.page_table, cache.first_keys, cache.page_size)
+    queries = _queries(q, cu_seqlens_q, max_seqlen_q)
+    starts, batch, longest_q = queries
+    paged = _paged(k_cache, queries, max_seqlen_k, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
     rows = q if cu_seqlens_q is not None else q.flatten(0, 1)
     rotary = (rotary_cos, rotary_sin, rotary_seqlens)
     if k is not None or v is not None:

@@ -18,7 +18,8 @@ import torch
 from torch.library import Library
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3_kernels.gluon.launch import Packed, forward, packed_by
+from fa3_kernels.gluon.arguments import Packed, packed_by
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_backward import backward, check_differentiable
 from fa3_kernels.operators import options_of
 from fa3_kernels.plan.request import Semantics

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.gluon.launch import NO_DESCALES, Descales, Packed, check_starts, forward, operand
+from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, check_starts
+from fa3_kernels.gluon.launch import forward, operand
 from fa3_kernels.gluon.launch_backward import backward, check_of_forward
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 

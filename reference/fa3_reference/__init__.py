@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fa3_reference.attention import Attention
     from fa3_reference.attention import attention as truth
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
-    from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+    from fa3_reference.bounds.model import BackwardModel, KernelModel
+    from fa3_reference.bounds.order import SoftmaxOrder
     from fa3_reference.cache import Cache
     from fa3_reference.problem import AttentionProblem, Descale, Operands
     from fa3_reference.quantize import Quantized, QuantScheme, prepare
@@ -50,7 +51,7 @@ else:
             "Operands": "fa3_reference.problem",
             "QuantScheme": "fa3_reference.quantize",
             "Quantized": "fa3_reference.quantize",
-            "SoftmaxOrder": "fa3_reference.bounds.model",
+            "SoftmaxOrder": "fa3_reference.bounds.order",
             "forward_bound": "fa3_reference.bounds.forward",
             "prepare": "fa3_reference.quantize",
             "truth": "fa3_reference.attention:attention",

@@ -17,7 +17,6 @@ import numpy as np
 
 from fa3_reference.attention import (
     Attention,
-    QueryTile,
     as_float64,
     cap_and_mask,
     row_tiles,
@@ -27,24 +26,9 @@ from fa3_reference.attention import (
 from fa3_reference.problem import AttentionProblem
 
 
-class AttentionGradients(NamedTuple):
-    """Gradients in the layout of q, k and v, float64."""
+class Gradients(NamedTuple):
+    """Gradients in the layout of q, k and v: float64 of the truth, in the operands' format of a kernel."""
 
-    dq: np.ndarray
-    dk: np.ndarray
-    dv: np.ndarray
-
-
-class _Head(NamedTuple):
-    """Everything one query head reads and the gradients it adds to."""
-
-    q: np.ndarray  # (seqlen_q, head_dim)
-    k: np.ndarray  # (seqlen_k, head_dim)
-    v: np.ndarray  # (seqlen_k, head_dim_v)
-    out: np.ndarray  # (seqlen_q, head_dim_v)
-    lse: np.ndarray  # (seqlen_q,)
-    dlse: np.ndarray  # (seqlen_q,)
-    dout: np.ndarray  # (seqlen_q, head_dim_v)
     dq: np.ndarray
     dk: np.ndarray
     dv: np.ndarray
@@ -58,7 +42,7 @@ def attention_bwd(
     dout: np.ndarray,
     forward: Attention,
     dlse: np.ndarray | None = None,
-) -> AttentionGradients:
+) -> Gradients:
     """Compute the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k and v.
 
     Parameters
@@ -73,7 +57,7 @@ def attention_bwd(
 
     Returns
     -------
-    AttentionGradients
+    Gradients
         float64. Empty rows have dq = 0 and add nothing; keys that no row sees have dk = dv = 0. With u =
         2^-53 and x = (head_dim + 8) spread + |lse| of :mod:`fa3_reference.attention`, P carries a relative
         error of about x u, and every gradient at most about (2 x + seqlen_q * group + seqlen_k + 2
@@ -108,15 +92,18 @@ def attention_bwd(
         query_side = [problem.rows_q(x, seq) for x in (q, out, dout, dq)]
         key_side = [problem.rows_k(x, seq) for x in (k, v, dk, dv)]
         for head in range(problem.nheads):
-            q_h, out_h, dout_h, dq_h = (x[:, head] for x in query_side)
-            k_h, v_h, dk_h, dv_h = (x[:, head // problem.group] for x in key_side)
-            lse_h, dlse_h = (problem.rows_lse(x, seq)[head] for x in (lse, dlse))
-            part = _Head(q_h, k_h, v_h, out_h, lse_h, dlse_h, dout_h, dq_h, dk_h, dv_h)
-            poisoned = not all(np.isfinite(x).all() for x in (q_h, k_h, v_h, out_h, dout_h, dlse_h))
+            *queries, dq_head = (x[:, head] for x in query_side)
+            *keys, dk_head, dv_head = (x[:, head // problem.group] for x in key_side)
+            statistics = [problem.rows_lse(x, seq)[head] for x in (lse, dlse)]
+            poisoned = not all(np.isfinite(x).all() for x in (*queries, *keys, statistics[1]))
             with np.errstate(invalid="ignore", over="ignore"):
                 for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
-                    _add_tile(problem, part, tile)
-    return AttentionGradients(dq, dk, dv)
+                    of_rows = [x[tile.rows] for x in (*queries, *statistics)]
+                    part = _tile_gradients(problem, of_rows, [x[tile.keys] for x in keys], tile.visible)
+                    dq_head[tile.rows] += part.dq
+                    dk_head[tile.keys] += part.dk
+                    dv_head[tile.keys] += part.dv
+    return Gradients(dq, dk, dv)
 
 
 def sinks_gradient(
@@ -164,22 +151,19 @@ def sinks_gradient(
     return found
 
 
-def _add_tile(problem: AttentionProblem, head: _Head, tile: QueryTile) -> None:
-    rows = tile.rows
-    keys = tile.keys
-    q = head.q[rows]
-    k = head.k[keys]
-    v = head.v[keys]
-    dout = head.dout[rows]
+def _tile_gradients(
+    problem: AttentionProblem, of_rows: list[np.ndarray], of_keys: list[np.ndarray], visible: np.ndarray | None
+) -> Gradients:
+    """Return what a tile of query rows of one head adds to its gradients: of these rows, and of the keys they see."""
+    q, out, dout, lse, dlse = of_rows
+    k, v = of_keys
     x = scaled_scores(problem, q, k)
     slope = 1.0 / np.square(np.cosh(x / problem.softcap)) if problem.softcap > 0 else None
-    p = np.exp(cap_and_mask(problem, x, tile.visible) - head.lse[rows, None])
+    p = np.exp(cap_and_mask(problem, x, visible) - lse[:, None])
     ds = dout @ v.T
-    ds -= (np.sum(dout * head.out[rows], axis=1) - head.dlse[rows])[:, None]
+    ds -= (np.sum(dout * out, axis=1) - dlse)[:, None]
     ds *= p
     if slope is not None:
         ds *= slope
-    head.dv[keys] += p.T @ dout
     ds *= problem.softmax_scale
-    head.dq[rows] += ds @ k
-    head.dk[keys] += ds.T @ q
+    return Gradients(ds @ k, ds.T @ q, p.T @ dout)

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from fa3_simulator.program import Op, Program
 
 _ARRIVALS = {Op.WAIT: (Op.ARRIVE, Op.EXPECT), Op.BAR_SYNC: (Op.BAR_ARRIVE, Op.BAR_SYNC)}
 
 
-class Blocked(NamedTuple):
-    """An actor that cannot go on: the row of its wait, and whether it has entered a named barrier there."""
-
-    actor: int
-    row: int
-    has_joined: bool = False
-
-
-def waits_in_words(program: Program, blocked: Sequence[Blocked]) -> str:
-    """Name a circle of waits if there is one, else every wait.
+def waits_in_words(program: Program, blocked: Mapping[int, int]) -> str:
+    """Name a circle of waits if there is one, else every wait; ``blocked`` has the row of each actor that cannot go on.
 
     An actor waits for those that are blocked too and have an arrival at its barrier before them; a barrier at which
     nobody will arrive any more is named as such.
     """
-    waits = {b.actor: _awaited(program, b, blocked) for b in blocked}
+    waits = {actor: _awaited(program, actor, blocked) for actor in blocked}
     circle = _circle(waits)
     parts = []
-    for b in blocked:
-        if circle and b.actor not in circle:
+    for actor, row in blocked.items():
+        if circle and actor not in circle:
             continue
-        names = [program.actors[a].name for a in waits[b.actor]]
+        names = [program.actors[a].name for a in waits[actor]]
         whom = f", where {' and '.join(names)} would arrive" if names else ", where nobody will arrive"
-        where = f"{program.actors[b.actor].name} at {program.describe(b.actor, b.row)} (row {b.row})"
-        parts.append(where + whom)
+        parts.append(f"{program.actors[actor].name} at {program.describe(actor, row)} (row {row}){whom}")
     return ("circle of waits: " if circle else "") + "; ".join(parts)
 
 
-def _awaited(program: Program, waiting: Blocked, blocked: Sequence[Blocked]) -> list[int]:
-    """Blocked actors that have an arrival at the barrier of a wait before them."""
-    kind, barrier = (int(x) for x in program.actors[waiting.actor].ops[waiting.row][:2])
+def _awaited(program: Program, waiting: int, blocked: Mapping[int, int]) -> list[int]:
+    """Blocked actors that have an arrival at the barrier of a wait before them: behind their own wait, at a named
+    barrier of which they have arrived already.
+    """
+    kind, barrier = (int(x) for x in program.actors[waiting].ops[blocked[waiting]][:2])
     arrivals = _ARRIVALS.get(Op(kind), ())
     found = []
-    for other in blocked:
-        if other.actor == waiting.actor and kind == Op.BAR_SYNC:
+    for other, row in blocked.items():
+        if other == waiting and kind == Op.BAR_SYNC:
             continue  # it is there already
-        rest = program.actors[other.actor].ops[other.row + other.has_joined :, :2].tolist()
+        rest = program.actors[other].ops[row + 1 :, :2].tolist()
         if any(op in arrivals and x == barrier for op, x in rest):
-            found.append(other.actor)
+            found.append(other)
     return found
 
 

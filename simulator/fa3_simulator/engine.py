@@ -26,7 +26,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
-from fa3_simulator.deadlock import Blocked, waits_in_words
+from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.program import Op, Program
 from fa3_simulator.trace import Burst, DeadlockError, Mark, Span, Trace
 
@@ -105,7 +105,7 @@ class Engine:
                 self.piece_written(tick, barrier, last)
             else:
                 self.advance(actor, tick)
-        if stuck := [Blocked(i, actor.pc, True) for i, actor in enumerate(self.actors) if not actor.done]:
+        if stuck := {i: actor.pc for i, actor in enumerate(self.actors) if not actor.done}:
             waits = waits_in_words(self.program, stuck)
             raise DeadlockError(f"deadlock at cycle {self.trace.end / TICKS:.0f}: {waits}")
         return self.trace
@@ -125,6 +125,10 @@ class Engine:
         ops = self.ops[actor]
         while state.pc < len(ops):
             kind, x, y, z, _ = ops[state.pc]
+            if kind in _ONCE and state.part:
+                self.finish(actor, tick)
+                continue
+            state.part += kind in _ONCE
             resume = getattr(self, _METHODS[kind])(actor, tick, x, y, z)
             if resume is None:  # asleep: someone else wakes it
                 return
@@ -134,7 +138,8 @@ class Engine:
             self.finish(actor, tick)
         state.done = True
 
-    # Each returns the tick at which the actor goes on (it calls again unless the operation is over), or None to sleep.
+    # Each returns the tick at which the actor goes on, or None to sleep. Those that are not of _ONCE are called
+    # again until the operation is over.
 
     def vector(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
@@ -188,18 +193,9 @@ class Engine:
         groups = self.actors[actor].groups
         return max(tick, groups[-1 - x] + self.taken) if len(groups) > x else tick
 
-    def expect(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        self.mbarriers[x].bytes += y
-        self.arrival(x, tick)
-        return tick
-
     def load(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        state = self.actors[actor]
-        if state.part:
-            return tick
-        state.part = 1
         pieces = -(-y // PIECE_BYTES)
-        far = self.ops[actor][state.pc][4]
+        far = self.ops[actor][self.actors[actor].pc][4]
         begin = max(tick + self.latency, self.ingress[far])
         piece = self.piece_far if far else self.piece
         self.ingress[far] = begin + pieces * piece
@@ -218,26 +214,18 @@ class Engine:
             self.complete_if_done(barrier, tick)
 
     def store(self, actor: int, tick: int, x: int, _y: int, z: int) -> int | None:
-        state = self.actors[actor]
-        if state.part:
-            return tick
-        state.part = 1
         pieces = -(-x // PIECE_BYTES)
         self.port = max(tick + self.tma_issue, self.port) + pieces * self.piece_port
         self.trace.busy["smem"] += pieces * self.piece_port
         self.leave(tick + self.tma_issue, pieces, adds=z)
-        state.stored.append(max(self.port, self.egress))
+        self.actors[actor].stored.append(max(self.port, self.egress))
         return tick + self.tma_issue
 
     def store_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         stored = self.actors[actor].stored
         return max(tick, stored[-1 - x]) if len(stored) > x else tick
 
-    def reduce(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        state = self.actors[actor]
-        if state.part:
-            return tick
-        state.part = 1
+    def reduce(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         self.leave(tick, -(-x // PIECE_BYTES), adds=1)
         return self.egress
 
@@ -247,13 +235,12 @@ class Engine:
         self.egress = max(tick, self.egress) + pieces * each
         self.trace.busy["reduce"] += pieces * each if adds else 0
 
-    def arrive(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        self.arrival(x, tick)
+    def arrive(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
+        """An arrival, and the bytes that it expects."""
+        self.mbarriers[x].bytes += y
+        self.mbarriers[x].pending -= 1
+        self.complete_if_done(x, tick)
         return tick
-
-    def arrival(self, barrier: int, tick: int) -> None:
-        self.mbarriers[barrier].pending -= 1
-        self.complete_if_done(barrier, tick)
 
     def complete_if_done(self, barrier: int, tick: int) -> None:
         state = self.mbarriers[barrier]
@@ -270,11 +257,7 @@ class Engine:
         state.waiters = still
 
     def wait(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        state = self.actors[actor]
         barrier = self.mbarriers[x]
-        if state.part:
-            return tick
-        state.part = 1
         if barrier.phase & 1 != y:
             return tick + self.poll
         barrier.waiters.append((actor, y))
@@ -290,19 +273,11 @@ class Engine:
         return tick
 
     def bar_sync(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        state = self.actors[actor]
-        if state.part:
-            return tick
-        state.part = 1
         self.sleeping[x].append(actor)
         self.bar_arrive(actor, tick, x, 0, 0)
         return None
 
-    def delay(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        state = self.actors[actor]
-        if state.part:
-            return tick
-        state.part = 1
+    def delay(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         return tick + int(self.costs.delay[x])
 
     def nothing(self, _actor: int, tick: int, _x: int, _y: int, _z: int) -> int | None:
@@ -313,7 +288,9 @@ class Engine:
         return tick
 
 
-_METHODS = {int(op): op.name.lower() if op not in (Op.READ, Op.WRITE, Op.FENCE) else "nothing" for op in Op}
+_ONCE = (Op.LOAD, Op.STORE, Op.REDUCE, Op.WAIT, Op.BAR_SYNC, Op.DELAY)  # which take their time when they are called
+_METHODS = {int(op): op.name.lower() for op in Op}
+_METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE), "nothing") | {Op.EXPECT: "arrive"}
 
 
 def simulate(program: Program, costs: Costs) -> Trace:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from fa3_simulator.deadlock import Blocked, waits_in_words
+from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program, regions
@@ -108,10 +108,9 @@ class Checker:
     def run(self) -> list[Hazard]:
         """Execute all and return what was found."""
         self.advance()
-        stuck = [a for a, ops in enumerate(self.ops) if self.pc[a] < len(ops)]
+        stuck = {a: self.pc[a] for a, ops in enumerate(self.ops) if self.pc[a] < len(ops)}
         if stuck:
-            blocked = [Blocked(a, self.pc[a], self.joined[a] is not None) for a in stuck]
-            self.report("deadlock", waits_in_words(self.program, blocked))
+            self.report("deadlock", waits_in_words(self.program, stuck))
         for a, actor in enumerate(self.program.actors):
             if not stuck and self.stores[a] > self.clock[a][2 * self.actors + a]:
                 self.report("race", f"{actor.name} ends while its last store may still read shared memory")

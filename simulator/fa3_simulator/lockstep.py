@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_simulator.consumer import Consumer
-from fa3_simulator.program import Builder, Mbarrier, NamedBarrier, Slot
+from fa3_simulator.program import Builder, Mbarrier, Slot
 from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks
 
@@ -15,9 +12,8 @@ class Lockstep(Consumer):
     """One warpgroup of a kernel without warp specialisation: number 0 starts every load, after a CTA barrier."""
 
     def __init__(self, builder: Builder, shared: Resources, index: int) -> None:
-        barrier = NamedBarrier("cta", 0, WARPGROUP_THREADS * shared.config.consumers)  # the only one there is
-        super().__init__(builder, replace(shared, epilogue=(barrier,) * shared.config.consumers), index, 255)
-        self.barrier = barrier
+        super().__init__(builder, shared, index, 255)
+        self.barrier = shared.epilogue[index]
 
     def join_warps(self) -> None:
         """Triton's barrier over the CTA in front of the wait for K; another is in front of that for V."""

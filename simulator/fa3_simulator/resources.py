@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
@@ -13,29 +12,6 @@ from fa3_kernels.plan.variant import SWIZZLED_BYTES, buffers
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
 from fa3_simulator.schedules import copies_queries
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Names shared by the warps of one CTA."""
-
-    config: Config
-    bytes_of: dict[str, int]  # of one buffer, by name
-    q: tuple[Slot, ...]  # of one warpgroup each; one ring slot after the other
-    k: tuple[Slot, ...]
-    v: tuple[Slot, ...]
-    v_raw: tuple[Slot, ...]  # as loaded, before the transpose
-    out: tuple[Slot, ...]  # of one warpgroup each; none where O leaves through Q's slots
-    q_full: tuple[Mbarrier, ...]
-    k_full: tuple[Mbarrier, ...]
-    v_full: tuple[Mbarrier, ...]
-    v_ready: tuple[Mbarrier, ...]  # transposed; v_full itself without a transpose
-    empty: dict[str, tuple]  # of NamedBarrier or Mbarrier, by ring
-    turn: tuple[NamedBarrier, ...]
-    epilogue: tuple[NamedBarrier, ...]  # over one warpgroup
-    producer: NamedBarrier  # over the warps of a producer that transposes
-    stored: Mbarrier  # O has left V's memory
-    together: NamedBarrier  # of all consumers: they have read V, and then O of each is in its memory
 
 
 def slots(name: str, count: int, size: int) -> tuple[Slot, ...]:
@@ -79,37 +55,45 @@ def _outputs_in_v(config: Config, v_bytes: int) -> tuple[Slot, ...]:
     )
 
 
-@lru_cache(maxsize=64)
-def resources_of(config: Config) -> Resources:
-    """Return what the warps of a forward kernel share."""
-    s = config
-    stages = config.num_stages
-    q_stages = config.query_slots
-    bytes_of = {name: size for name, (_, size) in buffers(s).items()}
-    first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
-    turns = first + 2 * stages + q_stages if s.traits.named_rings else first
-    v_full = filled("v", stages)
-    own = tuple(Slot(f"out.{w}", bytes_of["out"]) for w in range(s.consumers) if "out" in bytes_of)
-    return Resources(
-        config,
-        bytes_of,
-        tuple(Slot(f"q[{i}].{w}", bytes_of["q"]) for i in range(q_stages) for w in range(s.consumers)),
-        slots("k", stages, bytes_of["k"]),
-        slots("v", stages, bytes_of["v"]),
-        slots("v_raw", stages, bytes_of["v_raw"]) if s.transposes_v else (),
-        _outputs_in_v(s, stages * bytes_of["v"]) if s.traits.output_in_v else own,
-        filled("q", q_stages, s.consumers if copies_queries(s) else 1),
-        filled("k", stages),
-        v_full,
-        tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages)) if s.transposes_v else v_full,
-        {
+class Resources:
+    """Slots and barriers that the warps of a forward kernel share."""
+
+    def __init__(self, config: Config) -> None:
+        s = self.config = config
+        each = range(s.consumers)
+        stages = s.num_stages
+        q_stages = s.query_slots
+        self.bytes_of = {name: size for name, (_, size) in buffers(s).items()}  # of one buffer
+        first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
+        turns = first + 2 * stages + q_stages if s.traits.named_rings else first
+        of_v = self.bytes_of["v"]
+        # of one warpgroup each; one ring slot after the other
+        self.q = tuple(Slot(f"q[{i}].{w}", self.bytes_of["q"]) for i in range(q_stages) for w in each)
+        self.k = slots("k", stages, self.bytes_of["k"])
+        self.v = slots("v", stages, of_v)
+        self.v_raw = slots("v_raw", stages, self.bytes_of["v_raw"]) if s.transposes_v else ()  # before the transpose
+        # of one warpgroup each; none where O leaves through Q's slots
+        self.out = tuple(Slot(f"out.{w}", self.bytes_of["out"]) for w in each if "out" in self.bytes_of)
+        if s.traits.output_in_v:
+            self.out = _outputs_in_v(s, stages * of_v)
+        self.q_full = filled("q", q_stages, s.consumers if copies_queries(s) else 1)
+        self.k_full = filled("k", stages)
+        self.v_full = self.v_ready = filled("v", stages)
+        if s.transposes_v:
+            self.v_ready = tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages))
+        self.empty = {
             "k": emptied("k", stages, s, first),
             "v": emptied("v", stages, s, first + stages),
             "q": emptied("q", q_stages, s, first + 2 * stages),
-        },
-        tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in range(s.consumers)),
-        tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in range(s.consumers)),
-        NamedBarrier("producer", 1 + s.consumers, WARPGROUP_THREADS),
-        Mbarrier("o_stored", 1),
-        NamedBarrier("epilogue", 1, WARPGROUP_THREADS * s.consumers),
-    )
+        }
+        self.turn = tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in each)
+        self.epilogue = tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
+        if not s.warp_specialized:  # the only barrier there is
+            self.epilogue = (NamedBarrier("cta", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
+        self.producer = NamedBarrier("producer", 1 + s.consumers, WARPGROUP_THREADS)  # over the warps that transpose
+        self.stored = Mbarrier("o_stored", 1)  # O has left V's memory
+        # of all consumers: they have read V, and then O of each is in its memory
+        self.together = NamedBarrier("epilogue", 1, WARPGROUP_THREADS * s.consumers)
+
+
+resources_of = lru_cache(maxsize=64)(Resources)

@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from fa3_kernels.gluon.backward_dq import DQ_EMPTY, DQ_FULL, add_in_memory, warpgroup_barrier
 from fa3_kernels.gluon.backward_geometry import dq_coordinates, key_tile, opaque, row_blocks
-from fa3_kernels.gluon.backward_pipeline import DQ_EMPTY, DQ_FULL, add_in_memory, warpgroup_barrier
 from fa3_kernels.gluon.pipeline import named_barrier
 from fa3_kernels.plan import barriers
 

@@ -28,7 +28,7 @@ from triton.experimental.gluon import language as gl
 from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import Compiled, compile_call
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.gluon import backward_pipeline, launch_backward
+from fa3_kernels.gluon import backward_dq, launch_backward
 from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_plan
@@ -45,7 +45,7 @@ SEQLENS = (1024, 4096, 16384)
 HEAD_DIMS = (64, 128, 256)
 SHIPPED = "tma, a warp of its own"
 SHARE = 64  # rows, and channels, of a warpgroup's share of dQ, or of the part it hands on at a time
-FOLDER = Path(backward_pipeline.__file__).parent
+FOLDER = Path(backward_dq.__file__).parent
 _COLUMNS = ("head_dim", "seqlen", "causal", "path", "ms", "sm_mhz", "kilocycles", "tflops", "speed", "difference")
 
 
@@ -62,7 +62,7 @@ class Route(NamedTuple):
 
 
 PATHS = {
-    SHIPPED: Route(dq_kernels.stage, backward_pipeline.add_dq),
+    SHIPPED: Route(dq_kernels.stage, backward_dq.add_dq),
     "tma, the consumer": Route(dq_kernels.start_additions, dq_kernels.idle, surplus=1),
     "red of 4, whole lines": Route(dq_kernels.add_lines, dq_kernels.idle),
     "red of 2": Route(dq_kernels.add_pairs, dq_kernels.idle),
@@ -158,7 +158,7 @@ def plan_of(name: str, problem: AttentionProblem, sms: int) -> BackwardPlan:
 def launcher(name: str, problem: AttentionProblem, x: GivenBackward) -> Any:
     """What launches a path on the GPU."""
     plan = plan_of(name, problem, num_sms(x.q.device))
-    ready = launch_backward._Ready(plan, PlanOnGpu(plan.tables, x.q.device))
+    ready = (plan, PlanOnGpu(plan.tables, x.q.device))
     return lambda: launch_backward._run(ready, (x.dout, x.q, x.k, x.v, x.out, x.lse), None, None)
 
 

@@ -52,7 +52,8 @@ def to_device(x: np.ndarray):
 def device_forward(problem: AttentionProblem, given: Operands, **choices) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
-    from fa3_kernels.gluon.launch import forward, packed_of
+    from fa3_kernels.gluon.arguments import packed_of
+    from fa3_kernels.gluon.launch import forward
 
     tensors = [to_device(x) for x in (given.q, given.k, given.v)]
     out, lse = forward(*tensors, Semantics.of(problem), Choices(**choices), packed=packed_of(problem))
@@ -227,6 +228,7 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     import torch
 
     from fa3_kernels.gluon import launch
+    from fa3_kernels.gluon.arguments import packed_of
     from fa3_kernels.plan.plan import sizes_of
     from tests.kernels.packed_schedule import packed_schedule
 
@@ -248,7 +250,7 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
     q, k, v = (torch.randn(x, device="cuda", dtype=torch.float16) for x in (problem.q_shape, keys, keys))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_packed_workspace", kept)
-        out, lse = launch.forward(q, k, v, Semantics(causal=causal), packed=launch.packed_of(problem))
+        out, lse = launch.forward(q, k, v, Semantics(causal=causal), packed=packed_of(problem))
     ((plan, values, made_on_gpu),) = made
     shape, first = (values["ctas"], values["width"]), (values["schedule"] - made_on_gpu.data_ptr()) // 8
     order, _ = plan.order(sizes_of(problem)[0], max(lengths_q))
@@ -265,7 +267,8 @@ def test_the_gpu_makes_the_schedule_that_the_rule_says(batch: int, mode: str, ca
 def test_starts_that_leave_the_tensors_read_and_write_nothing_outside() -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import Packed, forward
+    from fa3_kernels.gluon.arguments import Packed
+    from fa3_kernels.gluon.launch import forward
 
     q, k = (torch.randn(n, 4, 64, device="cuda", dtype=torch.float16) for n in (300, 500))
     starts = torch.tensor([0, 9000, -7, 300], dtype=torch.int32, device="cuda")
@@ -285,7 +288,8 @@ def test_a_sequence_has_its_bits_at_every_place_of_a_batch() -> None:
 def test_illegal_operands_are_refused() -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import Packed, forward
+    from fa3_kernels.gluon.arguments import Packed
+    from fa3_kernels.gluon.launch import forward
 
     def tensor(*shape: int, dtype=torch.float16):
         return torch.zeros(shape, device="cuda", dtype=dtype)

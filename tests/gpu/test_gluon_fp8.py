@@ -57,7 +57,8 @@ def draw(problem: AttentionProblem, blocks=(None, None, None), seed: int = 0, sp
 def device_forward(problem: AttentionProblem, given: Operands, *, out_dtype: str = "bf16", **choices):
     import torch
 
-    from fa3_kernels.gluon.launch import Descales, forward, packed_of
+    from fa3_kernels.gluon.arguments import Descales, packed_of
+    from fa3_kernels.gluon.launch import forward
 
     tensors = [torch.from_numpy(x.view(np.int8)).cuda().view(torch.float8_e4m3fn) for x in (given.q, given.k, given.v)]
     factors = (given.q_descale, given.k_descale, given.v_descale)
@@ -190,7 +191,8 @@ def test_promotion_keeps_128k_keys_with_mean_one_within_three_thousandths(head_d
 def test_illegal_operands_and_descales_are_refused() -> None:
     import torch
 
-    from fa3_kernels.gluon.launch import Descales, forward
+    from fa3_kernels.gluon.arguments import Descales
+    from fa3_kernels.gluon.launch import forward
 
     x = torch.zeros((1, 256, 2, 64), device="cuda").to(torch.float8_e4m3fn)
     half = torch.zeros((1, 256, 2, 64), device="cuda", dtype=torch.float16)

@@ -34,7 +34,7 @@ def tensors(problem: AttentionProblem) -> list[Any]:
 def attend(problem: AttentionProblem, q: Any, k: Any, v: Any, **options: Any) -> Any:
     """The library's function for a problem."""
     from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-    from fa3_kernels.gluon.launch import packed_of
+    from fa3_kernels.gluon.arguments import packed_of
 
     options |= {"causal": problem.causal, "window_size": problem.window, "return_attn_probs": True}
     packed = packed_of(problem)
@@ -130,7 +130,7 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
     import torch
 
     from fa3_kernels import operators
-    from fa3_kernels.gluon.launch import packed_of
+    from fa3_kernels.gluon.arguments import packed_of
 
     problem = PROBLEMS[name]
     q, k, v, dout = tensors(problem)
@@ -151,7 +151,7 @@ def test_a_captured_backward_survives_the_plans_that_are_dropped(name: str) -> N
     import torch
 
     from fa3_kernels.gluon import launch_backward
-    from fa3_kernels.gluon.launch import packed_of
+    from fa3_kernels.gluon.arguments import packed_of
     from fa3_kernels.plan.request import Semantics
 
     problem = PROBLEMS[name]

@@ -17,7 +17,7 @@ import torch
 
 from fa3_kernels import operators
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3_kernels.gluon.launch import Packed
+from fa3_kernels.gluon.arguments import Packed
 from fa3_kernels.plan.request import Semantics
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import attention_bwd

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.gluon import launch
-from fa3_kernels.gluon.launch import Packed, forward
+from fa3_kernels.gluon.arguments import Packed
+from fa3_kernels.gluon.launch import forward
 from fa3_kernels.plan.call import Pointer, View
 from fa3_kernels.plan.plan import plan_of
 from fa3_kernels.plan.request import Choices, Semantics, request_of

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 import torch
 
 from fa3_kernels.gluon import launch_backward, run
-from fa3_kernels.gluon.launch import Packed
+from fa3_kernels.gluon.arguments import Packed
 from fa3_kernels.gluon.launch_backward import backward
 from fa3_kernels.plan.backward import backward_plan
 from fa3_kernels.plan.call import Block, Pointer, View

@@ -35,8 +35,8 @@ from fa3verify.files import csv_text, markdown_table, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
-MODULES = ("head", "state", "steps", "forward", "epilogue", "gradient_weights", "gradient_sums", "backward")
-MODULES += ("quantisation", "quantizer", "enclosure", "model")
+MODULES = ("head", "state", "steps", "forward_weights", "forward_sums", "forward_sinks", "forward", "epilogue")
+MODULES += ("gradient_weights", "gradient_sums", "backward", "quantisation", "quantizer", "enclosure", "model")
 TESTS = ROOT / "tests" / "reference" / "bounds"
 _SEEN_BY = {  # the pinned tests of each module
     "backward": ("terms_gradients", "terms_backward"),

@@ -11,7 +11,8 @@ import pytest
 from fa3_reference.attention import attention
 from fa3_reference.bounds.device import EX2_REL
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.problem import DTYPES, Dtype
 from tests.quality import legal_orders
 from tests.quality.legal_orders import Order, attend

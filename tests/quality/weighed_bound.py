@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 
-from fa3_reference.bounds import epilogue, forward, head, steps
+from fa3_reference.bounds import epilogue, forward, forward_sinks, forward_sums, forward_weights, head, steps
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Operands
@@ -25,42 +25,45 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "factor": ((head, "eta = «eta» * OUTWARD"),),
     # rounding of x - M
     "exponent": (
-        (forward, "return «(gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET)» + kept * size"),
-        (forward, "dx = dx + «U_FP32 * (np.abs(x) + dx)»"),
-        (forward, "return LN2 * (dx + «U_FP32 * (_exponent(y, model) + within)») + exp"),
-        (forward, "r = LN2 * (dx + «binary32_error(exponent - within, exponent + within)») + exp"),
+        (forward_sinks, "return «(gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET)» + kept * size"),
+        (forward_weights, "dx = dx + «U_FP32 * (np.abs(x) + dx)»"),
+        (forward_weights, "return LN2 * (dx + «U_FP32 * (_exponent(y, model) + within)») + exp"),
+        (forward_weights, "r = LN2 * (dx + «binary32_error(exponent - within, exponent + within)») + exp"),
     ),
     # the exponential of weights
     "exp": (
-        (forward, "r = LN2 * (_sink_error(sink, state.max, model) + 2 * state.tau) + «log_error(model.exp_error)»"),
-        (forward, "exp = «log_error(model.exp_error)»"),
+        (
+            forward_sinks,
+            "r = LN2 * (sink_error(sink, state.max, model) + 2 * state.tau) + «log_error(model.exp_error)»",
+        ),
+        (forward_weights, "exp = «log_error(model.exp_error)»"),
     ),
     # the factor of a moved maximum, and its product with O
     "rescale": (
         (forward, "a = np.where(moved, «log_error(model.exp_error) + LN2 * exponent», 0.0)"),
-        (forward, "lost = lost + «carried * rescaled * OUTWARD»"),
+        (forward_sums, "lost = lost + «carried * rescaled * OUTWARD»"),
     ),
     # of P to its format
     "p_rounding": (
-        (forward, "relative = «rounding» / np.where(p > 0, p, 1.0)"),
-        (forward, "return _Weights(p, visible, either, down, «rounding», unit, counts, *grids)"),
+        (forward_weights, "relative = «rounding» / np.where(p > 0, p, 1.0)"),
+        (forward_weights, "return BlockWeights(p, visible, either, down, «rounding», unit, counts, *grids)"),
         (epilogue, "lost = «model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2»"),
     ),
     # cuts of P V: of products as they are aligned, and of their sums
     "products": (
-        (forward, "lost = «np.where(exact.products, 0.0, products)» + np.where(exact.sums, 0.0, sums)"),
-        (forward, "return np.minimum(«products», carried + added) + np.minimum(sums, carried + added)"),
+        (forward_sums, "lost = «np.where(exact.products, 0.0, products)» + np.where(exact.sums, 0.0, sums)"),
+        (forward_sums, "return np.minimum(«products», carried + added) + np.minimum(sums, carried + added)"),
     ),
     "sums": (
-        (forward, "tree = «gamma(int(keys.max()) + 1, unit) * (added + np.where(added > 0, carried, 0.0))»"),
-        (forward, "lost = np.where(exact.products, 0.0, products) + «np.where(exact.sums, 0.0, sums)»"),
-        (forward, "return np.minimum(products, carried + added) + «np.minimum(sums, carried + added)»"),
+        (forward_sums, "tree = «gamma(int(keys.max()) + 1, unit) * (added + np.where(added > 0, carried, 0.0))»"),
+        (forward_sums, "lost = np.where(exact.products, 0.0, products) + «np.where(exact.sums, 0.0, sums)»"),
+        (forward_sums, "return np.minimum(products, carried + added) + «np.minimum(sums, carried + added)»"),
     ),
     # additions of promoted sums in binary32
-    "promotion": ((forward, "lost = lost + «np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)»"),),
+    "promotion": ((forward_sums, "lost = lost + «np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)»"),),
     "row_sum": (
-        (forward, "lost = «np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)»"),
-        (forward, "lost = «gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))»"),
+        (forward_sinks, "lost = «np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)»"),
+        (forward_sums, "lost = «gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))»"),
         (epilogue, "error = state.l_error + «gamma(2) * (weights + state.l_error)»"),
         (
             epilogue,

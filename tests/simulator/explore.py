@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import NamedTuple
 
-from fa3_simulator.deadlock import Blocked, waits_in_words
+from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.program import NONE, Op, Program, regions
 
@@ -89,9 +89,8 @@ class _Explorer:
         return Explored(list(self.findings), len(seen), not todo)
 
     def deadlock(self, state: _State) -> None:
-        stuck = [a for a, ops in enumerate(self.ops) if state.pc[a] < len(ops)]
-        blocked = [Blocked(a, state.pc[a], state.waits[a]) for a in stuck]
-        self.findings.setdefault(Hazard("deadlock", waits_in_words(self.program, blocked)))
+        stuck = {a: state.pc[a] for a, ops in enumerate(self.ops) if state.pc[a] < len(ops)}
+        self.findings.setdefault(Hazard("deadlock", waits_in_words(self.program, stuck)))
 
     def following(self, state: _State) -> list[_State]:
         """States one step away; a single one where a local operation is next."""

@@ -33,24 +33,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fa3_kernels.gluon.backward_dq import DQ_EMPTY, DQ_FULL, add_dq, share_of_dq, warpgroup_barrier
 from fa3_kernels.gluon.backward_geometry import advanced, key_coordinates, key_tile, opaque, row_blocks
 from fa3_kernels.gluon.backward_pipeline import (
     DOUT_EMPTY,
-    DQ_EMPTY,
-    DQ_FULL,
     KV_EMPTY,
     Q_EMPTY,
-    add_dq,
     add_product,
     exchange,
     probabilities,
     produce,
     program,
     scaled,
-    share_of_dq,
     statistics,
     store_parts,
-    warpgroup_barrier,
 )
 from fa3_kernels.gluon.backward_wide import consume_wide
 from fa3_kernels.gluon.boxes import awaited, no_sums, parts, product

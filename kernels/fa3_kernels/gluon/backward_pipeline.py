@@ -1,13 +1,7 @@
-"""Roles and rings of the backward kernel: named barriers, what every partition sees, the producer and the warp of dQ.
+"""Roles and rings of the backward kernel: named barriers, what every partition sees, and the producer."""
 
-In deterministic mode that warp waits for its turn at every row block, in the order of
-:meth:`fa3_kernels.plan.key_tiles.Walk.parts`.
-"""
-
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
@@ -15,15 +9,13 @@ from fa3_kernels.gluon import softmax
 from fa3_kernels.gluon.backward_geometry import (
     advanced,
     block_index,
-    dq_coordinates,
     key_coordinates,
     key_tile,
-    parts_before,
     query_coordinates,
     row_blocks,
     visible_scores,
 )
-from fa3_kernels.gluon.boxes import allocate_boxes, groups, load_boxes, parts
+from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes
 from fa3_kernels.gluon.pipeline import full_barriers, named_barrier, slot_barrier
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import BackwardBarrier
@@ -31,18 +23,9 @@ from fa3_kernels.plan.barriers import BackwardBarrier
 Q_EMPTY = gl.constexpr(int(BackwardBarrier.Q_EMPTY))
 DOUT_EMPTY = gl.constexpr(int(BackwardBarrier.DOUT_EMPTY))
 KV_EMPTY = gl.constexpr(int(BackwardBarrier.KV_EMPTY))
-DQ_EMPTY = gl.constexpr(int(BackwardBarrier.DQ_EMPTY))
-DQ_FULL = gl.constexpr(int(BackwardBarrier.DQ_FULL))
 EXCHANGE = gl.constexpr(int(BackwardBarrier.EXCHANGE))
 SCORES_READY = gl.constexpr(int(BackwardBarrier.SCORES_READY))
 EXCHANGE_THREADS = gl.constexpr(2 * barriers.WARPGROUP_THREADS)
-DQ_THREADS = gl.constexpr(barriers.slot_threads(1))
-
-
-@gluon.jit
-def warpgroup_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Arrive or sync where one consumer warpgroup meets the warp that adds dQ."""
-    named_barrier(OPERATION, FIRST + WARPGROUP, DQ_THREADS)
 
 
 @gluon.jit
@@ -55,13 +38,6 @@ def exchange():
 def scores_ready(OPERATION: gl.constexpr):
     """Let the warpgroup that forms the scores meet the other one, which reads them."""
     named_barrier(OPERATION, SCORES_READY, EXCHANGE_THREADS)
-
-
-@builtin
-def add_in_memory(desc, coordinates, buffer, _semantic=None):
-    """Start a TMA addition of a shared fp32 tile to memory."""
-    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coordinates, buffer.handle)
 
 
 @aggregate
@@ -241,47 +217,6 @@ def probabilities(p, tile, rows, s, first_row, lse, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _seen(word):
-    """How many parts a row block's dQ has taken, as memory says now."""
-    return gl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _take_turn(word, count, seen):
-    """Wait until a row block's dQ has taken ``count`` parts; memory is not asked where ``seen`` says so already."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred %waits; .reg .b32 %taken; mov.b32 %taken, $3; WAIT: setp.lt.s32 %waits, %taken, $2; "
-        "@%waits ld.acquire.gpu.global.b32 %taken, [$1]; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }",
-        "=r,l,r,r",
-        [word, count, seen],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.constexpr_function
-def _pass_asm(pending):
-    return (
-        f"{{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group {pending}; fence.proxy.async.global; "
-        "bar.warp.sync -1; mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
-        "@%first red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }"
-    )
-
-
-@gluon.jit
-def _pass_turn(word, PENDING: gl.constexpr):
-    """Say that a part was added, once all but PENDING later additions truly are in memory.
-
-    A wait for the reads of shared memory alone would be too early.
-    """
-    asm: gl.constexpr = _pass_asm(PENDING)
-    gl.inline_asm_elementwise(asm, "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def _load_keys(p, tile, number):
     """Start the loads of K and V of a tile once those of the tile before are no longer read."""
     if number > 0:
@@ -333,106 +268,4 @@ def produce(p):
                 step += 1
         if step == first:
             _load_keys(p, tile, number)
-        number += 1
-
-
-@gluon.constexpr_function
-def _share(variant, warpgroup):
-    """Boxes of dQ that a warpgroup stages, as (first, count)."""
-    return groups(variant.qk_boxes)[warpgroup] if variant.qk_boxes > 1 else (warpgroup, 1)
-
-
-@gluon.jit
-def share_of_dq(p, WARPGROUP: gl.constexpr):
-    """Where a warpgroup stages its share of dQ, or the part that it hands on."""
-    if p.variant.qk_boxes > 1:
-        return parts(p.dq_smem, 0, p.variant.qk_boxes)[WARPGROUP]
-    else:
-        return p.dq_smem.index(WARPGROUP)
-
-
-@gluon.jit
-def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
-    """Start the additions of what a warpgroup has staged."""
-    first: gl.constexpr = _share(p.variant, WARPGROUP)[0]
-    stop: gl.constexpr = first + _share(p.variant, WARPGROUP)[1]
-    for i in gl.static_range(first, stop):
-        add_in_memory(p.dq_desc, dq_coordinates(p, tile, head, block, part, i), p.dq_smem.index(i))
-
-
-@gluon.jit
-def _start_part(p, tile, head, block, part):
-    """Start the additions of what both warpgroups hand on of a row block, or of one half of it."""
-    for w in gl.static_range(2):
-        warpgroup_barrier("sync", DQ_FULL, w)
-        fence_async_shared()  # of what the consumers wrote: here it costs them no time
-        _add_boxes(p, tile, head, block, part, w)
-
-
-@gluon.jit
-def _hand_back(p):
-    """Give what is staged back to the consumers, as soon as memory has read it."""
-    for w in gl.static_range(2):
-        tma.store_wait(1 - w)  # the second warpgroup's share is one box
-        warpgroup_barrier("arrive", DQ_EMPTY, w)
-
-
-@gluon.jit
-def _add_in_turn(p, tile, head, rows):
-    """Add all row blocks of a head, each in its turn, for which memory is asked while it reads the one before.
-
-    A turn is passed when its part is in memory. Of parts in two halves, as at head_dim 256, that is not waited for
-    until the first half of the next row block is on its way, so that the consumers have the buffers back in time:
-    :mod:`fa3_kernels.plan.key_tiles` gives tiles a distance of two row blocks there.
-    """
-    dq_parts: gl.constexpr = p.variant.dq_parts
-    is_late: gl.constexpr = dq_parts == 2
-    cursor = rows.start
-    word = p.turns + block_index(p, tile, head, rows.first + cursor)
-    seen = cursor * 0
-    for i in range(rows.count):
-        block = rows.first + cursor
-        cursor = advanced(p, rows, cursor)
-        before = word
-        word = p.turns + block_index(p, tile, head, block)
-        _take_turn(word, parts_before(p, tile, block), seen)
-        if is_late:
-            _start_part(p, tile, head, block, 0)
-            _hand_back(p)
-            if i > 0:
-                _pass_turn(before, p.variant.dq_boxes)
-        _start_part(p, tile, head, block, dq_parts - 1)
-        seen = _seen(p.turns + block_index(p, tile, head, rows.first + cursor))
-        _hand_back(p)
-        if not is_late:
-            _pass_turn(word, 0)
-    if is_late:  # noqa: SIM102 (known when compiled, and known when run)
-        if rows.count > 0:
-            _pass_turn(word, 0)
-
-
-@gluon.jit
-def add_dq(p):
-    """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
-    dq_parts: gl.constexpr = p.variant.dq_parts
-    number = 0
-    entry = gl.load(p.tiles)
-    for w in gl.static_range(2):
-        warpgroup_barrier("arrive", DQ_EMPTY, w)
-    while entry >= 0:
-        tile = key_tile(p, entry)
-        entry = gl.load(p.tiles + number + 1)
-        rows = row_blocks(p, tile)
-        for member in range(p.group):
-            head = tile.kv_head * p.group + member
-            if p.variant.is_deterministic:
-                _add_in_turn(p, tile, head, rows)
-            else:
-                cursor = rows.start
-                for _i in range(rows.count):
-                    block = rows.first + cursor
-                    cursor = advanced(p, rows, cursor)
-                    for part in gl.static_range(dq_parts):
-                        _start_part(p, tile, head, block, part)
-                        _hand_back(p)
         number += 1

@@ -17,11 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fa3_kernels.gluon.backward_dq import DQ_EMPTY, DQ_FULL, share_of_dq, warpgroup_barrier
 from fa3_kernels.gluon.backward_geometry import advanced, key_coordinates, key_tile, opaque, row_blocks
 from fa3_kernels.gluon.backward_pipeline import (
     DOUT_EMPTY,
-    DQ_EMPTY,
-    DQ_FULL,
     KV_EMPTY,
     Q_EMPTY,
     add_product,
@@ -29,10 +28,8 @@ from fa3_kernels.gluon.backward_pipeline import (
     probabilities,
     scaled,
     scores_ready,
-    share_of_dq,
     statistics,
     store_parts,
-    warpgroup_barrier,
 )
 from fa3_kernels.gluon.boxes import no_sums, parts, product
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import rotated_fp8, softmax
-from fa3_kernels.gluon.boxes import awaited, no_sums, parts
+from fa3_kernels.gluon.boxes import no_sums, parts
 from fa3_kernels.gluon.dependent import await_grid
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
@@ -36,12 +36,11 @@ from fa3_kernels.gluon.geometry import (
 )
 from fa3_kernels.gluon.operand_fp8 import pack_chunks
 from fa3_kernels.gluon.output import scaled
-from fa3_kernels.gluon.output_fp8 import issue_part, store, with_part
+from fa3_kernels.gluon.output_fp8 import store
 from fa3_kernels.gluon.pages import slot_shape
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
-    V_EMPTY,
     full_barriers,
     issue_scores,
     pass_turn,
@@ -54,81 +53,13 @@ from fa3_kernels.gluon.pipeline import (
 from fa3_kernels.gluon.produce_fp8 import produce_fp8
 from fa3_kernels.gluon.stamps import (
     ISSUED,
-    OUTPUT,
     SCORES,
-    TURN_TAKEN,
     at_step,
     begin_stamps,
     declare_stamps,
     stamp,
 )
-
-
-@gluon.jit
-def _add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Add P V of block ``step`` to O part by part and start the scores of the next block.
-
-    EARLY: two parts are in flight at a time, and the scores are started before the last part is waited for.
-    """
-    units: gl.constexpr = len(o) * len(words)
-    stages: gl.constexpr = p.variant.stages
-    k_full = p.k_full.index((step + 1) % stages)
-    mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
-    take_turn(p, WARPGROUP)
-    stamp(p, TURN_TAKEN)
-    part = issue_part(p, x, words, o, step, 0)
-    following = part
-    for unit in gl.static_range(units):
-        if EARLY:
-            if unit + 1 < units:
-                following = issue_part(p, x, words, o, step, unit + 1)
-            else:
-                mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-                s = issue_scores(p, q, zeros, step + 1)
-                pass_turn(p, WARPGROUP)
-        part = warpgroup_mma_wait((1 if unit + 1 < units else len(q)) if EARLY else 0, deps=(part,))
-        o = with_part(p, o, rescale, part, unit)
-        if not EARLY and unit + 1 < units:
-            following = issue_part(p, x, words, o, step, unit + 1)
-        part = following
-    release(p, V_EMPTY, step % stages)
-    stamp(p, OUTPUT)
-    if not EARLY:
-        mbarrier.wait(k_full, phase(step + 1, stages), pred=is_more)
-        s = issue_scores(p, q, zeros, step + 1)
-        pass_turn(p, WARPGROUP)
-    return o, s
-
-
-@gluon.jit
-def _start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Start the scores of the next block and P V of block ``step``, in one part per slice of the channels.
-
-    PASSES: the turn is handed on at once, and not by the caller.
-    """
-    stages: gl.constexpr = p.variant.stages
-    mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
-    take_turn(p, WARPGROUP)
-    stamp(p, TURN_TAKEN)
-    s = issue_scores(p, q, zeros, step + 1)
-    mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
-    products = ()
-    for i in gl.static_range(len(o)):
-        products = products + (issue_part(p, x, words, o, step, i),)
-    if PASSES:
-        pass_turn(p, WARPGROUP)
-    return s, products
-
-
-@gluon.jit
-def _add_parts(p, o, rescale, products, step):
-    """Wait for the parts of P V of block ``step``, hand back its V and add them to O."""
-    products = awaited(products, 0)
-    release(p, V_EMPTY, step % p.variant.stages)
-    stamp(p, OUTPUT)
-    for i in gl.static_range(len(products)):
-        o = with_part(p, o, rescale, products[i], i)
-    return o
+from fa3_kernels.gluon.sums_fp8 import add_block, add_parts, finish, scaled_now, start_all
 
 
 @gluon.jit
@@ -149,18 +80,6 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
 
 
 @gluon.jit
-def _scaled_now(o, factor):
-    """O times one factor per row where this stands: ptxas puts it behind the exponentials otherwise."""
-    asm: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
-    result = ()
-    for i in gl.static_range(len(o)):
-        column = gl.broadcast(softmax.column(factor, o[i]), o[i])[0]
-        part = gl.inline_asm_elementwise(asm, "=f,f,f", [o[i], column], dtype=gl.float32, is_pure=False, pack=1)
-        result = result + (part,)
-    return result
-
-
-@gluon.jit
 def _step(
     p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c, step, block, WARPGROUP: gl.constexpr
 ):
@@ -178,7 +97,7 @@ def _step(
     at_step(p, step)
     is_masked = (block >= blocks.right_unmasked) | (block < blocks.left_masked)
     if scores_first:
-        s, products = _start_all(p, x, q, zeros, o, words, step, not holds_turn, WARPGROUP)
+        s, products = start_all(p, x, q, zeros, o, words, step, not holds_turn, WARPGROUP)
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(len(o), deps=(s,))
@@ -188,7 +107,7 @@ def _step(
         s = rotated_fp8.finished_scores(s, zeros)
         pass_turn(p, WARPGROUP)
     else:
-        o, s = _add_block(p, x, q, zeros, o, words, rescale, step, True, p.variant.overlap, WARPGROUP)
+        o, s = add_block(p, x, q, zeros, o, words, rescale, step, True, p.variant.overlap, WARPGROUP)
         stamp(p, ISSUED)
         c, ratio = block_factors(p, x, c, step + 1)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -198,12 +117,12 @@ def _step(
     new_max = softmax.advance_max(s, row_max, c, P_OFFSET_LOG2, p.variant.integer_max, False)
     if holds_turn:
         pass_turn(p, WARPGROUP)
-        o = _add_parts(p, o, rescale, products, step)
+        o = add_parts(p, o, rescale, products, step)
         if scales_now:
-            o = _scaled_now(o, softmax.rescaling(row_max, new_max) * ratio)
+            o = scaled_now(o, softmax.rescaling(row_max, new_max) * ratio)
     probabilities, thread_sums, alpha = softmax.exponentials(s, row_max, new_max, thread_sums, c)
     if scores_first and not holds_turn:
-        o = _add_parts(p, o, rescale, products, step)
+        o = add_parts(p, o, rescale, products, step)
     rescale = alpha * ratio
     if not (promotes or scales_now):
         o = scaled(o, rescale)
@@ -235,20 +154,6 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
     s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
     pass_turn(p, WARPGROUP)
     return s
-
-
-@gluon.jit
-def _finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """The last P V of a tile."""
-    units: gl.constexpr = len(o) * len(words)
-    mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
-    take_turn(p, WARPGROUP)
-    for unit in gl.static_range(units):
-        part = warpgroup_mma_wait(0, deps=(issue_part(p, x, words, o, step, unit),))
-        o = with_part(p, o, rescale, part, unit)
-    pass_turn(p, WARPGROUP)
-    release(p, V_EMPTY, step % p.variant.stages)
-    return o
 
 
 @gluon.jit
@@ -322,7 +227,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
                 tile = read_tile_again(p, this_entry)
                 blocks = key_blocks(p, tile)
             else:
-                o, s_next = _add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
+                o, s_next = add_block(p, x, q, zeros, o, words, rescale, step, is_more, True, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
         else:
             if rotated_fp8.rotates(p.variant.slices):
@@ -330,7 +235,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
                 tile = read_tile_again(p, this_entry)
                 blocks = key_blocks(p, tile)
             else:
-                o = _finish(p, x, o, words, rescale, step, WARPGROUP)
+                o = finish(p, x, o, words, rescale, step, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
             tma.store_wait(0)
             release(p, Q_EMPTY, 0)

@@ -3,105 +3,20 @@
 from __future__ import annotations
 
 import math
-import operator
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 
+from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, Paged, check_sinks, check_starts
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tiles import power_of_two
-from fa3_reference.problem import AttentionProblem
 
 MAX_REQUESTS = 1024  # that are kept, and plans of each
 _TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class Descales(NamedTuple):
-    """Factors of e4m3 operands: float32 (batch, heads) or (batch, heads, blocks), and rows per block of q, k and v.
-
-    They multiply the stored operand to give its value; finite and > 0, which is not checked: it would wait for the GPU.
-    """
-
-    q: torch.Tensor | None = None
-    k: torch.Tensor | None = None
-    v: torch.Tensor | None = None
-    blocks: tuple[int, int, int] = (0, 0, 0)
-
-
-class Packed(NamedTuple):
-    """Starts of packed sequences, int32 (batch + 1,) beside q, and the longest lengths there may be.
-
-    The starts are read on the GPU alone. They must rise from 0 to the number of rows, and no sequence may be longer
-    than said: neither can be checked without a wait. Starts that break this read and write nothing outside the
-    tensors, but rows beyond the longest length are not computed.
-    """
-
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-
-
-def whole(name: str, number: Any) -> int:
-    """Return a number of a caller as an int; one that is on the GPU is waited for, and a traced one stays as it is."""
-    if isinstance(number, int | torch.SymInt):
-        return cast(int, number)
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {number!r}") from None
-
-
-def packed_by(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: Any, max_k: Any) -> Packed:
-    """Take the starts and longest lengths that a caller gives."""
-    if starts_q is None or starts_k is None:
-        missing = "cu_seqlens_q" if starts_q is None else "cu_seqlens_k"
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be given together, got None for {missing}")
-    return Packed(starts_q, starts_k, whole("max_seqlen_q", max_q), whole("max_seqlen_k", max_k))
-
-
-class Paged(NamedTuple):
-    """Says where queries and the keys of a cache are: :class:`Packed` where keys lie in pages.
-
-    Parameters
-    ----------
-    cu_seqlens_q : int32 (batch + 1,)
-        As of :class:`Packed`.
-    seqused_k : int32 (batch,)
-        Keys of each sequence, read on the GPU alone; more than the page table has room for are cut.
-    max_seqlen_q, max_seqlen_k : int
-        As of :class:`Packed`: longer sequences are cut to them.
-    page_table : int32 (batch, entries)
-        Pages of each sequence in order. Entries behind its last key are not read, and may be anything; those before
-        must be pages of the cache: not checked, for that would take a wait.
-    first_keys : int32 (batch,)
-        Where the keys of each sequence begin in the cache.
-    page_size : int
-        Keys of a page; :data:`fa3_kernels.plan.request.ONE_PAGE` where a sequence has one page.
-    """
-
-    cu_seqlens_q: torch.Tensor
-    seqused_k: torch.Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-    page_table: torch.Tensor
-    first_keys: torch.Tensor
-    page_size: int
-
-
-def packed_of(problem: AttentionProblem) -> Packed | None:
-    """The starts of a problem's packed sequences on a GPU, or None if it has none."""
-    if not problem.is_varlen:
-        return None
-    of_q, of_k = (torch.from_numpy(x).to("cuda") for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
-    return Packed(of_q, of_k, problem.seqlen_q, problem.seqlen_k)
-
-
-NO_DESCALES = Descales()
 _DEFAULT_SEMANTICS = Semantics()
 _DEFAULT_CHOICES = Choices()
 
@@ -253,45 +168,6 @@ def _family(
                 forget()
             _families[key] = found
     return found
-
-
-def check_starts(q: torch.Tensor, packed: Packed | Paged) -> None:
-    """Raise ValueError for starts that the kernels cannot read; what they hold is seen on the GPU alone."""
-    if isinstance(packed, Paged):
-        check_cache(q, packed)
-        return
-    for name, x in (("cu_seqlens_q", packed.cu_seqlens_q), ("cu_seqlens_k", packed.cu_seqlens_k)):
-        if x.ndim != 1 or x.dtype != torch.int32 or x.numel() < 2 or not x.is_contiguous():
-            raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the GPU of q, {q.device}, got {x.device}")
-    a = packed.cu_seqlens_q.numel()
-    b = packed.cu_seqlens_k.numel()
-    if a != b:
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
-
-
-def check_cache(q: torch.Tensor, cache: Paged) -> None:
-    """Raise ValueError for lengths and a page table that the kernels cannot read."""
-    batch = cache.cu_seqlens_q.numel() - 1
-    table = cache.page_table
-    columns = max(1, table.shape[1]) if table.ndim == 2 else 1
-    wanted = {"cu_seqlens_q": (batch + 1,), "seqused_k": (batch,), "page_table": (batch, columns)}
-    for name, shape in (wanted | {"first_keys": (batch,)}).items():
-        x: torch.Tensor = getattr(cache, name)
-        if x.dtype != torch.int32 or x.shape != shape or x.stride(-1) != 1 or x.device != q.device:
-            given = f"{x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
-            raise ValueError(f"{name} must be int32 {shape}, contiguous, on {q.device}, got {given}")
-
-
-def check_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Raise ValueError for sinks that the kernels cannot read."""
-    if sinks is None:
-        return
-    shape = (q.shape[-2],)
-    if sinks.dtype != torch.float32 or sinks.shape != shape or not sinks.is_contiguous() or sinks.device != q.device:
-        given = f"{sinks.dtype} {tuple(sinks.shape)} on {sinks.device}"
-        raise ValueError(f"sinks must be float32 {shape} (nheads,), contiguous, on {q.device}, got {given}")
 
 
 def forward(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fa3_kernels.gluon.launch import MAX_REQUESTS, Paged, check_cache, operand
+from fa3_kernels.gluon.arguments import Paged, check_cache
+from fa3_kernels.gluon.launch import MAX_REQUESTS, operand
 from fa3_kernels.gluon.run import PlanOnGpu
 from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.call import Call

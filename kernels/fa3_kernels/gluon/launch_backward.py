@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from fa3_kernels.gluon import launch
-from fa3_kernels.gluon.launch import Packed, check_starts
+from fa3_kernels.gluon.arguments import Packed, check_starts
 from fa3_kernels.gluon.run import Operands, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_of, backward_plan
 from fa3_kernels.plan.choose import longest
@@ -18,15 +16,7 @@ MAX_LAUNCHES = 1024  # that are kept
 MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks of a sequence, and sequences
 MAX_HEAD_DIM = max(backward_of(OURS).tiles)
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-class _Ready(NamedTuple):
-    """Holds what launches share that differ in addresses, and in the number of packed rows, alone."""
-
-    plan: BackwardPlan
-    on_gpu: PlanOnGpu
-
-
+_Ready = tuple[BackwardPlan, PlanOnGpu]  # what launches share that differ in addresses and the number of packed rows
 _launches: dict[tuple, _Ready] = {}
 
 
@@ -120,7 +110,7 @@ def backward(
     """
     ready = _ready((q, k, v), semantics, packed, is_deterministic)
     check_of_forward(dout, out, lse, dlse, q, v)
-    if not (q.numel() and k.numel() and len(ready.plan.schedule)):
+    if not (q.numel() and k.numel() and len(ready[0].schedule)):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")
@@ -183,7 +173,7 @@ def _planned(
             f"gradients are of at most {MAX_GRID} sequences and {MAX_GRID * plan.config.tile_m} query rows of each, "
             f"got {problem.batch} and {problem.seqlen_q}"
         )
-    return _Ready(plan, PlanOnGpu(plan.tables, operands[0].device))
+    return plan, PlanOnGpu(plan.tables, operands[0].device)
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -19,6 +18,7 @@ from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
     MEAN_TREE_ROWS,
+    QuantizedQKV,
     QuantizeOptions,
     Scale,
     Scope,
@@ -37,27 +37,6 @@ KERNELS: dict[str, Any] = {
     "k_mean": assembled_by_own_ptxas(k_mean),
     "quantize": assembled_by_own_ptxas(quantize),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedTensors:
-    """e4m3 operands and what an attention kernel needs to undo the scaling.
-
-    ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads,
-    blocks) with ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads,
-    seqlen_q) or (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv,
-    head_dim) or None.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    q_descale: torch.Tensor
-    k_descale: torch.Tensor
-    v_descale: torch.Tensor
-    block_rows: tuple[int, int, int]
-    lse_correction: torch.Tensor | None = None
-    k_mean: torch.Tensor | None = None
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple, max_seqlens: tuple) -> None:
@@ -241,7 +220,7 @@ def quantize_qkv(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-) -> QuantizedTensors:
+) -> QuantizedQKV[torch.Tensor]:
     """Quantise q, k and v to e4m3.
 
     Parameters
@@ -262,8 +241,9 @@ def quantize_qkv(
 
     Returns
     -------
-    QuantizedTensors
-        Bits of :func:`fa3_kernels.twin.quantize.quantize_qkv`, which states the error and what NaN and Inf become.
+    QuantizedQKV
+        Contiguous; bits of :func:`fa3_kernels.twin.quantize.quantize_qkv`, which states the error and what NaN and Inf
+        become.
 
     Raises
     ------
@@ -294,7 +274,7 @@ def plan_quantize(
     longest: tuple[int | None, int | None] = (None, None),
     *,
     num_sms: int,
-) -> tuple[Callable[[], QuantizedTensors], list[Call]]:
+) -> tuple[Callable[[], QuantizedQKV[torch.Tensor]], list[Call]]:
     """Buffers and calls of :func:`quantize_qkv`; the tensors may be ones without storage.
 
     Returns
@@ -322,7 +302,7 @@ def plan_quantize(
     kind = {"is_bf16": q.dtype == torch.bfloat16, "is_packed": is_packed, "num_sms": num_sms}
     calls += _casts(operands, options, signs, correction, **kind)
 
-    def quantized() -> QuantizedTensors:
+    def quantized() -> QuantizedQKV[torch.Tensor]:
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None
         if correction is not None:
@@ -330,7 +310,7 @@ def plan_quantize(
             if signs is not None:
                 mean = mean * (1.0 + _on_device(signs.tobytes(), q.device).float() / (1 << 14))
         q_descale, k_descale, v_descale = (x.descale for x in operands)
-        return QuantizedTensors(
+        return QuantizedQKV(
             q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
         )
 

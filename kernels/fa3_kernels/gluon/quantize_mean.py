@@ -5,7 +5,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa3_kernels.gluon.quantize_kernel import as_float32, load_layout, log2
+from fa3_kernels.gluon.quantize_kernel import as_float32, load_layout
+from fa3_kernels.gluon.quantize_steps import log2
 
 
 @gluon.jit

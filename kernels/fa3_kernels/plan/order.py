@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fa3_reference.bounds.model import SoftmaxOrder
+from fa3_reference.bounds.order import SoftmaxOrder
 
 
 @dataclass(frozen=True, slots=True)

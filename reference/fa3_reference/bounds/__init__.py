@@ -5,7 +5,8 @@ The models of kernels alone are imported at once, as plans of launches read them
 
 from typing import TYPE_CHECKING
 
-from fa3_reference.bounds.model import BackwardModel, KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import BackwardModel, KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 
 __all__ = [
     "BackwardBound",

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -50,17 +49,13 @@ class PredictedError:
         return np.sqrt(self.from_q**2 + self.from_k**2 + self.from_v**2)
 
 
-class _TileOperands(NamedTuple):
-    seq: Sequence
-    head: int
-    tile: QueryTile
-    query: tuple[np.ndarray, ...]  # each (rows, dim)
-    key: tuple[np.ndarray, ...]  # each (keys, dim)
+_Rows = tuple[np.ndarray, ...]  # of several arrays, each (rows, dim)
 
 
 def _tiles(
     problem: AttentionProblem, query_side: tuple[np.ndarray, ...], key_side: tuple[np.ndarray, ...]
-) -> Iterator[_TileOperands]:
+) -> Iterator[tuple[Sequence, int, QueryTile, _Rows, _Rows]]:
+    """Yield the tiles of every sequence and query head, with its rows and its keys."""
     for seq in problem.sequences():
         queries = [problem.rows_q(x, seq) for x in query_side]
         keys = [problem.rows_k(x, seq) for x in key_side]
@@ -68,7 +63,7 @@ def _tiles(
             for head in range(problem.nheads):
                 query = tuple(x[tile.rows, head] for x in queries)
                 key = tuple(x[tile.keys, head // problem.group] for x in keys)
-                yield _TileOperands(seq, head, tile, query, key)
+                yield seq, head, tile, query, key
 
 
 def predict_error(
@@ -104,17 +99,20 @@ def predict_error(
     q, k, _ = condition(problem, q, k, scheme)
     forward = attention(problem, q, k, v)
     sums = np.zeros((3, problem.batch, problem.nheads))
-    for part in _tiles(problem, (q, forward.out), (k, v)):
-        lse = problem.rows_lse(forward.lse, part.seq)[part.head, part.tile.rows]
-        sums[:, part.seq.index, part.head] += _variances(problem, part, lse)
+    for seq, head, tile, query, key in _tiles(problem, (q, forward.out), (k, v)):
+        lse = problem.rows_lse(forward.lse, seq)[head, tile.rows]
+        sums[:, seq.index, head] += _variances(problem, tile.visible, query, key, lse)
     elements = np.array([max(1, seq.seqlen_q) * problem.head_dim_v for seq in problem.sequences()])
     return PredictedError(*(EPS_E4M3 * np.sqrt(sums / elements[:, None])))
 
 
-def _variances(problem: AttentionProblem, part: _TileOperands, lse: np.ndarray) -> tuple[float, float, float]:
+def _variances(
+    problem: AttentionProblem, visible: np.ndarray | None, query: _Rows, key: _Rows, lse: np.ndarray
+) -> tuple[float, float, float]:
     """Return the summed squared output errors of one tile due to q, k and v, in units of EPS^2."""
-    (q, out), (k, v) = part.query, part.key
-    s = cap_and_mask(problem, scaled_scores(problem, q, k), part.tile.visible)
+    q, out = query
+    k, v = key
+    s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
     p = np.exp(s - lse[:, None])
     from_v = float(np.sum(np.square(p) @ np.square(v)))
     if problem.softcap > 0:
@@ -181,19 +179,19 @@ def quantization_bound(
     scores = sinks_of(problem, sinks)
     result = ErrorBound(np.zeros(problem.out_shape), np.zeros(problem.lse_shape))
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        for part in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
-            lse = problem.rows_lse(forward.lse, part.seq)[part.head, part.tile.rows]
-            out_bound, lse_bound = _tile_bound(problem, part, lse, scores[part.head])
-            problem.rows_q(result.out, part.seq)[part.tile.rows, part.head] = out_bound
-            problem.rows_lse(result.lse, part.seq)[part.head, part.tile.rows] = lse_bound
+        for seq, head, tile, query, key in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
+            lse = problem.rows_lse(forward.lse, seq)[head, tile.rows]
+            out_bound, lse_bound = _tile_bound(problem, tile.visible, query, key, lse, scores[head])
+            problem.rows_q(result.out, seq)[tile.rows, head] = out_bound
+            problem.rows_lse(result.lse, seq)[head, tile.rows] = lse_bound
     return result
 
 
 def _tile_bound(
-    problem: AttentionProblem, part: _TileOperands, lse: np.ndarray, sink: float
+    problem: AttentionProblem, visible: np.ndarray | None, query: _Rows, key: _Rows, lse: np.ndarray, sink: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    (q, dq, out), (k, dk, v, dv) = part.query, part.key
-    visible = part.tile.visible
+    q, dq, out = query
+    k, dk, v, dv = key
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
     log_p = s - lse[:, None]
     hidden = np.isneginf(s)

@@ -1,7 +1,7 @@
 """Rules by which attention kernels are accepted elsewhere, written anew from what the projects say they do, and ours.
 
 Each is a function of what one case gave that tells whether the rule accepts it. A rule that compares with a kernel in
-low precision is given :func:`fa3_reference.baselines.standard_attention_fp16`; one that compares with a reference in
+low precision is given :func:`fa3_reports.emulated.standard_attention_fp16`; one that compares with a reference in
 higher precision is given the truth, rounded to the output's format where the project does so.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa3_reference.baselines import standard_attention_fp16
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.emulated import standard_attention_fp16
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from fa3_reference.baselines import standard_attention_fp16
 from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
+from fa3_reports.emulated import standard_attention_fp16
 from fa3_reports.studies import drawn
 from fa3_reports.studies.study import Extent, Records, Study, meaning, pivot, rms, seen
 from fa3verify.campaign.profiles import ProfileName

@@ -12,9 +12,9 @@ import xarray as xr
 
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
-from fa3_reference.baselines import emulated_fp8_attention
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reports.emulated import emulated_fp8_attention
 from fa3_reports.studies import drawn_fp8
 from fa3_reports.studies.study import Extent, Records, Study, meaning, pivot
 from fa3verify.campaign.accumulator_loss import lost

@@ -17,9 +17,9 @@ import numpy as np
 import xarray as xr
 
 from fa3_reference.attention import attention
-from fa3_reference.baselines import emulated_fp8_attention, standard_attention_fp16
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reports.emulated import emulated_fp8_attention, standard_attention_fp16
 from fa3_reports.studies import drawn, tables
 from fa3_reports.studies.study import Extent, Records, Study, meaning, pivot, texts
 from fa3verify.campaign.profiles import ProfileName

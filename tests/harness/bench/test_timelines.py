@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import torch
 
 from fa3_kernels.audit.evidence import evidence_sha256
-from fa3_kernels.gluon.launch import NO_DESCALES
+from fa3_kernels.gluon.arguments import NO_DESCALES
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3verify.bench import kernels, timelines

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
-from fa3verify.inputs.distributions import MIN_NORMAL
+from fa3verify.inputs.draws import MIN_NORMAL
 from fa3verify.inputs.recipe import (
     DISTRIBUTIONS,
     FAMILIES,

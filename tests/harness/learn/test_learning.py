@@ -20,7 +20,8 @@ from fa3verify.known import registry
 from fa3verify.learn import Learned, learn
 from fa3verify.learn.elimination import Step
 from fa3verify.learn.launcher import Launcher
-from fa3verify.learn.structure import Probes, Structure
+from fa3verify.learn.probes import Probes
+from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.search.grounds import grounds_of
 from tests.quality.learned_orders import OUTSIDE, DrawnTwin, drawn, grade

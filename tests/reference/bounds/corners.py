@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 

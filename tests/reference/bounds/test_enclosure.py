@@ -15,7 +15,8 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import enclosure
 from fa3_reference.bounds.enclosure import forward_enclosure
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from tests.reference.bounds.executions import forward_execution

@@ -11,7 +11,8 @@ from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.bounds.steps import grouped_score_error
 from fa3_reference.bounds.tensor_core import multiply
 from fa3_reference.formats import FORMATS

@@ -14,7 +14,8 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.enclosure import forward_enclosure
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.bounds.steps import rounded
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands

@@ -11,7 +11,8 @@ import pytest
 
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.enclosure import forward_enclosure
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
 from tests.reference.bounds.by_hand_enclosure import Ends, enclosure

@@ -11,7 +11,8 @@ import pytest
 
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Operands
 from tests.reference.bounds.by_hand_forward import Query, bound

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from fa3_reference.bounds.epilogue import _is_power_of_two, _row_sum_error, combine, finish
-from fa3_reference.bounds.forward import _accumulate, _exact, _grouped, _move_maximum, _Weights, _weights
+from fa3_reference.bounds.forward import _move_maximum
+from fa3_reference.bounds.forward_sums import _exact, _grouped, accumulate
+from fa3_reference.bounds.forward_weights import BlockWeights, weights_of
 from fa3_reference.bounds.head import Head
-from fa3_reference.bounds.model import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.bounds.state import SplitResult, State
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Descale, Operands
@@ -117,7 +120,7 @@ def test_the_factor_of_a_moved_maximum_rounds_the_farthest_that_its_exponent_may
 def test_the_largest_weight_is_1_but_for_the_rounding_of_its_maximum() -> None:
     """Of e4m3 the maximum is 8 less; a coarse exponential and a score that is 0.2 off would allow more."""
     model = KernelModel("e4m3", "fp32", 64, 8, exp_error=0.25)
-    w = _weights(state_of(max=0.0), np.zeros((1, 1)), np.full((1, 1), 0.2), model)
+    w = weights_of(state_of(max=0.0), np.zeros((1, 1)), np.full((1, 1), 0.2), model)
     np.testing.assert_allclose(w.either, 2.0 ** (2 * U * 8) * 1.5 - 1, rtol=1e-12)
 
 
@@ -127,7 +130,7 @@ def test_normalised_weights_cannot_leave_their_format() -> None:
         order = SoftmaxOrder(rescale="lazy", weights=weights)  # type: ignore[arg-type]
         model = KernelModel("e4m3", "fp32", 64, 8, order=order, exp_error=0.45)
         state = state_of(max=0.0)
-        _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
+        weights_of(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
         assert state.outside.all() == leaves
 
 
@@ -137,8 +140,8 @@ def test_an_output_is_at_most_what_its_heaviest_weights_make_of_v(v: float, over
     model = KernelModel("bf16", "fp32", 64, 8, order=SoftmaxOrder("unscaled", "lazy"))
     head = head_of("bf16", [0.0] * 3, [[0.0] * 3], v)
     state = state_of(max=0.0, o_error=2.0**127, v_factor=1.0)
-    w = _weights(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
-    _accumulate(state, head, slice(0, 1), w, np.zeros((1, 1)), model)
+    w = weights_of(state, np.zeros((1, 1)), np.zeros((1, 1)), model)
+    accumulate(state, head, slice(0, 1), w, np.zeros((1, 1)), model)
     assert state.outside.all() == overflows
 
 
@@ -146,7 +149,7 @@ def grid_of_o(o: float, o_error: float) -> float:
     """The power of two of which a rescaled O is a multiple, where products are integers."""
     state = state_of(channels=1, o=o, o_error=o_error, v_factor=1.0)
     one = np.ones((1, 1))
-    weights = _Weights(one, one > 0, one, one, one, one, np.ones(1, int), np.ones(1), np.ones(1))
+    weights = BlockWeights(one, one > 0, one, one, one, one, np.ones(1, int), np.ones(1), np.ones(1))
     _exact(state, one, weights, (one, one, one), one > 0, 1, MODEL)
     return state.o_grid.item()
 

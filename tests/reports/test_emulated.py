@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from fa3_reference.attention import attention
-from fa3_reference.baselines import emulated_fp8_attention, standard_attention_fp16
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme, prepare
+from fa3_reports.emulated import emulated_fp8_attention, standard_attention_fp16
 
 OPTIONS = {
     "dense": {},

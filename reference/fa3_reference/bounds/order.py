@@ -1,0 +1,71 @@
+"""The order of operations of a softmax, as an error bound must know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxOrder:
+    """Says in which order a kernel visits the keys, and where its softmax rounds.
+
+    Parameters
+    ----------
+    maxima : {"scaled", "unscaled"}
+        Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
+        one rounded number, or of the raw scores, which each of the three then scales for itself. A bound for unscaled
+        maxima holds for scaled ones.
+    rescale : {"always", "contracted", "lazy"}
+        Whether O takes the factor of every key block, or only where the maximum has grown by much: P may then exceed 1.
+        Where the factor is the exponential of one fused operation on an unscaled maximum, "contracted", it is not
+        exactly 1 where the maximum stays.
+    keys : {"right_to_left", "left_to_right", "any"}
+        Order of the key blocks of a row tile.
+    weights : {"running", "normalised", "any"}
+        Whether P is rounded in the scale of the running maximum and O divided at the end, or P is divided by the row
+        sum before it is rounded.
+    row_sum : {"pairs", "blocks", "any"}
+        Whether a thread adds the weights of a block in neighbouring pairs, which halves the chain of its additions, or
+        one by one; or one by one on top of what it has summed so far, of which each addition then rounds the whole.
+    exponent : {"contracted", "rounded"}
+        Whether a weight's exponent is one fused operation, or a rounded scaled score less the maximum.
+    scale : {"float64", "float32", "in_turn", "folded"}
+        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it; or whether scores
+        are multiplied by it and rounded before they meet log2(e), which 16-bit operands alone do; or whether Q was
+        multiplied by it, with log2(e) or without, and rounded to the operands' format again.
+    lse : {"together", "apart"}
+        Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
+    combine : {"sum", "lse"}
+        Whether the weights of split keys are divided by their sum, or are exponentials of each part's lse less the
+        rounded lse of all.
+    row_sum_of : {"weights", "rounded"}
+        Whether the row sum adds the weights, or what they are once rounded to P's format. Rounded ones give an exact
+        mean of V rows, and an lse that is off by their rounding.
+    key_tiles : {"from_first_key", "from_window"}
+        Whether the key tiles of a row tile are counted from the first key of its sequence, or from the first key that
+        the window of its first row leaves.
+    promotion : {"fused", "rounded"}
+        Whether a promoted O takes its factor and a block's first part in one fused operation, or is rounded between.
+        The a-priori bound charges both roundings either way.
+    """
+
+    maxima: Literal["scaled", "unscaled"] = "scaled"
+    rescale: Literal["always", "contracted", "lazy"] = "always"
+    keys: Literal["right_to_left", "left_to_right", "any"] = "right_to_left"
+    weights: Literal["running", "normalised", "any"] = "running"
+    row_sum: Literal["pairs", "blocks", "any"] = "any"
+    exponent: Literal["contracted", "rounded"] = "contracted"
+    scale: Literal["float64", "float32", "in_turn", "folded"] = "float64"
+    lse: Literal["together", "apart"] = "together"
+    combine: Literal["sum", "lse"] = "sum"
+    row_sum_of: Literal["weights", "rounded"] = "weights"
+    key_tiles: Literal["from_first_key", "from_window"] = "from_first_key"
+    promotion: Literal["fused", "rounded"] = "fused"
+
+    def __post_init__(self) -> None:
+        if self.row_sum_of == "rounded" and self.weights != "running":
+            raise ValueError(
+                f"weights that the row sum divides are rounded after it: row_sum_of 'rounded' needs weights 'running', "
+                f"got {self.weights!r}"
+            )

@@ -1,0 +1,388 @@
+"""The compiled loops of :mod:`fa3_simulator.interpreter`, over a program's tables.
+
+All that changes stands in the arrays of a :class:`State`, which each function is given.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SCALARS, TAKEN
+from fa3_simulator.costs import SMEM as SMEM_COLUMN
+from fa3_simulator.program import Op
+
+# Numba's cache on disk is renewed when this file changes, not when another does: the numbers that the loop was compiled
+# with are written here, and compared with their origin at import. Names of fields are part of a compiled function's
+# signature.
+(
+    VECTOR,
+    WGMMA,
+    WGMMA_WAIT,
+    EXPECT,
+    LOAD,
+    STORE,
+    STORE_WAIT,
+    ARRIVE,
+    WAIT,
+    BAR_ARRIVE,
+    BAR_SYNC,
+    DELAY,
+    READ,
+    WRITE,
+    FENCE,
+    MARK,
+    REDUCE,
+) = range(17)
+_BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # RESOURCES, whose busy ticks are counted
+TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
+PIPE_COUNT = 2
+CHUNKS, FIRST_PIPE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD = (0, 1, 3, 4, 5, 6)  # columns of Costs.work
+PIECE_SIZE = 4096
+IN_FLIGHT = 6  # wgmma groups and stores of an actor that a wait may leave, and one
+MOST_LOADS = 64  # under way at a time from each origin
+NEVER = np.iinfo(np.int64).max
+DONE = -1  # what an operation returns that is over; otherwise the tick at which its actor goes on
+_OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD)
+_ORIGIN_OF_THEM = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
+if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
+    raise ImportError("the interpreter's constants differ from those of program and costs")
+
+
+# Without counts of references, and each function inlined into its caller: a state of 19 arrays is handed on at no cost.
+# With them the loop takes 70 times as long. Nothing here allocates memory or returns an array.
+_inlined = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+
+
+def _record(*names: str) -> np.dtype:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+ACTOR = _record(
+    "pc",
+    "last",
+    "threads",
+    "part",  # chunks or instructions of the current operation that are done
+    "wake",  # NEVER while asleep
+    "sleeps_on",  # mbarrier x, or mbarriers + named barrier; -1 where on none
+    "parity",
+    "counted",  # groups of wgmma
+    "issued",  # instructions of wgmma
+    "marked",
+    "until",  # end of the chunk of vector work under way
+    "holds",  # what it makes of others' time, in 1/64
+)
+MBARRIER = _record("arrivals", "pending", "bytes", "phase")
+NAMED = _record("threads", "arrived")
+# The tensor core's times are kept less what vector work had taken by then.
+CORE = _record("end", "tensor", "port", "egress", "taken", "loss")
+ORIGIN = _record("head", "tail", "ingress")
+SCALAR_FIELDS = _record(*SCALARS)
+
+
+class State(NamedTuple):
+    """Holds the tables of a run, which stay as they are, and what it changes; records are rows of arrays."""
+
+    ops: np.ndarray
+    gemm: np.ndarray
+    work: np.ndarray
+    work_slow: np.ndarray
+    delay: np.ndarray
+    scalars: np.ndarray  # (1,)
+    actors: np.ndarray
+    mbarriers: np.ndarray
+    named: np.ndarray
+    core: np.ndarray  # (1,)
+    origins: np.ndarray  # of loads: L2 and HBM
+    loads: np.ndarray  # (origins, MOST_LOADS, 4), rings: next piece, pieces left, mbarrier, bytes
+    wants: np.ndarray  # (actors, pipes): of its vector work alone, in 1/64 of a pipe
+    slowed: np.ndarray  # (actors, pipes): by those that share the pipe, in 1/64
+    groups: np.ndarray  # (actors, IN_FLIGHT): completion of the newest group, of the one before and so on
+    stored: np.ndarray  # (actors, IN_FLIGHT): when stores have read their slots, likewise
+    flight: np.ndarray  # (actors, window), rings: completion of the last instructions
+    busy: np.ndarray  # ticks by resource
+    marks: np.ndarray  # (actors, marks)
+
+
+@_inlined
+def _complete(s, b, now):
+    """End the phase of mbarrier ``b`` if all has arrived, and wake those who wait for it."""
+    barrier = s.mbarriers[b]
+    if barrier.pending > 0 or barrier.bytes > 0:
+        return
+    barrier.phase += 1
+    barrier.pending += barrier.arrivals
+    for a in range(s.actors.size):
+        actor = s.actors[a]
+        if actor.sleeps_on == b and (barrier.phase & 1) != actor.parity:
+            actor.sleeps_on = -1
+            actor.wake = now + s.scalars[0].mbarrier_hop
+
+
+@_inlined
+def _push(newest, value):
+    """Put a value in front of others, of which the last is dropped."""
+    for i in range(newest.size - 1, 0, -1):
+        newest[i] = newest[i - 1]
+    newest[0] = value
+
+
+@_inlined
+def _vector(s, a, now, x):
+    """Run one chunk of vector work: as long as it takes alone, or as those let it that share its pipes."""
+    me = s.actors[a]
+    if me.part == s.work[x, CHUNKS]:
+        return DONE
+    me.part += 1
+    core = s.core[0]
+    row = s.work_slow[x] if now < core.tensor + core.taken else s.work[x]
+    core.taken += row[WORK_TAKEN] * core.loss // 64
+    me.holds = row[WORK_HOLD]
+    held = _held(s, a, now) if me.holds == 64 else np.int64(64)
+    slowest = held
+    for p in range(PIPE_COUNT):
+        cost = row[FIRST_PIPE + p]
+        wanted = s.wants[a, p] = min(64, 64 * cost // max(1, row[WORK_ALONE]))
+        if cost > 0:
+            for other in range(s.actors.size):
+                if other != a and s.actors[other].until > now:
+                    wanted += 64 * s.wants[other, p] // s.slowed[other, 1 - p]
+            s.busy[PORT + p] += cost
+        s.slowed[a, p] = max(64, wanted)
+        slowest = max(slowest, wanted)
+    s.slowed[a, 0] = max(s.slowed[a, 0], held)
+    end = now + row[WORK_ALONE] * slowest // 64
+    if row[WORK_SMEM] > 0:
+        core.port = max(now, core.port) + row[WORK_SMEM]
+        s.busy[SMEM] += row[WORK_SMEM]
+        end = max(end, core.port)
+    me.until = end
+    return end
+
+
+@_inlined
+def _held(s, a, now):
+    """Return how many 64ths as long a chunk takes beside the vector work of others at least."""
+    held = np.int64(64)
+    for other in range(s.actors.size):
+        if other != a and s.actors[other].until > now:
+            held = max(held, s.actors[other].holds)
+    return held
+
+
+@_inlined
+def _wgmma(s, a, now, x):
+    """Issue one instruction, or wait until as many as are admitted have left room for it."""
+    me = s.actors[a]
+    core = s.core[0]
+    instructions = s.gemm[x, 0]
+    if me.part == instructions:
+        return DONE
+    window = s.flight.shape[1]
+    oldest = s.flight[a, me.issued % window] + core.taken
+    if me.issued >= window and oldest > now:
+        return oldest
+    ticks = s.gemm[x, 1]
+    fetch = s.gemm[x, 2]
+    core.port = max(now, core.port) + fetch
+    core.tensor = max(max(now, core.tensor + core.taken) + ticks, core.port) - core.taken
+    core.loss = s.gemm[x, 3]
+    s.flight[a, me.issued % window] = core.tensor
+    me.issued += 1
+    s.busy[TENSOR] += ticks
+    s.busy[SMEM] += fetch
+    me.part += 1
+    if me.part == instructions:
+        _push(s.groups[a], core.tensor + s.scalars[0].wgmma_tail)
+        me.counted += 1
+    return now + s.gemm[x, 4]
+
+
+@_inlined
+def _load(s, a, now, pc):
+    """Put a copy by TMA behind those of its origin; its pieces land one by one."""
+    scalars = s.scalars[0]
+    size = s.ops[pc, 2]
+    far = s.ops[pc, 4]
+    origin = s.origins[far]
+    pieces = -(-size // PIECE_SIZE)
+    piece = scalars.piece_far if far else scalars.piece
+    begin = max(now + scalars.memory_latency, origin.ingress)
+    origin.ingress = begin + pieces * piece
+    if not far:
+        s.busy[L2] += pieces * piece
+    entry = s.loads[far, origin.tail % MOST_LOADS]
+    entry[0] = begin + piece
+    entry[1] = pieces
+    entry[2] = s.ops[pc, 1]
+    entry[3] = size
+    origin.tail += 1
+    return now + -(-size // scalars.tma_box_bytes) * scalars.tma_issue
+
+
+@_inlined
+def _leave(s, now, size, adds):
+    """Send so many bytes to global memory behind what leaves before."""
+    scalars = s.scalars[0]
+    ticks = -(-size // PIECE_SIZE) * (scalars.piece_reduce if adds else scalars.piece_store)
+    s.core[0].egress = max(now, s.core[0].egress) + ticks
+    s.busy[REDUCTIONS] += ticks if adds else 0
+
+
+@_inlined
+def _store(s, a, now, size, adds):
+    """Start a store by TMA, which reads its slot through the port of shared memory."""
+    scalars = s.scalars[0]
+    core = s.core[0]
+    begin = now + scalars.tma_issue
+    port = -(-size // PIECE_SIZE) * scalars.piece_port
+    core.port = max(begin, core.port) + port
+    s.busy[SMEM] += port
+    _leave(s, begin, size, adds)
+    _push(s.stored[a], max(core.port, core.egress))
+    return begin
+
+
+@_inlined
+def _wait(s, a, now, x, parity):
+    """Poll an mbarrier, and fall asleep where its phase is not over."""
+    if (s.mbarriers[x].phase & 1) != parity:
+        return now + s.scalars[0].mbarrier_poll
+    s.actors[a].sleeps_on = x
+    s.actors[a].parity = parity
+    return NEVER
+
+
+@_inlined
+def _join(s, a, now, x, sleeps):
+    """Arrive at a named barrier, and sleep there; the last one wakes all, itself too."""
+    place = s.mbarriers.size + x
+    if sleeps:
+        s.actors[a].sleeps_on = place
+    barrier = s.named[x]
+    barrier.arrived += s.actors[a].threads
+    if barrier.arrived < barrier.threads:
+        return NEVER if sleeps else DONE
+    barrier.arrived = 0
+    resume = now + s.scalars[0].named_barrier
+    for other in range(s.actors.size):
+        if s.actors[other].sleeps_on == place:
+            s.actors[other].sleeps_on = -1
+            s.actors[other].wake = resume
+    return resume if sleeps else DONE
+
+
+@_inlined
+def _begin(s, a, now, kind, pc):
+    """Do what takes its time once; return when its actor goes on."""
+    x = s.ops[pc, 1]
+    if kind == LOAD:
+        return _load(s, a, now, pc)
+    if kind == STORE:
+        return _store(s, a, now, x, s.ops[pc, 3])
+    if kind == REDUCE:
+        _leave(s, now, x, True)
+        return s.core[0].egress
+    if kind == WAIT:
+        return _wait(s, a, now, x, s.ops[pc, 2])
+    if kind == BAR_SYNC:
+        return _join(s, a, now, x, True)
+    return now + s.delay[x]
+
+
+@_inlined
+def _step(s, a, now):
+    """Do the current operation, or a part of it; return when its actor goes on, or that it is over."""
+    me = s.actors[a]
+    kind = s.ops[me.pc, 0]
+    x = s.ops[me.pc, 1]
+    if kind == VECTOR:
+        return _vector(s, a, now, x)
+    if kind == WGMMA:
+        return _wgmma(s, a, now, x)
+    if kind in (LOAD, STORE, REDUCE, WAIT, BAR_SYNC, DELAY):
+        if me.part:
+            return DONE
+        me.part = 1
+        return _begin(s, a, now, kind, me.pc)
+    if kind == WGMMA_WAIT and me.counted > x and s.groups[a, x] + s.core[0].taken > now:
+        return s.groups[a, x] + s.core[0].taken
+    if kind == STORE_WAIT and s.stored[a, x] > now:
+        return s.stored[a, x]
+    if kind in (EXPECT, ARRIVE):
+        if kind == EXPECT:
+            s.mbarriers[x].bytes += s.ops[me.pc, 2]
+        s.mbarriers[x].pending -= 1
+        _complete(s, x, now)
+    elif kind == BAR_ARRIVE:
+        _join(s, a, now, x, False)
+    elif kind == MARK:
+        s.marks[a, me.marked] = now
+        me.marked += 1
+    return DONE
+
+
+@_inlined
+def _advance(s, a, now):
+    """Run an actor until something takes time."""
+    me = s.actors[a]
+    s.core[0].end = max(s.core[0].end, now)
+    resume = now
+    while resume == now and me.pc < me.last:
+        after = _step(s, a, now)
+        if after == DONE:
+            me.pc += 1
+            me.part = 0
+        else:
+            resume = after
+    me.wake = resume if me.pc < me.last else NEVER
+
+
+@_inlined
+def _land(s, far):
+    """Write the next piece of the first load from an origin to shared memory."""
+    scalars = s.scalars[0]
+    core = s.core[0]
+    entry = s.loads[far, s.origins[far].head % MOST_LOADS]
+    now = entry[0]
+    core.end = max(core.end, now)
+    core.port = max(now, core.port) + scalars.piece_port
+    s.busy[SMEM] += scalars.piece_port
+    entry[1] -= 1
+    entry[0] += scalars.piece_far if far else scalars.piece
+    if entry[1] == 0:
+        s.origins[far].head += 1
+        s.mbarriers[entry[2]].bytes -= entry[3]
+        _complete(s, entry[2], now)
+
+
+@njit(cache=True, _nrt=False)  # type: ignore[call-overload]
+def run(s):
+    """Run to the end, or until nobody can go on: pieces of loads first, then the actor that wakes first."""
+    # Plain numbers would be literals to numba at first, for which it compiles each function that is called once more.
+    nobody = np.int64(-1)
+    never = np.int64(NEVER)
+    while True:
+        actor = nobody
+        now = never
+        for a in range(s.actors.size):
+            if s.actors[a].wake < now:
+                actor = a
+                now = s.actors[a].wake
+        landing = nobody
+        when = now
+        for far in range(2):
+            origin = s.origins[far]
+            if origin.head != origin.tail:
+                piece = s.loads[far, origin.head % MOST_LOADS, 0]
+                if piece < when or (piece == when and landing < 0):
+                    landing = far
+                    when = piece
+        if landing >= 0:
+            _land(s, landing)
+        elif actor >= 0:
+            _advance(s, actor, now)
+        else:
+            return
