@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from fa3_kernels.cached import flash_attn_with_kvcache
-from fa3_kernels.gluon.arguments import Packed, packed_by
+from fa3_kernels.gluon.arguments import packed_by
 from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_backward import check_differentiable
 from fa3_kernels.operators import (
     PROMOTION_INTERVAL,
     Attention,
-    arguments,
+    descales_of,
     factors_of,
     forward_op,
     forward_varlen_op,
     inference_op,
     inference_varlen_op,
     is_traced,
+    options_of,
     refuse,
 )
 
@@ -125,10 +126,29 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     """
     refuse(qv, attention_chunk, sm_margin)
     factors = factors_of(q_descale, k_descale, v_descale, k)
-    left, right = window_size
-    options = (softmax_scale, causal, left, right, softcap, num_splits, pack_gqa, list(descale_blocks))
-    options = (*factors, *options, promotion_interval, deterministic)
-    out, lse = _attend(q, k, v, None, options, needs_lse=return_attn_probs)
+    descales = descales_of(*factors, descale_blocks)
+    if run := _recorded(q, k, v, forward_op, inference_op):
+        out, lse = run(
+            q,
+            k,
+            v,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
+            deterministic,
+        )
+    else:
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
 
 
@@ -228,28 +248,31 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
     packed = packed_by(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     factors = factors_of(q_descale, k_descale, v_descale, k, cu_seqlens_q)
-    left, right = window_size
-    options = (softmax_scale, causal, left, right, softcap, num_splits, pack_gqa, list(descale_blocks))
-    options = (*factors, *options, promotion_interval, deterministic)
-    out, lse = _attend(q, k, v, packed, options, needs_lse=return_attn_probs)
+    descales = descales_of(*factors, descale_blocks)
+    if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
+        out, lse = run(
+            q,
+            k,
+            v,
+            *packed,
+            *factors,
+            softmax_scale,
+            causal,
+            *window_size,
+            softcap,
+            num_splits,
+            pack_gqa,
+            list(descale_blocks),
+            promotion_interval,
+            deterministic,
+        )
+    else:
+        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
+        semantics, choices = options_of(
+            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
+        )
+        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
     return (out, lse) if return_attn_probs else out
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    packed: Packed | None,
-    options: tuple[Any, ...],
-    *,
-    needs_lse: bool,
-) -> tuple[torch.Tensor, Any]:
-    """Run the forward, by an operator or its autograd function where a graph or autograd must see it; out and lse."""
-    operators = (forward_op, inference_op) if packed is None else (forward_varlen_op, inference_varlen_op)
-    if run := _recorded(q, k, v, *operators):
-        return run(q, k, v, *(packed or ()), *options)
-    semantics, choices, descales = arguments(q, options)
-    return forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=needs_lse)
 
 
 def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, inference: Any) -> Any:

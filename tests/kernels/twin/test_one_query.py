@@ -48,7 +48,7 @@ CHANGES = {
     "fewer splits": (4096, ("splits", lambda keys: 16)),
     "warps in turn for O": (1025, ("_over_warps", lambda out: reduce(twin._sum, out))),
     "warp 0's sums for all channels": (4096, ("_block_sums", lambda p, warps: sums_of_warp_0(p, warps))),
-    "one warp": (300, ("_kernel", lambda keys: (128, 1))),
+    "one warp": (300, ("_kernel", lambda keys: twin._KeyCut(128, 1))),
 }
 
 
