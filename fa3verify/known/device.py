@@ -14,7 +14,7 @@ from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.arguments import Descales, packed_of
 from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.quantize import quantize_qkv
-from fa3_kernels.plan.quantizer import QuantizedQKV
+from fa3_kernels.plan.quantizer import QuantizedTensors
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import Array, AttentionProblem, Operands
@@ -116,7 +116,7 @@ def descales_of(operands: Operands) -> Descales:
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedQKV[torch.Tensor]:
+def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors[torch.Tensor]:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
     tensors: Keywords = {name: to_gpu(x) for name, x in given.items()}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):

@@ -26,7 +26,7 @@ from fa3_reference.attention import (
 from fa3_reference.problem import AttentionProblem
 
 
-class Gradients(NamedTuple):
+class AttentionGradients(NamedTuple):
     """Gradients in the layout of q, k and v: float64 of the truth, in the operands' format of a kernel."""
 
     dq: np.ndarray
@@ -42,7 +42,7 @@ def attention_bwd(
     dout: np.ndarray,
     forward: Attention,
     dlse: np.ndarray | None = None,
-) -> Gradients:
+) -> AttentionGradients:
     """Compute the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k and v.
 
     Parameters
@@ -57,7 +57,7 @@ def attention_bwd(
 
     Returns
     -------
-    Gradients
+    AttentionGradients
         float64. Empty rows have dq = 0 and add nothing; keys that no row sees have dk = dv = 0. With u =
         2^-53 and x = (head_dim + 8) spread + |lse| of :mod:`fa3_reference.attention`, P carries a relative
         error of about x u, and every gradient at most about (2 x + seqlen_q * group + seqlen_k + 2
@@ -103,7 +103,7 @@ def attention_bwd(
                     dq_head[tile.rows] += part.dq
                     dk_head[tile.keys] += part.dk
                     dv_head[tile.keys] += part.dv
-    return Gradients(dq, dk, dv)
+    return AttentionGradients(dq, dk, dv)
 
 
 def sinks_gradient(
@@ -153,7 +153,7 @@ def sinks_gradient(
 
 def _tile_gradients(
     problem: AttentionProblem, of_rows: list[np.ndarray], of_keys: list[np.ndarray], visible: np.ndarray | None
-) -> Gradients:
+) -> AttentionGradients:
     """Return what a tile of query rows of one head adds to its gradients: of these rows, and of the keys they see."""
     q, out, dout, lse, dlse = of_rows
     k, v = of_keys
@@ -166,4 +166,4 @@ def _tile_gradients(
     if slope is not None:
         ds *= slope
     ds *= problem.softmax_scale
-    return Gradients(ds @ k, ds.T @ q, p.T @ dout)
+    return AttentionGradients(ds @ k, ds.T @ q, p.T @ dout)

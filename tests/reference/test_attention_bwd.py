@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_reference.attention import attention
-from fa3_reference.attention_bwd import Gradients, attention_bwd, sinks_gradient
+from fa3_reference.attention_bwd import AttentionGradients, attention_bwd, sinks_gradient
 from fa3_reference.problem import AttentionProblem
 
 STEP = 1e-60  # complex step: no cancellation, so no trade-off
@@ -21,7 +21,7 @@ def _inputs(problem: AttentionProblem, seed: int) -> tuple[np.ndarray, np.ndarra
     return q, k, v, dout
 
 
-def _gradients(problem: AttentionProblem, q, k, v, dout) -> Gradients:
+def _gradients(problem: AttentionProblem, q, k, v, dout) -> AttentionGradients:
     return attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v))
 
 

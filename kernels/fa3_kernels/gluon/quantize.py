@@ -18,7 +18,7 @@ from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
     MEAN_TREE_ROWS,
-    QuantizedQKV,
+    QuantizedTensors,
     QuantizeOptions,
     Scale,
     Scope,
@@ -220,7 +220,7 @@ def quantize_qkv(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-) -> QuantizedQKV[torch.Tensor]:
+) -> QuantizedTensors[torch.Tensor]:
     """Quantise q, k and v to e4m3.
 
     Parameters
@@ -241,7 +241,7 @@ def quantize_qkv(
 
     Returns
     -------
-    QuantizedQKV
+    QuantizedTensors
         Contiguous; bits of :func:`fa3_kernels.twin.quantize.quantize_qkv`, which states the error and what NaN and Inf
         become.
 
@@ -274,7 +274,7 @@ def plan_quantize(
     longest: tuple[int | None, int | None] = (None, None),
     *,
     num_sms: int,
-) -> tuple[Callable[[], QuantizedQKV[torch.Tensor]], list[Call]]:
+) -> tuple[Callable[[], QuantizedTensors[torch.Tensor]], list[Call]]:
     """Buffers and calls of :func:`quantize_qkv`; the tensors may be ones without storage.
 
     Returns
@@ -302,7 +302,7 @@ def plan_quantize(
     kind = {"is_bf16": q.dtype == torch.bfloat16, "is_packed": is_packed, "num_sms": num_sms}
     calls += _casts(operands, options, signs, correction, **kind)
 
-    def quantized() -> QuantizedQKV[torch.Tensor]:
+    def quantized() -> QuantizedTensors[torch.Tensor]:
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None
         if correction is not None:
@@ -310,7 +310,7 @@ def plan_quantize(
             if signs is not None:
                 mean = mean * (1.0 + _on_device(signs.tobytes(), q.device).float() / (1 << 14))
         q_descale, k_descale, v_descale = (x.descale for x in operands)
-        return QuantizedQKV(
+        return QuantizedTensors(
             q8, k8, v8, q_descale, k_descale, v_descale, descale_rows, correction.lse if correction else None, mean
         )
 

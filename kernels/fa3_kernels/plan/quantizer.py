@@ -186,7 +186,7 @@ def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], opt
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedQKV(Generic[Array]):
+class QuantizedTensors(Generic[Array]):
     """e4m3 operands and what an attention kernel needs to undo the scaling.
 
     ``q``, ``k``, ``v`` are float8_e4m3fn, shaped like the inputs; ``*_descale`` float32 (batch, heads, blocks) with
@@ -205,7 +205,7 @@ class QuantizedQKV(Generic[Array]):
     lse_correction: Array | None = None
     k_mean: Array | None = None
 
-    def operands(self: QuantizedQKV[np.ndarray]) -> Operands:
+    def operands(self: QuantizedTensors[np.ndarray]) -> Operands:
         """Return the operands the attention twin takes."""
         descales = [Descale(x, n) for x, n in zip((self.q_descale, self.k_descale, self.v_descale), self.block_rows)]
         return Operands(self.q, self.k, self.v, *descales)
