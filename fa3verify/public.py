@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.tune import Ranked
+    from fa3verify.campaign.questions import Answer
     from fa3verify.campaign.run import Run
     from fa3verify.commands.replay import Replayed
     from fa3verify.judging.judgement import Judgement
@@ -149,6 +150,7 @@ def verify(
     baseline: str | Path | None = None,
     activations: str | Path | None = None,
     workers: int = 0,
+    questions: Answer = "ask",
 ) -> Run:
     """Judge kernels on every input family and property, and write the report; what ``fa3verify verify`` does.
 
@@ -170,11 +172,14 @@ def verify(
         Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int
         Number of processes; 0 is one per core.
+    questions : {"ask", "fail", "pass"}
+        What a contract that a kernel has and did not declare does to the verdict: it is ``"question"``, the contract is
+        a finding, or it only stands in ``Run.questions``.
 
     Returns
     -------
     Run
-        What ``summary.json`` holds; ``verdict`` is ``"pass"``, ``"fail"`` or ``"inconclusive"``.
+        What ``summary.json`` holds; ``verdict`` is ``"pass"``, ``"fail"``, ``"question"`` or ``"inconclusive"``.
 
     Raises
     ------
@@ -199,7 +204,7 @@ def verify(
     stored = Path(baseline) if baseline else None
     own = Path(activations) if activations else None
     settings = verify.Settings(
-        names, profile, seed, Path(out), stored, workers=workers, command=command, activations=own
+        names, profile, seed, Path(out), stored, workers=workers, command=command, activations=own, answer=questions
     )
     return verify.run(settings, lambda total, outcome: None)
 

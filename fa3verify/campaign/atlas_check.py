@@ -160,6 +160,7 @@ def _of_verdict(kernel: KernelRun, findings: Sequence[Finding]) -> Rule:
     holds, wanted = {
         "pass": (not against and share >= REQUIRED and was_judged, "no finding, and enough of what it claims tried"),
         "fail": (bool(findings), "at least one finding"),
+        "question": (not against and was_judged, "no finding under the contract in its name"),
         "inconclusive": (not against and bool(kernel.inconclusive), "no finding, and a reason"),
         "not run": (not against and not was_judged and bool(kernel.inconclusive), "nothing judged, and a reason"),
     }[kernel.verdict]

@@ -114,11 +114,16 @@ def write_all(run: Run, out: Path) -> Run:
         rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
         path = worst.path(stem, found.kernel, found.what, found.content, **rest)
         failures.append(replace(found, replay=path))
+    questions = []
+    for number, asked in enumerate(run.questions):
+        seen = asked.seen
+        path = worst.path(f"question-{number:03d}-{seen.kernel}", seen.kernel, seen.what, seen.content, is_finding=True)
+        questions.append(replace(asked, seen=replace(seen, replay=path)))
     judged: dict[tuple[str, str], list[CaseResult]] = {}
     for case in run.cases:
         judged.setdefault((case.kernel, case.family), []).append(case)
     kernels = tuple(_with_paths(kernel, judged, worst) for kernel in run.kernels)
-    return replace(run, failures=tuple(failures), kernels=kernels)
+    return replace(run, failures=tuple(failures), kernels=kernels, questions=tuple(questions))
 
 
 def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseResult]], worst: _Worst) -> KernelRun:

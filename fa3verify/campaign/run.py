@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
@@ -20,6 +20,7 @@ from fa3verify.judging.family import CaseResult, FamilyRow, Figured
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.sketch import Sketch
 from fa3verify.judging.verdict import Seen, What
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 from fa3verify.properties import LawOutcome
@@ -27,7 +28,7 @@ from fa3verify.records import FLAT, NOT_WRITTEN, OLDER, OMITTED, PRIVATE
 from fa3verify.text import Failure
 
 SCHEMA = "fa3verify.summary/1"
-Verdict = Literal["pass", "fail", "inconclusive"]
+Verdict = Literal["pass", "fail", "question", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,35 @@ class Finding:
     clause: str | None = field(default=None, metadata=OLDER)
     seen: Seen | None = field(default=None, metadata=OLDER)
     raised: str | None = field(default=None, metadata=OLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether a kernel means a contract that it has and did not declare: FlashAttention-3 has another one.
+
+    Parameters
+    ----------
+    kernel : str
+        The name under which it was judged by all that is asked, such as ``mine.py:attention[causal=top_left]``.
+    meaning : str
+        The contract in one line.
+    public : str
+        Which public kernels do it either way.
+    seen : Finding
+        What it explains: the smallest finding that the kernel has without the declaration, with its replay file.
+    declaration : str
+        What answers all questions of the kernel, in Python; one that does not mean it is to be mended.
+    """
+
+    kernel: str
+    meaning: str
+    public: str
+    seen: Finding
+    declaration: str = ""
+
+    def of(self, kernel: str) -> Question:
+        """Return the question of the kernel by the name under which it was judged at last."""
+        return replace(self, kernel=kernel, declaration=KernelName.parse(kernel).declaration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +209,7 @@ class KernelRun:
         What it said of itself.
     families : tuple of FamilyRow
         Per input family the pooled figures of :func:`fa3verify.judging.metrics.measures_of`.
-    verdict : {"pass", "fail", "inconclusive", "not run"}
+    verdict : {"pass", "fail", "question", "inconclusive", "not run"}
         Of this kernel alone; what was not run stands in an atlas alone.
     laws : tuple of LawOutcome
         What became of every property.
@@ -300,10 +330,11 @@ class Run:
         How much was tried.
     seed : int
         Seed of every draw.
-    verdict : {"pass", "fail", "inconclusive"}
-        "fail" if any part fails or a task was lost, "inconclusive" if nothing failed and too little was tried.
+    verdict : {"pass", "fail", "question", "inconclusive"}
+        "fail" if any part fails or a task was lost, "question" if nothing fails under contracts that no kernel
+        declared, "inconclusive" if nothing failed and too little was tried.
     exit_code : int
-        Of the command: 0, 1 or 5; 128 + N where signal N interrupted it.
+        Of the command: 0, 1, 6 or 5; 128 + N where signal N interrupted it.
     layers : dict of str to str
         Status of bits (L0), bound (L1), baseline (L2) and properties (laws).
     kernels : tuple of KernelRun
@@ -326,6 +357,8 @@ class Run:
         CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0.
     schema : str
         ``fa3verify.summary/1``.
+    questions : tuple of Question
+        Contracts that explain what failed without them, and that no kernel declared.
     """
 
     profile: str
@@ -345,6 +378,7 @@ class Run:
     wall_s: float = 0.0
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict, metadata=OLDER)
     schema: str = SCHEMA
+    questions: tuple[Question, ...] = field(default=(), metadata=OLDER)
 
     @property
     def bits_lost(self) -> dict[str, float]:
@@ -366,7 +400,8 @@ def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Ver
     """Return the verdict over kernels and findings."""
     if failures:
         return "fail"
-    return "inconclusive" if any(kernel.verdict == "inconclusive" for kernel in kernels) else "pass"
+    told = {kernel.verdict for kernel in kernels}
+    return "question" if "question" in told else "inconclusive" if "inconclusive" in told else "pass"
 
 
 def parse(body: Mapping[str, Any], name: str) -> Run:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fa3verify import records
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Introduction, Provenance
+from fa3verify.campaign.run import Introduction, Provenance, Question
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
@@ -82,6 +82,8 @@ class Part:
     provenance : Provenance
     interrupted_by : int, optional
         Number of a signal; no file has it.
+    questions : tuple of Question
+        Of a whole campaign; shards ask none, and no file has them.
     """
 
     number: int
@@ -94,6 +96,7 @@ class Part:
     wall_s: float
     provenance: Provenance
     interrupted_by: int | None = field(default=None, metadata=NOT_WRITTEN)
+    questions: tuple[Question, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     @property
     def shard(self) -> Number:

@@ -112,7 +112,7 @@ class Case:
         shape = f"b{p.batch} h{p.nheads}/{p.nheads_kv} {p.seqlen_q}x{p.seqlen_k} d{p.head_dim}"
         if p.head_dim_v != p.head_dim:
             shape += f"/{p.head_dim_v}"
-        switches = ["causal"] if p.causal else []
+        switches = [f"causal{' top-left' if p.top_left else ''}"] if p.causal else []
         if p.seqlens_q is not None and p.seqlens_k is not None:
             switches.append(f"varlen {','.join(map(str, p.seqlens_q))} x {','.join(map(str, p.seqlens_k))}")
         if not math.isclose(p.softmax_scale * math.sqrt(p.head_dim), 1.0):

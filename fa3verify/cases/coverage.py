@@ -166,9 +166,10 @@ def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem that has nothing a kernel does not claim: no other feature, head_dim or length.
 
     A feature that is not claimed is left out; another head_dim becomes the next larger one, or the largest; lengths
-    grow to what the kernel takes, and are equal under a causal mask aligned top-left. A problem that the kernel takes
-    comes back as it is.
+    grow to what the kernel takes, and a causal mask is aligned as the kernel's. A problem that the kernel takes comes
+    back as it is.
     """
+    problem = kernel.policy.aligned(problem)
     if kernel.supports(problem):
         return problem
     needs = needed_features(problem) - kernel.features
@@ -185,8 +186,6 @@ def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
         tuple(space.fitting(n, kernel) for n in of)
         for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
     ]
-    if kernel.policy.causal == "top_left" and problem.causal and "causal" not in needs:
-        lengths[1] = lengths[0]
     changes |= {"seqlen_q": max(lengths[0]), "seqlen_k": max(lengths[1])}
     packed = problem.is_varlen and "varlen" not in needs
     changes |= {"seqlens_q": lengths[0] if packed else None, "seqlens_k": lengths[1] if packed else None}

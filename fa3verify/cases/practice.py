@@ -177,11 +177,9 @@ def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
         changes["softcap"] = 0.0
     if problem.window != (-1, -1) and "window" not in features:
         changes |= {"window": (-1, -1), "causal": "causal" in features}
-    if kernel.policy.causal == "top_left" and changes.get("causal", problem.causal):
-        changes["causal"] = False
     if not problem.is_varlen:
         changes["seqlen_q"] = fitting(problem.seqlen_q, kernel)
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
         most = _most_elements(kernel, "release") // of_a_key  # what a worker has memory for, in any profile
         changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), kernel)
-    return replace(problem, **changes)
+    return kernel.policy.aligned(replace(problem, **changes))

@@ -379,8 +379,6 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     )
     head_dim = int(chosen.get("head_dim") or next(_head_dims(kernel), 0))
     n, m = _lengths(kernel, chosen, tile_m, tile_n)
-    if kernel.policy.causal == "top_left" and "causal" in chosen.get("mask", ""):
-        m = n
     fields: Json = {
         "nheads": group * nheads_kv,
         "nheads_kv": nheads_kv,
@@ -402,7 +400,7 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     if "window" in (mask := chosen.get("mask", "")):
         fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
     if layout == "batched" and stored == "none":
-        return AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields)
+        return kernel.policy.aligned(AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields))
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
     rest = [tuple(fitting(length, kernel) for length in others[i % 2]) for i in range(batch - 1)]
     lengths_q, lengths_k = zip((n, m), *rest)
@@ -410,7 +408,7 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
         lengths_q = (n,) * batch
     if stored != "none":
         fields["cache"] = _cache(kernel, chosen, lengths_q, lengths_k, turn)
-    return AttentionProblem.varlen(lengths_q, lengths_k, **fields)
+    return kernel.policy.aligned(AttentionProblem.varlen(lengths_q, lengths_k, **fields))
 
 
 def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:

@@ -27,7 +27,7 @@ from rich.table import Column, Table
 from fa3verify import operations
 from fa3verify.campaign.findings import Symptom, lines, symptoms
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.run import Finding, KernelRun, Run
+from fa3verify.campaign.run import Finding, KernelRun, Question, Run
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
@@ -41,7 +41,13 @@ if TYPE_CHECKING:
     from fa3verify.commands.replay import Replayed
     from fa3verify.commands.verify import ShardRun
 
-STYLE = {"pass": "green", "fail": "bold red", "not compared": "yellow", "inconclusive": "bold yellow"}
+STYLE = {
+    "pass": "green",
+    "fail": "bold red",
+    "question": "bold cyan",
+    "not compared": "yellow",
+    "inconclusive": "bold yellow",
+}
 
 
 @contextlib.contextmanager
@@ -116,6 +122,8 @@ def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in run.layers.items())
         console.print("\n" + "  ".join(parts))
     _print_findings(console, run.failures, out, str(out / "summary.json"))
+    for question in run.questions:
+        _print_question(console, question, out)
     for kernel in run.kernels:
         if kernel.inconclusive and kernel.verdict == "inconclusive":
             words = f"{escape(kernel.name)}: {escape(kernel.inconclusive)}"
@@ -181,6 +189,20 @@ def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None
         console.print(f"     {escape(line)}", soft_wrap=True)
     if symptom.elsewhere:
         console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
+
+
+def _print_question(console: Console, question: Question, out: Path) -> None:
+    """What a kernel does, where that was seen, who else does it, and the line that answers."""
+    seen = question.seen
+    console.print(f"[cyan]QUESTION[/cyan] {escape(seen.kernel)}: {escape(question.meaning)}", soft_wrap=True)
+    facts = [
+        f"seen: {seen.what.told}: {seen.message}",
+        *lines(seen, str(out / seen.replay) if seen.replay else None),
+        f"elsewhere: {question.public}",
+        f"if it is meant, declare {question.declaration}; if not, mend it",
+    ]
+    for line in facts:
+        console.print(f"     {escape(line)}", soft_wrap=True)
 
 
 COLUMNS = {  # measure: heading; the last ones go first when the terminal is narrow

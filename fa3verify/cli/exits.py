@@ -26,7 +26,7 @@ INTERNAL = 4
 NOTHING = 5
 EPILOG = (
     "Exit codes: 0 pass, 1 a finding, 2 usage, 3 environment, 4 internal error, 5 nothing selected or inconclusive, "
-    "130 interrupted, 128 + N by signal N."
+    "6 a question, 130 interrupted, 128 + N by signal N."
 )
 SETTLING_S = 2.0  # after an interruption, for the processes of kernels to end
 LABELS = 14  # columns in front of a picture in text

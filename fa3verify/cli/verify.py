@@ -72,6 +72,14 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
 )
 @click.option("--learn", "is_learning", is_flag=True, help="Learn each kernel's order first, and use it as --order.")
 @click.option("--fail-fast", is_flag=True, help="The first finding ends it.")
+@click.option(
+    "--questions",
+    "answer",
+    type=click.Choice(["ask", "fail", "pass"]),
+    default="ask",
+    show_default=True,
+    help="What a question does: exit code 6, a finding, or nothing but stand in the summary.",
+)
 @output_options
 @pool_options
 @click.option(
@@ -116,6 +124,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             shard=options["shard"],
             only=Only(options["families"], options["properties"], options["limit"]),
             is_fail_fast=options["fail_fast"],
+            answer=options["answer"],
             began_s=began_s,
         )
         if settings.shard and (given := given_options(OF_THE_WHOLE)):

@@ -16,19 +16,21 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from fa3verify.campaign import atlas, plan, replay_files, shards
+from fa3verify.campaign import atlas, plan, questions, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import Cluster, fair_share
+from fa3verify.campaign.findings import ordered
 from fa3verify.campaign.introduction import Only, introduce_all
 from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.campaign.run import Finding, Run
-from fa3verify.campaign.summary import provenance, summarize
+from fa3verify.campaign.run import Finding, Introduction, Question, Run
+from fa3verify.campaign.summary import of_kernel, provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
-from fa3verify.inputs.captures import list_captures
+from fa3verify.inputs.captures import Capture, list_captures
 from fa3verify.judging import gate
 from fa3verify.kernels import twins
+from fa3verify.known import registry
 from fa3verify.text import one_line, plural
 
 PARTIAL = ".partial"
@@ -54,6 +56,7 @@ class Settings:
     shard: shards.Number | None = None  # which part to run; all by default
     only: Only = Only()  # noqa: RUF009 (immutable)
     is_fail_fast: bool = False  # whether the first finding ends the campaign
+    answer: questions.Answer = "ask"  # what a question does to the verdict
     began_s: float | None = (
         None  # when the command began, by the monotonic clock; when its tasks are planned by default
     )
@@ -209,32 +212,23 @@ def carry_out(
     out."""
     started = datetime.now(UTC)
     clock = settings.began_s or time.monotonic()
-    interrupted_by = None
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = executor or make_executor(settings)
     try:
         introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
-        tasks: Sequence[Task] = plan.plan(
-            kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
-        )
-        if settings.shard:
-            tasks = shards.dealt(tasks, settings.shard)
         threading.Thread(target=_import_report, daemon=True).start()
-        progress(len(tasks), None)
-        try:
-            outcomes = campaign.execute(
-                tasks,
-                executor,
-                journal=settings.journal,
-                stamp=campaign.journal_stamp(),
-                progress=lambda outcome: progress(len(tasks), outcome),
-                stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
-            )
-        except Interrupted as stop:
-            interrupted_by = stop.number
-            outcomes = stop.found
+        outcomes, interrupted_by = _executed(kernels, captures, settings, progress, executor)
+        asked: tuple[Question, ...] = ()
+        for kernel in kernels if interrupted_by is None and not settings.shard else ():
+            if registry.is_own(kernel.name):
+                mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
+                again, judged, more, interrupted_by = _asked(kernel, mine, captures, settings, progress, executor)
+                kernels = tuple(again if each is kernel else each for each in kernels)
+                outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
+                asked += more
+        if interrupted_by is not None:
             ended = sum(not outcome.skipped for outcome in outcomes)
             words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
             kernels = tuple(replace(kernel, narrowed=words) for kernel in kernels)
@@ -256,8 +250,64 @@ def carry_out(
         wall_s=time.monotonic() - clock,
         provenance=provenance(settings.seed),
         interrupted_by=interrupted_by,
+        questions=asked,
     )
     return part, outcomes
+
+
+def _executed(
+    kernels: tuple[Introduction, ...],
+    captures: tuple[Capture, ...],
+    settings: Settings,
+    progress: Progress,
+    executor: Executor,
+) -> tuple[list[Outcome], int | None]:
+    """Run all tasks of kernels, or those of one shard; their outcomes, and the signal that interrupted them."""
+    tasks: Sequence[Task] = plan.plan(
+        kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+    )
+    if settings.shard:
+        tasks = shards.dealt(tasks, settings.shard)
+    progress(len(tasks), None)
+    try:
+        return campaign.execute(
+            tasks,
+            executor,
+            journal=settings.journal,
+            stamp=campaign.journal_stamp(),
+            progress=lambda outcome: progress(len(tasks), outcome),
+            stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
+        ), None
+    except Interrupted as stop:
+        return stop.found, stop.number
+
+
+def _asked(
+    kernel: Introduction,
+    outcomes: list[Outcome],
+    captures: tuple[Capture, ...],
+    settings: Settings,
+    progress: Progress,
+    executor: Executor,
+) -> tuple[Introduction, list[Outcome], tuple[Question, ...], int | None]:
+    """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
+
+    Where all that then fails is what a contract should have explained, no contract does: the kernel is as it was.
+    """
+    first = kernel, outcomes
+    asked: tuple[Question, ...] = ()
+    interrupted_by = None
+    for left in reversed(range(questions.ROUNDS)):
+        body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)
+        more = questions.ask(body, ordered(failures), executor) if left and interrupted_by is None else ()
+        if not more:
+            if asked and interrupted_by is None and questions.is_refuted(body, failures):
+                return *first, (), None
+            break
+        asked += more
+        kernel = settings.only.of(*introduce_all((more[0].kernel,), settings.profile, executor, captures))
+        outcomes, interrupted_by = _executed((kernel,), captures, settings, progress, executor)
+    return kernel, outcomes, tuple(each.of(kernel.name) for each in asked), interrupted_by
 
 
 def _told_kept(settings: Settings) -> str:
@@ -283,6 +333,7 @@ def conclude(
     if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
         compared = None  # a family that ended early has the figures of fewer cases
     found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
+    found = questions.with_questions(found, part.questions, settings.answer)
     found = replace(
         replay_files.write_all(found, settings.out),
         exit_code=found.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5}
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5, "question": 6}
 BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # of the properties, those that compare with the truth
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
 

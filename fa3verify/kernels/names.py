@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fa3_kernels.plan.config import Setting
+from fa3verify.kernels.policy import VALUES
 
 _BEHIND = re.compile(r"(?P<base>.+?)(?:@(?P<dims>\d+(?:,\d+)*)|\[(?P<changes>(?:[^][]|\[[^][]*\])+)\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelName:
-    """Holds the parts of a name: ``BASE+fault@64,128[tile_n=64]``, or ``BASE[order=FILE]``.
+    """Holds the parts of a name: ``BASE+fault@64,128[tile_n=64]``, ``BASE[order=FILE]`` or ``BASE[causal=top_left]``.
 
     Parameters
     ----------
@@ -28,6 +29,8 @@ class KernelName:
         Fields of its configuration that differ from what it chooses.
     order : str
         The file of a learned order, whose twin's bits it is held against.
+    contract : mapping
+        Fields of its :class:`fa3verify.kernels.policy.Policy` that are declared here and not by its code.
     """
 
     base: str
@@ -35,6 +38,7 @@ class KernelName:
     head_dims: tuple[int, ...] = ()
     changes: Mapping[str, Setting] = field(default_factory=dict)
     order: str = ""
+    contract: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> KernelName:
@@ -63,17 +67,28 @@ class KernelName:
             raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
         changes = dict(_change(each, text) for each in found["changes"].split(",")) if "changes" in found else {}
         order = str(changes.pop("order", ""))
+        contract = {name: str(changes.pop(name)) for name in VALUES if name in changes}
         if order and changes:
             raise ValueError(f"an order stands alone behind a kernel's name, got {text!r}")
         dims = tuple(map(int, found["dims"].split(","))) if "dims" in found else ()
         plain, _, fault = (base, "", "") if ":" in base or base.endswith("+") else base.partition("+")
-        return cls(base=plain, fault=fault, head_dims=dims, changes=changes, order=order)
+        return cls(base=plain, fault=fault, head_dims=dims, changes=changes, order=order, contract=contract)
 
     def __str__(self) -> str:
-        changes = {**self.changes} | ({"order": self.order} if self.order else {})
+        changes = {**self.changes, **self.contract} | ({"order": self.order} if self.order else {})
         words = ",".join(f"{key}={str(x).lower() if isinstance(x, bool) else x}" for key, x in changes.items())
         dims = ",".join(map(str, self.head_dims))
         return self.plain + (f"@{dims}" if dims else "") + (f"[{words}]" if words else "")
+
+    @property
+    def declaration(self) -> str:
+        """Return what declares its contract in Python.
+
+        >>> KernelName.parse("mine.py:f[causal=top_left,empty_out=mean]").declaration
+        'policy=fa3verify.Policy(causal="top_left", empty_out="mean")'
+        """
+        said = ", ".join(f'{name}="{value}"' for name, value in self.contract.items())
+        return f"policy=fa3verify.Policy({said})"
 
     @property
     def plain(self) -> str:

@@ -5,8 +5,8 @@ values, alignment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 
@@ -15,40 +15,81 @@ from fa3_reference.problem import AttentionProblem
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Holds what a kernel declares of such cases; what is undefined is not judged.
+    """The contract of a kernel where no arithmetic says what is right; what it calls undefined is not judged.
+
+    A field that is None was not declared: FlashAttention-3's contract is then expected, which is the first value of
+    each list, and a kernel that keeps another contract of :data:`CONTRACTS` is asked whether it means to.
 
     Parameters
     ----------
-    empty_out : {"zero", "undefined"}
-        Output of rows that see no key.
-    empty_lse : {"-inf", "+inf", "undefined"}
+    empty_out : {"zero", "mean", "nan", "undefined"}, optional
+        Output of rows that see no key; "mean" is that of V over all keys of the sequence.
+    empty_lse : {"-inf", "+inf", "finite", "nan", "undefined"}, optional
         Lse of rows that see no key.
-    special_values : {"table", "out", "undefined"}
+    special_values : {"table", "visible", "out", "undefined"}, optional
         Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
-        outputs, or to ``out`` alone.
-    causal : {"bottom_right", "top_left"}
-        How the causal mask is aligned. A problem of the other diagonal is judged with as many queries as keys, where
-        both are one; those that a campaign draws are aligned bottom-right.
+        outputs; to all outputs, but rows that do not see such a value may be NaN as well, as where masks are added to
+        scores; or to ``out`` alone.
+    causal : {"bottom_right", "top_left"}, optional
+        How the causal mask is aligned: at the last query and the last key, or at the first ones.
+
+    Raises
+    ------
+    ValueError
+        For a value that is not in its list.
     """
 
-    empty_out: Literal["zero", "undefined"] = "zero"
-    empty_lse: Literal["-inf", "+inf", "undefined"] = "-inf"
-    special_values: Literal["table", "out", "undefined"] = "table"
-    causal: Literal["bottom_right", "top_left"] = "bottom_right"
+    empty_out: Literal["zero", "mean", "nan", "undefined"] | None = None
+    empty_lse: Literal["-inf", "+inf", "finite", "nan", "undefined"] | None = None
+    special_values: Literal["table", "visible", "out", "undefined"] | None = None
+    causal: Literal["bottom_right", "top_left"] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.said.items():
+            if value not in VALUES[name]:
+                raise ValueError(f"{name} must be one of {', '.join(VALUES[name])}, got {value!r}")
+
+    @property
+    def said(self) -> dict[str, str]:
+        """Return what was declared, by field."""
+        return {name: value for name in VALUES if (value := getattr(self, name)) is not None}
+
+    @property
+    def whole(self) -> Policy:
+        """Return the policy that is expected: FlashAttention-3's contract where nothing was declared."""
+        return Policy(**{name: values[0] for name, values in VALUES.items()} | self.said)  # type: ignore[arg-type]
+
+    def declaring(self, said: Mapping[str, str]) -> Policy:
+        """Return the policy with more fields declared, by name."""
+        return replace(self, **said)  # type: ignore[arg-type]
 
     @property
     def free(self) -> frozenset[str]:
         """Names of the outputs that rows without a key need not have from the formula, 0 and -inf."""
-        named = {"out": self.empty_out != "zero", "lse": self.empty_lse != "-inf"}
+        whole = self.whole
+        named = {"out": whole.empty_out != "zero", "lse": whole.empty_lse != "-inf"}
         return frozenset(name for name, is_free in named.items() if is_free)
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Return what it declares other than the default, in words: what a report must say was not judged, or judged
-        so.
+        """Return what it declares other than FlashAttention-3's contract, in words, which a report must say."""
+        return tuple(f"{name} {value}" for name, value in self.said.items() if value != VALUES[name][0])
+
+    def aligned(self, problem: AttentionProblem) -> AttentionProblem:
+        """Return a problem with the causal mask aligned as the kernel aligns it.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            One without a causal mask comes back as it is.
+
+        Returns
+        -------
+        AttentionProblem
+            What the kernel computes of the same call.
         """
-        named = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
-        return tuple(f"{name} {value}" for name, value, default in named if value != default)
+        top_left = self.causal == "top_left" and problem.causal
+        return problem if top_left == problem.top_left else replace(problem, top_left=top_left)
 
     def misfit(self, problem: AttentionProblem) -> str | None:
         """Return why a problem cannot be judged.
@@ -64,14 +105,76 @@ class Policy:
             The rule in words; None if the problem can be judged.
         """
         if problem.causal and problem.top_left != (self.causal == "top_left"):
-            own = "bottom-right, of a problem aligned top-left," if problem.top_left else "top-left"
+            sides = ("bottom-right", "top-left")
+            own, other = sides if problem.top_left else sides[::-1]
             for n, m in ((seq.seqlen_q, seq.seqlen_k) for seq in problem.sequences()):
                 if n != m:
-                    return f"a causal mask aligned {own} needs as many queries as keys, got {n} and {m}"
+                    return f"its causal mask is aligned {own}, this one {other} with {n} queries and {m} keys"
         return None
 
 
+VALUES: dict[str, tuple[str, ...]] = {  # of every field, FlashAttention-3's first
+    field.name: get_args(get_args(hint)[0]) for field, hint in zip(fields(Policy), get_type_hints(Policy).values())
+}
 DEFAULT = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """A value of a field of :class:`Policy` that public kernels have, and who has it."""
+
+    field: str
+    value: str
+    meaning: str
+    public: str
+
+
+CONTRACTS = (
+    Contract(
+        "empty_out",
+        "mean",
+        "a row that sees no key returns the mean of V over all keys",
+        "the mean: torch's MATH with a float mask of finite minima, Transformers' eager attention; 0: FlashAttention-2 "
+        "and 3, FlexAttention",
+    ),
+    Contract(
+        "empty_out",
+        "nan",
+        "a row that sees no key returns NaN",
+        "NaN: softmax over scores of -inf alone, as torch's MATH before 2.5; 0: FlashAttention-2 and 3, FlexAttention",
+    ),
+    Contract(
+        "empty_lse",
+        "+inf",
+        "the lse of a row that sees no key is +inf",
+        "+inf: FlashAttention-2; -inf: FlashAttention-3, FlexAttention",
+    ),
+    Contract(
+        "empty_lse",
+        "finite",
+        "the lse of a row that sees no key is finite",
+        "finite: kernels that mask by a large negative number; -inf: FlashAttention-3, FlexAttention",
+    ),
+    Contract(
+        "empty_lse",
+        "nan",
+        "the lse of a row that sees no key is NaN",
+        "NaN: logsumexp of -inf less a maximum of -inf; -inf: FlashAttention-3, FlexAttention",
+    ),
+    Contract(
+        "special_values",
+        "visible",
+        "NaN or an infinity in a key that a row does not see makes the row NaN",
+        "NaN reaches it: masks that are added to scores, as in Triton's tutorial; it does not: FlashAttention-2 and 3",
+    ),
+    Contract(
+        "causal",
+        "top_left",
+        "the causal mask is aligned at the first query and the first key",
+        "top-left: torch's scaled_dot_product_attention, cuDNN, FlashAttention-2 before 2.1; bottom-right: "
+        "FlashAttention-2 since 2.1 and 3",
+    ),
+)
 
 
 def empty_rows(problem: AttentionProblem) -> np.ndarray:

@@ -71,8 +71,8 @@ def find(name: str) -> Kernel:
     name : str
         A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
         or ``file.py:function``, of several dtypes ``module:function.bf16``. ``@64,128`` behind any of them leaves it
-        these head dims alone; ``[tile_n=64,num_splits=2]`` changes its configuration, and ``[order=FILE]`` holds its
-        bits against the twin of a learned order.
+        these head dims alone; ``[tile_n=64,num_splits=2]`` changes its configuration, ``[order=FILE]`` holds its bits
+        against the twin of a learned order, and ``[causal=top_left]`` declares a field of its policy.
 
     Returns
     -------
@@ -103,7 +103,15 @@ def find(name: str) -> Kernel:
         kernel = _configured(kernel, asked.changes)
     if asked.order:
         kernel = replace(kernel, twin=_learned(kernel, asked.order))
+    if asked.contract:
+        kernel = replace(kernel, policy=kernel.policy.declaring(asked.contract))
     return kernel if kernel.name == name else replace(kernel, name=name)
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name is of somebody's own kernel, whose contract only he knows: in a file, or installed."""
+    asked = KernelName.parse(name)
+    return asked.is_reference or bool(importlib.metadata.entry_points(group=ENTRY_POINTS, name=asked.base))
 
 
 def _plain(asked: KernelName) -> Kernel:

@@ -237,7 +237,7 @@ def capped(rng: Generator, subject: Subject) -> Question | None:
 def faint(rng: Generator, subject: Subject) -> Question | None:
     """Descales of e4m3 so small that their product underflows, under a causal mask where one is taken."""
     question = subject.normal(rng, subject.keys(rng))
-    is_causal = subject.takes_causal and subject.kernel.policy.causal == "bottom_right"
+    is_causal = subject.takes_causal and subject.kernel.policy.causal != "top_left"
     faint = replace(question, descales=(2.0**-80, 2.0**-80, 1.0), causal=is_causal)
     return faint if subject.form.dtype == "e4m3" else None
 

@@ -333,7 +333,7 @@ def _unsound(found: Learned, kernel: Kernel) -> Iterator[str]:
     if known.weight_error > MOST_ERROR:
         yield f"weights are off by up to {known.weight_error:.1e} of the largest"
     for order in found.orders[:1]:
-        if "causal" in found.features and (order.diagonal, kernel.policy.causal) == ("top_left", "bottom_right"):
+        if "causal" in found.features and (order.diagonal, kernel.policy.whole.causal) == ("top_left", "bottom_right"):
             yield "a causal mask is aligned top-left, which its policy does not say"
         if order.rescale_threshold_log2 > 8:
             yield f"maxima stay over {order.rescale_threshold_log2:g} in log2: weights may leave the range of P"

@@ -153,19 +153,20 @@ def _planted(setup: Setup, rule: Rule, place: _Place, value: float) -> Setup:
     return setup.fed(**arrays)
 
 
-def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that see the planted element, and those of them that see no other key; bool in the layout of lse."""
-    seen = np.zeros(problem.lse_shape, bool)
-    alone = np.zeros(problem.lse_shape, bool)
+def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows that see the planted element, those of them that see no other key, and those from which a mask hides it;
+    bool in the layout of lse."""
+    seen, alone, hidden = np.zeros((3, *problem.lse_shape), bool)
     first, stop = visible(problem, place.seq)
     if rule.tensor == "q":
         problem.rows_lse(seen, place.seq)[place.head, place.row] = stop[place.row] > first[place.row]
-        return seen, alone
+        return seen, alone, hidden
     heads = slice(place.head * problem.group, (place.head + 1) * problem.group)
     rows = (first <= place.row) & (place.row < stop)
     problem.rows_lse(seen, place.seq)[heads] = rows
     problem.rows_lse(alone, place.seq)[heads] = rows & (stop - first == 1)
-    return seen, alone
+    problem.rows_lse(hidden, place.seq)[heads] = ~rows
+    return seen, alone, hidden
 
 
 def _weightless(setup: Setup, place: _Place) -> np.ndarray:
@@ -191,8 +192,8 @@ def _broken(effect: Effect, got: Outputs, clean: Outputs, apart: Outputs, channe
     elif effect == "zero_or_nan":  # a sum of 0, as a row without a key has it
         is_due = np.isnan(lse) | np.isneginf(lse) | np.isposinf(lse) & (policy.empty_lse == "+inf")
         shown = (
-            np.isnan(out) | (out == 0) | (policy.empty_out == "undefined"),
-            is_due | (policy.empty_lse == "undefined"),
+            np.isnan(out) | (out == 0) | (policy.empty_out in ("mean", "undefined")),
+            is_due | (policy.empty_lse in ("finite", "undefined")),
         )
     else:
         same = _equal(out, clean["out"].astype(np.float64), apart["out"])
@@ -233,14 +234,15 @@ def _check(setup: Setup, trial: Trial) -> Found:
 
 def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
     problem = setup.problem
-    policy = setup.kernel.policy
+    policy = setup.kernel.policy.whole
     place = _place(problem, rule, trial)
     low = rule.unit_query and rule.value < 0
     plain = _planted(setup, rule, place, LOW_SCORE if low else 0.0)
     clean = plain.run()
     apart = slack(plain) or {name: np.zeros(x.shape) for name, x in clean.items()}
     got = _planted(setup, rule, place, rule.value).run()
-    seen, alone = _seen(problem, rule, place)
+    seen, alone, hidden = _seen(problem, rule, place)
+    hidden &= policy.special_values == "visible"
     if low:
         lse, lower = (_planted(setup, rule, place, x).truth()["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
         if (lse != lower)[seen & ~alone].any():
@@ -251,7 +253,8 @@ def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
         ((rule.seen,), seen & ~special & ~lost),
         ((rule.seen, "unchanged"), lost),
         ((rule.alone or rule.seen,), special),
-        ((rule.unseen,), ~seen),
+        ((rule.unseen,), ~seen & ~hidden),
+        ((rule.unseen, "nan"), hidden),
     )
     for names, rows in effects:
         each = [_broken(effect, got, clean, apart, place.channel, policy) for effect in names]

@@ -7,6 +7,10 @@ them alone.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -14,7 +18,7 @@ from hypothesis.strategies import DrawFn
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
-from fa3verify.kernels.policy import empty_rows, out_rows
+from fa3verify.kernels.policy import empty_rows, out_rows, rows_like
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, rows_of, same_bits, slack, unsigned_zeros, within
 from fa3verify.properties.law import Drawn, Refused, Setup, Trial, Untaken
@@ -161,15 +165,31 @@ def _empty_rows(setup: Setup, trial: Trial) -> Found:
         if num_splits == 1:
             raise
         return
-    empty = empty_rows(setup.problem)
-    out = result["out"]
-    policy = setup.kernel.policy
+    problem = setup.problem
+    policy = setup.kernel.policy.whole
+    empty = empty_rows(problem)
+    what = f"rows without a visible key, num_splits {num_splits}"
     expected = dict(result)
-    if policy.empty_out == "zero":  # +0 and -0 are both zero
-        expected["out"] = np.where(out_rows(setup.problem, empty) & (out != 0), np.zeros(1, out.dtype), out)
-    if "lse" in result and policy.empty_lse != "undefined":
-        expected["lse"] = np.where(empty, np.array(float(policy.empty_lse), result["lse"].dtype), result["lse"])
-    yield same_bits(f"rows without a visible key, num_splits {num_splits}", result, expected)
+    for name, declared in (("out", policy.empty_out), ("lse", policy.empty_lse)):
+        if declared in _DUE and name in result:
+            due, is_shown = _DUE[declared]
+            x = result[name]
+            expected[name] = np.where(rows_like(x, problem, empty) & ~is_shown(x), np.array(due, x.dtype), x)
+    yield same_bits(what, result, expected)
+    if policy.empty_out == "mean":
+        every = replace(problem, causal=False, window=(-1, -1), top_left=False)
+        alike = setup.fed(q=np.zeros_like(setup.operands.q))._replace(problem=every)
+        bound = np.where(out_rows(problem, empty), alike.bound()["out"], math.inf)
+        yield within(f"{what}, against the mean of V", {"out": result["out"]}, alike.truth(), {"out": bound})
+
+
+_DUE: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {  # what a value of the policy demands of a row
+    "zero": (0.0, lambda x: x == 0),  # +0 and -0 are both zero
+    "nan": (math.nan, np.isnan),
+    "-inf": (-math.inf, np.isneginf),
+    "+inf": (math.inf, np.isposinf),
+    "finite": (0.0, np.isfinite),
+}
 
 
 def _schedule(setup: Setup, trial: Trial) -> Found:

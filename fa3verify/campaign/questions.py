@@ -1,0 +1,199 @@
+"""Questions: the one contract that explains what a kernel does other than FlashAttention-3, which nobody declared.
+
+A kernel that fails is wrong unless a contract of :data:`fa3verify.kernels.policy.CONTRACTS` explains what failed. The
+findings are tried under each contract, and :mod:`fa3verify.commands.verify` then runs the whole campaign again under
+those that explain most of them. What fails there too is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, Literal
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify import operations
+from fa3verify.campaign.findings import clusters
+from fa3verify.campaign.introduction import found
+from fa3verify.campaign.plan import judge_cases
+from fa3verify.campaign.run import Finding, KernelRun, Question, Run, verdict_of
+from fa3verify.campaign.tasks import Task, execute
+from fa3verify.cases.case import SCHEMA, Case
+from fa3verify.files import Json
+from fa3verify.judging.judgement import passes
+from fa3verify.judging.verdict import EXIT_CODES, Part, What
+from fa3verify.kernels import watch
+from fa3verify.kernels.names import KernelName
+from fa3verify.kernels.policy import CONTRACTS, empty_rows
+from fa3verify.kernels.record import Kernel
+from fa3verify.properties import Trial, find_law, replay_trial
+from fa3verify.properties.law import SCHEMA as TRIAL
+
+Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
+MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
+MOST_S = 60.0  # for that
+ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindContract(Task):
+    """Find the fields of a kernel's policy that together explain most of what failed.
+
+    Its value has by field a value and the place, among ``failed``, of the first that needs it.
+    """
+
+    kind: ClassVar[str] = "contract"
+
+    failed: tuple[tuple[str, Json], ...]  # what found it, as files have it, and the content of its replay file
+    has_lse: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel}: contracts"
+
+    def run(self) -> dict[str, tuple[str, int]]:
+        kernel = found(self.kernel)
+        trials = [(What.from_json(words), content) for words, content in self.failed]
+        concerned = [concerns(kernel.operation, what, content) for what, content in trials]
+        asked = set().union(*concerned) - kernel.policy.said.keys() - (set() if self.has_lse else {"empty_lse"})
+        until = time.monotonic() + MOST_S
+        known: dict[tuple[int, frozenset[tuple[str, str]]], bool] = {}
+
+        def holds(place: int, contract: Mapping[str, str]) -> bool:
+            own = {name: value for name, value in contract.items() if name in concerned[place]}
+            key = place, frozenset(own.items())
+            if key not in known:
+                what, content = trials[place]
+                watch.trying(str(what), lambda: content)
+                named = replace(kernel, policy=kernel.policy.declaring(own))
+                known[key] = time.monotonic() < until and _holds(named, what, content)
+            return known[key]
+
+        values = [[(name, None), *((x.field, x.value) for x in CONTRACTS if x.field == name)] for name in sorted(asked)]
+        contracts = [{name: value for name, value in chosen if value} for chosen in product(*values)]
+        places = range(len(trials))
+        best = max(contracts, key=lambda each: (sum(holds(place, each) for place in places), -len(each)))
+        needs: dict[str, tuple[str, int]] = {}
+        for name, value in best.items():
+            rest = {other: x for other, x in best.items() if other != name}
+            needing = [place for place in places if holds(place, best) and not holds(place, rest)]
+            if needing:
+                needs[name] = value, needing[0]
+        return needs
+
+
+def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
+    """Return the fields of a policy that could matter to what found a case or a trial."""
+    problem = _case(content).problem
+    fields = set()
+    if problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
+        fields.add("causal")
+    if operation == operations.FORWARD:
+        if _has_empty_rows(problem):
+            fields |= {"empty_out", "empty_lse"}
+        if what.subject == "special_values_follow_policy":
+            fields.add("special_values")
+    return frozenset(fields)
+
+
+def _has_empty_rows(problem: AttentionProblem) -> bool:
+    """Tell whether a row sees no key, however the causal mask is aligned."""
+    sides = (False, True) if problem.causal else (problem.top_left,)
+    return any(bool(empty_rows(replace(problem, top_left=side)).any()) for side in sides)
+
+
+def _case(content: Json) -> Case:
+    return Trial.from_json(content).case if content.get("schema") == TRIAL else Case.from_json(content)
+
+
+def _holds(kernel: Kernel, what: What, content: Json) -> bool:
+    """Tell whether a kernel of another policy keeps what was broken, its problem aligned as that policy says."""
+    case = _case(content)
+    case = replace(case, problem=kernel.policy.aligned(case.problem))
+    if what.part is not Part.LAW:
+        (record,) = judge_cases(kernel, what.subject, [case])
+        return not record.error and passes(kernel, record.measures)
+    try:
+        return replay_trial(find_law(what.subject).name, kernel, replace(Trial.from_json(content), case=case)) is None
+    except ValueError:  # it does not take the trial
+        return False
+
+
+def _tried(failures: Sequence[Finding]) -> list[Finding]:
+    """Return findings that a contract may explain, the first of every cause: judged outputs of one call or trial."""
+    judged = [
+        each
+        for each in failures
+        if each.raised is None and each.content and each.content.get("schema") in (SCHEMA, TRIAL)
+    ]
+    return [first for first, _ in clusters(judged)][:MOST_TRIED]
+
+
+def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> tuple[Question, ...]:
+    """Return one question for each contract that explains a part of what failed, in a process of its own.
+
+    Parameters
+    ----------
+    kernel : KernelRun
+        By the name of the campaign that failed, which has what is declared so far.
+    failures : sequence of Finding
+        Its findings.
+
+    Returns
+    -------
+    tuple of Question
+        Of the kernel by the name under which all of them are declared; empty where no contract explains anything.
+    """
+    tried = _tried(failures)
+    if not tried:
+        return ()
+    failed = tuple((str(each.what), each.content) for each in tried if each.content)
+    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=kernel.worst_ratio_lse is not None)
+    (outcome,) = execute([task], executor)
+    adopted: Mapping[str, Any] = outcome.value or {}
+    name = KernelName.parse(kernel.name)
+    asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
+    of = {(each.field, each.value): each for each in CONTRACTS}
+    return tuple(
+        Question(str(asked), of[field, value].meaning, of[field, value].public, tried[place])
+        for field, (value, place) in adopted.items()
+    )
+
+
+def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:
+    """Tell whether what fails under a contract is all of the kind that the contract was to explain."""
+    contract = KernelName.parse(kernel.name).contract
+    left = [each for each in _tried(failures) if each.content]
+    return bool(left) and all(
+        concerns(kernel.operation, each.what, each.content) & contract.keys() for each in left if each.content
+    )
+
+
+def with_questions(run: Run, questions: Sequence[Question], answer: Answer) -> Run:
+    """Return a run with the questions that it leaves, and the verdict that they give it.
+
+    Parameters
+    ----------
+    answer : {"ask", "fail", "pass"}
+        A question makes a verdict "question" where nothing failed; counts as a finding; or is only listed.
+    """
+    if not questions:
+        return run
+    asked = {question.kernel for question in questions} if answer == "ask" else set()
+    failures = run.failures + (tuple(each.seen for each in questions) if answer == "fail" else ())
+    kernels = tuple(
+        replace(kernel, verdict="question") if kernel.name in asked and kernel.verdict != "fail" else kernel
+        for kernel in run.kernels
+    )
+    verdict = verdict_of(kernels, failures)
+    return replace(
+        run,
+        kernels=kernels,
+        failures=failures,
+        questions=tuple(questions),
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+    )
