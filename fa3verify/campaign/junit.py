@@ -9,10 +9,10 @@ from fa3verify.text import one_line
 
 
 def junit(run: Run) -> str:
-    """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
+    """Return the verdict as JUnit XML: a test case for each kernel and law, each gate row, and each other finding.
 
-    A kernel of which too little was tried is an error, as is one that could not be loaded. The bits that a kernel loses
-    over the ideal one are properties of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``.
+    A kernel of which too little was tried is an error. The bits that a kernel loses over the ideal one are properties
+    of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``. It needs the extra ``junit``.
     """
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
