@@ -137,11 +137,11 @@ def judge(kernel: Kernel, case: Case, *, unrounded: bool = True) -> Judgement:
     beside = metrics.enclosed(got, seen, enclosure)
     if kernel.twin is not None:
         beside |= _bits(kernel.twin, problem, operands, config, got)
-    figures = {
+    under = {
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
     }
-    least = min(figures, key=lambda name: hypotheses.strain(operation, figures[name]))
-    return Judgement(case, arrays, operands, got, seen, original, bounds[least], figures[least], figures if sides else {})
+    least = min(under, key=lambda name: hypotheses.strain(operation, under[name]))
+    return Judgement(case, arrays, operands, got, seen, original, bounds[least], under[least], under if sides else {})
 
 
 def _bits(twin: Kernel, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
