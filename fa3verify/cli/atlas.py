@@ -69,11 +69,11 @@ def atlas(
 
 
 def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:
-    """Names of the kernels, of patterns those that match; ValueError for a pattern of none."""
-    found = []
+    """Return the given names, and for a pattern the names that match it; ValueError for a pattern without a match."""
+    names = []
     for kernel in kernels or ("*",):
         matching = [name for name in known if fnmatchcase(name, kernel)] if "*" in kernel else [kernel]
         if not matching:
             raise ValueError(f"no kernel matches {kernel!r}; fa3verify kernels lists them")
-        found += matching
-    return found
+        names += matching
+    return names

@@ -92,7 +92,11 @@ def tune(
 
 
 def _shown(ranked: list[Ranked], top: int, compiles: bool, measure: int | None) -> list[list[Ranked]]:
-    """Return the schedules that are told, each with those that take the same time behind it."""
+    """Return the schedules that are shown, each in a list with those that take the same time after it.
+
+    With --compile or --measure they are the best ones that our kernels can be launched with, each alone; ValueError if
+    there is none.
+    """
     from fa3_simulator.tune import without_duplicates
 
     if not compiles and measure is None:
@@ -106,7 +110,10 @@ def _shown(ranked: list[Ranked], top: int, compiles: bool, measure: int | None) 
 def _ranking(
     problem: AttentionProblem, machine: Machine, kernel: str, ranked: list[Ranked], shown: list[list[Ranked]]
 ) -> MachineRanking:
-    """Return what was asked, the time that nothing can beat, how far off the simulator was, and the best schedules."""
+    """Return the ranking: the problem, a lower bound of the time, the simulator's known error, and the shown schedules.
+
+    ``ranked`` are all schedules that fit, the fastest first.
+    """
     from fa3_kernels.plan.families import traits_of
     from fa3_simulator import tune as tuning
     from fa3_simulator.held_out import held_out, places
@@ -115,8 +122,8 @@ def _ranking(
 
     clock = ranked[0].estimate.clock_mhz
     bound = lower_bound(problem, ranked[0].config, machine, clock)
-    known = held_out(ranked[0].config)
-    found = places([alike[0].estimate.cycles for alike in shown], known.error if known else 0.0)
+    compared = held_out(ranked[0].config)
+    ranks = places([alike[0].estimate.cycles for alike in shown], compared.error if compared else 0.0)
     return MachineRanking(
         in_words(problem),
         machine,
@@ -125,17 +132,17 @@ def _ranking(
         len(ranked),
         round(bound.cycles),
         bound.binds,
-        known,
+        compared,
         not traits_of(kernel).is_built_here,
         tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
         tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
-        [_row(place, alike, problem, machine) for place, alike in zip(found, shown, strict=True)],
+        [_row(place, alike, problem, machine) for place, alike in zip(ranks, shown, strict=True)],
         _hazards([alike[0] for alike in shown]),
     )
 
 
 def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Machine) -> ScheduleRow:
-    """Return what is told of a schedule; of those that take the same time the first is."""
+    """Return the row of the first of some schedules that take the same time; the others are named in ``alike``."""
     from fa3_simulator.compiled import estimated
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
@@ -167,7 +174,10 @@ def _tile(config: AnyConfig) -> str:
 
 
 def _schedule(config: AnyConfig) -> tuple[int, bool, int | str, str, str]:
-    """Parts, packing, slots, where P is, and layout: of a backward slots of Q, dO and dS, and who computes."""
+    """Return parts of the keys, packing, stages, where P is, and the schedule in words.
+
+    For a backward: the stages of Q, dO and dS, the number of consumer warpgroups, and the layout.
+    """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.schedules import switches
 
@@ -189,14 +199,14 @@ def _hazards(best: list[Ranked]) -> list[Hazard]:
 
 
 def _launchable(shown: Sequence[list[Ranked]]) -> list[Config]:
-    """Return the forward schedules that are built, of which each stands alone."""
+    """Return the configurations of the schedules to compile or time, each of which stands in a list of its own."""
     from fa3_kernels.plan.config import Config
 
     return [r.config for (r,) in shown if isinstance(r.config, Config)]
 
 
 def _compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
-    """Return the ranking with what ptxas made of each schedule, or with why nothing can be compiled."""
+    """Return the ranking with registers and spills of each schedule, or with why nothing can be compiled here."""
     from fa3_kernels.gluon import unsupported
 
     if reason := unsupported():
@@ -209,7 +219,7 @@ def _compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: A
 
 
 def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
-    """Return the ranking with measured cycles; rank agreement and regret where two were timed."""
+    """Return the ranking with measured cycles, and with rank correlation and regret if at least two were timed."""
     import numpy as np
 
     from fa3_simulator.tune import agreement

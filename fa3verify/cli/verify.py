@@ -29,8 +29,8 @@ from fa3verify.cli.options import (
     seed_option,
 )
 
-OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
-NARROWING = ("families", "properties", "limit", "fail_fast")  # options of which nothing is kept or merged
+OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that need the whole campaign
+NARROWING = ("families", "properties", "limit", "fail_fast")  # options whose results become no shard and no baseline
 
 
 def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
@@ -143,9 +143,10 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
 
 
 def _orders(kernels: Sequence[str], options: Options) -> dict[str, Path]:
-    """Return the files of the orders that kernels are held against, learned now where that was asked for.
+    """Return the files of learned orders by kernel, from --order, or learned now for --learn; empty without both.
 
-    A kernel whose order is not found is judged as without one: learning can add findings, and takes none away.
+    A kernel whose order is not found has no file and is judged without one, so that learning only adds findings.
+    ValueError for --order with --learn or with several kernels.
     """
     from fa3verify.cli import console, console_search
     from fa3verify.commands.learn import learn_all

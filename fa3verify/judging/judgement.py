@@ -1,7 +1,7 @@
 """Judge one case: run the kernel, compare its outputs with float64, and divide the errors by the bound.
 
-This is :func:`fa3verify.judge`. Many cases in worker processes are judged by :mod:`fa3verify.campaign.plan`, and a
-verdict over them is drawn in :mod:`fa3verify.campaign.summary`.
+Users call it as :func:`fa3verify.judge`. :mod:`fa3verify.campaign.plan` judges many cases in worker processes, and
+:mod:`fa3verify.campaign.summary` draws a verdict over them.
 """
 
 from __future__ import annotations
