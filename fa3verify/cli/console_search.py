@@ -37,7 +37,7 @@ def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> N
 
 
 def print_learning(found: Learning, file: Path | None) -> None:
-    """Print what was learned at each head_dim, unsound steps, and the file of the proposal, None if none was written."""
+    """Print what was learned at each head_dim, unsound steps, and the proposal's file, None if none was written."""
     console = Console(highlight=False)
     for each in found.found:
         title = f"{found.kernel} in {each.dtype} at head_dim {each.head_dim}"

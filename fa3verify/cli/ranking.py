@@ -255,7 +255,7 @@ def print_legend(known: HeldOut | None, hazards: Sequence[Hazard]) -> None:
 
 
 def print_changes(found: MachineRanking, first: MachineRanking) -> None:
-    """Print how a machine differs from the first one: in constants, in its best schedule, in the place of the other's."""
+    """Print how a machine differs from the first: in constants, in its best schedule, and in how the other's fares."""
     here = found.machine
     there = first.machine
     differing = {name: (here[name], there[name]) for name in here.constants() if here[name] != there[name]}
