@@ -32,7 +32,7 @@ def of(run: Run) -> Run:
     return replace(
         run,
         kernels=tuple(_without_cases(kernel, run.cases) for kernel in run.kernels),
-        failures=tuple(replace(found, traceback=None) for found in run.failures),
+        failures=tuple(replace(finding, traceback=None) for finding in run.failures),
         cases=(),
         gate=(),
         command="",
@@ -71,7 +71,7 @@ def joined(made: Run, others: Iterable[Run]) -> Run:
     for each in (made, *others):
         kernels |= {kernel.name: (kernel, findings(each, kernel.name)) for kernel in each.kernels}
     known = [kernels[name] for name in sorted(kernels)]
-    failures = tuple(found for _, mine in known for found in mine)
+    failures = tuple(finding for _, mine in known for finding in mine)
     verdict = verdict_of([kernel for kernel, _ in known], failures)
     return replace(
         made,
@@ -108,8 +108,8 @@ def parse(text: str, name: str) -> Run:
 
 def _lacking(made: Run) -> Iterator[str]:
     """Yield a line for each key that an atlas must have, a run may lack, and this one lacks."""
-    for number, found in enumerate(made.failures):
-        if found.cause is None:
+    for number, finding in enumerate(made.failures):
+        if finding.cause is None:
             yield f"'cause' is missing @ atlas.failures[{number}]"
     for number, kernel in enumerate(made.kernels):
         if kernel.loss is None:

@@ -163,7 +163,7 @@ def _of_verdict(kernel: KernelRun, findings: Sequence[Finding]) -> Rule:
     "inconclusive" and "not run" need a reason as well.
     """
     against = [
-        *(str(found.what) for found in findings),
+        *(str(finding.what) for finding in findings),
         *(f"property {law.law} fails" for law in kernel.laws if law.status == "fail"),
         *(f"figures of family {row.family}" for row in kernel.families if _is_wrong(row)),
     ]

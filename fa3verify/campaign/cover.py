@@ -80,11 +80,11 @@ def _mended(
         lost = set(_met(point, strength)) - met
         for name, c in ((name, c) for name, of in classes for c in of):
             near = {**point, name: c}
-            kept = lost.intersection(_met(near, strength)) if c != point[name] else set()
-            if kept and (case := _taken(kernel, near, range(i, i + space.TURNS))):
+            regained = lost.intersection(_met(near, strength)) if c != point[name] else set()
+            if regained and (case := _taken(kernel, near, range(i, i + space.TURNS))):
                 yield near, case
-                lost -= kept
-                met |= kept
+                lost -= regained
+                met |= regained
 
 
 def _met(point: Point, strength: int) -> Iterable[tuple[Cell, ...]]:

@@ -79,8 +79,8 @@ class Only:
 
     def told(self) -> str:
         """Return what was asked for, in words."""
-        asked = {"families": self.families, "properties": self.properties}
-        parts = [f"{name} {', '.join(patterns)}" for name, patterns in asked.items() if patterns]
+        patterns_of = {"families": self.families, "properties": self.properties}
+        parts = [f"{name} {', '.join(patterns)}" for name, patterns in patterns_of.items() if patterns]
         if self.limit is not None:
             parts.append(f"{self.limit} cases or trials of each")
         return f"only {' and '.join(parts)}: a part has no verdict"
@@ -97,10 +97,10 @@ def found(kernel: str) -> Kernel:
     each (:func:`fa3verify.cases.space.probe`).
     """
     with watch.warming(f"import of {kernel}"):
-        asked = registry.find(kernel)
-        if asked.unavailable is None:
-            space.probe(asked)
-        return asked
+        loaded = registry.find(kernel)
+        if loaded.unavailable is None:
+            space.probe(loaded)
+        return loaded
 
 
 def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
@@ -118,45 +118,45 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     # Should loading end the process, this is what the parent says it was doing.
     watch.trying("loading", lambda: {"kernel": kernel})
     try:
-        asked = found(kernel)
+        loaded = found(kernel)
     except loading.Unloadable as error:
         return Introduction(kernel, failed=Failure(str(error), traceback=of_traceback(error.__cause__ or error)))
-    if asked.unavailable:
-        raise Unavailable(f"kernel {kernel} is unavailable: {asked.unavailable}")
-    if asked.bitwise is not None:
-        check_claims(asked.bitwise)
+    if loaded.unavailable:
+        raise Unavailable(f"kernel {kernel} is unavailable: {loaded.unavailable}")
+    if loaded.bitwise is not None:
+        check_claims(loaded.bitwise)
     try:
         size = PROFILES[profile]
-        fitting = [law for law in LAWS if law.applies(asked)]
-        laws = tuple(law.name for law in fitting if law.is_claimed(asked))
-        others = tuple(law.name for law in fitting if not law.is_claimed(asked))
-        taken = families(asked, size, captures)
-        refused = constraint(asked, size, captures)
-        claims = coverage.claims(asked, laws, claimed_families(captures))
-        rest = operations.find(asked.operation).features - asked.features - operations.DESCALES
+        fitting = [law for law in LAWS if law.applies(loaded)]
+        laws = tuple(law.name for law in fitting if law.is_claimed(loaded))
+        others = tuple(law.name for law in fitting if not law.is_claimed(loaded))
+        taken = families(loaded, size, captures)
+        refused = constraint(loaded, size, captures)
+        claims = coverage.claims(loaded, laws, claimed_families(captures))
+        rest = operations.find(loaded.operation).features - loaded.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),
-            *(one_line(f"policy {words}") for words in asked.policy.exceptions),
+            *(one_line(f"policy {words}") for words in loaded.policy.exceptions),
         )
-        sums = hypotheses.sums_of(asked) if hypotheses.under(asked) else None
+        sums = hypotheses.sums_of(loaded) if hypotheses.under(loaded) else None
         return Introduction(
             kernel,
-            one_line(asked.description),
-            asked.operation,
+            one_line(loaded.description),
+            loaded.operation,
             laws if taken else (),
             taken,
             claims,
             not_claimed,
             refused and one_line(refused),
-            dtype=asked.dtype,
-            states_order=asked.order is not None,
+            dtype=loaded.dtype,
+            states_order=loaded.order is not None,
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
-            policy=tuple(map(one_line, asked.declared)),
-            identity=Identity(**asked.code.identity()),
+            policy=tuple(map(one_line, loaded.declared)),
+            identity=Identity(**loaded.code.identity()),
             source=_source(kernel),
-            head_dims=asked.head_dims,
+            head_dims=loaded.head_dims,
         )
     except Exception as error:  # configure is a third party's
         words = f"configuring it failed: {of_error(error)}"

@@ -25,9 +25,9 @@ def junit(run: Run) -> str:
         words = f"observed {row.observed}, limit {row.limit}"
         rows.append((row.kernel, f"{row.layer} {row.rule} {row.family}", row.status, words))
     others = [
-        found for found in run.failures if found.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
+        finding for finding in run.failures if finding.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
     ]
-    rows += [(found.kernel, str(found.what), "fail", found.message) for found in others]
+    rows += [(finding.kernel, str(finding.what), "fail", finding.message) for finding in others]
     results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
     suite = TestSuite("fa3verify")
     for kernel, name, status, message in rows:

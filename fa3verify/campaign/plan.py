@@ -190,8 +190,8 @@ def judge_cases(
         records.append(record)
         if is_fail_fast and _fails(kernel.name, [record]):
             break
-    kept = sketch.with_one_worst([record.sketch for record in records])
-    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
+    sketches = sketch.with_one_worst([record.sketch for record in records])
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, sketches, strict=True))
 
 
 def _judged(kernel: Kernel, family: str, case: Case) -> CaseResult:

@@ -137,11 +137,11 @@ def write_all(run: Run, out: Path) -> Run:
     """Write what a run found as replay files below OUT/worst, and return the run with their paths."""
     worst = _Worst(out, {kernel.name: kernel.assumed.sums for kernel in run.kernels if kernel.assumed})
     failures = []
-    for number, found in enumerate(run.failures):
-        stem = f"fail-{number:03d}-{found.kernel}-{found.what.part}"
-        rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
-        path = worst.path(stem, found.kernel, found.what, found.content, **rest)
-        failures.append(replace(found, replay=path))
+    for number, finding in enumerate(run.failures):
+        stem = f"fail-{number:03d}-{finding.kernel}-{finding.what.part}"
+        rest = {"baseline": finding.baseline, "traceback": finding.traceback, "is_finding": True}
+        path = worst.path(stem, finding.kernel, finding.what, finding.content, **rest)
+        failures.append(replace(finding, replay=path))
     judged: dict[tuple[str, str], list[CaseResult]] = {}
     for case in run.cases:
         judged.setdefault((case.kernel, case.family), []).append(case)

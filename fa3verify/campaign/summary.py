@@ -97,12 +97,12 @@ def of_kernel(
     laws, broken = _laws(kernel, outcomes)
     records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
     settled = settle(records, laws)
-    families, found, results = _families(kernel, outcomes, settled)
-    found += broken
-    found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, laws)
+    families, findings, results = _families(kernel, outcomes, settled)
+    findings += broken
+    findings += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, laws)
     if kernel.failed:
-        found.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
-    crashed = {finding.what for finding in found}
+        findings.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
+    crashed = {finding.what for finding in findings}
     judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
     feasible = [point for value in judged for point in value.feasible]
     body = _body(kernel, families, laws, results, feasible, crashed, settled)
@@ -110,14 +110,14 @@ def of_kernel(
     figured = body.figured
     rows = bit_rows(figured) + bound_rows(figured) + baseline_rows(figured, baseline)
     if settled is None:
-        found += _gate_failures(rows, cases, profile, seed)
+        findings += _gate_failures(rows, cases, profile, seed)
     else:
         ratio = next(row.worst_ratio for row in settled.hypotheses if row.name == settled.chosen)
         status = "fail" if settled.chosen in settled.refuted else "pass"
         rows.append(GateRow(Part.BOUND, WHOLE, kernel.name, "all", ratio, 1.0, None, status))
-        found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
-    found = [with_clause(each, kernel.operation) for each in found]
-    return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
+        findings += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
+    findings = [with_clause(each, kernel.operation) for each in findings]
+    return replace(body, verdict="fail" if findings else body.verdict), rows, findings, cases
 
 
 def _families(

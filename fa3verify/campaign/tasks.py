@@ -142,7 +142,7 @@ def journal_stamp(*kernels: Kernel) -> str:
     Results in a journal are only used again under the same stamp.
     """
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    identities = [dict(said) for kernel in kernels if (said := kernel.code.identity())]
+    identities = [dict(facts) for kernel in kernels if (facts := kernel.code.identity())]
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 
@@ -314,8 +314,8 @@ def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
     if journal is None or not task.durable:
         return None
     try:
-        (kept,) = json.loads((journal / f"{task.identity(stamp)}.json").read_text(encoding="utf-8"))
-        return Outcome(task, task.read(kept))
+        (value,) = json.loads((journal / f"{task.identity(stamp)}.json").read_text(encoding="utf-8"))
+        return Outcome(task, task.read(value))
     except (OSError, TypeError, ValueError):
         return None
 

@@ -158,7 +158,7 @@ def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> Pai
     """
     wanted = pairs(feasible)
     met = pairs(tried)
-    of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
+    of, ran = (Counter((a[0], b[0]) for a, b in pairs_of) for pairs_of in (wanted, wanted & met))
     rows = tuple(PairsOfTwo(key, n, ran[key]) for key, n in sorted(of.items()))
     return PairsTried(len(wanted), len(wanted & met), rows)
 

@@ -41,10 +41,10 @@ def atlas(
             from fa3verify.campaign import atlas_check
             from fa3verify.text import one_line
 
-            found = atlas_check.mistakes(check)
-            for line in found or ["its form is right; whether its figures are, fa3verify replay says"]:
-                click.echo(one_line(f"{check}: {line}"), err=bool(found))
-            raise Exit(USAGE if found else OK)
+            lines = atlas_check.mistakes(check)
+            for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
+                click.echo(one_line(f"{check}: {line}"), err=bool(lines))
+            raise Exit(USAGE if lines else OK)
         from fa3verify.cli import console
         from fa3verify.commands import publish, verify
         from fa3verify.known import registry

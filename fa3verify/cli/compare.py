@@ -130,18 +130,18 @@ def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fi
     out = options["out"]
     quiet = options["quiet"]
     with console.counting("comparisons", quiet) as tell:
-        found = table.run(tasks, options["workers"], tell)
+        results = table.run(tasks, options["workers"], tell)
     if out:
         names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
         rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
-        write(table.page(names, rows, found, sizes=sizes), str(out))
-    emit(table.body(found, tasks), options["json_target"])
+        write(table.page(names, rows, results, sizes=sizes), str(out))
+    emit(table.body(results, tasks), options["json_target"])
     if options["json_target"] != "-":
         labels = [task.arguments.get("kernel", "") for task in tasks]
-        console_search.print_comparisons(labels, found, quiet=quiet)
-        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in found):
+        console_search.print_comparisons(labels, results, quiet=quiet)
+        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in results):
             click.echo(f"of all batches: fa3verify compare '{kernel}' --prove")
-    ran = [each for each in found if each is not None]
+    ran = [each for each in results if each is not None]
     if any(each.is_equal is None for each in ran) or not ran:
         return NOTHING
     return FINDING if kernel and any(each.first for each in ran) else OK

@@ -51,9 +51,9 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
         if problems and seconds:
             raise ValueError("the budget is --problems or --seconds, not both")
         budget = None if seconds else problems or 20_000
-        told = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
+        choices = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
         goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
-        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **told)
+        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **choices)
         with console.counting("searches", quiet) as tell:
             try:
                 hunted.run(tell)

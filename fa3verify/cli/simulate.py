@@ -151,18 +151,18 @@ def simulate(
         if target and options["measure"]:
             clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
         clock_mhz = stamps.sm_mhz if stamps else clock_mhz
-        found = estimate(problem, config, machine, clock_mhz)
-        program, tables, trace = trace_cta(config, machine, clock_mhz, found.tiles)
+        launch = estimate(problem, config, machine, clock_mhz)
+        program, tables, trace = trace_cta(config, machine, clock_mhz, launch.tiles)
         hazards = check(program, machine)
-        figures = _figures(problem, config, machine, found, (program, tables, trace))
+        figures = _figures(problem, config, machine, launch, (program, tables, trace))
         figures["hazards"] = [hazard._asdict() for hazard in hazards]
         drawn = bars(program, trace)
         if svg:
-            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz"
+            title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
             timeline.write_svg(svg, drawn, trace.cycles, title)
         timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
         if target:
-            written = timeline.write_trace(target, timelines, found.clock_mhz, stamps)
+            written = timeline.write_trace(target, timelines, launch.clock_mhz, stamps)
             figures["trace"] = {"cycles": trace.cycles, **written}
         emit(figures, json_target)
         if json_target != "-":

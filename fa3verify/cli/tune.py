@@ -66,7 +66,7 @@ def tune(
         require_writable(json_target, csv_target)
         problem = problem_of(options)
         pack = options["pack_gqa"] if is_given("pack_gqa") else None
-        found = []
+        rankings = []
         for machine in {machine.name: machine for machine in map(load, machines)}.values():
             clock = options["clock_mhz"] or machine["max_clock_mhz"]
             ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
@@ -75,14 +75,14 @@ def tune(
             shown = _shown(ranked, options["top"], compiles, measure)
             ranking = _ranking(problem, machine, kernel, ranked, shown)
             ranking = _compiled(ranking, shown, problem) if compiles else ranking
-            found.append(_measured(ranking, shown[:measure], problem) if measure else ranking)
-        first, *others = found
-        hazards = [hazard for ranking in found for hazard in ranking.hazards]
+            rankings.append(_measured(ranking, shown[:measure], problem) if measure else ranking)
+        first, *others = rankings
+        hazards = [hazard for ranking in rankings for hazard in ranking.hazards]
         beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
         emit(first.to_json() | beside, json_target)
-        write(csv_of(found), csv_target)
+        write(csv_of(rankings), csv_target)
         if "-" not in (json_target, csv_target):
-            for ranking in found:
+            for ranking in rankings:
                 print_ranking(ranking, builds=builds)
             for ranking in others:
                 print_changes(ranking, first)
@@ -149,19 +149,19 @@ def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Ma
 
     entry = alike[0]
     config = entry.config
-    found = entry.estimate
-    bound = roofline(problem, config, machine, found.clock_mhz)
+    estimate = entry.estimate
+    bound = roofline(problem, config, machine, estimate.clock_mhz)
     return ScheduleRow(
         place,
         _tile(config),
         *_schedule(config),
-        cycles=round(found.cycles),
-        milliseconds=found.seconds * 1e3,
-        tflops=operations(problem, config) / found.seconds / 1e12,
+        cycles=round(estimate.cycles),
+        milliseconds=estimate.seconds * 1e3,
+        tflops=operations(problem, config) / estimate.seconds / 1e12,
         gap=entry.gap,
         binds=bound.binds,
-        busy=bound.cycles / found.cycles,
-        hbm_gb_per_s=moved_bytes(problem, config) / found.seconds / 1e9,
+        busy=bound.cycles / estimate.cycles,
+        hbm_gb_per_s=moved_bytes(problem, config) / estimate.seconds / 1e9,
         gluon=entry.is_gluon_buildable,
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],

@@ -125,19 +125,19 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         stop = None
         with console.progress(options["quiet"]) as progress:
             try:
-                found = (verify.run_shard if settings.shard else verify.run)(settings, progress)
+                result = (verify.run_shard if settings.shard else verify.run)(settings, progress)
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
             except verify.Interrupted as interruption:
                 if interruption.found is None:
                     raise
                 stop = interruption
-                found = interruption.found
-        with told_anyhow(found.exit_code):
-            if isinstance(found, verify.ShardRun):
-                console.print_shard(found, settings.out)
+                result = interruption.found
+        with told_anyhow(result.exit_code):
+            if isinstance(result, verify.ShardRun):
+                console.print_shard(result, settings.out)
             else:
-                console.tell(found, settings.out, *targets, options["quiet"], began_s=began_s)
+                console.tell(result, settings.out, *targets, options["quiet"], began_s=began_s)
             if stop:
                 raise stop
 
@@ -158,10 +158,10 @@ def _orders(kernels: Sequence[str], options: Options) -> dict[str, Path]:
     files = {}
     for i, name in enumerate(kernels if options["is_learning"] else ()):
         with console.counting("head dims asked", options["quiet"]) as tell:
-            found = learn_all(name, options["head_dims"], workers=options["workers"], progress=tell)
+            learning = learn_all(name, options["head_dims"], workers=options["workers"], progress=tell)
         file = options["out"] / f"order-{i + 1}.json"
-        is_written = found.write(file)
-        console_search.print_learning(found, file if is_written else None)
+        is_written = learning.write(file)
+        console_search.print_learning(learning, file if is_written else None)
         if is_written:
             files[name] = file
     return files

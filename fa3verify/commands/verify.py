@@ -148,9 +148,9 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, None, f"its report is not whole; {_told_kept(settings)}") from None
-    found = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
+    result = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
     report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(part.interrupted_by, found, f"{report}; {_told_kept(settings)}")
+    raise Interrupted(part.interrupted_by, result, f"{report}; {_told_kept(settings)}")
 
 
 def run_shard(settings: Settings, progress: Progress) -> ShardRun:
@@ -169,8 +169,8 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
     path = shards.write(part, settings.out)
     _remove_journal(settings)
-    found = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
-    return ShardRun(str(part.shard), path.name, len(outcomes), found.failures)
+    result = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
+    return ShardRun(str(part.shard), path.name, len(outcomes), result.failures)
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -293,10 +293,10 @@ def conclude(
     clock = time.monotonic() - part.wall_s
     if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
         compared = None  # a family that ended early has the figures of fewer cases
-    found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
-    found = replace(
-        replay_files.write_all(found, settings.out),
-        exit_code=found.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,
+    result = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
+    result = replace(
+        replay_files.write_all(result, settings.out),
+        exit_code=result.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,
         command=one_line(settings.command or shlex.join(["fa3verify", *sys.argv[1:]]), 10**4),
         started=part.started,
         provenance=part.provenance,
@@ -304,13 +304,13 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in found.kernels])
+        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
         write_text(settings.update_baseline, body.with_kernels_of(updated).text())
-    atlas.write(settings.out / atlas.FILE, atlas.of(found))
-    write_report(settings.out, found)
+    atlas.write(settings.out / atlas.FILE, atlas.of(result))
+    write_report(settings.out, result)
     if part.interrupted_by is None:
         _remove_journal(settings)
-    return found
+    return result
 
 
 def _baselines(settings: Settings) -> tuple[gate.Baseline | None, gate.Baseline | None]:

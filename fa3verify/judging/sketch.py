@@ -165,14 +165,14 @@ def _worst(
     problem: AttentionProblem, ratio: np.ndarray, error: np.ndarray, truth: np.ndarray, v: np.ndarray
 ) -> WorstHead:
     """Return the head with the largest ratio, and which heads, rows and channels leave the bound."""
-    found = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
-    largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in found]
+    places = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
+    largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in places]
     at = int(np.argmax(largest))
-    seq, head = found[at]
+    seq, head = places[at]
     cells = problem.rows_q(ratio, seq)[:, head]
     wrong = cells > 1
     query, channel = np.unravel_index(int(np.argmax(cells)), cells.shape)
-    heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in found]
+    heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in places]
     beyond = Beyond(
         heads=tuple(heads[i] for i, x in enumerate(largest) if x > 1),
         rows=spans(np.flatnonzero(wrong.any(axis=1)).tolist()),

@@ -109,7 +109,7 @@ class KernelPair:
         if not shared:
             return f"{self.new} has no family of inputs in both runs."
         counts = {word: sum(family.word == word for family in shared) for word in WORDS}
-        said = ", ".join(f"{word} in {count(counts[word])}" for word in WORDS if counts[word])
+        words = ", ".join(f"{word} in {count(counts[word])}" for word in WORDS if counts[word])
         beside = "" if self.new == self.old else f" beside {self.old}"
         overall = self.overall
         text = ""
@@ -118,7 +118,7 @@ class KernelPair:
             interval = f"{number(overall.low)} to {number(overall.high)}"
             text = f" is {overall.word}, its error {number(overall.ratio)} times as large ({interval})"
         families = "1 family" if len(shared) == 1 else f"{count(len(shared))} families"
-        return f"{self.new}{beside}{text}: {families}, {said}.{self._ranking()}"
+        return f"{self.new}{beside}{text}: {families}, {words}.{self._ranking()}"
 
     def _ranking(self) -> str:
         if self.bits_lost is None:

@@ -71,12 +71,12 @@ def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
                 row, first, f"{first.what.told}: {first.message}", first.replay and row.path(first.replay), others
             )
             whole = f"{shown.words} | {first.case or ''}"
-            found = next((each for each in known if each.explains(row.entry.name, whole)), None)
-            title = found.because if found else f"{row.label}: {why(symptoms([first])[0])}"
-            grouped.setdefault((found, title), []).append(shown)
+            page = next((each for each in known if each.explains(row.entry.name, whole)), None)
+            title = page.because if page else f"{row.label}: {why(symptoms([first])[0])}"
+            grouped.setdefault((page, title), []).append(shown)
     gravest = list(SEVERITIES)
     made = []
-    for number, ((found, title), shown) in enumerate(grouped.items(), 1):
+    for number, ((page, title), shown) in enumerate(grouped.items(), 1):
         lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.name.startswith("twin.")))
-        made.append(Card(f"finding-{number}", title, found, severity(lead.first), lead, tuple(shown)))
+        made.append(Card(f"finding-{number}", title, page, severity(lead.first), lead, tuple(shown)))
     return sorted(made, key=lambda card: (card.known is not None, gravest.index(card.severity)))

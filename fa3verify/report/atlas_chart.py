@@ -50,7 +50,7 @@ class Chart:
         lines = [line for group in self.groups.values() for line in group]
         shown = [(line, *at) for line in lines for at in zip(self.families, line.cells, strict=True)]
         known = [(cell.bits, line.row.label, family) for line, family, cell in shown if cell.bits is not None]
-        said = [f"{plural(len(lines), 'kernel')} on {plural(len(self.families), 'kind')} of inputs, in bits lost"]
+        parts = [f"{plural(len(lines), 'kernel')} on {plural(len(self.families), 'kind')} of inputs, in bits lost"]
         if known:
             by_group = {
                 title.replace(",", "").lower(): [cell.bits for line in group for cell in line.cells]
@@ -59,7 +59,7 @@ class Chart:
             by_family = {family: [bits for bits, _, where in known if where == family] for family in self.families}
             hardest = sorted(_medians(by_family), reverse=True)[:2]
             bits, kernel, worst = max(known)
-            said += [
+            parts += [
                 f"the median loss is {', '.join(f'{x:.1f} in {title}' for x, title in _medians(by_group))}",
                 f"the hardest inputs are {' and '.join(f'{name} ({x:.1f} at the median)' for x, name in hardest)}",
                 f"the largest finite loss is that of {kernel} on {worst}, {bits:.1f}",
@@ -69,10 +69,10 @@ class Chart:
             names, where = (list(dict.fromkeys(words)) for words in zip(*endless, strict=True))
             more = f" and {len(names) - 3} more" if names[3:] else ""
             who = f"{plural(len(names), 'kernel')} ({', '.join(names[:3])}{more}; on {', '.join(where)})"
-            said.append(f"NaN or infinity where the exact output is finite came out of {who}")
+            parts.append(f"NaN or infinity where the exact output is finite came out of {who}")
         if unknown := sum(all(cell.bits is None for cell in line.cells) for line in lines):
-            said.append(f"{plural(unknown, 'kernel')} without a figure (judged before there was one, or a quantiser)")
-        return "; ".join(said) + "."
+            parts.append(f"{plural(unknown, 'kernel')} without a figure (judged before there was one, or a quantiser)")
+        return "; ".join(parts) + "."
 
 
 def _medians(found: Mapping[str, Sequence[float | None]]) -> list[tuple[float, str]]:

@@ -313,7 +313,7 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
         else "not stated: its bound is of any order",
         "repeated": repeated(entry),
         "bits": bits(entry),
-        "invariance": [_invariance(found) for found in compared.get(entry.name, ())],
+        "invariance": [_invariance(axis) for axis in compared.get(entry.name, ())],
         "properties": _properties(entry),
         "losses": [_loss(loss) for loss in entry.loss or ()],
         "hunt": hunt

@@ -43,12 +43,12 @@ def write_pages(out: Path, folder: Path) -> Path:
 
     ValueError as :func:`points`.
     """
-    found = points(folder)
-    kernels = sorted({name for point in found for name in point.lost})
+    runs = points(folder)
+    kernels = sorted({name for point in runs for name in point.lost})
     rows: list[Json] = [
         {"run": point.name, "started": point.started, "version": point.version}
         | {name: f"{point.lost[name]:.3f}" if name in point.lost else DASH for name in kernels}
-        for point in found
+        for point in runs
     ]
     heads = (PageColumn("run", "run"), PageColumn("began (UTC)", "started"), PageColumn("fa3verify", "version"))
     columns = (*heads, *(PageColumn(name, name, written) for name in kernels))
@@ -57,7 +57,7 @@ def write_pages(out: Path, folder: Path) -> Path:
         "kernels": len(kernels),
         "of": plural(len(kernels), "kernel"),
     }
-    for name, text in both_pages("history", context, chart=_chart(found, kernels)).items():
+    for name, text in both_pages("history", context, chart=_chart(runs, kernels)).items():
         write_text(out / name, text)
     return out / PAGE
 

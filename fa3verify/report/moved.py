@@ -66,8 +66,8 @@ def _kernel(old: Run, new: Run) -> Iterator[Json]:
         yield from _family(name, family, theirs.get(family), ours.get(family))
     statuses = [{f"property {law.law}": law.status for law in kernel.laws} for kernel in both]
     losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in kernel.loss or ()} for kernel in both]
-    found = [{f"finding, {each.what.told}": "found" for each in run.failures} for run in (old, new)]
-    for first, second in (statuses, losses, found):
+    findings = [{f"finding, {each.what.told}": "found" for each in run.failures} for run in (old, new)]
+    for first, second in (statuses, losses, findings):
         for what in dict.fromkeys((*first, *second)):
             yield from _changed(name, "", what, first.get(what), second.get(what))
 
