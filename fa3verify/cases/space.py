@@ -183,6 +183,7 @@ def _layout(case: Case, config: Any) -> str:
 
 
 def _stored(case: Case, config: Any) -> str:
+    """Return the class of a case's cache; where several would do, the first of these branches counts."""
     cache = case.problem.cache
     if cache is None:
         return "none"

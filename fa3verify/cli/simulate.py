@@ -199,7 +199,7 @@ def _figures(
 
     overlap = measure(*traced)
     bound = roofline(problem, config, machine, found.clock_mhz)
-    ticks = sum(overlap.ledger.values()) or 1  # of idle tensor cores, by cause
+    ticks = sum(overlap.ledger.values()) or 1  # idle time of the tensor cores over all causes
     if isinstance(config, Config):
         beside = {
             # Below 0 the tensor core idles for longer than the softmax takes, and so for another reason.

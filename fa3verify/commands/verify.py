@@ -129,7 +129,7 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
     Returns
     -------
     Run
-        What ``summary.json`` holds.
+        The run that ``summary.json`` holds.
 
     Raises
     ------

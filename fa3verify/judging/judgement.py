@@ -58,8 +58,8 @@ class Judgement:
         Figures of :mod:`fa3verify.judging.metrics` by name; ``ratio_max`` is the largest error / bound. A NaN that
         should be none counts as an infinite error.
     hypotheses : mapping of str to dict of str to float
-        Of a kernel that states no order those figures by hypothesis (:mod:`fa3verify.judging.hypotheses`), else empty;
-        ``bound`` and ``measures`` are of the one that the case speaks least against.
+        For a kernel that states no order the figures under each hypothesis (:mod:`fa3verify.judging.hypotheses`), else
+        empty; ``bound`` and ``measures`` are of the hypothesis with the smallest error / bound.
     """
 
     case: Case
