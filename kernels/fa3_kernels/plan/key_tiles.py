@@ -216,7 +216,10 @@ def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator
 
 
 def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[list[int]]:
-    """Return the entries of every CTA in deterministic mode; in a wave the CTA with least work gets the longest unit."""
+    """Return the entries of every CTA in deterministic mode.
+
+    The CTA with the least work gets the longest unit of each wave.
+    """
     mine: list[list[int]] = [[] for _ in range(min(num_ctas, heads * len(visits)))]
     loads = [0.0] * len(mine)
     for wave in _waves(_gangs(walk, visits, heads, len(mine)), len(mine)):

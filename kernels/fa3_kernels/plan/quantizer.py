@@ -118,7 +118,8 @@ def tile_rows(descale_rows: int, head_dim: int) -> int:
     """
     if 0 < descale_rows <= _MAX_TILE_ROWS:
         return descale_rows & -descale_rows
-    largest = _MAX_TILE_ROWS // 2 if head_dim > 128 else _MAX_TILE_ROWS  # read twice anyway: as registers like it
+    # several tiles share a descale, so that the data are read in two passes anyway: a tile is what registers can hold
+    largest = _MAX_TILE_ROWS // 2 if head_dim > 128 else _MAX_TILE_ROWS
     return min(descale_rows & -descale_rows, largest) if descale_rows else largest
 
 
