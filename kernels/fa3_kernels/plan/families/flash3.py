@@ -101,7 +101,7 @@ def flash3_sequence_splits(problem: AttentionProblem, config: Cut) -> tuple[int,
 
 
 def flash3_packs(problem: AttentionProblem, tile_m: int, num_splits: int) -> bool:
-    """Tell whether FlashAttention-3 packs the heads that share a kv head; it always does for splits and packed sequences.
+    """Tell whether FlashAttention-3 packs the heads of a group; it always does with splits or packed sequences.
 
     >>> flash3_packs(AttentionProblem(1, 8, 1, 200, 40, 64), 192, 1)
     True
