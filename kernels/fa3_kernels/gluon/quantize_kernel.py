@@ -32,11 +32,7 @@ class Correction(NamedTuple):
 
 
 class QuantizedOperand(NamedTuple):
-    """One operand of a launch, as the kernels take it.
-
-    Strides are in elements. ``tiles`` is per sequence and head, ``blocks`` are descales per head; ``group`` heads share
-    one.
-    """
+    """One operand; strides in elements, ``tiles`` and descale ``blocks`` per head; ``group`` heads share a maximum."""
 
     x: Any  # int16 view
     out: Any  # uint8 view, contiguous
@@ -62,20 +58,14 @@ def load_layout(channels, warps):
 
 @gluon.constexpr_function
 def store_layout(channels, lanes, warps):
-    """Return the layout of a tile as it is stored: 16 codes, which are 16 bytes, a lane.
-
-    A warp stores the rows that it has in :func:`row_layout`, so that it waits for no other warp.
-    """
+    """Return the layout of codes, 16 bytes a lane; a warp stores the rows that it has, so it waits for no other."""
     rows = 512 // channels
     return gl.BlockedLayout([32 // (lanes * rows), 16], [rows, channels // 16], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def shared_layout(channels):
-    """Return the layout in shared memory: chunks of 16 bytes swizzled over 128 bytes.
-
-    Chunks of one column in eight neighbouring rows lie in different banks.
-    """
+    """Return 16-byte chunks swizzled over 128 bytes: chunks of a column in eight rows lie in different banks."""
     rows_per_line = max(1, 64 // channels)
     return gl.SwizzledSharedLayout(8, rows_per_line, 8 // rows_per_line, [1, 0])
 
@@ -88,10 +78,7 @@ def row_layout(channels, lanes, warps):
 
 @gluon.jit
 def descale_of(amax, norm, SCALE_UP: gl.constexpr):
-    """Return the descale of a maximum: max / 448, clamped; 1 where the maximum is 0 or NaN.
-
-    With SCALE_UP it is rounded up to a power of two. ``norm`` is the factor of rotated operands.
-    """
+    """Return max / 448, clamped, and with SCALE_UP rounded up to a power of two; 1 where the maximum is 0 or NaN."""
     descale = gl.minimum(gl.maximum(gl.div_rn(amax * norm, 448.0), 2.0**-126), 2.0**126)
     if SCALE_UP:
         descale = ((descale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
@@ -100,11 +87,7 @@ def descale_of(amax, norm, SCALE_UP: gl.constexpr):
 
 @gluon.jit
 def _chosen(q, k, v, q_tiles, k_tiles, index):
-    """Return the operand to which tile ``index`` belongs, and the tile's index in it.
-
-    Tiles of k come first, from the last to the first, as the mean has just read the last ones; then those of q and of
-    v.
-    """
+    """Return a tile's operand and its index there: k's from the last on, just read for the mean, then q's, then v's."""
     t = k
     at = k_tiles - 1 - index
     if index >= k_tiles:
@@ -118,10 +101,7 @@ def _chosen(q, k, v, q_tiles, k_tiles, index):
 
 @gluon.jit
 def _place(t, index, ROWS: gl.constexpr, PACKED: gl.constexpr):
-    """Return where a tile lies: head, sequence, first row; start and length of the sequence in rows.
-
-    Tiles of an operand are counted head fastest, then tile of a sequence, then sequence.
-    """
+    """Return where a tile lies: head (fastest), sequence, first row; start and length of the sequence in rows."""
     head = index % t.heads
     sequence = index // t.heads // t.tiles
     start = 0
@@ -208,10 +188,9 @@ def _conditioned(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Return a part of a tile of q or k as float32: k without its mean, both rotated.
+    """Return a part of a tile of q or k as float32: k less its mean, both rotated; store q's LSE correction on the way.
 
-    The LSE correction of q is stored on the way. Without a rotation or a mean (``correction`` None) that step is left
-    out.
+    Without a mean ``correction`` is None.
     """
     head, sequence, first_row, start, length = place
     if ROTATE:
@@ -247,10 +226,7 @@ def _part(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Return what is to be scaled and cast of part PART of a tile, float32, from int16 (rows, channels) in row_layout.
-
-    v is neither centred nor rotated.
-    """
+    """Return part PART of a tile, float32, as it is to be scaled and cast; v is neither centred nor rotated."""
     head, sequence, first_row, start, length = _place(t, index, bits.shape[0] * PARTS, PACKED)
     place = (head, sequence, first_row + PART * bits.shape[0], start, length)
     if is_v:

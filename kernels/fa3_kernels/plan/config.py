@@ -400,8 +400,7 @@ def default_config(
     tile : (int, int), optional
         Query rows and keys; by default those that ship.
     num_splits : int, optional
-        Parts of the keys; 0 takes what the family itself chooses. The default is 1, or 0 for a family that splits
-        unasked.
+        Parts of the keys; 0 takes what the family chooses. By default 1, or 0 for a family that splits unasked.
     **changes : bool, int or str
         Other fields of :class:`Config`.
 
