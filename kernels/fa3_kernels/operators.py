@@ -276,6 +276,7 @@ def _check(
 @torch.library.register_fake("fa3verify::forward")
 @torch.library.register_fake("fa3verify::inference")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse of a batched forward as empty tensors, after the checks that a traced call allows."""
     _check((q, k, v), *arguments(q, options))
     batch, seqlen_q, nheads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
@@ -294,6 +295,7 @@ def _(
     max_k: int,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse of a packed forward as empty tensors, after the checks that a traced call allows."""
     check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
     _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
     total_q, nheads, _ = q.shape
@@ -313,6 +315,7 @@ def _(
     dlse: torch.Tensor | None,
     *rest: Any,
 ) -> _Gradients:
+    """Return the gradients as empty tensors, after the checks that a traced call allows."""
     semantics, packed, _ = _of_backward(rest)
     lengths = None
     if packed is not None:

@@ -108,6 +108,10 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return how a module of the copy is loaded; None for every other module.
+
+        Python calls this with the full name of a module that is being imported.
+        """
         package, _, name = fullname.rpartition(".")
         if fullname == self.alias:
             return spec_from_loader(fullname, self, is_package=True)
@@ -119,6 +123,9 @@ class _Finder(MetaPathFinder, Loader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run a module of the copy: the changed one from its new tree, the others from their source, with imports
+        redirected.
+        """
         name = module.__name__.rpartition(".")[2]
         if module.__name__ == self.alias:
             return  # the package itself is empty, as the twin's is
@@ -139,6 +146,7 @@ class _Redirected(ast.NodeTransformer):
         self.again = again
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
+        """Return the import, or the two imports, that take its place."""
         if node.module == PACKAGE:  # one statement may name modules of both kinds: it becomes one or two
             ours = [alias for alias in node.names if alias.name in self.again]
             others = [alias for alias in node.names if alias.name not in self.again]

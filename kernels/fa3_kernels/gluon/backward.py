@@ -142,7 +142,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         cursor = rows.start
         for i in range(steps):
             step = opaque(step)
-            slot = step & 1
+            slot = step & 1  # of two for Q, dO and dS; the phase of an mbarrier is that of its use, (step >> 1) & 1
             first_row = (rows.first + cursor) * tile_m
             cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
@@ -163,24 +163,24 @@ def _consume(p, WARPGROUP: gl.constexpr):
             surplus_barriers(SURPLUS)
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
-            exchange()
+            exchange()  # the other warpgroup's dS is stored, too
             dq = _issue_dq(p, dq_zeros, shared_ds, WARPGROUP)
             surplus_barriers("end")
             dk = add_product(dk, ds16, parts(p.q_smem, slot, p.variant.qk_boxes))
             dq_dv = warpgroup_mma_wait(len(dk), deps=(dq,) + dv)
             dq = dq_dv[0]
             dv = dq_dv[1:]
-            slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)
-            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
+            slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)  # dP and dV have read dO
+            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)  # the dQ staged before has been read
             staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
             dk = awaited(dk, len(dk))
-            slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
+            slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)  # S and dK have read Q
             step += 1
-        warpgroup_mma_wait(0, deps=(s_next,))
+        warpgroup_mma_wait(0, deps=(s_next,))  # behind the last row block these scores mean nothing
         # dK and dV leave through the memory of K and V. Both warpgroups join first, as each reads all of K for its dQ.
         exchange()
         store_parts(dv, dtype, values)

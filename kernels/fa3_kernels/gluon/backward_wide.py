@@ -110,7 +110,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         cursor = rows.start
         for _i in range(rows.count * p.group):
             step = opaque(step)
-            slot = step & 1
+            slot = step & 1  # of two for Q and its statistics; the phase of the mbarrier is (step >> 1) & 1
             first_row = (rows.first + cursor) * tile
             cursor = advanced(p, rows, cursor)
             dout_slot = step % p.variant.dout_stages
@@ -124,7 +124,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 s = warpgroup_mma_wait(0, deps=(s,))
                 slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
                 p.scores_smem.store(s)
-                scores_ready("arrive")
+                scores_ready("arrive")  # they are overwritten behind the exchange() that follows their reading
             else:
                 mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
                 dp = product(_tile(p, p.v_smem, p.variant.v_boxes), dout, zeros)
@@ -133,10 +133,10 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 s = p.scores_smem.load(s_layout)
             weights, slope = probabilities(p, this, rows, s, first_row, lse, 0)
             if WARPGROUP == 0:
-                left = weights.to(dtype)
+                left = weights.to(dtype)  # P, the left operand of dV
                 mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
                 total = add_product(total, left, dout)
-                exchange()
+                exchange()  # the other warpgroup has stored dS
             else:
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, dout_slot)

@@ -75,7 +75,7 @@ def combine(
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // columns_in_warp, columns_in_warp], [4, 1], [1, 0])
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     exists = row < num_rows
-    row = gl.minimum(row, num_rows - 1)
+    row = gl.minimum(row, num_rows - 1)  # programs beyond the rows read the last one, and store nothing
     sequence = row // (seqlen_q * nheads)
     position = row // nheads % seqlen_q
     lse_index = (sequence * nheads + row % nheads) * seqlen_q + position

@@ -135,7 +135,7 @@ def _step(
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
         stamp(p, ISSUED)
-        s = warpgroup_mma_wait(len(o), deps=(s,))
+        s = warpgroup_mma_wait(len(o), deps=(s,))  # the parts of P V may still be under way
         release(p, K_EMPTY, k_slot)
         stamp(p, SCORES)
         probabilities, row_max, thread_sums, rescale = _softmax(
@@ -313,7 +313,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         else:
             o = _finish(p, operand, o, step, WARPGROUP)
             store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
-            tma.store_wait(0)
+            tma.store_wait(0)  # TMA has read O, which is staged in the slot of Q
             release(p, Q_EMPTY, 0)
         step += 1
     if crosses_tiles:

@@ -245,7 +245,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             else:
                 o = finish(p, x, o, words, rescale, step, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
-            tma.store_wait(0)
+            tma.store_wait(0)  # TMA has read O, which is staged in the slot of Q
             release(p, Q_EMPTY, 0)
         step += 1
     if crosses_tiles:

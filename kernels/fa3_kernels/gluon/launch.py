@@ -62,6 +62,7 @@ class _Family:
     """
 
     def __init__(self, request: Request, device: torch.device) -> None:
+        """Plan a first launch, for what all launches of the family have in common."""
         self.request = request
         self.device = device
         self.sms = num_sms(device)
@@ -73,6 +74,7 @@ class _Family:
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
         self.shares_plans = not self.is_packed and shares_plans(request)
+        # int32 counts elements of the output and partial rows, see fa3_kernels.plan.choose.check_outputs
         of_a_row = request.problem.nheads * max(request.choices.num_splits, power_of_two(first.config.head_dim))
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}

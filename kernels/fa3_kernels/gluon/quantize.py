@@ -317,6 +317,7 @@ def plan_quantize(
     calls += _casts(operands, options, signs, correction, **kind)
 
     def quantized() -> QuantizedQKV[torch.Tensor]:
+        """Return the result; its tensors are filled once the calls have run."""
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None
         if correction is not None:

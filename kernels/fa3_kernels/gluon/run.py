@@ -102,6 +102,7 @@ class BoundCall:
     """
 
     def __init__(self, call: Call, operands: Operands, values: Mapping[str, int], shared: Mapping[str, int]) -> None:
+        """Compile the kernel, and note at which places of its arguments a launch puts in values of its own."""
         known = {**values, **shared}
         compiled = compile_call(call.of(known), operands, known)
         self.launch, self.function, self.metadata = compiled[:3]

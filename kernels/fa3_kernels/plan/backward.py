@@ -59,6 +59,7 @@ class BackwardConfig:
     num_ctas: int = H200_SMS
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         require(self.dtype in ("fp16", "bf16"), f"dtype must be fp16 or bf16, got {self.dtype!r}")
         sizes = self.backward.tiles
         rule = f"head_dim must be one of {', '.join(map(str, sizes))}, got {self.head_dim}"
@@ -170,6 +171,7 @@ class BackwardVariant:
     slot_threads: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Fill the derived fields."""
         derived = {
             "is_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
             # A second dO at head_dim 192 gains 5 % where CTAs wait for their turn, and costs 2 % elsewhere.

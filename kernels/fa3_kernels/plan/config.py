@@ -137,6 +137,7 @@ class Config:
             require(ok, rule)
 
     def _rules(self) -> tuple[tuple[bool, str], ...]:
+        """Return every rule of a configuration: whether it is kept, and its words with the value."""
         c = self
         traits = c.traits
         channels = 16 if c.is_fp8 else 8

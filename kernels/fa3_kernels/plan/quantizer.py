@@ -71,6 +71,7 @@ class QuantizeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Check the options: every rule is whether it is kept, and its words with the value."""
         rows = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
         is_legal = len(rows) == 3 and all(_is_integer(n) and n > 0 and n % _MIN_TILE_ROWS == 0 for n in rows)
         rules = (

@@ -161,6 +161,7 @@ class Variant:
     out_in_query_slot: bool = field(init=False)  # otherwise a tile's first scores are started with the last P V before
 
     def __post_init__(self) -> None:
+        """Fill the derived fields."""
         derived = {
             "pack_log2": self.pack.bit_length() - 1,
             "tile_positions": WARPGROUP_ROWS * self.consumers // self.pack,
