@@ -47,12 +47,8 @@ def attention_bwd(
 
     Parameters
     ----------
-    problem : AttentionProblem
-        What is computed; its sinks and its ``dtype`` do not matter here.
     q, k, v : float arrays of the problem's shapes
-        What the forward was given.
     dout : float array of shape ``problem.out_shape``
-        Gradient of out.
     forward : Attention
         What the forward pass returned. Pass :func:`~fa3_reference.attention.attention`'s result for the true
         gradient; a kernel's own rounded out and lse isolate the error of its backward pass.

@@ -175,14 +175,16 @@ class KernelModel:
     @property
     def p_offset_log2(self) -> int:
         """Log2 of the least factor that P is multiplied with before it is rounded: 8 for e4m3 in the scale of the
-        running maximum, so that P fills [0, 256]; else 0, also where rescaling is lazy and the factor not known."""
+        running maximum, so that P fills [0, 256]; else 0, also where rescaling is lazy and the factor not known.
+        """
         is_shifted = self.order.weights == "running" and self.order.rescale != "lazy"
         return 8 if self.probabilities == "e4m3" and is_shifted else 0
 
     @property
     def largest_offset_log2(self) -> int:
         """Log2 of the largest factor that P may be multiplied with, rounded up: 9 where the factor is not known, which
-        may take P to the end of e4m3 at 448."""
+        may take P to the end of e4m3 at 448.
+        """
         if self.probabilities != "e4m3" or self.order.weights == "normalised":
             return 0
         return 8 if self.p_offset_log2 else 9
