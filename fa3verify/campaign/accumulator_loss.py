@@ -1,7 +1,8 @@
-"""Accumulator loss: what a forward loses over long rows of keys, V ~ N(mean, 1), with one scale per tensor in FP8.
+"""Accumulator loss: the error of a forward over long rows of keys, with V ~ N(mean, 1) and in FP8 one scale per tensor.
 
 Errors are against the dequantised operands, so that only P rounding, accumulation and output rounding remain. With V of
 mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses a growing share of the output.
+:mod:`fa3verify.commands.publish` calls :func:`measure` for every forward of an atlas.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Holds errors of an output over the root mean square of the exact one, and its regression gain on it minus 1."""
+    """Errors of an output, divided by the root mean square of the exact one, and the regression gain minus 1 (bias)."""
 
     rel_rmse: float
     max_rel_error: float
@@ -32,7 +33,7 @@ class Lost:
 
 
 def lost(out: np.ndarray, truth: np.ndarray) -> Lost:
-    """Compare an output with the exact one."""
+    """Compare an output with the exact one, arrays of one shape; the exact one must not be all zeros."""
     out = out.astype(np.float64)
     error = out - truth
     level = float(np.sqrt(np.mean(np.square(truth))))
@@ -48,7 +49,7 @@ def problem_of(dtype: Dtype, rows: int, seqlen_k: int) -> AttentionProblem:
 
 @functools.lru_cache(maxsize=1)
 def drawn(problem: AttentionProblem, v_mean: float, seed: int) -> tuple[Operands, np.ndarray]:
-    """Return the operands of a problem, and the exact output of these."""
+    """Return the operands of a problem and their exact float64 output; the last draw is kept for the next kernel."""
     with watch.warming(f"draws of {problem.seqlen_k} keys"):
         arrays = Recipe("offset_v", {"mean": v_mean}, seed).draw(problem)
         operands = prepare(problem, *arrays, QuantScheme("tensor") if problem.dtype == "e4m3" else None).operands
@@ -56,14 +57,18 @@ def drawn(problem: AttentionProblem, v_mean: float, seed: int) -> tuple[Operands
 
 
 def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Lost | None:
-    """Return what a forward, of any dtype, loses at one length; None where it does not take that, or is no forward."""
-    asked = registry.find(kernel)
-    if asked.operation != operations.FORWARD:
+    """Return the loss of a forward of any dtype over ``seqlen_k`` keys, by ``rows`` queries of one head.
+
+    None for a kernel that is no forward or does not take the length. It raises ValueError for an unknown kernel, and
+    what the kernel itself raises.
+    """
+    forward = registry.find(kernel)
+    if forward.operation != operations.FORWARD:
         return None
-    problem = problem_of(asked.dtype, rows, seqlen_k)
-    if asked.refusal(problem):
+    problem = problem_of(forward.dtype, rows, seqlen_k)
+    if forward.refusal(problem):
         return None
     operands, truth = drawn(problem, v_mean, seed)
-    config = asked.code.configure(problem)
-    returned = asked.code.run(problem, operands, config)
+    config = forward.code.configure(problem)
+    returned = forward.code.run(problem, operands, config)
     return lost(operations.find(operations.FORWARD).named(returned, problem, config)["out"], truth)

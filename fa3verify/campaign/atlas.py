@@ -1,10 +1,10 @@
-"""The atlas: what campaigns found of each kernel, as it is stored for publication and put side by side.
+"""The atlas: the results of campaigns as they are stored for publication, with kernels of several side by side.
 
-It is a run without its cases: of every family the pooled figures, the seeds and the largest case are left, and beside
-them what forwards lose over long rows. ``verify`` writes ``OUT/atlas.json``, and the verb ``atlas`` one of many
-campaigns; nothing else is needed but the replay files that it names, by paths relative to its own folder. A change of
-meaning, or a key more or less, is a new number of the schema. :mod:`fa3verify.campaign.atlas_check` says what is wrong
-with one that somebody sends.
+An atlas is a :class:`fa3verify.campaign.run.Run` without its cases: each family keeps its pooled figures, its seeds and
+its largest case, and forwards have their accumulator loss. ``verify`` writes ``OUT/atlas.json`` for its own kernels,
+and the verb ``atlas`` one for many campaigns. The replay files that it names, by paths relative to its folder, are all
+that it needs beside it. A new meaning, or a key more or less, needs a new number of the schema.
+:mod:`fa3verify.campaign.atlas_check` says what is wrong with an atlas that somebody sends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ FILE = "atlas.json"
 
 
 def of(run: Run) -> Run:
-    """Return the atlas of a run whose replay files have been written; no traceback, which names a user's own files."""
+    """Return the atlas of a run whose replay files have been written.
+
+    Tracebacks are left out, as they name files on a user's machine.
+    """
     return replace(
         run,
         kernels=tuple(_without_cases(kernel, run.cases) for kernel in run.kernels),
-        failures=tuple(replace(found, traceback=None) for found in run.failures),
+        failures=tuple(replace(finding, traceback=None) for finding in run.failures),
         cases=(),
         gate=(),
         command="",
@@ -57,18 +60,18 @@ def findings(made: Run, kernel: str) -> list[Finding]:
 
 
 def alone(made: Run, kernel: str) -> Run:
-    """Return an atlas with nothing but one kernel, and without any where it has none of that name."""
-    found = tuple(each for each in made.kernels if each.name == kernel)
-    return replace(made, kernels=found, failures=tuple(findings(made, kernel)))
+    """Return an atlas with one of its kernels and the findings about that; with none where it has none of the name."""
+    kernels = tuple(each for each in made.kernels if each.name == kernel)
+    return replace(made, kernels=kernels, failures=tuple(findings(made, kernel)))
 
 
 def joined(made: Run, others: Iterable[Run]) -> Run:
-    """Return an atlas with the kernels of others, of one that several have the last, by name."""
+    """Return an atlas with the kernels of other ones added, sorted by name; of a kernel in several the last counts."""
     kernels: dict[str, tuple[KernelRun, list[Finding]]] = {}
     for each in (made, *others):
         kernels |= {kernel.name: (kernel, findings(each, kernel.name)) for kernel in each.kernels}
     known = [kernels[name] for name in sorted(kernels)]
-    failures = tuple(found for _, mine in known for found in mine)
+    failures = tuple(finding for _, mine in known for finding in mine)
     verdict = verdict_of([kernel for kernel, _ in known], failures)
     return replace(
         made,
@@ -85,7 +88,10 @@ def text(made: Run) -> str:
 
 
 def parse(text: str, name: str) -> Run:
-    """Read what :func:`text` gives; ValueError, with ``name`` and the place, for a damaged or foreign file."""
+    """Read what :func:`text` gives; ValueError, with ``name`` and the place, for a damaged or foreign file.
+
+    The ValueError of a damaged one is raised from a :class:`fa3verify.records.DamagedError`, which lists every fault.
+    """
     try:
         body = json.loads(text)
     except ValueError as error:
@@ -101,9 +107,9 @@ def parse(text: str, name: str) -> Run:
 
 
 def _lacking(made: Run) -> Iterator[str]:
-    """What an atlas must have, and a run may lack."""
-    for number, found in enumerate(made.failures):
-        if found.cause is None:
+    """Yield a line for each key that an atlas must have, a run may lack, and this one lacks."""
+    for number, finding in enumerate(made.failures):
+        if finding.cause is None:
             yield f"'cause' is missing @ atlas.failures[{number}]"
     for number, kernel in enumerate(made.kernels):
         if kernel.loss is None:

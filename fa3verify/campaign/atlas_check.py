@@ -1,8 +1,8 @@
-"""Check an atlas that somebody sends: that it is one, and that what it says holds together, a line for each mistake.
+"""Check an atlas that somebody sends, for ``fa3verify atlas --check``: one line for each mistake in it.
 
-The records of :mod:`fa3verify.campaign.run` say which keys there are and of which type. Types cannot say the rest:
-counts that do not add up, a verdict that its findings contradict, errors below 0, replay files that are not there.
-Whether the figures are true, only a replay says.
+:func:`fa3verify.campaign.atlas.read` already refuses wrong keys and types. This module checks what types cannot say:
+that counts add up, that each verdict agrees with its findings, that no error is below 0, that replay files are there.
+It does not check that the figures are true, which only a replay does (:mod:`fa3verify.commands.replay`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from fa3verify.judging.metrics import all_measures
 from fa3verify.properties import LawOutcome
 from fa3verify.records import DamagedError
 
-Rule = tuple[bool, str, str, object]  # whether it holds, the path of a value, what is expected, and what is there
+# One check that was made: whether it holds, the path of the value in the file, what is expected, and what is there.
+Rule = tuple[bool, str, str, object]
+# Figures that every family has, whatever its operation.
 NEEDED = ("outputs", "nonfinite", "unbounded", "rms", "max_error", "ratio_max", "rel_rmse_seen", "ulp_max")
+# Pairs of figures of which the first is never larger than the second: a part of a count, a mean or median of a maximum.
 NO_MORE = (("nonfinite", "outputs"), ("unbounded", "outputs"), ("rmse_seen", "max_error"), ("ulp_p50", "ulp_max"))
 
 
 def mistakes(path: Path) -> list[str]:
     """Return what is wrong with an atlas, one line each: the place, what is expected, and what is there.
+
+    The list is empty for an atlas without a mistake. Where keys or types are wrong only those are listed.
 
     Raises
     ------
@@ -37,16 +42,18 @@ def mistakes(path: Path) -> list[str]:
         For a file that cannot be read, or is no atlas of this schema.
     """
     try:
-        found = atlas.read(path)
+        made = atlas.read(path)
     except ValueError as error:
         if not isinstance(error.__cause__, DamagedError):
             raise
+        # A line of cattrs is "what is wrong @ atlas.place".
         lines = [line.rpartition(" @ atlas") for line in error.__cause__.lines]
         return [f"{place.lstrip('.') or 'the file'}: {what}" for what, _, place in lines]
-    return [f"{place}: expected {wanted}, got {got!r}" for holds, place, wanted, got in _of(found, path) if not holds]
+    return [f"{place}: expected {wanted}, got {got!r}" for holds, place, wanted, got in _of(made, path) if not holds]
 
 
 def _of(found: Run, path: Path) -> list[Rule]:
+    """Return every check of an atlas that was read from a path, with those of its kernels."""
     names = [kernel.name for kernel in found.kernels]
     twice = [name for name, count in Counter(names).items() if count > 1]
     verdict = verdict_of(found.kernels, found.failures)
@@ -87,7 +94,7 @@ def _of(found: Run, path: Path) -> list[Rule]:
 
 
 def _below(rows: Sequence[Finding | FamilyRow | LawOutcome], name: str, folder: Path) -> list[Rule]:
-    """Every replay file is below the folder of the atlas: whoever gets it must be able to run it."""
+    """Check that every replay file is below the folder of the atlas: whoever gets the atlas must be able to run it."""
     return [
         (
             _is_below(each.replay, folder),
@@ -101,11 +108,13 @@ def _below(rows: Sequence[Finding | FamilyRow | LawOutcome], name: str, folder: 
 
 
 def _is_below(replay: str, folder: Path) -> bool:
+    """Tell whether a path, relative to a folder, is that of a file below it, compressed or not."""
     place = PurePosixPath(replay)
     return not place.is_absolute() and ".." not in place.parts and stored(folder / place).is_file()
 
 
 def _of_kernel(kernel: KernelRun) -> list[Rule]:
+    """Return the checks of one kernel but that of its verdict; places are within the kernel."""
     known = kernel.operation in operations.OPERATIONS
     measures = {
         *all_measures([kernel.operation] if known else operations.OPERATIONS),
@@ -149,9 +158,12 @@ def _of_kernel(kernel: KernelRun) -> list[Rule]:
 
 
 def _of_verdict(kernel: KernelRun, findings: Sequence[Finding]) -> Rule:
-    """A kernel fails if something was found, passes if nothing was and enough was tried, and else has a reason."""
+    """Check a verdict: "fail" needs a finding; all others need that nothing is wrong, and "pass" that enough was tried.
+
+    "inconclusive" and "not run" need a reason as well.
+    """
     against = [
-        *(str(found.what) for found in findings),
+        *(str(finding.what) for finding in findings),
         *(f"property {law.law} fails" for law in kernel.laws if law.status == "fail"),
         *(f"figures of family {row.family}" for row in kernel.families if _is_wrong(row)),
     ]
@@ -169,7 +181,8 @@ def _of_verdict(kernel: KernelRun, findings: Sequence[Finding]) -> Rule:
 
 
 def _is_wrong(row: FamilyRow) -> bool:
-    """Tell whether an output is not finite, beyond its bound, outside the stated order, or has other bits than due."""
+    """Tell whether the figures show an output that is not finite, beyond its bound, outside the stated order, or unlike
+    the twin's."""
     ratios = [x for key, x in row.figures.items() if key.startswith("ratio_") and key.endswith("_max")]
     return any(row.figures.get(key) for key in ("nonfinite", "outside", "bits_differing")) or any(
         x is not None and not x <= 1 for x in ratios
@@ -177,6 +190,7 @@ def _is_wrong(row: FamilyRow) -> bool:
 
 
 def _of_family(row: FamilyRow, known: set[str]) -> list[Rule]:
+    """Return the checks of a family's figures; ``known`` are the names of figures that its operation has."""
     figures = {key: x for key, x in row.figures.items() if x is not None}
     cases = figures.pop("cases")
     return [
@@ -185,6 +199,7 @@ def _of_family(row: FamilyRow, known: set[str]) -> list[Rule]:
         *((key in known, key, "a figure of this operation", x) for key, x in figures.items()),
         *((_is_legal(key, x), key, "0 or more, a share at most 1", x) for key, x in figures.items()),
         *(
+            # A mean that equals the maximum may be rounded above it.
             (not figures[less] > figures[more] * (1 + 1e-9), less, f"at most {more}", figures[less])
             for less, more in NO_MORE
             if less in figures and more in figures
@@ -193,7 +208,7 @@ def _of_family(row: FamilyRow, known: set[str]) -> list[Rule]:
 
 
 def _is_legal(key: str, x: float) -> bool:
-    """Tell whether a figure can have a value: errors are not negative, and NaN is what a NaN output makes of a mean."""
+    """Tell whether a figure can have a value: a bias may be negative, and outputs of NaN make a median NaN."""
     if key == "bias" or (key == "ratio_median" and math.isnan(x)):
         return True
     return 0 <= x <= (1 if key in ("bit_equal", "determined") else math.inf)

@@ -1,6 +1,7 @@
 """Covering arrays: few small cases of a kernel in which every pair, or every triple, of classes meets.
 
-What a kernel does not take are constraints of the array, asked from the kernel itself.
+Classes and their cases are those of :mod:`fa3verify.cases.space`. Pairs that a kernel does not take are constraints of
+the array; they are found by asking the kernel. :class:`fa3verify.campaign.plan.JudgeCover` judges the cases.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.space import Point
 from fa3verify.kernels.record import Kernel
 
-Classes = tuple[tuple[str, tuple[str, ...]], ...]
+Classes = tuple[tuple[str, tuple[str, ...]], ...]  # each dimension with its classes
 Cell = tuple[str, str]  # a dimension and a class of it
-# About how much longer a case takes that has such a class.
+# About how many times as long a case takes that has such a class; 1 for all others.
 _COSTS: Mapping[Cell, float] = {
     ("queries", "a tile"): 4,
     ("queries", "several tiles"): 4,
@@ -32,11 +33,11 @@ _COSTS: Mapping[Cell, float] = {
     ("batch", "2"): 2,
     ("batch", "3 or more"): 3,
 }
-_TOO_MUCH = 10
+_TOO_MUCH = 10  # two classes whose costs multiply to more meet in a case that is plain otherwise
 
 
 def cover(kernel: Kernel, strength: int, seed: int) -> list[tuple[Point, Case | None]]:
-    """Return points in which every ``strength`` classes meet that can, each with its case.
+    """Return points in which every choice of ``strength`` classes that can meet does, each point with its case.
 
     Parameters
     ----------
@@ -49,8 +50,9 @@ def cover(kernel: Kernel, strength: int, seed: int) -> list[tuple[Point, Case | 
     Returns
     -------
     list of (point, Case)
-        Empty for a kernel that takes no problem. The case is None where the kernel takes every pair of the classes and
-        not all of them; what only such a point meets then meets in points behind, which differ from it in one class.
+        Empty for a kernel that takes no problem. The case is None where the kernel takes each pair of a point's classes
+        but not all of them together; what meets in such a point alone meets again in points at the end of the list,
+        which differ from it in one class.
     """
     plain = _plain(kernel)
     if plain is None:
@@ -69,26 +71,29 @@ def cover(kernel: Kernel, strength: int, seed: int) -> list[tuple[Point, Case | 
 def _mended(
     kernel: Kernel, rows: list[tuple[Point, Case | None]], classes: Classes, strength: int
 ) -> Iterator[tuple[Point, Case]]:
-    """Points for what is met in points without a case alone: each is one of these, but for one class."""
+    """Yield points, with cases, for choices of classes that otherwise meet only in points without a case.
+
+    Each differs from such a point in one class.
+    """
     met = {cells for point, case in rows if case for cells in _met(point, strength)}
     for i, point in enumerate(point for point, case in rows if case is None):
         lost = set(_met(point, strength)) - met
         for name, c in ((name, c) for name, of in classes for c in of):
             near = {**point, name: c}
-            kept = lost.intersection(_met(near, strength)) if c != point[name] else set()
-            if kept and (case := _taken(kernel, near, range(i, i + space.TURNS))):
+            regained = lost.intersection(_met(near, strength)) if c != point[name] else set()
+            if regained and (case := _taken(kernel, near, range(i, i + space.TURNS))):
                 yield near, case
-                lost -= kept
-                met |= kept
+                lost -= regained
+                met |= regained
 
 
 def _met(point: Point, strength: int) -> Iterable[tuple[Cell, ...]]:
-    """Every ``strength`` classes of a point."""
+    """Return every choice of ``strength`` classes of a point."""
     return combinations(sorted(point.items()), strength)
 
 
 def _taken(kernel: Kernel, chosen: Point, seeds: Iterable[int]) -> Case | None:
-    """The first case of these classes that the kernel takes, None if it takes none."""
+    """Return the first case of the chosen classes, over some seeds, that the kernel takes; None if it takes none."""
     for seed in seeds:
         with contextlib.suppress(ValueError):
             case = space.case_of(kernel, chosen, seed)
@@ -104,7 +109,7 @@ def _takes(kernel: Kernel, chosen: Point) -> bool:
 
 
 def _plain(kernel: Kernel) -> Point | None:
-    """The plainest classes that a kernel takes: a mask, where it takes nothing without one."""
+    """Return a head_dim and a mask, the plainest, that a kernel takes; None for a kernel that takes no problem."""
     claimed = space.claimed(kernel)
     dims = claimed.get("head_dim", ())[:1]
     masks = claimed.get("mask", ())
@@ -112,7 +117,10 @@ def _plain(kernel: Kernel) -> Point | None:
 
 
 def _forbidden(kernel: Kernel, classes: Classes, plain: Point) -> frozenset[tuple[Cell, Cell]]:
-    """Pairs of classes of which the kernel takes no case that is plain otherwise; a class twice where it takes none."""
+    """Return the pairs of classes that a kernel does not take in a case that is plain otherwise.
+
+    A class that it does not take at all is paired with itself.
+    """
     cells = [(name, c) for name, of in classes for c in of]
     alone = {cell for cell in cells if not _takes(kernel, {**plain, **dict([cell])})}
     met = [pair for pair in combinations(cells, 2) if pair[0][0] != pair[1][0] and alone.isdisjoint(pair)]
@@ -124,7 +132,10 @@ def _forbidden(kernel: Kernel, classes: Classes, plain: Point) -> frozenset[tupl
 def _array(
     classes: Classes, forbidden: frozenset[tuple[Cell, Cell]], strength: int, seed: int
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Rows of the covering array, made cheap."""
+    """Return the rows of the covering array, with costly classes replaced where that loses nothing.
+
+    ``forbidden`` pairs meet in no row. Equal arguments give equal rows.
+    """
     from covertable import criteria, sorters
     from covertable.main import Controller
 
@@ -150,23 +161,24 @@ def _array(
 
 
 def _by_dimensions(forbidden: Iterable[tuple[Cell, Cell]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """The pairs of classes that must not meet, by their dimensions: one constraint each is fast to check."""
-    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    """Return the pairs of classes that must not meet, by their dimensions: one constraint for two is fast to check."""
+    apart: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for (a, x), (b, y) in sorted(forbidden):
         if (a, x) != (b, y):
-            found.setdefault((a, b), set()).add((x, y))
-    return found
+            apart.setdefault((a, b), set()).add((x, y))
+    return apart
 
 
 def _apart(a: int, b: int, met: frozenset[tuple[str, str]]) -> dict[str, Any]:
-    """A constraint on two dimensions by their numbers: covertable splits a name at its dots each time it reads one."""
+    """Return a constraint of covertable on two dimensions, named by number: it splits names at their dots each time."""
     return {"operator": "fn", "requires": [a, b], "evaluate": lambda row: (row[a], row[b]) not in met}
 
 
 def _costly(factors: Mapping[str, list[str]], forbidden: frozenset[tuple[Cell, Cell]]) -> frozenset[tuple[Cell, Cell]]:
-    """Pairs of costly classes: they meet in a case of their own that is plain otherwise.
+    """Return the pairs of costly classes that are left to a row of their own, which is plain otherwise.
 
-    A class costs what it takes beyond the cheapest of its dimension: a kernel of whole tiles has no shorter case.
+    The cost of a class is relative to the cheapest that the kernel has in its dimension, as a kernel that takes whole
+    tiles only has no shorter case.
     """
     costs = {name: [_COSTS.get((name, c), 1.0) for c in of] for name, of in factors.items()}
     cells = [((name, c), x / min(costs[name])) for name, of in factors.items() for c, x in zip(of, costs[name])]
@@ -177,9 +189,10 @@ def _costly(factors: Mapping[str, list[str]], forbidden: frozenset[tuple[Cell, C
 def _cheapen(
     rows: list[dict[str, str]], plain: Mapping[str, str], forbidden: frozenset[tuple[Cell, Cell]], strength: int
 ) -> None:
-    """Replace, in place, every costly class by the plainest where all that it meets meet elsewhere as well."""
+    """Replace in ``rows`` each costly class by the plainest, if all that it meets there meet in other rows as well."""
 
     def met(row: dict[str, str], name: str) -> list[tuple[Cell, ...]]:
+        # The choices of classes in a row that have the class of this dimension.
         others = [cell for cell in row.items() if cell[0] != name]
         return [tuple(sorted([*rest, (name, row[name])])) for rest in combinations(others, strength - 1)]
 

@@ -1,4 +1,8 @@
-"""Where tasks run: in isolated processes of this machine, or on the workers of a Dask cluster."""
+"""The executor of a Dask cluster, :class:`Cluster`, for ``fa3verify verify --scheduler``.
+
+The executor of this machine is :func:`fa3verify.campaign.pool.processes`; on each Dask worker tasks run in the same
+isolating pool. :func:`fa3verify.commands.verify.make_executor` chooses one of the two.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from fa3verify.campaign.pool import IsolatingPool, TaskError, Timed
 from fa3verify.campaign.tasks import source_stamp
 from fa3verify.text import of_error
 
-LEAST_MEMORY_BYTES = 8 << 30
+LEAST_MEMORY_BYTES = 8 << 30  # of a worker, however many there are: cases of practice are chosen to fit in it
 
 
 def fair_share(workers: int) -> int | None:
-    """Bytes of memory for each worker, None where the machine does not say how much it has."""
+    """Return the bytes of memory for each of some workers; None where the machine does not say how much it has."""
     try:
         return max(LEAST_MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // workers)
     except (AttributeError, ValueError, OSError):
@@ -27,7 +31,7 @@ def fair_share(workers: int) -> int | None:
 
 
 class _Remote(Timed):
-    """A future whose state is that of the cluster's, which alone is cancelled."""
+    """A future of our own that follows a future of the cluster: cancelling it cancels only the cluster's."""
 
     def __init__(self, theirs: Future) -> None:
         super().__init__()
@@ -40,7 +44,7 @@ class _Remote(Timed):
         return self._theirs.cancel()
 
     def _take(self, theirs: Future) -> None:
-        """Take over what became of the task; one that was lost with its scheduler is an error, not a silence."""
+        """Take over the end of the cluster's future; one that we did not cancel is an error: its scheduler is gone."""
         if theirs.cancelled() and self._is_unwanted:
             super().cancel()
         self.set_running_or_notify_cancel()
@@ -50,15 +54,15 @@ class _Remote(Timed):
         elif error := theirs.exception():
             self.set_exception(TaskError(of_error(error), type(error).__name__))
         else:
-            found, self.cpu_s = theirs.result()
-            self.set_exception(found) if isinstance(found, TaskError) else self.set_result(found)
+            value, self.cpu_s = theirs.result()
+            self.set_exception(value) if isinstance(value, TaskError) else self.set_result(value)
 
 
 class Cluster(Executor):
     """Run tasks on the workers of a Dask cluster, which need the same sources as this process.
 
-    Each worker runs one task at a time, in a process that it isolates as this machine would. A worker that dies itself
-    costs nothing: Dask gives its task to another one. Whoever reaches the scheduler runs code on its workers.
+    Each worker runs one task at a time, in a process isolated as on this machine. If a Dask worker itself dies, Dask
+    gives its task to another one. Whoever reaches the scheduler can run code on its workers.
 
     Parameters
     ----------
@@ -81,17 +85,17 @@ class Cluster(Executor):
         self._terms = _Terms(source_stamp(), uuid4().hex, limit_s, memory_bytes)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Queue a picklable call of a function that the workers can import."""
+        """Queue a picklable call of a function that the workers can import; its future raises nothing but TaskError."""
         return _Remote(self._executor.submit(_run, self._terms, fn, args, kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, which goes on without us; what is not done is then forgotten there."""
+        """Close our connection to the cluster, which goes on without us and forgets tasks that have not ended."""
         self._executor.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 
 
 class _Terms(NamedTuple):
-    """Holds what a campaign asks of a worker: its sources, to be told from other campaigns, and limits of a task."""
+    """What a campaign demands of a Dask worker: the hash of its sources, an id of its own, and the limits of a task."""
 
     stamp: str
     campaign: str
@@ -101,11 +105,11 @@ class _Terms(NamedTuple):
 
 _alone = threading.Lock()
 _own_stamp = functools.cache(source_stamp)
-_here: dict[_Terms, IsolatingPool] = {}  # one at most
+_here: dict[_Terms, IsolatingPool] = {}  # the pool of this Dask worker, one at most
 
 
 def _isolated(terms: _Terms) -> IsolatingPool:
-    """The process of a Dask worker's tasks: one for each campaign, for kernels may have been edited since the last."""
+    """Return the pool of one process for this Dask worker, a new one for each campaign: kernels may be edited."""
     if terms not in _here:
         for other in _here.values():
             other.shutdown(wait=False)
@@ -117,7 +121,7 @@ def _isolated(terms: _Terms) -> IsolatingPool:
 
 
 def _run(terms: _Terms, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple[Any, float]:
-    """Return from a worker the value of a call, or the TaskError that it ended with, and its CPU seconds."""
+    """Run a call on a Dask worker; return its value, or the TaskError that it ended with, and its CPU seconds."""
     with _alone:
         if _own_stamp() != terms.stamp:
             return TaskError("the worker has other sources of fa3verify than the campaign"), 0.0

@@ -1,6 +1,8 @@
-"""Findings: what failed, on which case in one line, and of which cause; those of one cause stand together.
+"""Make findings, order them, and group them for readers.
 
-A reader has them as symptoms: the gravest first, and those that show one symptom of a kernel as one.
+:func:`finding` makes a :class:`fa3verify.campaign.run.Finding`. :func:`ordered` puts findings of one cause side by
+side, as files have them. :func:`symptoms` groups findings that show the same fault of a kernel, the gravest first, as
+the report and the terminal show them. Which figures fail is decided in :mod:`fa3verify.judging.gate`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from fa3verify.judging.verdict import BOUND_LAWS, Part, Seen, What
 from fa3verify.text import Failure
 
 ENDLESS = "infinite error"
-SEVERITIES = {  # the gravest first: what it means
+SEVERITIES = {  # what each severity means, the gravest first
     NO_RESULT: "The kernel raised, hung, or returned what it does not declare.",
     ENDLESS: "NaN or an infinity where the exact result has none, none where it has one, or any error where "
     "the bound allows none.",
@@ -38,10 +40,11 @@ def finding(
     seen: Seen | None = None,
     baseline: MovedFigure | None = None,
 ) -> Finding:
-    """Return one finding, told by a message or by how the kernel failed, whose replay file is not written yet.
+    """Return one finding, whose replay file is not written yet.
 
-    ``content`` is the case, or for a law the trial, in JSON. A kernel that failed gave nothing to judge: the cause is
-    then the message, wherever it was found.
+    ``told`` is its message, or how the kernel failed where it gave no result. ``content`` is the case, or for a law the
+    trial, in JSON; None where there is none to replay. Findings have the same cause where they have the same ``what``,
+    and failures where they have the same message, in whichever family they were met.
     """
     failure = told if isinstance(told, Failure) else None
     return Finding(
@@ -59,7 +62,7 @@ def finding(
 
 
 def _described(what: What, content: Json | None) -> str | None:
-    """One line for a case or a trial; None for what is neither, such as a case that was only half written."""
+    """Return one line for a case or a trial; None for anything else, such as a case that a dying worker half wrote."""
     from fa3verify.properties import Trial
 
     try:
@@ -69,14 +72,17 @@ def _described(what: What, content: Json | None) -> str | None:
 
 
 def lines(found: Finding, replay: str | None) -> list[str]:
-    """Return what follows the message of a finding, with the place of its replay file: a line a fact that is known."""
+    """Return the lines that follow a finding's message: where it was raised, its case, and how to replay it.
+
+    ``replay`` is the path of its replay file; what is None or unknown has no line.
+    """
     frame = found.traceback and found.traceback["frame"]
     facts = {"raised at": frame, "case": found.case, "replay": replay and f"fa3verify replay {replay}"}
     return [f"{name}: {fact}" for name, fact in facts.items() if fact]
 
 
 def _work(found: Finding) -> int:
-    """Scores of the problem of a finding; 0 without one."""
+    """Return the size of a finding's problem, about its number of scores; 0 for a finding without a problem."""
     content = found.content
     problem = content.get("case", content).get("problem") if isinstance(content, dict) else None
     if not problem:
@@ -85,7 +91,10 @@ def _work(found: Finding) -> int:
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings by cause, the cause with the smallest problem first and in each the smallest problem first."""
+    """Return findings with those of one kernel and cause side by side.
+
+    The smallest problem comes first within a cause, and the cause that has the smallest problem comes first.
+    """
     by_cause: dict[tuple[str, str | None], list[Finding]] = {}
     for each in sorted(found, key=_work):
         by_cause.setdefault((each.kernel, each.cause), []).append(each)
@@ -93,9 +102,9 @@ def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def clusters(found: Iterable[Finding]) -> list[tuple[Finding, int]]:
-    """Return the first finding of every cause and the number of others, in the order they have.
+    """Return the first finding of every cause of a kernel and the number of others, in their given order.
 
-    Findings of files that name no cause are all shown.
+    A finding without a cause, as in files of version 0.1.0, stands for itself.
     """
     alike: dict[tuple[str, str], list[Finding]] = {}
     for number, each in enumerate(found):
@@ -103,34 +112,37 @@ def clusters(found: Iterable[Finding]) -> list[tuple[Finding, int]]:
     return [(first, len(others)) for first, *others in alike.values()]
 
 
-Sign = tuple[str, ...]  # what findings of one symptom share: severity, kernel, and a cause or an output and a kind
+# What findings of one symptom share: severity, kernel and cause; for infinite errors severity, kernel, output and kind.
+Sign = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Findings of one kernel that show the same: the first, which is the smallest, and where else it was found."""
+    """Findings of one kernel that show the same fault: the first of them, and where else the fault was found."""
 
     severity: str
     first: Finding
-    also: tuple[tuple[str, int], ...]  # what was judged, and how many other findings
+    also: tuple[tuple[str, int], ...]  # what found it as well, and in how many findings
 
     @property
     def elsewhere(self) -> str:
-        """Return where else it was found, in words; empty where nowhere."""
+        """Return in words where else it was found; empty where nowhere."""
         return "; ".join(what if count == 1 else f"{what} ({count})" for what, count in self.also)
 
 
 def symptoms(found: Iterable[Finding]) -> list[Symptom]:
-    """Return findings by symptom, the gravest first, otherwise in the order they have.
+    """Group findings into symptoms, the gravest first, otherwise in their given order.
 
-    Infinite errors are one symptom of an output and a kind (NaN, an infinity, a finite value), whichever rule saw them;
-    a rule that says no kind joins the only one of its output. Findings that name the same replay file are one. All
-    others are one for each cause, and findings of files that name no cause stand alone.
+    Infinite errors of one output and one kind (NaN, an infinity, a finite value) are one symptom, whichever rule saw
+    them; a finding that does not say the kind joins if its output has shown one kind only. Findings with the same
+    replay file are one symptom. All other findings are one symptom for each cause, and a finding without a cause, as in
+    older files, is a symptom of its own.
     """
     groups: dict[Sign, list[Finding]] = {}
-    place: dict[tuple[str, str], Sign] = {}  # where a replay file of a kernel is
+    place: dict[tuple[str, str], Sign] = {}  # the symptom in which a replay file of a kernel stands
     gravest = list(SEVERITIES)
     numbered = [(severity(each), number, each) for number, each in enumerate(found)]
+    # Within a severity, findings that name a kind come first, so that the others can join them.
     for grave, number, each in sorted(
         numbered, key=lambda item: (gravest.index(item[0]), item[2].seen is None or not item[2].seen.kind)
     ):
@@ -145,7 +157,7 @@ def symptoms(found: Iterable[Finding]) -> list[Symptom]:
 
 
 def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sign:
-    """Return what tells the symptom of a finding from others."""
+    """Return the sign of a finding's symptom: a known one that it joins, or one of its own."""
     seen = found.seen
     if grave != ENDLESS or seen is None:
         return grave, found.kernel, found.cause or number
@@ -156,13 +168,13 @@ def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sig
 
 def why(symptom: Symptom) -> str:
     """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
-    found = symptom.first
-    subject = found.what.subject
+    first = symptom.first
+    subject = first.what.subject
     match symptom.severity:
         case "no result":
-            return f"raises {found.raised}" if found.raised else "gives no result"
-        case "infinite error" if found.seen and subject != gate.NON_FINITE:
-            return _infinite(found.seen)
+            return f"raises {first.raised}" if first.raised else "gives no result"
+        case "infinite error" if first.seen and subject != gate.NON_FINITE:
+            return _infinite(first.seen)
         case "broken property":
             return f"broken: {subject.replace('_', ' ')}"
         case "worse than the baseline":
@@ -170,7 +182,7 @@ def why(symptom: Symptom) -> str:
     return _RULES.get(subject, "beyond its bound")
 
 
-_RULES = {  # of the gate, in fewer words
+_RULES = {  # rules of the gate in fewer words
     gate.NON_FINITE: gate.NON_FINITE,
     gate.OTHER_BITS: "other bits",
     gate.OUTSIDE: "outside stated order",
@@ -178,14 +190,14 @@ _RULES = {  # of the gate, in fewer words
 
 
 def _infinite(seen: Seen) -> str:
-    """An error without an end, by the first element that has it, else by the output; of the main ones none is named."""
+    """Return an infinite error in words: got and expected if known, else the output, whose name is left out for out."""
     if seen.kind:
         return f"{seen.output} {seen.got}, not {seen.expected}"
     return f"{'' if seen.output == 'out' else seen.output.replace('_', ' ') + ' '}error infinite"
 
 
 def with_clause(found: Finding, operation: str) -> Finding:
-    """Return a finding about a kernel of an operation with the clause that it breaks."""
+    """Return a finding about a kernel of an operation with the clause that it breaks, None where there is none."""
     what = NO_RESULT if severity(found) == NO_RESULT else str(found.what)
     return replace(found, clause=clause_of(what, operation))
 

@@ -1,7 +1,8 @@
-"""What a campaign must know of a kernel to plan and to report, asked once and in a worker, and which
-part of what there is to run on it is run.
+"""Ask each kernel, before a campaign is planned, what it is, what it claims and what can be run on it.
 
-Loading a stranger's module may end the process, hang or print; the campaign's own process never does it.
+:func:`introduce_all` is called by the verbs ``verify`` and ``learn``. A kernel that is no twin of ours is loaded in a
+worker, as loading a stranger's module may end the process, hang or print. :class:`Only` narrows an introduction to the
+families and properties that a user names; :mod:`fa3verify.campaign.plan` makes tasks of what is left.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from fa3verify.text import Failure, of_error, of_traceback, one_line
 
 
 class Unavailable(ValueError):
-    """A kernel cannot run here."""
+    """Raised for a kernel that exists and cannot run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Holds what is run: of families and properties those that match a pattern, of each at most ``limit`` cases or
-    trials.
+    """Which part of a campaign a user asked for; an empty one asks for all of it.
 
-    Patterns are those of file names (``*``, ``?``, ``[abc]``). With patterns of one kind alone nothing of the other is
-    run; the cases that cover all pairs are the family ``cover``.
+    Only families and properties that match a pattern are run, and of each at most ``limit`` cases or trials. Patterns
+    are those of file names (``*``, ``?``, ``[abc]``). If only families are named no property is run, and the other way
+    round. The covering array counts as the family ``cover``.
     """
 
     families: tuple[str, ...] = ()
@@ -55,12 +56,14 @@ class Only:
         return bool(self.families or self.properties)
 
     def of(self, kernel: Introduction) -> Introduction:
-        """Return a kernel with what is left to run on it, and why that gives no verdict.
+        """Return a kernel with the families and properties that match, and in ``narrowed`` why that gives no verdict.
+
+        A kernel on which nothing can be run comes back as it is.
 
         Raises
         ------
         ValueError
-            If nothing is left.
+            If no family and no property matches.
         """
         if not self or not kernel.families:
             return kernel
@@ -76,8 +79,8 @@ class Only:
 
     def told(self) -> str:
         """Return what was asked for, in words."""
-        asked = {"families": self.families, "properties": self.properties}
-        parts = [f"{name} {', '.join(patterns)}" for name, patterns in asked.items() if patterns]
+        patterns_of = {"families": self.families, "properties": self.properties}
+        parts = [f"{name} {', '.join(patterns)}" for name, patterns in patterns_of.items() if patterns]
         if self.limit is not None:
             parts.append(f"{self.limit} cases or trials of each")
         return f"only {' and '.join(parts)}: a part has no verdict"
@@ -88,16 +91,22 @@ def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, .
 
 
 def found(kernel: str) -> Kernel:
-    """Return a kernel by name, as :func:`fa3verify.known.registry.find`, and say that this may take its time."""
+    """Return a kernel by name, and tell whoever watches this process that loading may take its time.
+
+    It raises what :func:`fa3verify.known.registry.find` raises. A function that declares no head dims is called once at
+    each (:func:`fa3verify.cases.space.probe`).
+    """
     with watch.warming(f"import of {kernel}"):
-        asked = registry.find(kernel)
-        if asked.unavailable is None:
-            space.probe(asked)
-        return asked
+        loaded = registry.find(kernel)
+        if loaded.unavailable is None:
+            space.probe(loaded)
+        return loaded
 
 
 def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> Introduction:
-    """Load a kernel and ask it what it takes.
+    """Load a kernel in this process and ask it what it takes.
+
+    A kernel whose own code fails while it is loaded or configured is introduced with ``failed``, which is a finding.
 
     Raises
     ------
@@ -106,47 +115,48 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     Unavailable
         If it cannot run here.
     """
+    # Should loading end the process, this is what the parent says it was doing.
     watch.trying("loading", lambda: {"kernel": kernel})
     try:
-        asked = found(kernel)
+        loaded = found(kernel)
     except loading.Unloadable as error:
         return Introduction(kernel, failed=Failure(str(error), traceback=of_traceback(error.__cause__ or error)))
-    if asked.unavailable:
-        raise Unavailable(f"kernel {kernel} is unavailable: {asked.unavailable}")
-    if asked.bitwise is not None:
-        check_claims(asked.bitwise)
+    if loaded.unavailable:
+        raise Unavailable(f"kernel {kernel} is unavailable: {loaded.unavailable}")
+    if loaded.bitwise is not None:
+        check_claims(loaded.bitwise)
     try:
         size = PROFILES[profile]
-        fitting = [law for law in LAWS if law.applies(asked)]
-        laws = tuple(law.name for law in fitting if law.is_claimed(asked))
-        others = tuple(law.name for law in fitting if not law.is_claimed(asked))
-        taken = families(asked, size, captures)
-        refused = constraint(asked, size, captures)
-        claims = coverage.claims(asked, laws, claimed_families(captures))
-        rest = operations.find(asked.operation).features - asked.features - operations.DESCALES
+        fitting = [law for law in LAWS if law.applies(loaded)]
+        laws = tuple(law.name for law in fitting if law.is_claimed(loaded))
+        others = tuple(law.name for law in fitting if not law.is_claimed(loaded))
+        taken = families(loaded, size, captures)
+        refused = constraint(loaded, size, captures)
+        claims = coverage.claims(loaded, laws, claimed_families(captures))
+        rest = operations.find(loaded.operation).features - loaded.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {name}" for name in others),
-            *(one_line(f"policy {words}") for words in asked.policy.exceptions),
+            *(one_line(f"policy {words}") for words in loaded.policy.exceptions),
         )
-        sums = hypotheses.sums_of(asked) if hypotheses.under(asked) else None
+        sums = hypotheses.sums_of(loaded) if hypotheses.under(loaded) else None
         return Introduction(
             kernel,
-            one_line(asked.description),
-            asked.operation,
+            one_line(loaded.description),
+            loaded.operation,
             laws if taken else (),
             taken,
             claims,
             not_claimed,
             refused and one_line(refused),
-            dtype=asked.dtype,
-            states_order=asked.order is not None,
+            dtype=loaded.dtype,
+            states_order=loaded.order is not None,
             accumulator=sums and sums.accumulator,
             sums=sums and str(sums),
-            policy=tuple(map(one_line, asked.declared)),
-            identity=Identity(**asked.code.identity()),
+            policy=tuple(map(one_line, loaded.declared)),
+            identity=Identity(**loaded.code.identity()),
             source=_source(kernel),
-            head_dims=asked.head_dims,
+            head_dims=loaded.head_dims,
         )
     except Exception as error:  # configure is a third party's
         words = f"configuring it failed: {of_error(error)}"
@@ -154,7 +164,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
 
 
 def _source(kernel: str) -> str | None:
-    """Hash of the file of the module that a loaded kernel's name begins with, None where it has none."""
+    """Return the SHA-256 of the file of ``module`` in ``module:function``; None for other names and without a file."""
     module = sys.modules.get(kernel.partition(":")[0]) if ":" in kernel else None
     try:
         return hashlib.sha256(Path(str(getattr(module, "__file__", None))).read_bytes()).hexdigest()
@@ -165,7 +175,20 @@ def _source(kernel: str) -> str | None:
 def introduce_all(
     kernels: tuple[str, ...], profile: str, executor: Executor, captures: tuple[Capture, ...] = ()
 ) -> list[Introduction]:
-    """Introduce kernels, those that are not ours in a worker; ``captures`` are a user's files to judge them on.
+    """Introduce kernels in the order of their names: our twins in this process, all others in workers.
+
+    A kernel that ends or hangs its worker is introduced with ``failed``, as its worker's :class:`TaskError` says.
+
+    Parameters
+    ----------
+    kernels : tuple of str
+    profile : str
+        A key of :data:`fa3verify.campaign.profiles.PROFILES`.
+    executor : Executor
+        Runs the calls. Those of this package raise no other error than TaskError for a call; what another executor
+        raises for a call that it lost, such as BrokenProcessPool, is passed on.
+    captures : tuple of Capture
+        A user's own files of activations to judge the kernels on.
 
     Raises
     ------
@@ -174,17 +197,17 @@ def introduce_all(
     Unavailable
         If one cannot run here.
     """
-    asked: list[Future[Any] | str] = [
+    pending: list[Future[Any] | str] = [
         kernel if twins.is_twin(kernel) else executor.submit(_answer, kernel, profile, captures) for kernel in kernels
     ]
     return [
         introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)
-        for kernel, answer in zip(kernels, asked)
+        for kernel, answer in zip(kernels, pending)
     ]
 
 
 def _answer(kernel: str, profile: str, captures: tuple[Capture, ...]) -> Introduction | tuple[str, str]:
-    """An introduction, or the kind and the words of a refusal, which survive any executor."""
+    """Introduce a kernel in a worker; a refusal is returned as its kind and words, which survive any executor."""
     try:
         return introduce(kernel, profile, captures)
     except ValueError as error:
@@ -192,9 +215,10 @@ def _answer(kernel: str, profile: str, captures: tuple[Capture, ...]) -> Introdu
 
 
 def _heard(kernel: str, future: Future[Any]) -> Introduction:
+    """Wait for what :func:`_answer` returned, and raise the refusal if it is one."""
     try:
         answer = future.result()
-    except TaskError as error:  # it ended the process, or its configure raised what no kernel may
+    except TaskError as error:  # the kernel ended or hung its worker, or raised what is no Exception (SystemExit)
         return Introduction(kernel, failed=Failure(f"loading it: {error}"))
     if isinstance(answer, Introduction):
         return answer

@@ -9,10 +9,10 @@ from fa3verify.text import one_line
 
 
 def junit(run: Run) -> str:
-    """Return the verdict as JUnit XML: one test case per kernel and law, per gate row, and per finding of neither.
+    """Return the verdict as JUnit XML: a test case for each kernel and law, each gate row, and each other finding.
 
-    A kernel of which too little was tried is an error, as is one that could not be loaded. The bits that a kernel loses
-    over the ideal one are properties of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``.
+    A kernel of which too little was tried is an error. The bits that a kernel loses over the ideal one are properties
+    of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``. It needs the extra ``junit``.
     """
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
@@ -25,9 +25,9 @@ def junit(run: Run) -> str:
         words = f"observed {row.observed}, limit {row.limit}"
         rows.append((row.kernel, f"{row.layer} {row.rule} {row.family}", row.status, words))
     others = [
-        found for found in run.failures if found.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
+        finding for finding in run.failures if finding.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
     ]
-    rows += [(found.kernel, str(found.what), "fail", found.message) for found in others]
+    rows += [(finding.kernel, str(finding.what), "fail", finding.message) for finding in others]
     results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
     suite = TestSuite("fa3verify")
     for kernel, name, status, message in rows:

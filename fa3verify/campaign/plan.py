@@ -1,4 +1,9 @@
-"""The tasks of a campaign: families, the covering array, what is launched in practice, and the properties."""
+"""The tasks of a verification: :func:`plan` makes them in the main process, and their ``run`` judges in a worker.
+
+There is one kind for the cases of a family of inputs, of a user's own file, of the covering array and of practice, and
+one for each property. How tasks run is in :mod:`fa3verify.campaign.tasks`; how one case is judged is in
+:mod:`fa3verify.judging.judgement`; :mod:`fa3verify.campaign.summary` concludes from the results.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +38,12 @@ from fa3verify.properties import LawOutcome, find_law, run_law
 from fa3verify.records import read
 from fa3verify.text import Failure
 
-PARTS = 4  # tasks that the cases of practice are dealt to
+PARTS = 4  # tasks among which the cases of practice are divided, so that they run side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTask(Task):
-    """Judge cases of a kernel, which findings know by their family."""
+    """Judge the cases of one family of a kernel; with ``is_fail_fast`` no case is judged after the first finding."""
 
     kind: ClassVar[str] = "family"
 
@@ -62,7 +67,7 @@ class JudgeTask(Task):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFamily(JudgeTask):
-    """Judge every case of one family of a campaign, or the first ones up to a limit."""
+    """Judge the cases of one family of inputs, at most the first ``limit`` of them."""
 
     seed: int
     limit: int | None = None
@@ -81,7 +86,7 @@ class JudgeFamily(JudgeTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeCapture(JudgeTask):
-    """Judge the case of a user's file of activations, which has this place among all of them."""
+    """Judge the case of a user's file of activations; ``index`` is the file's place among the user's files."""
 
     file: str
     sha256: str
@@ -97,7 +102,7 @@ class JudgeCapture(JudgeTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeCover(JudgeTask):
-    """Judge the cases of a kernel's covering array."""
+    """Judge the cases of a kernel's covering array, at most the first ``limit`` rows of it."""
 
     kind: ClassVar[str] = "cover"
 
@@ -115,7 +120,7 @@ class JudgeCover(JudgeTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePractice(JudgeTask):
-    """Judge one of :data:`PARTS` parts of the cases of practice; a size that a kernel refuses was not tried."""
+    """Judge one of :data:`PARTS` parts of the cases of practice; a case that the kernel refuses leaves no record."""
 
     kind: ClassVar[str] = "cover"
 
@@ -168,10 +173,11 @@ class SearchLaw(Task):
 def judge_cases(
     kernel: Kernel, family: str, cases: Sequence[Case], *, is_fail_fast: bool = False
 ) -> tuple[CaseResult, ...]:
-    """Judge cases; one that raises is recorded, not propagated. Fail-fast, the first finding is the last record.
+    """Judge cases and return a record of each; one in which anything raises has the error in its record.
 
-    The record of a kernel that states no order has figures and order by hypothesis; its ``measures`` are those under
-    the one that the case speaks least against; :func:`fa3verify.campaign.results.settle` chooses one for a kernel.
+    With ``is_fail_fast`` the first record that is a finding is the last one. For a kernel that states no order a record
+    has figures under each hypothesis, and its ``measures`` are those under the one that the case fits best;
+    :func:`fa3verify.campaign.results.settle` later chooses one hypothesis for the whole kernel.
     """
     records: list[CaseResult] = []
     for case in cases:
@@ -184,11 +190,12 @@ def judge_cases(
         records.append(record)
         if is_fail_fast and _fails(kernel.name, [record]):
             break
-    kept = sketch.with_one_worst([record.sketch for record in records])
-    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, kept, strict=True))
+    sketches = sketch.with_one_worst([record.sketch for record in records])
+    return tuple(replace(record, sketch=drawn) for record, drawn in zip(records, sketches, strict=True))
 
 
 def _judged(kernel: Kernel, family: str, case: Case) -> CaseResult:
+    """Judge one case and return its record; it raises what :func:`fa3verify.judging.judgement.judge` raises."""
     operation = operations.find(kernel.operation)
     judgement = judge(kernel, case)
     sides = hypotheses.under(kernel)
@@ -214,13 +221,13 @@ def _sketch(judgement: Judgement) -> sketch.Sketch:
 
 
 def _order(kernel: Kernel, case: Case) -> Json | None:
-    """The order of operations that the bound of a case assumed, None for an operation whose bound assumes none."""
+    """Return as JSON the order of operations that the bound of a case assumed; None for one that assumes none."""
     assumed = hypotheses.assumed(kernel, kernel.config_for(case.problem, case.changes))
     return asdict(assumed) if isinstance(assumed, KernelModel | BackwardModel) else None
 
 
 def _fails(label: str, records: Sequence[CaseResult]) -> bool:
-    """Tell whether judged cases of one family have a finding that needs no baseline."""
+    """Tell whether records of one family have an error, or fail bits or bound; False without a record."""
     if not records or any(record.error for record in records):
         return bool(records)
     operation = operations.find(records[0].case.operation)
@@ -238,8 +245,8 @@ def plan(
 ) -> list[JudgeTask | SearchLaw]:
     """Return the tasks of a campaign, the longest first; none for a kernel that takes no case.
 
-    With a ``limit`` no property has more trials and no family more cases; ``is_fail_fast`` ends a family at its first
-    finding.
+    ``limit`` is the most trials of a property and cases of a family; cases of practice are then left out. With
+    ``is_fail_fast`` each task ends at its first finding.
     """
     tasks: list[JudgeTask | SearchLaw] = []
     for kernel in kernels:
@@ -251,6 +258,7 @@ def plan(
 
 
 def _searches(kernel: Introduction, profile: ProfileName, seed: int, limit: int | None) -> list[SearchLaw]:
+    """Return a task for each property of a kernel."""
     size = PROFILES[profile]
     trials = {law: size.bound_examples if law in BOUND_LAWS else size.law_examples for law in kernel.laws}
     return [
@@ -262,6 +270,7 @@ def _searches(kernel: Introduction, profile: ProfileName, seed: int, limit: int 
 def _judges(
     kernel: Introduction, profile: ProfileName, seed: int, captures: tuple[Capture, ...], limit: int | None
 ) -> list[JudgeTask]:
+    """Return the tasks that judge cases of a kernel: covering array, practice, and a task for each family."""
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
     name = kernel.name
     judges: list[JudgeTask] = []

@@ -1,8 +1,9 @@
-"""A process pool whose workers may crash or hang: each task then fails alone, and says at which case.
+"""A process pool whose workers may crash or hang: only the task that did so fails, and its error names the case.
 
 :class:`IsolatingPool` is a ``concurrent.futures.Executor``. Any other executor works in its place (a Dask cluster's
 ``Client.get_executor()``, for instance), without the isolation. Pools with time limits exist (pebble), but count the
-time of a first call that compiles, and keep neither the case nor what a dead worker printed.
+time of a first call that compiles, and keep neither the case nor what a dead worker printed. This is the parent's side;
+what runs in a worker's process is :mod:`fa3verify.campaign.worker`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from fa3verify.campaign.supervisor import ENDING_S
 from fa3verify.files import Json
 from fa3verify.text import one_line
 
-WARM_UP = 5  # times the limit of a task, for what a worker imports or compiles first
-TAIL_BYTES = 4000  # kept of what a worker printed last
+WARM_UP = 5  # a worker that imports or compiles may take so many times the limit of a task
+TAIL_BYTES = 4000  # how much of a worker's last output is kept for the message about its death
 AN_HOUR_S = 3600.0
 A_DAY_S = 86_400.0
 PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
 
 
 class TaskError(RuntimeError):
-    """A task that raised; the message is one line, ``raised`` the type of the exception, empty where there was none."""
+    """A task that raised or was lost: a message of one line, and in ``raised`` the name of the exception's type.
+
+    ``raised`` is empty where the task raised nothing; ``at`` is the case it was at, None where that is unknown.
+    """
 
     def __init__(self, message: str, raised: str = "", at: Json | None = None) -> None:
         super().__init__(message)
@@ -44,21 +48,21 @@ class TaskError(RuntimeError):
 
 
 class WorkerLost(TaskError):
-    """A task whose process died or was stopped; ``at`` is the case it was at, as in a replay file, if that is known."""
+    """A task whose process died or was stopped; ``at`` is the case it was at, as in a replay file, None if unknown."""
 
 
 class Timed(Future):
-    """A future that says what its worker spent on it, and can be given up while it runs."""
+    """A future that knows the CPU seconds of its worker, and can be given up while it runs."""
 
     cpu_s = 0.0  # seconds of the worker's CPU
 
     def give_up(self) -> None:
-        """Cancel it; where it runs in a process that can be ended, that ends."""
+        """Cancel the call, and where it already runs end its process, if that can be ended."""
         self.cancel()
 
 
 class _Isolated(Timed):
-    """A future of a pool; ``end`` ends the worker that runs it."""
+    """A future of :class:`IsolatingPool`, which knows the worker that runs it and can end that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +77,7 @@ class _Isolated(Timed):
                 self._worker.end()
 
     def given_to(self, worker: _Worker | None) -> None:
-        """Take note of who runs it, None as soon as nobody does."""
+        """Note which worker runs the call, None when it has ended; a worker of a given-up call is ended at once."""
         with self._lock:
             self._worker = worker
             if worker and self._is_given_up:
@@ -81,7 +85,7 @@ class _Isolated(Timed):
 
 
 class _Worker:
-    """One process: the pipe to it, the note of its case, and the last it printed."""
+    """One worker process, as the parent sees it: a pipe, the note of its present case, and what it printed last."""
 
     def __init__(self, memory_bytes: int | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -99,7 +103,7 @@ class _Worker:
         self._reader.start()
 
     def _read(self, pipe: Connection) -> None:
-        """Keep the end of what is printed; a worker that prints without end waits for nobody and fills nothing."""
+        """Read what the worker prints and keep its end, so that it never waits for a full pipe nor fills the memory."""
         with contextlib.suppress(OSError):
             while piece := os.read(pipe.fileno(), 1 << 16):
                 self.printed = (self.printed + piece)[-TAIL_BYTES:]
@@ -108,8 +112,10 @@ class _Worker:
     def run(self, call: memoryview, limit_s: float) -> worker.Message:
         """Send one pickled call and wait for the message with its value.
 
-        TaskError if it raised, WorkerLost if this worker is lost with it and has ended.
+        Raises TaskError if the call raised, and WorkerLost if it took too long or the process died; the process has
+        then ended.
         """
+        # A process that has just started imports first; it says "warm" as soon as it has read the call.
         allowed_s = limit_s * WARM_UP
         deadline = time.monotonic() + allowed_s
         self.note.clear()
@@ -122,7 +128,7 @@ class _Worker:
                     case = self.note.read()
                     if case == former:
                         break
-                    # another case has begun since
+                    # Another case has begun since the clock was set, and has the time of one case from now on.
                     allowed_s = limit_s
                     deadline = time.monotonic() + limit_s
                     continue
@@ -132,7 +138,7 @@ class _Worker:
                 if message.kind == "error":
                     raise TaskError(*message.value)
                 if message.kind == "warming":
-                    case = self.note.read()  # whose time this is
+                    case = self.note.read()  # the case that warms up: the clock that starts now is its own
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)
                 deadline = time.monotonic() + allowed_s
             at = case
@@ -149,15 +155,17 @@ class _Worker:
         raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at=at)
 
     def end(self) -> None:
-        """Ask the supervisor to end the worker, and what it has forked, also where a kernel has stopped it."""
+        """Ask the supervisor to end the worker and all that it has forked; return at once."""
         self.is_ended = True
         with contextlib.suppress(OSError, AttributeError, ValueError):
             self.process.terminate()
-            os.kill(self.process.pid or 0, signal.SIGCONT)
+            os.kill(self.process.pid or 0, signal.SIGCONT)  # a process that a kernel has stopped handles no SIGTERM
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """Return when the process, and what it has forked, has ended; a worker that waits for a call ends by itself
-        when asked."""
+        """Close the pipe, end the process and all that it has forked, and return when they have ended.
+
+        A worker that waits for a call ends by itself when its pipe is closed: ``patience_s`` is the time for that.
+        """
         self.pipe.close()
         if patience_s:
             wait([self.process.sentinel], timeout=patience_s)
@@ -171,15 +179,17 @@ class _Worker:
 
 
 class IsolatingPool(Executor):
-    """Run tasks in ``workers`` processes, each of their cases at most ``limit_s`` seconds.
+    """Run tasks in ``workers`` processes, and give each case of a task at most ``limit_s`` seconds.
+
+    A future of this pool raises nothing but :class:`TaskError`, :class:`WorkerLost` among them, or CancelledError.
 
     Parameters
     ----------
     workers : int
     limit_s : float
-        A worker that exceeds it is killed and replaced; the task's future raises :class:`WorkerLost`. The time counts
-        from the last warm-up that a task tells (:func:`fa3verify.kernels.watch.warming`), which itself has
-        :data:`WARM_UP` times as long, and begins again where a task has begun another case
+        A worker that exceeds the limit is killed and replaced; the task's future raises :class:`WorkerLost`. The clock
+        starts at the end of the task's last warm-up (:func:`fa3verify.kernels.watch.warming`), which itself may take
+        :data:`WARM_UP` times as long. When it runs out, it starts again if the task has begun another case
         (:func:`fa3verify.kernels.watch.trying`), so that a case that never ends is stopped after at most twice the
         limit.
     memory_bytes : int, optional
@@ -197,7 +207,7 @@ class IsolatingPool(Executor):
             thread.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Queue a call; one that cannot be pickled raises here what pickle says."""
+        """Queue a call; RuntimeError after shutdown, and pickle's error for a call that cannot be pickled."""
         if self._stopped.is_set():
             raise RuntimeError("the pool is shut down")
         future = _Isolated()
@@ -205,7 +215,10 @@ class IsolatingPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stop; with ``cancel_futures`` running workers are ended. Who waits finds nothing alive that a task began."""
+        """Take no more calls; with ``cancel_futures`` also end the running ones and begin no queued one.
+
+        When it returns with ``wait``, no process is left that a task began.
+        """
         if cancel_futures:
             self._stopped.set()
             for each in list(self._workers):
@@ -222,7 +235,10 @@ class IsolatingPool(Executor):
         self.shutdown(cancel_futures=kind is not None)
 
     def _own_worker(self) -> None:
-        """One thread per worker process: hand it tasks, watch it, replace it. Linux ends the worker with its thread."""
+        """Run in one thread per worker process: hand it tasks, watch it, replace it when lost.
+
+        Linux ends a worker when the thread that started it ends, so that thread must live as long.
+        """
         mine: _Worker | None = None
         while (item := self._tasks.get()) is not None:
             future, call = item
@@ -239,35 +255,36 @@ class IsolatingPool(Executor):
             mine.stop(0.0 if self._stopped.is_set() else PATIENCE_S)
 
     def _is_done(self, future: _Isolated, call: memoryview, mine: _Worker) -> bool:
-        """Run a call; whether its worker can run another."""
-        found: worker.Message | TaskError
+        """Run a call and set its future; return whether its worker can run another."""
+        end: worker.Message | TaskError
         future.given_to(mine)
         if self._stopped.is_set():
             mine.end()
         try:
-            found = mine.run(call, self._limit_s)
+            end = mine.run(call, self._limit_s)
         except TaskError as error:
-            found = error
+            end = error
         future.given_to(None)
-        if mine.is_ended and not isinstance(found, WorkerLost):
+        if mine.is_ended and not isinstance(end, WorkerLost):  # a lost worker has been stopped already
             mine.stop()
-        if isinstance(found, TaskError):
-            future.set_exception(found)
+        if isinstance(end, TaskError):
+            future.set_exception(end)
         else:
-            future.cpu_s = found.cpu_s
-            future.set_result(found.value)
+            future.cpu_s = end.cpu_s
+            future.set_result(end.value)
         return not mine.is_ended
 
 
 def default_workers() -> int:
-    """Return how many processes a pool has where nobody says: one per core."""
+    """Return the number of worker processes by default: one per core."""
     return os.cpu_count() or 1
 
 
 def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int | None = None) -> Executor:
-    """Return processes of one core each on this machine, as :class:`IsolatingPool`; 0 workers are one per core.
+    """Return an :class:`IsolatingPool` on this machine whose processes use one core each; 0 workers are one per core.
 
-    Without the last of these variables torch's compiler would start as many more in each as there are cores.
+    The variables are set in this process, whose children inherit them, unless they are set already. The last one keeps
+    torch's compiler from starting a process per core in each worker.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(variable, "1")

@@ -1,4 +1,8 @@
-"""How much each profile runs: shapes, seeds and example counts, as data."""
+"""How much each profile runs (:data:`PROFILES`), and the cases of each family of inputs that follow from it.
+
+:mod:`fa3verify.campaign.plan` judges these cases. Cases of the covering array come from
+:mod:`fa3verify.campaign.cover`, cases of practice from :mod:`fa3verify.cases.practice`.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,15 @@ class Profile:
 
     Parameters
     ----------
+    name : {"quick", "release", "soak"}
     shapes : tuple of AttentionProblem
-        Problems of the forward, one per entry and family, to be had in a kernel's own dtype.
+        Problems of the forward that each family is judged on; a kernel gets them in its own dtype.
     seeds : int
         Draws per family and shape.
     law_examples, bound_examples : int
         Hypothesis examples per law and for the error bound, per kernel.
     strength : int
-        Classes of which every choice meets in a case of the covering array: 2 for pairs, 3 for triples.
+        How many classes meet in every combination in the covering array: 2 for pairs, 3 for triples.
     activation_tokens : int
         Leading tokens used of each stored activation; 0 is all.
     task_limit_s : float
@@ -70,31 +75,33 @@ PROFILES: dict[str, Profile] = {
     "soak": Profile("soak", _FULL, 16, 600, 6000, 3, 0, 3600.0),
 }
 
-ACTIVATIONS = "activations"
-CAPTURED = "captured"
+ACTIVATIONS = "activations"  # families of stored real activations begin so
+CAPTURED = "captured"  # families of a user's own files begin so
 
 
 def families(kernel: Kernel, profile: Profile, captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
-    """Return the families of which a kernel takes a case: synthetic ones, real activations by model, the user's."""
+    """Return the families of inputs of which a kernel takes a case: synthetic, real activations, then the user's."""
     own = tuple(family_of(capture) for capture in captures if captured_case(kernel, capture, profile, 0))
     return *(name for name in claimed_families() if _inputs(kernel, name, profile, 0)), *own
 
 
 def claimed_families(captures: tuple[Capture, ...] = ()) -> tuple[str, ...]:
-    """Return every family: what a kernel for any inputs claims."""
+    """Return every family of inputs: a kernel claims all of them, whether or not it takes a case of each."""
     models = sorted({stored.model for stored in list_activations()})
     synthetic = tuple(template.name for template in FAMILIES if template.distribution != ACTIVATIONS)
     return (*synthetic, *(f"{ACTIVATIONS}:{model}" for model in models), *map(family_of, captures))
 
 
 def family_of(capture: Capture) -> str:
-    """Return the family of a user's file, which is its only case."""
+    """Return the family of a user's file, which has one case, the file's."""
     return f"{CAPTURED}:{capture.name}"
 
 
 def constraint(kernel: Kernel, profile: Profile, captures: tuple[Capture, ...] = ()) -> str | None:
-    """Return why a kernel does not take some problem of a campaign, not even adapted, or of a class that it claims;
-    None where it takes all.
+    """Return why a kernel refuses a problem of a campaign, of a class that it claims, or of a user's file; None if it
+    takes all of them.
+
+    Problems of the profile are first adapted to what the kernel claims.
     """
     points = ({name: each} for name, classes in space.claimed(kernel).items() for each in classes)
     problems = [adapted(kernel, p) for p in _shapes(kernel, profile)]
@@ -104,12 +111,15 @@ def constraint(kernel: Kernel, profile: Profile, captures: tuple[Capture, ...] =
 
 
 def family_cases(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[Case]:
-    """Return the deterministic cases of one family; the stored baseline rests on these."""
+    """Return the cases of one family, which depend on the seed alone: stored baselines rest on these."""
     return [_case(kernel, *inputs) for inputs in _inputs(kernel, family, profile, seed)]
 
 
 def judged_cases(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[Case]:
-    """Return the cases of one family that a campaign judges: its own, and those of the seed that bits lost are over."""
+    """Return the cases of one family that a campaign judges: those of its seed, and those of the seed that ranks.
+
+    Bits lost compare kernels on the cases of one seed (:data:`fa3verify.judging.bits_lost.SEED`).
+    """
     own = family_cases(kernel, family, profile, seed)
     if any(case.recipe.seed == bits_lost.SEED for case in own):
         return own
@@ -118,14 +128,14 @@ def judged_cases(kernel: Kernel, family: str, profile: Profile, seed: int) -> li
 
 
 def _case(kernel: Kernel, index: int, problem: AttentionProblem, recipe: Recipe) -> Case:
-    """The case of a problem that has this place among all shapes."""
+    """Return the case of a problem; ``index``, its place among the shapes, decides the scheme and the changes."""
     operation = operations.find(kernel.operation)
     scheme, changes = operation.choices(problem, recipe, index, kernel.features, kernel.changeable)
     return Case(kernel.name, problem, recipe, scheme, changes, operation.name)
 
 
 def captured_case(kernel: Kernel, capture: Capture, profile: Profile, index: int) -> Case | None:
-    """Return the case of a user's file that has this place among all of them; None if the kernel does not take it."""
+    """Return the case of a user's file, the one at ``index`` among them; None if the kernel does not take it."""
     if captured_refusal(kernel, capture, profile):
         return None
     tokens = _tokens(kernel, capture.seqlen, profile)
@@ -145,13 +155,13 @@ def captured_refusal(kernel: Kernel, capture: Capture, profile: Profile) -> str 
 
 
 def _tokens(kernel: Kernel, seqlen: int, profile: Profile) -> int:
-    """Return how many of the first tokens of activations a profile uses, as many as fit a kernel's lengths."""
+    """Return how many of the first tokens of activations a profile uses, rounded down to lengths the kernel takes."""
     tokens = min(seqlen, profile.activation_tokens or seqlen)
     return tokens - tokens % kernel.seqlen_multiple
 
 
 def _inputs(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[tuple[int, AttentionProblem, Recipe]]:
-    """Problems and recipes of one family that a kernel takes, adapted to it, with their places among all shapes."""
+    """Return what a kernel takes of one family: place among the shapes, problem adapted to the kernel, and recipe."""
     if family.startswith(ACTIVATIONS):
         return _activations(kernel, family.partition(":")[2], profile)
     template = next(f for f in FAMILIES if f.name == family)
@@ -161,13 +171,13 @@ def _inputs(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[tu
 
 
 def _shapes(kernel: Kernel, profile: Profile) -> list[AttentionProblem]:
-    """The problems of every synthetic family, before they are adapted."""
+    """Return the problems of every synthetic family in a kernel's dtype, not yet adapted to what it claims."""
     shapes = operations.find(kernel.operation).shapes(profile.shapes, is_quick=profile.name == "quick")
     return [replace(problem, dtype=kernel.dtype) for problem in shapes]
 
 
 def _activations(kernel: Kernel, model: str, profile: Profile) -> list[tuple[int, AttentionProblem, Recipe]]:
-    """The stored activations of a model that a kernel takes: their first tokens, as many as fit its lengths."""
+    """Return the stored activations of a model that a kernel takes, by their first tokens, as :func:`_inputs` does."""
     inputs = []
     for index, stored in enumerate(a for a in list_activations() if a.model == model):
         tokens = _tokens(kernel, stored.seqlen, profile)

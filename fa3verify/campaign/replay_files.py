@@ -1,4 +1,8 @@
-"""Replay files: a found case or a failed law as JSON that anyone can run again."""
+"""Replay files: a case, a family of cases or a trial of a law as JSON, which anyone can run again.
+
+:func:`write_all` writes those of a run. ``fa3verify replay`` reads one by :func:`read`, and
+:mod:`fa3verify.commands.replay` runs it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ from fa3verify.properties import LawOutcome
 from fa3verify.records import OMITTED, plain
 from fa3verify.version import __version__
 
+# Schemas of the file, and of contents that are no single case or trial: all cases of a family, the largest case of each
+# family, and what a hunt found.
 SCHEMA = "fa3verify.replay/1"
 FAMILY_SCHEMA = "fa3verify.family/1"
 LARGEST_SCHEMA = "fa3verify.largest/1"
@@ -30,8 +36,23 @@ Found = TypeVar("Found", LawOutcome, RefutedBy, WorstCase)
 
 @dataclass(frozen=True, slots=True)
 class ReplayFile:
-    """Holds what a replay file says: the kernel, what it broke, on what content, which stored figure moved, which sums
-    the bound of a kernel without an order assumed, the traceback of what it raised, and whether that is a finding.
+    """The fields of a replay file.
+
+    Parameters
+    ----------
+    kernel : str
+    what : What
+        What the kernel broke, or why else the case is worth running again.
+    content : dict
+        The case, trial or cases to run, in JSON.
+    baseline : MovedFigure, optional
+        The stored figure that got worse, for a finding of the part baseline.
+    sums : str, optional
+        For a kernel that states no order, the sums that its bound assumed.
+    traceback : dict, optional
+        Where the kernel raised, if it did.
+    is_finding : bool
+        Whether the file was written for a finding, and not for the largest error of a kernel that passed.
     """
 
     kernel: str
@@ -43,7 +64,7 @@ class ReplayFile:
     is_finding: bool = field(default=False, metadata=OMITTED)
 
     def is_finding_of(self, kernel: str | None) -> bool:
-        """Tell whether it is of a finding of a kernel, by default of its own, and not of what was largest."""
+        """Tell whether it was written for a finding about this kernel; None stands for the kernel that it names."""
         return self.is_finding and kernel in (None, self.kernel)
 
 
@@ -54,9 +75,9 @@ def write(path: Path, file: ReplayFile) -> None:
 
 
 def of_family(cases: Iterable[CaseResult], hypothesis: str = "") -> Json:
-    """Return the content that judges all cases of a family again; the largest error comes first.
+    """Return the content of a file that judges all cases of a family again, the largest error first.
 
-    The figures of a kernel that states no order are those under the hypothesis that its campaign chose.
+    ``hypothesis`` is the one that the campaign chose for a kernel that states no order; empty for others.
     """
     judged = sorted(cases, key=lambda case: case.measures["ratio_max"], reverse=True)
     chosen = {"hypothesis": hypothesis} if hypothesis else {}
@@ -64,17 +85,24 @@ def of_family(cases: Iterable[CaseResult], hypothesis: str = "") -> Json:
 
 
 def write_largest(path: Path, kernel: str, cases: Mapping[str, Case], hypothesis: str = "") -> None:
-    """Write the largest case of every family of a kernel, by family, as one replay file on one line a family."""
+    """Write the case of the largest error of every family of a kernel as one replay file, with a line for each family.
+
+    ``cases`` are by family, ``hypothesis`` is as for :func:`of_family`.
+    """
     chosen = {"hypothesis": hypothesis} if hypothesis else {}
     content = {"schema": LARGEST_SCHEMA, **chosen, "cases": {}}
     named = {"schema": SCHEMA, "version": __version__, "kernel": kernel, "what": str(LARGEST)}
+    # The text of a file without cases ends in three braces; the rows are put inside the innermost pair.
     empty = json.dumps(named | {"content": content})
     rows = ",\n".join(f"{json.dumps(name)}: {case.key()}" for name, case in cases.items())
     write_text(path, empty[: empty.rindex("{") + 1] + f"\n{rows}\n}}}}}}\n")
 
 
 class _Worst:
-    """A writer of replay files below OUT/worst: one file per case, however many rules it breaks."""
+    """A writer of replay files below OUT/worst: one file per content, however many rules that breaks.
+
+    ``sums`` are those that the bound of each kernel assumed, by kernel. Files of an earlier run are removed.
+    """
 
     def __init__(self, out: Path, sums: Mapping[str, str | None]) -> None:
         self.folder = out / "worst"
@@ -86,7 +114,7 @@ class _Worst:
     def path(self, stem: str, kernel: str, what: What, content: Json | None, **rest: Any) -> str | None:
         """Write a file unless one of this content is there, and return its path below OUT; None without content.
 
-        ``rest`` are other fields of the file.
+        ``stem`` is the name of a new file, ``rest`` are other fields of it.
         """
         if content is None:
             return None
@@ -101,7 +129,7 @@ class _Worst:
         return self.stored[key]
 
     def kept(self, found: Found, stem: str, kernel: str, what: What) -> Found:
-        """Write the file of what was found, and return that with its path."""
+        """Write the replay file of a record, and return the record with its path."""
         return replace(found, replay=self.path(stem, kernel, what, found.content))
 
 
@@ -109,11 +137,11 @@ def write_all(run: Run, out: Path) -> Run:
     """Write what a run found as replay files below OUT/worst, and return the run with their paths."""
     worst = _Worst(out, {kernel.name: kernel.assumed.sums for kernel in run.kernels if kernel.assumed})
     failures = []
-    for number, found in enumerate(run.failures):
-        stem = f"fail-{number:03d}-{found.kernel}-{found.what.part}"
-        rest = {"baseline": found.baseline, "traceback": found.traceback, "is_finding": True}
-        path = worst.path(stem, found.kernel, found.what, found.content, **rest)
-        failures.append(replace(found, replay=path))
+    for number, finding in enumerate(run.failures):
+        stem = f"fail-{number:03d}-{finding.kernel}-{finding.what.part}"
+        rest = {"baseline": finding.baseline, "traceback": finding.traceback, "is_finding": True}
+        path = worst.path(stem, finding.kernel, finding.what, finding.content, **rest)
+        failures.append(replace(finding, replay=path))
     questions = []
     for number, asked in enumerate(run.questions):
         seen = asked.seen
@@ -127,6 +155,10 @@ def write_all(run: Run, out: Path) -> Run:
 
 
 def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseResult]], worst: _Worst) -> KernelRun:
+    """Write the files of a kernel that are no findings: families, largest case, refuted hypotheses and laws.
+
+    ``judged`` are the cases by kernel and family; the kernel is returned with the paths of its files.
+    """
     name = kernel.name
     families = []
     for row in kernel.families:

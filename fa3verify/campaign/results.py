@@ -1,8 +1,9 @@
-"""What tasks give, as a worker returns it and a journal or a shard keeps it, and what it refutes.
+"""Settle which hypothesis about a kernel that states no order holds, over all its judged cases and trials.
 
-One case or one trial of a property that speaks against a hypothesis refutes it for the whole kernel. A kernel of which
-no hypothesis holds is wrong, even where every case fits one: a kernel sums P before or after it is rounded, not now so
-and now otherwise.
+The hypotheses are those of :mod:`fa3verify.judging.hypotheses`; :mod:`fa3verify.campaign.summary` calls :func:`settle`.
+One case or one trial whose error leaves the bound of a hypothesis refutes it for the whole kernel. A kernel whose
+hypotheses are all refuted is wrong, even where every single case fits one of them: a kernel sums P either before or
+after it is rounded, and does not change between calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REFUTATIONS = "fa3verify.refutations/1"  # schema of what is judged together aga
 
 @dataclass(frozen=True, slots=True)
 class JudgedCases:
-    """Holds what judging cases gave; ``feasible`` are the points of all rows of a covering array."""
+    """The value of a task that judges cases; ``feasible`` are the points of the covering array, if it was that."""
 
     records: tuple[CaseResult, ...]
     feasible: tuple[Point, ...] = ()
@@ -30,7 +31,7 @@ class JudgedCases:
 
 @dataclass(frozen=True, slots=True)
 class RefutedBy:
-    """Holds what speaks most against a hypothesis: where it was found, error / bound, the case, its replay file."""
+    """The case or trial that refutes a hypothesis most clearly: what found it, its error / bound, its line and file."""
 
     what: What
     ratio: float
@@ -40,13 +41,13 @@ class RefutedBy:
 
     @property
     def words(self) -> str:
-        """Say where it was found, and how large it is."""
+        """Return in words what found it and how large its error / bound is."""
         return f"{self.what.told}, {ratio_text(self.ratio)}"
 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisRow:
-    """A hypothesis about a kernel, its largest error / bound, and what refutes it, None where it holds."""
+    """A hypothesis about a kernel, the largest error / bound under it, and what refutes it; None where it holds."""
 
     name: str
     worst_ratio: float
@@ -55,19 +56,21 @@ class HypothesisRow:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Holds what the bound of a kernel without an order assumed: its sums, in words, and one of several hypotheses.
+    """What the bound assumed of a kernel that states no order.
 
     Parameters
     ----------
+    sums, accumulator : str, optional
+        How products are added, in words and as the bound's accumulator; None until the campaign adds them.
     chosen : str
-        The hypothesis whose figures are told: the first that holds, and where none does the one with the least largest
-        error.
+        The hypothesis whose figures are reported: the first that holds or, where none does, the one whose largest
+        error / bound is least.
     hypotheses : tuple of HypothesisRow
-        Infinite is the error / bound of an output that is not finite.
+        Every hypothesis; an output that is not finite counts as an infinite error / bound.
     is_at_once : bool
         Whether one case or one property refutes all of them.
     refuted : dict
-        What refutes hypotheses, by their names, in the order in which it was found.
+        What refutes each refuted hypothesis, by name, in the order in which they were refuted.
     """
 
     sums: str | None
@@ -80,15 +83,17 @@ class Assumed:
     @property
     def words(self) -> str:
         """Say which hypotheses hold, and what refutes the others."""
-        kept = [row.name for row in self.hypotheses if not row.refuted_by]
-        words = f"bound of any order, {self.sums}; surviving: {', '.join(kept) or 'no hypothesis'}"
+        surviving = [row.name for row in self.hypotheses if not row.refuted_by]
+        words = f"bound of any order, {self.sums}; surviving: {', '.join(surviving) or 'no hypothesis'}"
         refuted = [f"{row.name} ({by.words})" for row in self.hypotheses if (by := row.refuted_by)]
         return f"{words}; refuted: {', '.join(refuted)}" if refuted else words
 
 
 def settle(records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> Assumed | None:
-    """Settle which hypotheses hold in judged cases, of which those that raised say nothing, and in properties; None for
-    a kernel that states its order. Nothing is said of the sums.
+    """Settle which hypotheses hold in judged cases and in the outcomes of properties.
+
+    None for a kernel that states its order, whose records name no hypothesis. Records of cases that raised say nothing
+    about any. ``sums`` and ``accumulator`` of the result are None; the caller knows them.
     """
     worst: dict[str, float] = {}
     refuted: dict[str, RefutedBy] = {}
@@ -105,40 +110,43 @@ def settle(records: Sequence[CaseResult], laws: Iterable[LawOutcome] = ()) -> As
             what = What(Part.FAMILY, record.family)
             count(name, RefutedBy(what, ratio, record.case.describe(), content=record.case.to_json()))
     for law in laws:
-        trials = [found[0] for found in law.hypotheses.values() if found]
+        trials = [against[0] for against in law.hypotheses.values() if against]
         at_once |= len(trials) == len(law.hypotheses) > 0 and all(trial == trials[0] for trial in trials)
-        for name, found in law.hypotheses.items():
+        for name, against in law.hypotheses.items():
             worst.setdefault(name, 0.0)
-            if found:
-                trial, violation = found
+            if against:
+                trial, violation = against
                 what = What(Part.LAW, law.law)
                 count(name, RefutedBy(what, violation.ratio, trial.describe(), content=trial.to_json()))
     if not worst:
         return None
-    kept = (name for name in worst if name not in refuted)
-    chosen = next(kept, None) or min(worst, key=lambda name: worst[name])
+    surviving = (name for name in worst if name not in refuted)
+    chosen = next(surviving, None) or min(worst, key=lambda name: worst[name])
     rows = tuple(HypothesisRow(name, ratio, refuted.get(name)) for name, ratio in worst.items())
     return Assumed(None, None, chosen, rows, at_once, refuted)
 
 
 def contradiction(settled: Assumed) -> str:
-    """Say of a kernel of which no hypothesis holds which case refutes which."""
+    """Say which case refutes which hypothesis, for a kernel whose hypotheses are all refuted."""
     each = (f"{name!r} is refuted by {by.words} on {by.case}" for name, by in settled.refuted.items())
     return f"no hypothesis about the whole kernel holds: {'; '.join(each)}"
 
 
 def refutations(contents: Sequence[Json]) -> Json:
-    """Return what a replay file has of cases and trials that are judged together, each once."""
+    """Return the content of a replay file of cases and trials that are judged together, each once."""
     return {"schema": REFUTATIONS, "contents": [x for i, x in enumerate(contents) if x not in contents[:i]]}
 
 
 def judged_under(record: CaseResult, name: str) -> CaseResult:
-    """Return a judged case with the figures and the order of one hypothesis."""
+    """Return a judged case with the figures and the order of one hypothesis; unchanged if it has none of that name."""
     measures, order = record.under.get(name, (record.measures, record.order))
     return replace(record, measures=measures, order=order)
 
 
 def of_one_hypothesis(records: Sequence[CaseResult]) -> list[CaseResult]:
-    """Return judged cases with the figures of the hypothesis that they speak least against, if there are several."""
-    found = settle(records)
-    return [judged_under(record, found.chosen) for record in records] if found else list(records)
+    """Return judged cases with the figures of the hypothesis that :func:`settle` chooses for them together.
+
+    Those of a kernel that states its order are returned unchanged.
+    """
+    settled = settle(records)
+    return [judged_under(record, settled.chosen) for record in records] if settled else list(records)

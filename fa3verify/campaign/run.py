@@ -1,6 +1,8 @@
-"""A run: what a campaign found, of which ``summary.json`` is the JSON (its keys: ``docs/summary.md``).
+"""The records of what a campaign found: one :class:`Run`, with a :class:`KernelRun` for each kernel.
 
-:func:`parse` reads what :meth:`Run.to_json` gives.
+``summary.json`` is the JSON of a run (its keys: ``docs/summary.md``): :meth:`Run.to_json` gives it and :func:`parse`
+reads it. :mod:`fa3verify.campaign.summary` makes these records from the outcomes of tasks, and the report, the terminal
+and the atlas read them. A field that older files lack has ``metadata=OLDER`` (:mod:`fa3verify.records`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Verdict = Literal["pass", "fail", "question", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class MovedFigure:
-    """The stored figure from which one of a family moved, and its limit."""
+    """A figure of a family that is worse than the stored baseline allows: its name, its limit and the stored value."""
 
     family: str
     profile: str
@@ -50,7 +52,7 @@ class Finding:
     Parameters
     ----------
     kernel : str
-        "-" where it is of none.
+        Name of the kernel, "-" for a finding about none.
     what : What
         What found it, in files one text: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
     message : str
@@ -62,16 +64,18 @@ class Finding:
     replay : str, optional
         Path of its replay file.
     baseline : MovedFigure, optional
+        The figure that got worse, for a finding of the part baseline.
     traceback : dict, optional
-        Of what the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
+        Where the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
     content : dict, optional
-        Content of its replay file before that is written: a case, or for a law a trial, in JSON.
+        What its replay file will hold: a case, or for a law a trial, in JSON.
     clause : str, optional
         The clause that the kernel does not meet, as ``docs/conformance.md`` names it.
     seen : Seen, optional
-        What was wrong with an output, where one element of one output is.
+        What was wrong with the worst element of an output, for a finding about values.
     raised : str, optional
-        Of a kernel that gave no result, the type of the exception; empty where it raised none. None where it gave one.
+        For a kernel that gave no result: the type of the exception, or "" where it raised none. None where it gave a
+        result.
     """
 
     kernel: str
@@ -119,7 +123,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class WorstCase:
-    """The case of a kernel's largest error / bound: its family, one line, and the file that replays it."""
+    """The case of a kernel's largest error / bound: its family, the case on one line, and the path of its replay file.
+
+    ``content`` is the case in JSON, from which the replay file is written.
+    """
 
     family: str
     case: str
@@ -129,7 +136,9 @@ class WorstCase:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """A kernel as its campaign knows it before anything is run; what is to run, no published file has.
+    """A kernel as its campaign knows it before anything is run.
+
+    Fields that are ``PRIVATE`` pass between the processes and shards of a campaign; published files do not have them.
 
     Parameters
     ----------
@@ -138,31 +147,35 @@ class Introduction:
     operation : {"forward", "quantize", "backward"}
         What it computes.
     laws, families : tuple of str
-        What there is to run.
-    claims, not_claimed : tuple of str
-        Classes of :mod:`fa3verify.cases.coverage`; what kernels of its operation may claim and this one does not.
+        Names of the properties and of the families of inputs that the campaign runs on it.
+    claims : tuple of str
+        The classes that it claims, as :mod:`fa3verify.cases.coverage` names them.
+    not_claimed : tuple of str
+        What kernels of its operation may claim and this one does not.
     constraint : str, optional
-        What keeps it from some problem of the campaign.
+        Why it refuses a problem of the campaign; None for a kernel that takes all of them.
     failed : Failure, optional
-        How it failed while it was loaded or asked: a finding.
+        How it failed while it was loaded or configured, which is a finding; None if it did not.
     dtype : {"fp16", "bf16", "e4m3"}, optional
-        Format of its operands, of a quantiser that of its codes; None where it could not be asked.
+        Format of its operands, for a quantiser the format of its codes; None where loading it failed.
     states_order : bool
-        Whether it states its order of operations; the bound is that of any order otherwise.
+        Whether it states its order of operations. If not, its bound holds for any order.
     accumulator, sums : str, optional
-        Of a kernel that states no order: how its products are added for the bound, and that in words, with who says so.
+        For a kernel that states no order: in which arithmetic the bound adds its products, and the same in words, with
+        who says so.
     policy : tuple of str
-        What it declares other than the default policy and sizes, in words.
+        In words, where its declared policy and sizes differ from the default.
     identity : Identity
         Version and hash of what is judged, and the GPU it runs on; "CPU" for a twin.
     covers : bool
-        Whether the cases that cover all pairs are run.
+        Whether the covering array, in which all pairs of classes meet, is run.
     narrowed : str, optional
-        Why what is run gives no verdict, where less was asked for.
+        Why there can be no verdict, where the user asked for a part of the campaign; None where all of it is run.
     source : str, optional
-        SHA-256 of the module that a ``module:function`` names, so that shards of other versions of it are told apart.
+        SHA-256 of the module that a ``module:function`` names, so that shards that ran other versions of the module are
+        not merged.
     head_dims : tuple of int, optional
-        The ones that it declares.
+        The head_dims that it declares; None where it declares none.
     """
 
     name: str
@@ -188,8 +201,10 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Holds what a forward loses over long rows of keys, with V of mean 1: relative RMSE against the operands it saw,
-    and ``bias``, the gain less 1; or why there is no figure.
+    """Accumulator loss of a forward at one number of keys (:mod:`fa3verify.campaign.accumulator_loss`).
+
+    ``rel_rmse`` is against the exact output of the operands that the kernel saw; ``bias`` is the regression gain minus
+    1. Both are None where ``missing`` says why nothing was measured, and ``missing`` is None otherwise.
     """
 
     seqlen_k: int
@@ -206,40 +221,40 @@ class KernelRun:
     Parameters
     ----------
     introduction : Introduction
-        What it said of itself.
+        The kernel as it was before anything ran.
     families : tuple of FamilyRow
-        Per input family the pooled figures of :func:`fa3verify.judging.metrics.measures_of`.
+        The pooled figures of each family of inputs (:func:`fa3verify.judging.metrics.measures_of`).
     verdict : {"pass", "fail", "question", "inconclusive", "not run"}
-        Of this kernel alone; what was not run stands in an atlas alone.
+        The verdict on this kernel alone; only an atlas has kernels that were not run.
     laws : tuple of LawOutcome
-        What became of every property.
+        The outcome of every property.
     cases, outputs : int
-        Judged cases and law examples, and the output values compared in them.
+        Number of judged cases and law examples, and of the output values compared in them.
     worst_ratio, worst_ratio_lse : float, optional
-        Largest error / bound of any output over the families, and that of lse; None where there is none.
+        Largest error / bound of the main outputs over all families, and that of lse; None where nothing was compared.
     worst : WorstCase, optional
         The case of ``worst_ratio``.
     search_effort : int
-        Cases behind ``worst_ratio``: a largest known error is a lower bound of the true one.
+        Number of cases behind ``worst_ratio``: a largest known error is a lower bound of the true one.
     assumed : Assumed, optional
-        What the bound of a kernel that states no order assumed.
+        What the bound assumed of a kernel that states no order; None for one that states its order.
     orders : tuple of dict
         The :class:`fa3_reference.bounds.KernelModel`, of gradients the :class:`fa3_reference.bounds.BackwardModel`, of
         every bound, each once, as JSON values.
     tried : SizesTried, optional
         Sizes of the calls that returned and were compared.
     coverage : Coverage, optional
-        Classes of problems that it claims, and which of them were tried.
+        The classes that it claims, and which of them were tried.
     inconclusive : str, optional
-        Why there is no verdict: too little was tried, or what kept it from running.
+        Why there is no verdict: too little was tried, or the kernel could not run. None where there is one.
     worst_ratios : dict of str to float, optional
         Largest error / bound of every output beside the main ones, by its name.
     bits_lost : BitsLost, optional
-        The number that ranks; None for a quantiser, and where a family was not judged whole.
+        The number that ranks kernels; None for a quantiser, and where a family was not judged whole.
     sketch : Sketch, optional
-        Where the errors of a forward lie, in units of the bound.
+        Where the errors of a forward lie, in units of the bound; None for other operations.
     loss : tuple of Loss, optional
-        In an atlas, empty where none was measured; a run has none.
+        Its accumulator losses in an atlas, empty where none was measured; None in a run, which measures none.
     """
 
     introduction: Introduction = field(metadata=FLAT)
@@ -269,7 +284,7 @@ class KernelRun:
 
     @property
     def operation(self) -> str:
-        """Return what it computes."""
+        """Return the operation that it computes."""
         return self.introduction.operation
 
     @property
@@ -279,12 +294,12 @@ class KernelRun:
 
     @property
     def figured(self) -> Figured:
-        """Return what the gate reads of it."""
+        """Return its name, operation and figures, as the rules of the gate take them."""
         return Figured(self.name, self.families, self.operation)
 
     @property
     def side_ratios(self) -> dict[str, float | None]:
-        """Largest error / bound of every output beside the main ones."""
+        """Largest error / bound of every output beside the main ones; older files have that of lse alone."""
         return {"lse": self.worst_ratio_lse} if self.worst_ratios is None else self.worst_ratios
 
     @property
@@ -294,7 +309,7 @@ class KernelRun:
 
     @property
     def hypothesis(self) -> str:
-        """Return the hypothesis under which its figures are; empty for a kernel that states its order."""
+        """Return the hypothesis that its figures assume; empty for a kernel that states its order."""
         return self.assumed.chosen if self.assumed else ""
 
 
@@ -308,7 +323,12 @@ class BaselineName:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Versions and platform of a run, and the hash of the twin's sources."""
+    """Versions and platform of a run, and the hash of the twin's sources.
+
+    :func:`fa3verify.campaign.summary.provenance` fills it: a new fact needs a field here, with a default and
+    ``metadata=OLDER`` for files that lack it, and a value there. Shards of one campaign must agree on it, unless
+    ``_NOT_COMPARED`` of :mod:`fa3verify.campaign.shards` names it.
+    """
 
     version: str
     python: str
@@ -322,7 +342,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Holds what a campaign found: the verdict and everything behind it.
+    """Everything that a campaign found: the verdict and what it rests on.
 
     Parameters
     ----------
@@ -334,15 +354,15 @@ class Run:
         "fail" if any part fails or a task was lost, "question" if nothing fails under contracts that no kernel
         declared, "inconclusive" if nothing failed and too little was tried.
     exit_code : int
-        Of the command: 0, 1, 6 or 5; 128 + N where signal N interrupted it.
+        Exit code of the command: 0, 1, 6 or 5; 128 + N where signal N interrupted it.
     layers : dict of str to str
-        Status of bits (L0), bound (L1), baseline (L2) and properties (laws).
+        Status of each part of the verdict: bits (L0), bound (L1), baseline (L2) and properties (laws).
     kernels : tuple of KernelRun
         One record per kernel.
     gate : tuple of GateRow
         Every comparison of a figure with its limit.
     baseline : BaselineName, optional
-        The baseline compared with.
+        The stored baseline that figures were compared with; None where there is none.
     failures : tuple of Finding
         What failed; findings of one cause are neighbours.
     cases : tuple of CaseResult
@@ -352,9 +372,9 @@ class Run:
     version, command, started : str
         Version of fa3verify, the command line, and when it began in UTC (ISO 8601).
     wall_s : float
-        Seconds until the report was begun; of a merged campaign those of its longest shard.
+        Seconds until the report was begun; for a merged campaign those of its longest shard.
     cpu_s : dict of str to dict of str to float
-        CPU seconds by kernel (- for none) and by what they were spent on; what was resumed counts 0.
+        CPU seconds by kernel (- for none) and by kind of task; results taken from a journal count 0.
     schema : str
         ``fa3verify.summary/1``.
     questions : tuple of Question
@@ -382,7 +402,7 @@ class Run:
 
     @property
     def bits_lost(self) -> dict[str, float]:
-        """Return the number that ranks of every kernel that has one, by name."""
+        """Return the mean bits lost, by kernel; kernels without that number are left out."""
         return {kernel.name: kernel.bits_lost.mean for kernel in self.kernels if kernel.bits_lost}
 
     def to_json(self) -> dict[str, object]:
@@ -397,7 +417,7 @@ class Run:
 
 
 def verdict_of(kernels: Iterable[KernelRun], failures: Sequence[Finding]) -> Verdict:
-    """Return the verdict over kernels and findings."""
+    """Return "fail" if there is a finding, else "question" or "inconclusive" if any kernel is that, else "pass"."""
     if failures:
         return "fail"
     told = {kernel.verdict for kernel in kernels}

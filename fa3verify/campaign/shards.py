@@ -1,7 +1,8 @@
-"""Shards: parts of one campaign that run anywhere, each on its own, and become one campaign again.
+"""Shards: parts of one campaign that run on separate machines, as files that ``fa3verify merge`` reads.
 
-Which tasks a shard has follows from the plan and its number, so that shards need not know of each other. A shard is a
-file; what it holds of a task is the whole outcome, so that nothing is judged twice or otherwise than in one process.
+The tasks of a shard follow from the plan and the shard's number (:func:`dealt`), so that shards need not know of each
+other. A file holds the whole outcome of each task, so that merging judges nothing again and gives the same result as
+one process. :mod:`fa3verify.commands.verify` runs and merges shards.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from fa3verify.records import NOT_WRITTEN
 
 SCHEMA = "fa3verify.shard/2"
 FILES = "shard-*-of-*.json"
-_NOT_COMPARED = ("cpu_count", "git")  # a clone without tags has another name for the same sources, which are compared
+# Facts of provenance in which shards may differ: machines do, and a clone without tags names the same commit otherwise
+# (the sources themselves are compared by their hash).
+_NOT_COMPARED = ("cpu_count", "git")
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The place of a shard, from 1, among how many."""
+    """Which shard of how many; the first has number 1."""
 
     number: int
     count: int
@@ -54,7 +57,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Holds what a campaign was asked for, and the hash of the sources that ran it."""
+    """What the user asked a campaign for, and the hash of the sources that ran it."""
 
     kernels: tuple[str, ...]
     profile: ProfileName
@@ -64,7 +67,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Holds what one shard of a campaign ran, or all of it, and what shards must share.
+    """One shard of a campaign, or a whole campaign: what was asked, what ran, and the outcomes.
 
     Parameters
     ----------
@@ -75,13 +78,14 @@ class Part:
     captures : tuple of Capture
         The user's own activations.
     outcomes : dict
-        By identity of the task; their values are JSON where they come from a file.
+        Outcomes by the identity of their task; values that were read from a file are still JSON. Empty before a shard
+        is written.
     started : str
         UTC, ISO 8601.
     wall_s : float
     provenance : Provenance
     interrupted_by : int, optional
-        Number of a signal; no file has it.
+        Number of the signal that interrupted it, else None; never in a file, as an interrupted shard is not written.
     questions : tuple of Question
         Of a whole campaign; shards ask none, and no file has them.
     """
@@ -103,7 +107,7 @@ class Part:
         return Number(self.number, self.count)
 
     def shared(self) -> Json:
-        """Return all that the shards of a campaign have in common, by what a reader calls it."""
+        """Return all facts in which the shards of one campaign must agree, by names that a reader understands."""
         facts = {key: value for key, value in records.plain(self.provenance).items() if key not in _NOT_COMPARED}
         of_kernels = {
             f"{key} of {k.name}": value for k in self.kernels for key, value in records.plain(k, private=True).items()
@@ -112,7 +116,10 @@ class Part:
 
 
 def dealt(tasks: Sequence[Task], shard: Number) -> list[Task]:
-    """Return the tasks of one shard in their order: each task, the longest first, goes to who has least to do."""
+    """Return the tasks of one shard, in the order of ``tasks``.
+
+    The tasks are dealt by their estimated time, the longest first, each to the shard that has least to do.
+    """
     loads = [0.0] * shard.count
     mine = []
     for place in sorted(range(len(tasks)), key=lambda place: -tasks[place].estimated_s):
@@ -131,7 +138,7 @@ def write(part: Part, out: Path) -> Path:
 
 
 def read(path: Path) -> Part:
-    """Read a shard; ValueError, with the path, for one that is damaged or foreign to this program."""
+    """Read a shard; ValueError, with the path, for a file that cannot be read, is damaged, or is no shard."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -150,29 +157,30 @@ def read_all(folders: Sequence[Path]) -> list[Part]:
     Raises
     ------
     ValueError
-        For a folder without a shard, a damaged one, two of one number, one of another campaign, or a missing one.
+        For a folder without a shard, a damaged shard, two of one number, shards of different campaigns, or a missing
+        shard.
     """
-    found: dict[int, tuple[Path, Part]] = {}
+    by_number: dict[int, tuple[Path, Part]] = {}
     for folder in folders:
         paths = sorted(folder.glob(FILES))
         if not paths:
             raise ValueError(f"{folder} holds no shard, a file called {FILES}")
         for path in paths:
             part = read(path)
-            first_path, first = next(iter(found.values()), (path, part))
+            first_path, first = next(iter(by_number.values()), (path, part))
             if reason := _difference(part, first):
                 raise ValueError(f"{path} belongs to another campaign than {first_path}: {reason}")
-            if part.number in found:
-                raise ValueError(f"{part.shard} is there twice: {found[part.number][0]} and {path}")
-            found[part.number] = path, part
-    count = next(iter(found.values()))[1].count
-    if missing := [str(number) for number in range(1, count + 1) if number not in found]:
+            if part.number in by_number:
+                raise ValueError(f"{part.shard} is there twice: {by_number[part.number][0]} and {path}")
+            by_number[part.number] = path, part
+    count = next(iter(by_number.values()))[1].count
+    if missing := [str(number) for number in range(1, count + 1) if number not in by_number]:
         raise ValueError(f"of {count} shards are missing: {', '.join(missing)}")
-    return [found[number][1] for number in sorted(found)]
+    return [by_number[number][1] for number in sorted(by_number)]
 
 
 def _difference(part: Part, first: Part) -> str | None:
-    """Return the first thing that two shards do not share, in words."""
+    """Return in words the first fact in which two shards differ; None if they are of one campaign."""
     mine, theirs = ({"count of shards": p.count} | p.shared() for p in (part, first))
     for name in {**mine, **theirs}:
         if mine.get(name) != theirs.get(name):
@@ -181,20 +189,20 @@ def _difference(part: Part, first: Part) -> str | None:
 
 
 def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task]) -> list[Outcome]:
-    """Return the outcomes of a plan from all its shards, in the order of its tasks.
+    """Return the outcomes of a plan's tasks from all its shards, in the order of the tasks, with values as objects.
 
     Raises
     ------
     ValueError
-        If a shard does not hold just its part of the plan.
+        If a shard does not hold exactly its part of the plan, or a value is damaged.
     """
     stamp = parts[0].asked.sources
     for part in parts:
         if part.outcomes.keys() != {task.identity(stamp) for task in dealt(tasks, part.shard)}:
             raise ValueError(f"{part.shard} does not hold its part of the plan: it is damaged or of other sources")
     known = {identity: outcome for part in parts for identity, outcome in part.outcomes.items()}
-    kept = [(task, known[task.identity(stamp)]) for task in tasks]
+    planned = [(task, known[task.identity(stamp)]) for task in tasks]
     try:
-        return [replace(outcome, task=task, value=task.read(outcome.value)) for task, outcome in kept]
+        return [replace(outcome, task=task, value=task.read(outcome.value)) for task, outcome in planned]
     except ValueError as error:
         raise ValueError(f"a shard is damaged: {error}") from None

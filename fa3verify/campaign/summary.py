@@ -1,4 +1,9 @@
-"""Conclude from a campaign's outcomes: one run with a verdict."""
+"""Conclude from the outcomes of a campaign's tasks: :func:`summarize` makes one run with a verdict.
+
+``verify`` calls it, also for merged shards. Here the figures are pooled, the rules of :mod:`fa3verify.judging.gate` are
+applied and findings are collected; the records are those of :mod:`fa3verify.campaign.run`, and writing reports and
+replay files is left to :mod:`fa3verify.commands.verify`.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +50,20 @@ from fa3verify.properties import LawOutcome, Violation
 from fa3verify.text import Failure
 from fa3verify.version import __version__
 
-WHOLE = "error / bound of the whole kernel"  # a rule of the gate
+WHOLE = "error / bound of the whole kernel"  # the gate's rule about kernels that state no order: one hypothesis holds
 
 
 def summarize(
     kernels: list[Introduction], outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> Run:
-    """Return the run of a finished campaign, without times and command (the caller adds them)."""
-    found = [of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed) for kernel in kernels]
-    bodies = tuple(body for body, *_ in found)
-    gate = tuple(row for _, rows, *_ in found for row in rows)
-    failures = ordered(finding for *_, findings, _ in found for finding in findings)
+    """Return the run of a finished campaign, without times and command (the caller adds them).
+
+    Skipped tasks count as not tried. Without a ``baseline`` its rows of the gate are "not compared".
+    """
+    parts = [of_kernel(kernel, outcomes, baseline, profile=profile, seed=seed) for kernel in kernels]
+    bodies = tuple(body for body, *_ in parts)
+    gate = tuple(row for _, rows, *_ in parts for row in rows)
+    failures = ordered(finding for *_, findings, _ in parts for finding in findings)
     laws = {law.status for body in bodies for law in body.laws}
     verdict = verdict_of(bodies, failures)
     return Run(
@@ -71,7 +79,7 @@ def summarize(
         kernels=bodies,
         gate=gate,
         baseline=BaselineName(baseline.name, baseline.sha256) if baseline else None,
-        cases=tuple(case for *_, cases in found for case in cases),
+        cases=tuple(case for *_, cases in parts for case in cases),
         provenance=provenance(seed),
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
@@ -82,16 +90,19 @@ def summarize(
 def of_kernel(
     kernel: Introduction, outcomes: list[Outcome], baseline: Baseline | None, *, profile: str, seed: int
 ) -> tuple[KernelRun, list[GateRow], list[Finding], list[CaseResult]]:
-    """Conclude from any outcomes of one kernel: its part of the run, the gate's rows, findings and judged cases."""
+    """Conclude from the outcomes about one kernel: its part of the run, the gate's rows, findings and judged cases.
+
+    Outcomes about other kernels are passed over.
+    """
     laws, broken = _laws(kernel, outcomes)
     records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
     settled = settle(records, laws)
-    families, found, results = _families(kernel, outcomes, settled)
-    found += broken
-    found += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, laws)
+    families, findings, results = _families(kernel, outcomes, settled)
+    findings += broken
+    findings += lapses(kernel.name, operations.find(kernel.operation), outcomes, results, laws)
     if kernel.failed:
-        found.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
-    crashed = {finding.what for finding in found}
+        findings.append(finding(kernel.name, What(Part.LOADING), kernel.failed))
+    crashed = {finding.what for finding in findings}
     judged = [outcome.value for _, outcome in outcomes_of(outcomes, kernel.name, JudgeTask) if outcome.value]
     feasible = [point for value in judged for point in value.feasible]
     body = _body(kernel, families, laws, results, feasible, crashed, settled)
@@ -99,20 +110,23 @@ def of_kernel(
     figured = body.figured
     rows = bit_rows(figured) + bound_rows(figured) + baseline_rows(figured, baseline)
     if settled is None:
-        found += _gate_failures(rows, cases, profile, seed)
+        findings += _gate_failures(rows, cases, profile, seed)
     else:
         ratio = next(row.worst_ratio for row in settled.hypotheses if row.name == settled.chosen)
         status = "fail" if settled.chosen in settled.refuted else "pass"
         rows.append(GateRow(Part.BOUND, WHOLE, kernel.name, "all", ratio, 1.0, None, status))
-        found += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
-    found = [with_clause(each, kernel.operation) for each in found]
-    return replace(body, verdict="fail" if found else body.verdict), rows, found, cases
+        findings += _under(settled, kernel, _gate_failures(rows, cases, profile, seed), cases)
+    findings = [with_clause(each, kernel.operation) for each in findings]
+    return replace(body, verdict="fail" if findings else body.verdict), rows, findings, cases
 
 
 def _families(
     kernel: Introduction, outcomes: list[Outcome], settled: Assumed | None
 ) -> tuple[list[FamilyRow], list[Finding], list[CaseResult]]:
-    """Figures by family, findings and judged cases of one kernel."""
+    """Return the figures by family, the findings of lost tasks and of cases that raised, and the judged cases.
+
+    ``settled`` is None for a kernel that states its order; for others the figures are those of the chosen hypothesis.
+    """
     families = []
     failures = []
     cases = []
@@ -133,7 +147,7 @@ def _families(
 
 
 def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Outcome, str, Sequence[CaseResult]]]:
-    """Outcomes of judged cases of one kernel, their family, which those of the covering array do not have, records."""
+    """Yield the outcomes of one kernel's judged cases with their family and its records; a lost task has no record."""
     covers = []
     for task, outcome in outcomes_of(outcomes, kernel.name, JudgeTask):
         if task.family == COVER and not outcome.error:
@@ -145,7 +159,7 @@ def _judged(kernel: Introduction, outcomes: list[Outcome]) -> Iterator[tuple[Out
 
 
 def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcome], list[Finding]]:
-    """Laws and findings of one kernel. One whose worker died or hung is a failure, with its trial where known."""
+    """Return the laws and findings of one kernel; a law whose worker died or hung fails, with its trial if known."""
     rows = []
     failures = []
     for task, outcome in outcomes_of(outcomes, kernel.name, SearchLaw):
@@ -155,6 +169,7 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcom
             violation = row.violation or Violation("", failure=Failure(outcome.error or "", outcome.raised))
             failure = violation.failure
             message = str(failure or row.message)
+            # Trials that refuted other hypotheses: only together with this one do they show that none is left.
             others = {name: x[0] for name, x in row.hypotheses.items() if x and x[0].to_json() != trial}
             if trial and others:
                 trial = refutations([trial, *(other.to_json() for other in others.values())])
@@ -162,8 +177,8 @@ def _laws(kernel: Introduction, outcomes: list[Outcome]) -> tuple[list[LawOutcom
                     f"{name!r} by {other.describe()}" for name, other in others.items()
                 )
                 row = replace(row, message=message)
-            told = replace(failure, message=message) if failure else message
-            failures.append(finding(kernel.name, What(Part.LAW, row.law), told, trial, seen=violation.seen))
+            cause = replace(failure, message=message) if failure else message
+            failures.append(finding(kernel.name, What(Part.LAW, row.law), cause, trial, seen=violation.seen))
         rows.append(row)
     return rows, failures
 
@@ -177,7 +192,10 @@ def _body(
     crashed: Collection[What],
     settled: Assumed | None,
 ) -> KernelRun:
-    """Return what a run says of one kernel, before its gate; ``crashed`` is where something was found already."""
+    """Return one kernel's part of the run, with the verdict that it has if the gate finds nothing.
+
+    ``feasible`` are points of the covering array that are possible, ``crashed`` the subjects of findings so far.
+    """
     operation = operations.find(kernel.operation)
     absent = [name for name, (returned, due) in _returned(operation, cases).items() if due and not returned]
     met = [case.point for case in cases if case.is_compared]
@@ -219,7 +237,7 @@ def _body(
 
 
 def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Collection[What]) -> BitsLost | None:
-    """The number that ranks a kernel, None where a family of ours was not judged whole."""
+    """Return the number that ranks a kernel; None where a family, captured ones apart, was not judged whole."""
     ranked = [name for name in kernel.families if not name.startswith(f"{CAPTURED}:")]
     if kernel.narrowed or any(What(Part.FAMILY, name) in crashed for name in ranked):
         return None
@@ -229,29 +247,29 @@ def _bits_lost(kernel: Introduction, families: Sequence[FamilyRow], crashed: Col
 def _under(
     settled: Assumed, kernel: Introduction, failures: Sequence[Finding], cases: Sequence[CaseResult]
 ) -> list[Finding]:
-    """Findings of the gate that say what the bound assumed.
+    """Return the gate's findings about a kernel that states no order, with what its bound assumed.
 
-    Where one case by itself refutes every hypothesis, it is a finding as of any kernel. Where it takes several, they
-    are replayed together, and one more finding says which of them refutes what.
+    Where one case by itself refutes every hypothesis, its finding is like that of any other kernel. Where it takes
+    several cases, they are replayed together, and one more finding says which of them refutes what.
     """
     words = assumption(kernel.sums or "", settled.chosen)
     together = refutations([by.content for by in settled.refuted.values() if by.content])
-    found = []
+    findings = []
     of_case = {case.case.key(): case.hypotheses for case in cases}
     for failure in failures:
         if failure.what.part is not Part.BOUND or failure.what.subject == QUANTISATION:
-            found.append(failure)
+            findings.append(failure)
         elif failure.what.subject != WHOLE:
             ratios = of_case.get(json.dumps(failure.content, sort_keys=True), {})
             content = failure.content if min(ratios.values(), default=0.0) > 1 else together
-            found.append(replace(failure, message=f"{failure.message}; {words}", content=content))
+            findings.append(replace(failure, message=f"{failure.message}; {words}", content=content))
         elif not settled.is_at_once:
-            found.append(replace(failure, message=f"{contradiction(settled)}; {kernel.sums}", content=together))
-    return found
+            findings.append(replace(failure, message=f"{contradiction(settled)}; {kernel.sums}", content=together))
+    return findings
 
 
 def _tried(families: Sequence[FamilyRow], laws: Sequence[LawOutcome], met: Sequence[Point]) -> set[str]:
-    """Classes of which some output was compared with a bound, or by a property."""
+    """Return the classes that were tried: an output of such a case was compared with a bound or by a property."""
     tried = {f"family {row.family}" for row in families if row.is_compared}
     tried |= {f"property {law.law}" for law in laws if law.status in ("pass", "fail")}
     tried |= {name for law in laws for name in law.classes}
@@ -259,7 +277,7 @@ def _tried(families: Sequence[FamilyRow], laws: Sequence[LawOutcome], met: Seque
 
 
 def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tuple[int, int]]:
-    """Count the cases in which each optional output was returned, and those in which it could have been."""
+    """Return for each optional output in how many cases it was returned, and in how many it was due."""
     return {
         side.name: (sum(side.figure("ratio") in case.measures for case in due), len(due))
         for side in operation.sides
@@ -268,7 +286,7 @@ def _returned(operation: Operation, cases: Sequence[CaseResult]) -> dict[str, tu
 
 
 def _ran(kernel: Introduction, laws: Sequence[LawOutcome], cases: Sequence[CaseResult]) -> SizesTried:
-    """Sizes of the calls behind a kernel's judged cases and trials, and what nobody asked of it."""
+    """Return the sizes of the calls behind a kernel's judged cases and trials, and in words what was not tried."""
     operation = operations.find(kernel.operation)
     tried = Tried()
     for case in cases:
@@ -289,12 +307,13 @@ def _ran(kernel: Introduction, laws: Sequence[LawOutcome], cases: Sequence[CaseR
 
 
 def _gate_failures(rows: Sequence[GateRow], cases: Sequence[CaseResult], profile: str, seed: int) -> list[Finding]:
-    """One finding per failed gate row, each with the most telling case of its family."""
+    """Return a finding for each failed row of the gate, with the case of its family that shows it most clearly."""
     failures = []
     for row in rows:
         if row.status != "fail" or row.observed is None or row.limit is None:
             continue
         against = f", baseline {row.baseline:.4g}" if row.baseline is not None else ""
+        # A limit of 1 is that of error / bound, a limit of 0 that of a count of outputs.
         write = ratio_text if row.limit == 1 else "{:,.0f}".format if row.limit == 0 else "{:.4g}".format
         message = f"family {row.family}: observed {write(row.observed)}, limit {row.limit:.4g}"
         mine = [case for case in cases if case.family == row.family]
@@ -330,13 +349,16 @@ def provenance(seed: int) -> Provenance:
 
 
 def _git_revision() -> str | None:
-    """Commit of the checkout this package runs from, with ``-dirty`` where it differs; None outside one."""
+    """Return the commit of the checkout this package runs from, with ``-dirty`` where files differ from it.
+
+    None outside a checkout, and where git is missing or fails.
+    """
     here = Path(__file__).resolve().parents[1]
     if not (here.parent / ".git").exists():
         return None
     try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-        done = subprocess.run(asked, cwd=here, capture_output=True, text=True, timeout=5, check=True)
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

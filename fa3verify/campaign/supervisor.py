@@ -1,4 +1,4 @@
-"""The process above a worker: when it ends, nothing lives that the worker has begun.
+"""The supervisor, a process between the pool and a worker: it ends all processes that the worker has begun.
 
 On Linux a process whose parent has ended becomes a child of the nearest subreaper above it. So daemons and new sessions
 stay below the supervisor, which ends them when the worker is lost, when the pool asks (SIGTERM), and when the pool's
@@ -23,16 +23,16 @@ ENDING_S = 10.0  # for all processes below a supervisor to end, which takes mill
 
 
 def fork_below(parent: int, *, not_shared: tuple[Connection, ...]) -> None:
-    """Return in a new process; the calling one stays above it as its supervisor and never returns.
+    """Fork: return in the new process, while the calling one stays above it as its supervisor and never returns.
 
-    On other systems than Linux it returns in the calling process, which has no supervisor.
+    On other systems than Linux nothing is forked, and it returns in the calling process, without a supervisor.
 
     Parameters
     ----------
     parent : int
         Process that the supervisor must not outlive.
     not_shared : tuple of Connection
-        What the new process alone holds, so that others see its end.
+        Connections that the supervisor closes, so that their other ends see when the worker has ended.
     """
     if sys.platform != "linux":
         return
@@ -75,6 +75,7 @@ def _supervise(worker: int) -> NoReturn:
         _reap(ended)
         time.sleep(0.002)
     if os.WIFSIGNALED(status):
+        # Die by the same signal, so that the pool reads it as the worker's exit code.
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
@@ -84,14 +85,14 @@ def _supervise(worker: int) -> NoReturn:
 
 
 def _reap(ended: dict[int, int]) -> None:
-    """Take note of children that have ended, orphans included."""
+    """Add the wait status of children that have ended, orphans included, to ``ended``; the first status counts."""
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.setdefault(*found)
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.setdefault(*child)
 
 
 def below(pid: int) -> list[int]:
-    """Return the processes that run below one: its children, theirs, and so on; nothing but Linux has the answer."""
+    """Return the ids of all processes that run below one, its children and theirs, as Linux lists them in /proc."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -100,7 +101,7 @@ def below(pid: int) -> list[int]:
             has_ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1  # a first thread may end before the others
             if not has_ended:
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found = list(children.get(pid, ()))
-    for child in found:  # which grows
-        found += children.get(child, ())
-    return found
+    descendants = list(children.get(pid, ()))
+    for child in descendants:  # the list grows while it is walked
+        descendants += children.get(child, ())
+    return descendants

@@ -1,4 +1,8 @@
-"""Tasks: what any executor runs, any journal keeps, and what became of each."""
+"""Tasks, the units of work of any campaign, and :func:`run`, which runs them on an executor with a journal.
+
+The tasks of a verification are in :mod:`fa3verify.campaign.plan`; ``learn`` and ``compare`` use :class:`CallTask`.
+Where they run is the executor's business (:mod:`fa3verify.campaign.pool`, :mod:`fa3verify.campaign.executors`).
+"""
 
 from __future__ import annotations
 
@@ -24,21 +28,21 @@ from fa3verify.kernels.record import Kernel
 from fa3verify.records import NOT_WRITTEN, plain
 from fa3verify.text import of_error
 
-LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # on whose last bits a truth or a bound may depend
+LIBRARIES = ("numpy", "scipy", "numba", "ml_dtypes")  # the last bits of a truth or a bound may depend on these
 NO_KERNEL = "-"
-GIVE_UP = 3  # workers that one kernel may lose
+GIVE_UP = 3  # lost workers after which no more tasks of a kernel are run
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(ABC):
-    """One unit of work, whose fields say all of it.
+    """One unit of work; its fields hold everything that its result depends on.
 
-    ``kernel`` is the name of the kernel that it is about, :data:`NO_KERNEL` for a task about none. ``durable`` results
-    may be kept for resuming; those of kernels outside this package may not, for their code may change.
+    ``kernel`` is the name of the kernel that it is about, :data:`NO_KERNEL` for a task about none. The result of a
+    ``durable`` task may be kept for resuming; those of kernels outside this package are not, as their code may change.
     """
 
-    kind: ClassVar[str] = "task"  # by which CPU seconds are told
+    kind: ClassVar[str] = "task"  # the name under which its CPU seconds are added up
 
     kernel: str = NO_KERNEL
     durable: bool = True
@@ -46,14 +50,14 @@ class Task(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """Return what progress shows."""
+        """Return the name that progress shows."""
 
     @abstractmethod
     def run(self) -> Any:
-        """Do it, wherever that is, and return what is kept of it."""
+        """Do the work in whatever process this is, and return its value, which can be pickled and written as JSON."""
 
     def read(self, value: Any) -> Any:
-        """Return its value from JSON; ValueError for a damaged one."""
+        """Return the value that :meth:`run` returned from its JSON; ValueError for a damaged one."""
         return value
 
     def is_finding(self, value: Any) -> bool:
@@ -62,15 +66,15 @@ class Task(ABC):
 
     @property
     def estimated_s(self) -> float:
-        """Return about how many CPU seconds it takes.
+        """Return about how many CPU seconds it takes, by which tasks are dealt to shards.
 
-        Measured over the 353 tasks of a quick campaign of the built-in twins; only the proportions matter, and an error
-        costs balance and nothing else.
+        Measured over the 353 tasks of a quick campaign of the built-in twins. Only the proportions matter; an error
+        only makes shards uneven.
         """
         return 0.05
 
     def identity(self, stamp: str) -> str:
-        """Return the name under which the result is kept for resuming; ``stamp`` changes with the code."""
+        """Return the name of its result in a journal or a shard: a hash of its fields and of the code's ``stamp``."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
         text = json.dumps([stamp, type(self).__name__, facts], sort_keys=True, default=lambda x: x.__qualname__)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -78,7 +82,7 @@ class Task(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallTask(Task):
-    """A top-level function and its arguments, which are JSON where results are kept."""
+    """A call of a top-level function with keyword arguments, which must be JSON values if its result is kept."""
 
     words: str
     function: Callable[..., Any]
@@ -97,11 +101,12 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds what became of a task: ``value``, or ``error``, one line, with the type of what was ``raised``.
+    """What became of a task: its ``value``, or an ``error`` of one line with the type of the exception in ``raised``.
 
-    A task that lost its worker has the case it was ``at`` where that is known. A ``skipped`` task has nothing: its
-    kernel had lost too many workers before, or the campaign was stopped. ``cpu_s`` is 0 where nobody says, as of a
-    result that was kept. Files have no task: they name it.
+    A task that lost its worker (``lost_worker``) has in ``at`` the case that it was judging, if that is known. A
+    ``skipped`` task has neither value nor error: its kernel had lost too many workers, or the campaign was stopped.
+    ``cpu_s`` is 0 where it is unknown, as for a result from a journal. Shard files hold no task: its identity is the
+    key of the outcome.
     """
 
     task: Task = field(default=CallTask("", dict, {}), metadata=NOT_WRITTEN)
@@ -115,7 +120,7 @@ class Outcome:
 
     @property
     def arguments(self) -> Json:
-        """Return the arguments of the call that it is of; a task of another kind has none."""
+        """Return the arguments of its task if that is a call, else an empty dict."""
         return self.task.arguments if isinstance(self.task, CallTask) else {}
 
     def result(self) -> Any:
@@ -132,12 +137,12 @@ class Outcome:
 
 
 def journal_stamp(*kernels: Kernel) -> str:
-    """Return what a journal knows its results by: the packages that made them, their libraries, and the kernels.
+    """Return a hash of this package's sources, of the versions of :data:`LIBRARIES` and of what identifies kernels.
 
-    Results of another version of a library, or of a kernel whose code is another, are not gone on with.
+    Results in a journal are only used again under the same stamp.
     """
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    identities = [dict(said) for kernel in kernels if (said := kernel.code.identity())]
+    identities = [dict(facts) for kernel in kernels if (facts := kernel.code.identity())]
     return hashlib.sha256(json.dumps([source_stamp(), versions, identities]).encode()).hexdigest()
 
 
@@ -154,7 +159,7 @@ def source_stamp(packages: Sequence[str] = ("fa3_reference", "fa3_kernels", "fa3
 
 
 class Interrupted(KeyboardInterrupt, Generic[Found]):
-    """Work that was interrupted by the signal of a number: what it had found, and a message where there is one."""
+    """Raised where work was interrupted: the number of the signal, what was found until then, and maybe a message."""
 
     def __init__(self, number: int, found: Found, *message: str) -> None:
         super().__init__(number, *message)
@@ -171,17 +176,22 @@ def run(
     until: float = math.inf,
     drops: Callable[[Outcome, AnyTask], bool] | None = None,
 ) -> Generator[Outcome, None, None]:
-    """Run tasks on an executor and yield what becomes of each as it ends; results in the journal are not run again.
+    """Run tasks on an executor and yield the outcome of each as it ends; results in the journal are not run again.
 
-    A task that raises or loses its worker is one Outcome with an error. A kernel that has lost :data:`GIVE_UP` workers
-    gets no more of them: hanging everywhere would take hours. Who stops listening ends what runs, and no other begins.
+    A task that raises or loses its worker has an Outcome with an error. The remaining tasks of a kernel that has lost
+    :data:`GIVE_UP` workers are skipped: a kernel that hangs everywhere would take hours. A caller that closes the
+    generator ends the tasks that run, and no other begins.
 
     Parameters
     ----------
+    journal : Path, optional
+        Folder of kept results; None keeps and reads none.
+    stamp : str
+        Hash of the code (:func:`journal_stamp`), part of each result's name in the journal.
     until : float
-        Time, by the monotonic clock, at which the tasks that run are ended and no other begins.
+        Time by :func:`time.monotonic` at which running tasks are ended; they and the rest have no outcome.
     drops : callable
-        ``drops(outcome, task)`` tells after an outcome whether a task that no worker has begun is skipped.
+        ``drops(outcome, task)`` is asked after each outcome whether a task that no worker has begun is skipped.
     """
     waiting: dict[Future, AnyTask] = {}
     lost: Counter[str] = Counter()
@@ -219,24 +229,25 @@ def execute(
     progress: Callable[[Outcome], None] | None = None,
     stops: Callable[[Outcome], bool] = lambda outcome: False,
 ) -> list[Outcome]:
-    """Run tasks as :func:`run` does, and return what became of them in the order of ``tasks``.
+    """Run tasks as :func:`run` does, and return their outcomes in the order of ``tasks``.
 
-    After an outcome that ``stops``, running tasks are ended and nothing more is begun.
+    After an outcome for which ``stops`` is true, running tasks are ended and no other is begun; their outcomes are
+    skipped ones. ``progress`` is called with each outcome.
 
     Raises
     ------
     Interrupted
-        At an interruption, with the outcomes of the tasks, those that had not ended as skipped.
+        At a KeyboardInterrupt, with the outcomes of all tasks; those that had not ended are skipped.
     """
-    found: dict[int, Outcome] = {}
+    by_task: dict[int, Outcome] = {}
 
     def outcomes() -> list[Outcome]:
-        return [found.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
+        return [by_task.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
 
     try:
         with contextlib.closing(run(tasks, executor, journal=journal, stamp=stamp)) as ended:
             for outcome in ended:
-                found[id(outcome.task)] = outcome
+                by_task[id(outcome.task)] = outcome
                 if progress:
                     progress(outcome)
                 if stops(outcome):
@@ -248,7 +259,7 @@ def execute(
 
 
 def _give_up(futures: Iterable[Future]) -> None:
-    """Cancel tasks, and end those that run, where their executor can; the last ones first, so that none begins."""
+    """Cancel tasks, and end running ones if their executor can; the last first, as a free worker takes the first."""
     for future in reversed(list(futures)):
         getattr(future, "give_up", future.cancel)()
 
@@ -263,8 +274,8 @@ def _keep(outcome: Outcome, journal: Path | None, stamp: str) -> None:
 
 
 def is_finding(outcome: Outcome) -> bool:
-    """Tell whether a task found something that needs no baseline: it was lost, a case failed or left its bound, or a
-    property broke.
+    """Tell whether an outcome is a finding without comparing it with a baseline: the task was lost, a case failed or
+    left its bound, or a property broke. A skipped task is none.
     """
     if outcome.error or outcome.skipped:
         return not outcome.skipped
@@ -272,16 +283,17 @@ def is_finding(outcome: Outcome) -> bool:
 
 
 def cpu_seconds(outcomes: list[Outcome]) -> dict[str, dict[str, float]]:
-    """CPU seconds of a campaign, by kernel and by what they were spent on: families, laws, the covering array."""
-    found: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    """Return the CPU seconds of a campaign, by kernel and by kind of task: family, law, cover."""
+    spent: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for outcome in outcomes:
-        found[outcome.task.kernel][outcome.task.kind] += outcome.cpu_s
-    return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in found.items()}
+        spent[outcome.task.kernel][outcome.task.kind] += outcome.cpu_s
+    return {kernel: {kind: round(cpu_s, 2) for kind, cpu_s in kinds.items()} for kernel, kinds in spent.items()}
 
 
 def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
-    """Return what became of a task; what a kernel that is given up was still running is skipped like what it had not
-    begun.
+    """Return the outcome of a task whose future is done; ``lost`` counts the workers that each kernel has lost.
+
+    Tasks that a given-up kernel was still running are skipped, like those that it had not begun.
     """
     try:
         return Outcome(task, future.result(), getattr(future, "cpu_s", 0.0))
@@ -298,12 +310,12 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
 
 
 def _recall(journal: Path | None, task: Task, stamp: str) -> Outcome | None:
-    """Return a result that was kept, None where there is none; a damaged entry counts as absent."""
+    """Return a task's outcome from the journal; None where there is none or its entry is damaged."""
     if journal is None or not task.durable:
         return None
     try:
-        (kept,) = json.loads((journal / f"{task.identity(stamp)}.json").read_text(encoding="utf-8"))
-        return Outcome(task, task.read(kept))
+        (value,) = json.loads((journal / f"{task.identity(stamp)}.json").read_text(encoding="utf-8"))
+        return Outcome(task, task.read(value))
     except (OSError, TypeError, ValueError):
         return None
 

@@ -1,7 +1,7 @@
-"""The other side of a pool: a process that runs what arrives, confined and watched.
+"""The worker's side of :mod:`fa3verify.campaign.pool`: a process that runs the calls it receives, confined and watched.
 
-It lives below a supervisor that ends what it forks, writes what is printed into the parent's pipe and not onto a
-terminal, takes no more memory than it is given, and keeps a note of the case that it is at. It may have children of its
+A worker runs below a supervisor that ends whatever it forks (:mod:`fa3verify.campaign.supervisor`). What it prints goes
+into a pipe to the parent, its memory is limited, and a file notes the case that it is at. It may have children of its
 own (``multiprocessing.Pool``).
 """
 
@@ -24,12 +24,14 @@ from fa3verify.files import Json
 from fa3verify.kernels import watch
 from fa3verify.text import of_error, one_line
 
-NOTE_BYTES = 1 << 20  # of a note that is read: whatever else a kernel writes there is no case
+NOTE_BYTES = 1 << 20  # the most of a note that is read: a longer one was not written by us
 
 
 class Message(NamedTuple):
-    """Holds what a worker sends: that it warms up or has done so, or the end of a task with its value, and the CPU
-    seconds that it took, or the words and the type of its error.
+    """What a worker sends to its parent.
+
+    "warming" and "warm" say that something begins, or has ended, that takes longer the first time. "value" ends a task
+    with its value and CPU seconds, "error" with the words and the type of an exception as ``value``.
     """
 
     kind: Literal["warming", "warm", "value", "error"]
@@ -48,7 +50,7 @@ class Note:
         self._pipe = pipe
 
     def trying(self, what: str, content: Json) -> None:
-        """Replace the note; a disk that takes none costs the note and nothing else."""
+        """Replace the note by another case; on a full disk there is no note, and the work goes on."""
         with contextlib.suppress(OSError):
             self.path.write_text(json.dumps({"what": what, "content": content}), encoding="utf-8")
 
@@ -66,20 +68,24 @@ class Note:
             self.path.unlink(missing_ok=True)
 
     def warming(self, begins: bool) -> None:
-        """Tell the parent that something begins or has ended which takes longer the first time."""
+        """Tell the parent that something that takes longer the first time begins, or has ended."""
         if self._pipe:
             self._pipe.send(Message("warming" if begins else "warm"))
 
 
 def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory_bytes: int | None) -> None:
-    """Run what arrives and send a message with the end of each.
+    """Run the calls that arrive through the pipe, and send a message with the end of each, until the pipe is closed.
 
     Parameters
     ----------
+    pipe : Connection
+        Brings (function, args, kwargs) and takes every :class:`Message`.
     printed : Connection
         Takes what is written to standard output and standard error.
     parent : int
         Process that this one must not outlive.
+    note : Path
+        File that holds the case it is at.
     memory_bytes : int, optional
         Private memory that may be written, no limit by default; beyond it allocations fail (MemoryError).
     """
@@ -101,12 +107,12 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
             words = f"{of_error(error)} ({os.path.basename(where.filename)}:{where.lineno})"
             reply = Message("error", (words, one_line(type(error).__name__)))
         if os.getpid() != process:
-            os._exit(1)  # forked by what was called; the pipe is not its own
+            os._exit(1)  # a process that the call forked has come back here: the pipe is not its own
         pipe.send(reply)
 
 
 def confine(printed: Connection, memory_bytes: int | None) -> None:
-    """Bind this process to a session of its own, its memory limit and its pipe for what is printed."""
+    """Give this process a session of its own, a memory limit (None for none), and a pipe in place of its output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     multiprocessing.current_process().daemon = False  # daemons may not have children, and a supervisor ends these
     for descriptor in (1, 2):

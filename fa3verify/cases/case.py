@@ -1,4 +1,9 @@
-"""One judged computation: a kernel, a problem, a recipe for its inputs and how they are quantised."""
+"""A case, :class:`Case`: one computation to judge, which is a kernel, a problem, and a recipe for its inputs.
+
+Workers judge cases (:func:`fa3verify.judging.judgement.judge`), and replay files hold them as JSON. Which cases a
+campaign has is decided in :mod:`fa3verify.campaign.profiles`, :mod:`fa3verify.campaign.cover` and
+:mod:`fa3verify.cases.practice`.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +86,7 @@ class Case:
 
     @property
     def needed_descales(self) -> frozenset[str]:
-        """Features of :data:`fa3verify.operations.DESCALES` that it needs from a kernel."""
+        """Return the features of :data:`fa3verify.operations.DESCALES` that a kernel must claim to take it."""
         return operations.find(self.operation).descales_of(self.problem, self.scheme, dict(self.changes))
 
     def check_descales(self, kernel: Kernel) -> None:

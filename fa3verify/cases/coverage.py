@@ -1,8 +1,9 @@
 """What a kernel claims, what of it was tried, and how a problem is adapted to what it takes.
 
-A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.cases.space`, a family of inputs, a
-property. A verdict rests on the classes that ran; where less than :data:`REQUIRED` of any kind of them did, it is
-inconclusive. Beside it stand the pairs of classes that met in a judged case.
+A class is one thing that a kernel claims: a class of a dimension of :mod:`fa3verify.cases.space`, a family of inputs or
+a property. Its kind is the name of the dimension, "family" or "property". A verdict rests on the classes that ran; if
+less than :data:`REQUIRED` of the classes of any kind did, it is inconclusive. The pairs of classes that met in a judged
+case are counted as well, and decide nothing. :mod:`fa3verify.campaign.summary` draws up the :class:`Coverage`.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from fa3verify.kernels.record import Kernel, widths
 from fa3verify.operations.operation import needed_features
 from fa3verify.records import OMITTED
 
-COVER = "cover"  # what the cases of a covering array are called where others have their family
+COVER = "cover"  # the family of cases of the covering array and of practice
 REQUIRED = 0.75  # share of the claimed classes of each kind
-Pair = tuple[tuple[str, str], tuple[str, str]]  # of classes, each with its dimension
+Pair = tuple[tuple[str, str], tuple[str, str]]  # two classes, each as (dimension, class)
 
 
 def classes_of(kernel: Kernel, case: Case) -> frozenset[str]:
-    """Return the classes that a case has, as :func:`claims` writes them."""
+    """Return the classes that a case has, in the words of :func:`claims`; ValueError as :func:`space.point`."""
     return named(space.point(kernel, case))
 
 
 def named(point: space.Point) -> frozenset[str]:
-    """Write the classes of a point with the names of their dimensions."""
+    """Return the classes of a point in words: each as its dimension and its name, such as ``mask causal``."""
     return frozenset(f"{name} {chosen}" for name, chosen in point.items())
 
 
 def claims(kernel: Kernel, properties: Iterable[str], families: Iterable[str]) -> tuple[str, ...]:
-    """Return every class that a kernel claims, with the properties and families that are for its kind of kernel.
+    """Return every class that a kernel claims, in words: of its dimensions, and the given properties and families.
 
-    A kernel that declares no head_dims claims none of them: those that it is asked are the campaign's own choice.
+    A kernel that declares no head_dims claims none: the ones it is judged on are the campaign's own choice.
     """
     dimensions = space.claimed(kernel)
     if kernel.head_dims is None:
@@ -70,9 +71,9 @@ class PairsOfTwo:
 
 @dataclass(frozen=True, slots=True)
 class PairsTried:
-    """How many pairs of classes are feasible and met in a judged case, in all and by two dimensions.
+    """How many pairs of classes are feasible, and how many of them met in a judged case: in all, and by two dimensions.
 
-    An atlas has no ``by_dimensions``.
+    ``by_dimensions`` is None in an atlas.
     """
 
     feasible: int
@@ -89,13 +90,13 @@ class Coverage:
     kinds : dict
         Claimed and tried classes by kind.
     not_tried : tuple of str
-        The claimed classes that were not.
+        The claimed classes that were not tried.
     least : str, optional
-        The kind of the least share; None where nothing is claimed.
+        The kind of which the smallest share was tried; None where nothing is claimed.
     share, required : float
-        That share, and the least that a verdict needs.
+        The share of that kind, and the share that a verdict needs of every kind.
     constraint : str, optional
-        What kept the kernel from problems of the campaign.
+        Why the kernel refused a problem of the campaign; None if it refused none.
     not_claimed : tuple of str
         What kernels of its operation may claim and this one does not.
     pairs : PairsTried, optional
@@ -131,9 +132,9 @@ def judged(
     not_claimed: Iterable[str] = (),
     pairs: PairsTried | None = None,
 ) -> Coverage:
-    """Return the coverage of classes that are claimed by those that were tried.
+    """Return the coverage: which of the claimed classes are among those that were tried.
 
-    ``constraint`` is what kept the kernel from problems of the campaign, if anything did.
+    All classes are in the words of :func:`claims`; the other arguments are fields of the result.
     """
     claimed = tuple(claimed)
     tried = set(tried)
@@ -151,23 +152,23 @@ def pairs(points: Iterable[space.Point]) -> frozenset[Pair]:
 
 
 def paired(feasible: Iterable[space.Point], tried: Iterable[space.Point]) -> PairsTried:
-    """Count the pairs of classes that are feasible and met in a judged case.
+    """Count the pairs of classes that are feasible, and those of them that met in a judged case.
 
-    ``feasible`` are points in which every pair meets that can.
+    ``feasible`` are the points of a covering array, in which every pair meets that can; ``tried`` are judged cases'.
     """
     wanted = pairs(feasible)
     met = pairs(tried)
-    of, ran = (Counter((a[0], b[0]) for a, b in found) for found in (wanted, wanted & met))
+    of, ran = (Counter((a[0], b[0]) for a, b in pairs_of) for pairs_of in (wanted, wanted & met))
     rows = tuple(PairsOfTwo(key, n, ran[key]) for key, n in sorted(of.items()))
     return PairsTried(len(wanted), len(wanted & met), rows)
 
 
 def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
-    """Return a problem that has nothing a kernel does not claim: no other feature, head_dim or length.
+    """Return a problem adapted to what a kernel claims; one that the kernel takes comes back as it is.
 
-    A feature that is not claimed is left out; another head_dim becomes the next larger one, or the largest; lengths
-    grow to what the kernel takes, and a causal mask is aligned as the kernel's. A problem that the kernel takes comes
-    back as it is.
+    Features that are not claimed are left out. A head_dim that is not claimed becomes the next larger one, or the
+    largest. Lengths grow to what the kernel takes, and a causal mask is aligned as the kernel's. The result may
+    still be refused.
     """
     problem = kernel.policy.aligned(problem)
     if kernel.supports(problem):

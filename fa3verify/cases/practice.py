@@ -1,7 +1,8 @@
-"""Cases of what is launched in practice: layers of public models, every head_dim, wide groups, long and ragged batches.
+"""Cases of practice: the sizes that users launch, such as layers of public models, long rows and ragged batches.
 
-The covering array has classes of sizes, and each of its cases is small; these are the sizes themselves. Rows are few,
-so that long keys and many heads cost little: a row is judged in full.
+They complement the covering array (:mod:`fa3verify.campaign.cover`), whose cases are small and stand for classes of
+sizes. Query rows are few, so that long keys and many heads cost little; each row is judged in full.
+:class:`fa3verify.campaign.plan.JudgePractice` judges what :func:`practice` and :func:`probes` yield.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from fa3verify.kernels.record import Kernel, fitting, is_absorbed
 from fa3verify.operations.operation import needed_features
 
 _FEW = 12  # models of a quick campaign
-_LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}
-# Of K, which has fewer keys where it has more channels. Judging 2^27 of a forward takes up to 7.4 GiB, and 2^24 of
-# gradients 4.8: a worker has 8 at least, for its kernel too.
+_LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}  # keys of a sequence
+# Elements of K: with more channels there are fewer keys. Judging 2^27 of a forward takes up to 7.4 GiB, and 2^24 of
+# gradients 4.8: a worker has at least 8, and its kernel needs some of them.
 _MOST_ELEMENTS = {"quick": 2**22, "release": 2**26, "soak": 2**26}
 _MOST_OF_GRADIENTS = 2**24
-_MOST_CHANNELS = 4096  # of K; larger layers are served by eight GPUs, each with its share of the heads
-_RECIPES = (Recipe("normal"), Recipe("peaky"), Recipe("offset_v"))
-_VALUE_DIMS = ((192, 128), (64, 256), (128, 64), (256, 128), (40, 72), (96, 160))
-_HEADS = ((6, 1), (7, 1), (14, 2), (16, 1), (32, 2), (24, 24), (40, 8), (48, 1), (64, 8))
-_SCALES = (16.0, 4.0, 2.0**-12, 2.0**-16)
-# Lengths of packed batches: empty sequences first, in the middle and last, and real ones behind each.
+_MOST_CHANNELS = 4096  # channels of K; larger layers are served by eight GPUs, each with its share of the heads
+_RECIPES = (Recipe("normal"), Recipe("peaky"), Recipe("offset_v"))  # inputs of the cases, in turn
+_VALUE_DIMS = ((192, 128), (64, 256), (128, 64), (256, 128), (40, 72), (96, 160))  # head_dim and head_dim_v
+_HEADS = ((6, 1), (7, 1), (14, 2), (16, 1), (32, 2), (24, 24), (40, 8), (48, 1), (64, 8))  # nheads and nheads_kv
+_SCALES = (16.0, 4.0, 2.0**-12, 2.0**-16)  # softmax_scale, far from 1 / sqrt(head_dim)
+# Lengths of queries and of keys of packed batches: with empty sequences first, in the middle and last.
 _RAGGED = (
     ((0, 3, 0, 5, 1, 0, 2, 7, 4, 1, 1, 0, 6, 2, 3, 1, 0), (9, 12, 5, 0, 33, 0, 17, 64, 8, 1, 0, 7, 20, 11, 2, 40, 3)),
     ((4, 1, 3, 2, 6), (0, 21, 0, 130, 9)),
@@ -44,7 +45,11 @@ _RAGGED = (
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Holds one attention layer of a public model, and where it is published."""
+    """One attention layer of a public model, and where it is published.
+
+    ``context`` is the most tokens that the model is made for. A ``head_dim_v`` of 0 is ``head_dim``; ``window`` counts
+    keys with the query's own, -1 for none; a ``softmax_scale`` of None is 1 / sqrt(head_dim).
+    """
 
     name: str
     nheads: int
@@ -59,7 +64,7 @@ class Model:
     causal: bool = True
 
     def problem(self, dtype: Dtype, seqlen_q: int, longest: int) -> AttentionProblem:
-        """Return the last queries of a layer over as many keys as its context has, or ``longest``."""
+        """Return the last ``seqlen_q`` queries over as many keys as the context has tokens, at most ``longest``."""
         return AttentionProblem(
             1,
             self.nheads,
@@ -69,7 +74,7 @@ class Model:
             self.head_dim,
             head_dim_v=self.head_dim_v,
             dtype=dtype,
-            causal=self.causal and self.window < 0,
+            causal=self.causal and self.window < 0,  # a window ends at the diagonal, so that it needs no mask
             window=(self.window - 1, 0) if self.window >= 0 else (-1, -1),
             softcap=self.softcap,
             softmax_scale=self.softmax_scale,
@@ -84,7 +89,7 @@ def models() -> tuple[Model, ...]:
 
 
 def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
-    """Yield the cases of practice that a kernel claims to take.
+    """Yield the cases of practice that a kernel claims and does not refuse.
 
     Parameters
     ----------
@@ -92,7 +97,7 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
         A forward kernel, or of gradients; a quantiser has none.
     profile : {"quick", "release", "soak"}
     seed : int
-        Of the inputs, and of which models a quick campaign takes.
+        Decides the inputs, and which models a quick campaign takes.
     """
     if kernel.operation == "quantize":
         return
@@ -107,7 +112,7 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
 
 
 def probes(kernel: Kernel) -> Iterator[Case]:
-    """Yield a small case of every head_dim that a kernel takes without saying so."""
+    """Yield a small case of every head_dim that a kernel takes; none for a quantiser or one that declares its own."""
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     if kernel.head_dims is not None or kernel.operation == "quantize":
         return
@@ -120,7 +125,7 @@ def probes(kernel: Kernel) -> Iterator[Case]:
 
 
 def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
-    """Layers of models: a dozen in a quick campaign, else all; their keys are fewer where there are many channels."""
+    """Yield layers of models, twelve in a quick campaign, else all; those with many channels have fewer keys."""
     chosen = models()
     if profile == "quick":
         chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:_FEW])
@@ -128,18 +133,25 @@ def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[
         shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
         most = _most_elements(kernel, profile) * shard // (model.nheads_kv * model.head_dim)
         longest = min(_LONGEST[profile], max(1024, most))
+        # A windowed layer has more keys than its window, as else the window would hide none.
         longest = max(longest, min(model.window + 300, _LONGEST[profile]))
         part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
         yield part.problem(kernel.dtype, (1, 3, 2)[i % 3], longest)
 
 
 def _most_elements(kernel: Kernel, profile: str) -> int:
+    """Return how many elements K may have in a case of a profile."""
     most = _MOST_ELEMENTS[profile]
     return min(most, _MOST_OF_GRADIENTS) if kernel.operation == "backward" else most
 
 
 def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
-    """Sizes that users launch, each beyond what the covering array has."""
+    """Yield sizes that users launch and that the covering array does not have; none if a kernel takes absorbed
+    attention only.
+
+    In turn: numbers of heads, head dims of V, scales, random and longest rows of keys, many queries over few keys, many
+    sequences, a decoding batch, and ragged batches.
+    """
     plain: dict[str, Any] = {"dtype": kernel.dtype}
     dims = [d for d in kernel.head_dims or (64, 128) if not is_absorbed(kernel, d)]
     if not dims:
@@ -164,8 +176,10 @@ def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[A
 
 
 def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
-    """Return a problem without what is left out by a kernel's claims that no size needs: grouped heads, a mask, a
-    softcap; with lengths that it takes, and fewer keys where every query head has its own.
+    """Return a problem without the features that a kernel does not claim: causal mask, grouped heads, softcap, window.
+
+    Lengths are rounded up to what the kernel takes. Other features, such as a head_dim of V, stay, and :func:`practice`
+    leaves out problems that need one which is not claimed.
     """
     features = kernel.features
     changes: dict[str, Any] = {}
@@ -177,9 +191,10 @@ def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
         changes["softcap"] = 0.0
     if problem.window != (-1, -1) and "window" not in features:
         changes |= {"window": (-1, -1), "causal": "causal" in features}
-    if not problem.is_varlen:
+    if not problem.is_varlen:  # packed lengths stay: a kernel that does not take them refuses
         changes["seqlen_q"] = fitting(problem.seqlen_q, kernel)
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
-        most = _most_elements(kernel, "release") // of_a_key  # what a worker has memory for, in any profile
+        # K grew if every query head has its own keys now; a worker's memory is the limit, whatever the profile.
+        most = _most_elements(kernel, "release") // of_a_key
         changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), kernel)
     return kernel.policy.aligned(replace(problem, **changes))

@@ -1,7 +1,9 @@
-"""The space of cases: its dimensions, the classes of each, the class of a case, and a case for any choice of classes.
+"""The space of cases: dimensions with their classes, the classes of a case, and a case for any choice of classes.
 
 A class is a range in which kernels take one path: one key, a whole tile, one key more. Lengths are those of the first
-sequence, relative to the tile of the kernel's configuration, or to :data:`TILE` where it has none.
+sequence, relative to the tile of the kernel's configuration, or to :data:`TILE` where it has none. :func:`point` goes
+from a case to its classes and :func:`case_of` from classes to a case. :mod:`fa3verify.campaign.cover` chooses which
+classes meet, and :mod:`fa3verify.cases.coverage` counts which were tried.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from fa3verify.kernels.twins import Twin
 from fa3verify.operations.operation import CACHES, needed_features
 
 TILE = 128  # rows and keys of a tile in most kernels
-LONG = 1024
+LONG = 1024  # keys from which a row is of class "long"
 HEAD_DIMS = (64, 32, 96, 128, 192, 256)  # asked of a kernel that declares none; others than 64, 128 and 256 are padded
 TILES_OF_KEYS = ("a tile but one", "a tile", "a tile and one", "half a tile last", "several tiles")
 Point = Mapping[str, str]  # a class by dimension
@@ -43,10 +45,10 @@ Classify = Callable[[Case, Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension: its classes, the plainest first, and the class of a case in a configuration.
+    """One dimension: its classes, the plainest first, and ``of(case, config)``, which gives the class of a case.
 
-    ``operation``, ``dtype`` and ``features``, of which it must claim one, limit it to some kernels; without ``classes``
-    they are those of the kernel.
+    It concerns kernels of ``operation`` and ``dtype`` (None for all) that claim one of ``features`` (empty for all).
+    Empty ``classes`` stand for those of the kernel, its head dims.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Dimension:
 
 
 def head_dims(kernel: Kernel) -> tuple[int, ...]:
-    """Return the head_dims that a kernel declares, or those of :data:`HEAD_DIMS` that it does not refuse."""
+    """Return the head_dims that a kernel declares, or if it declares none those of :data:`HEAD_DIMS` it may take."""
     return tuple(_head_dims(kernel))
 
 
@@ -80,9 +82,10 @@ def every_head_dim(dtype: Dtype) -> range:
 
 
 def probe(kernel: Kernel) -> None:
-    """Call a function of arrays that declares no head dims at each of them once, and note those that it refuses.
+    """Call a user's function of arrays once at each head_dim, and note in ``REFUSED`` those that it refuses.
 
-    Such a function has no other way to say so. Whatever else it raises is a finding of the calls that are judged.
+    It does nothing for kernels that declare their head dims, for other kinds of kernels, and the second time. A
+    function has no other way to say what it takes. An error that is no refusal is not noted: judged calls will find it.
     """
     is_function = isinstance(kernel.code, ArrayFunction)
     if kernel.head_dims is not None or kernel.name in REFUSED or not is_function:
@@ -91,6 +94,7 @@ def probe(kernel: Kernel) -> None:
 
 
 def _refuses(kernel: Kernel, head_dim: int) -> bool:
+    """Tell whether a kernel refuses a small problem of a head_dim, by running it."""
     n = fitting(8, kernel)
     fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": kernel.dtype}
     problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in kernel.features, **fields)
@@ -111,28 +115,29 @@ def _softcap(case: Case, config: Any) -> str:
 
 
 def _first(case: Case) -> tuple[int, int]:
+    """Return the number of queries and of keys of the first sequence."""
     seq = next(case.problem.sequences())
     return seq.seqlen_q, seq.seqlen_k
 
 
 def _count(*steps: tuple[int, str]) -> Callable[[int], str]:
-    """The class of a count: that of the last step that it reaches."""
+    """Return a function from a count to its class, which is that of the last step (least count, class) it reaches."""
     return lambda n: next(name for least, name in reversed(steps) if n >= least)
 
 
 _BATCH = _count((1, "1"), (2, "2"), (3, "3 or more"))
 _GROUP = _count((1, "1"), (2, "2 to 4"), (5, "5 or more"))
 _KV_HEADS = _count((1, "1"), (2, "2 or 3"), (4, "4 or more"))
-# Cases of a class take its sizes in turn: a kernel may hold heads by the four or eight. Groups are large where kv heads
-# are few, so that none is costly in both.
+# The sizes of each class, which its cases take in turn: a kernel may hold heads by the four or eight. A turn that has
+# large groups has few kv heads, so that no case is costly in both.
 _SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "batch": {"1": (1,), "2": (2,), "3 or more": (3, 5)},
     "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
     "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
 }
-PAGE_SIZES = (16, 64, 1, 48, 256)
+PAGE_SIZES = (16, 64, 1, 48, 256)  # keys of a page, in turn, for a kernel that declares none
 ONE_ROTATED = "rotated, one token"
-TURNS = 2  # sizes of a class at the most
+TURNS = 2  # the most sizes that a class has
 
 
 def _queries(case: Case, config: Any) -> str:
@@ -169,6 +174,7 @@ def _scale(case: Case, config: Any) -> str:
 
 
 def _layout(case: Case, config: Any) -> str:
+    # Sequences of a cache differ in their keys; with equal queries the tensors are batched all the same.
     is_even = case.problem.cache is not None and case.problem.has_equal_queries
     if is_even or not case.problem.is_varlen:
         return "batched"
@@ -177,6 +183,7 @@ def _layout(case: Case, config: Any) -> str:
 
 
 def _stored(case: Case, config: Any) -> str:
+    """Return the class of a case's cache; where several would do, the first of these branches counts."""
     cache = case.problem.cache
     if cache is None:
         return "none"
@@ -202,16 +209,18 @@ def _descales(case: Case, config: Any) -> str:
 
 
 def _of_scheme(field: str, default: object, words: Mapping[Any, str]) -> Classify:
+    """Return a classifier by a field of the quantisation scheme, ``default`` where a case has none."""
     return lambda case, config: words[getattr(case.scheme, field, default)]
 
 
 def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classify:
+    """Return a classifier by a field of the configuration; a value that ``words`` lacks is its own class."""
     return lambda case, config: words.get(value := getattr(config, field, default), str(value))
 
 
 _SPLITS = _of_config("num_splits", 1, {1: "one"})
 _SCALINGS = {name: "exact" if name == "amax" else name.replace("_", " ") for name in ROUNDINGS}
-_WHOLE = tuple(name for name, sharing in SHARING.items() if not sharing.rows)  # of whole sequences
+_WHOLE = tuple(name for name, sharing in SHARING.items() if not sharing.rows)  # one descale for a whole sequence
 _SCOPES = tuple(name for name in SHARING if name in get_args(Scope))
 _ON = {False: "off", True: "on"}
 _FP8: Json = {"operation": "forward", "dtype": "e4m3"}
@@ -291,52 +300,57 @@ DIMENSIONS: tuple[Dimension, ...] = (
 
 
 def dimensions(kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the dimensions of kernels like this one, each with its classes, the plainest first."""
+    """Return the dimensions that concern a kernel, each with all its classes, claimed or not, the plainest first."""
     own = {"head_dim": tuple(map(str, head_dims(kernel)))}
     return {d.name: own.get(d.name, d.classes) for d in DIMENSIONS if d.concerns(kernel)}
 
 
 def point(kernel: Kernel, case: Case) -> dict[str, str]:
-    """Return the class of a case in every dimension.
+    """Return the class of a case in every dimension that concerns the kernel.
 
     Raises
     ------
     ValueError
-        If the kernel has no configuration for it.
+        If the kernel has no configuration for the case.
     """
     config = kernel.config_for(case.problem, case.changes)
     return {d.name: d.of(case, config) for d in DIMENSIONS if d.concerns(kernel)}
 
 
 def case_of(kernel: Kernel, chosen: Point, seed: int = 0) -> Case:
-    """Return a case that has the chosen classes, and the plainest of every other dimension.
+    """Return a case that has the chosen classes, and the plainest class of every other dimension.
 
-    Inputs of a kind are of each of its families in turn, as seeds go on, and so are the sizes of a class.
+    Successive seeds take the families of a kind of inputs in turn, and the sizes of a class.
 
     Raises
     ------
     ValueError
-        If there is none, or the kernel declares not to take it; what it refuses nevertheless is not asked.
+        If there is no such case, or if by its declarations the kernel does not take it. The kernel is not called, and
+        may still refuse the case.
     """
     families = [
         f for f in (*FAMILIES, *UNCOMMON) if DISTRIBUTIONS[f.distribution].kind == chosen.get("inputs", _KINDS[0])
     ]
     drawn = [family for family in families if not DISTRIBUTIONS[family.distribution].check]
     recipe = drawn[seed % len(drawn)].recipe(seed=seed)
+    # Lengths depend on the tile, which the kernel chooses for a problem: a first case tells the tile.
     case = _made(kernel, chosen, recipe, TILE, TILE)
     try:
         config = kernel.config_for(case.problem, case.changes)
     except ValueError:
-        return case
+        return case  # without a configuration there is no tile; whoever runs the case meets the kernel's refusal
     case = _made(kernel, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
-    found = point(kernel, case)
-    if wrong := {name: c for name, c in chosen.items() if found.get(name, c) != c}:
+    own = point(kernel, case)
+    if wrong := {name: c for name, c in chosen.items() if own.get(name, c) != c}:
         raise ValueError(f"{kernel.name} has no case of {wrong}")
     return case
 
 
 def _made(kernel: Kernel, chosen: Point, recipe: Recipe, tile_m: int, tile_n: int) -> Case:
-    """The case of the chosen classes for a tile, which follows from the configuration, and that from the problem."""
+    """Return the case of the chosen classes for a tile of ``tile_m`` rows and ``tile_n`` keys.
+
+    ValueError if by its declarations the kernel does not take it.
+    """
     problem = _problem(kernel, chosen, tile_m, tile_n, recipe.seed)
     if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
         raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
@@ -351,8 +365,10 @@ def _made(kernel: Kernel, chosen: Point, recipe: Recipe, tile_m: int, tile_n: in
 
 
 def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
+    """Return the number of queries and of keys of the first sequence, rounded up to lengths that the kernel takes."""
     plain = 1 if chosen.get("cache") == ONE_ROTATED else 5
     queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1, "part of a tile": 5}
+    # More than a tile and one key, and a last tile of 128 that is half full.
     last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
     keys = {
         "none": 0,
@@ -368,6 +384,7 @@ def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[i
 
 
 def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
+    """Return the problem of the chosen classes; ``turn`` chooses among the sizes of a class."""
     # Packing a single head is a configuration of the twin, and no launch has it.
     plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(kernel.code, Twin) else "1"
     layout = chosen.get("layout", "batched")
@@ -401,6 +418,7 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
         fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
     if layout == "batched" and stored == "none":
         return kernel.policy.aligned(AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields))
+    # The lengths of the other sequences: queries and keys, in turn.
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
     rest = [tuple(fitting(length, kernel) for length in others[i % 2]) for i in range(batch - 1)]
     lengths_q, lengths_k = zip((n, m), *rest)
@@ -412,7 +430,10 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
 
 
 def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:
-    """Choose where keys lie: alternately in pages and in rows where the kernel takes both, in pages of every size."""
+    """Return the cache of the chosen class, which is not "none".
+
+    Keys lie by turns in pages and in rows if the kernel takes both, and in pages of each size.
+    """
     stored = chosen["cache"]
     is_paged = stored == "pages" or (
         stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")
@@ -420,20 +441,23 @@ def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k:
         and ("seqused_k" not in kernel.features or turn % 2 == 0)
     )
     sizes = kernel.page_sizes or PAGE_SIZES
-    given: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
+    fields: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
     if stored in ("appended", "rotated", ONE_ROTATED):
-        given["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
+        fields["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
     if stored in ("rotated", ONE_ROTATED):
-        given |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
+        fields |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
     if "fp8" in stored:
-        given["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]
+        fields["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]
     if stored == "leftpad":
-        given["leftpad"] = tuple(1 + 7 * (i + turn) % 20 for i in range(len(lengths_k)))
-    return Cache(indexed=stored == "indexed", seed=turn, **given)
+        fields["leftpad"] = tuple(1 + 7 * (i + turn) % 20 for i in range(len(lengths_k)))
+    return Cache(indexed=stored == "indexed", seed=turn, **fields)
 
 
 def _changes(kernel: Kernel, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
-    """Fields of the configuration that have the chosen classes, but for those that are so anyway."""
+    """Return the fields of the configuration that give the chosen classes, sorted by name.
+
+    For a forward fields without a chosen class keep the kernel's default; a quantiser gets all of its fields.
+    """
     changes: Json = {}
     if kernel.operation == "forward":
         wanted = {
@@ -459,6 +483,7 @@ def _changes(kernel: Kernel, chosen: Point, tile_n: int) -> tuple[tuple[str, Any
 
 
 def _scheme(kernel: Kernel, chosen: Point, problem: AttentionProblem, tile_n: int) -> QuantScheme | None:
+    """Return how the operands of an e4m3 forward are quantised; None for other kernels."""
     if kernel.operation != "forward" or kernel.dtype != "e4m3":
         return None
     if chosen.get("centring") == "on" and problem.softcap:
@@ -477,12 +502,15 @@ def _scheme(kernel: Kernel, chosen: Point, problem: AttentionProblem, tile_n: in
 
 
 def claimed(kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return the classes that a kernel claims by the features and sizes it declares, whatever else it refuses."""
-    found = {
+    """Return the classes of each dimension that a kernel claims by the features and sizes it declares.
+
+    Dimensions of which it claims no class are left out. The kernel is not called, and may refuse more.
+    """
+    possible = {
         name: tuple(c for c in classes if _is_claimed(kernel, {name: c}))
         for name, classes in dimensions(kernel).items()
     }
-    return {name: kept for name, kept in found.items() if kept}
+    return {name: classes for name, classes in possible.items() if classes}
 
 
 def _is_claimed(kernel: Kernel, chosen: Point) -> bool:

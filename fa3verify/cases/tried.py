@@ -1,8 +1,8 @@
-"""Which sizes a kernel was called with: the ranges that a verdict rests on, and what nobody asked of
-it.
+"""Which sizes a kernel was called with: the ranges that a verdict rests on, and in words what was not tried.
 
-Coverage (:mod:`fa3verify.cases.coverage`) counts classes, of which one case is enough. Here stand the sizes themselves,
-of calls that returned and whose outputs were compared with something.
+Coverage (:mod:`fa3verify.cases.coverage`) counts classes, and one case is enough for a class. This module records the
+sizes themselves, of calls that returned and whose outputs were compared with something. Properties collect them in a
+:class:`Tried`, :mod:`fa3verify.campaign.summary` concludes, and reports print them by :func:`in_words` or :func:`line`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fa3verify.operations.operation import needed_features
 from fa3verify.records import OLDER
 
 SIZES = ("head_dim", "head_dim_v", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")
-_LONGEST = ("nheads", "seqlen_q", "seqlen_k")  # of which the largest is told
-_FEATURES = {  # in words, by what a problem needs of a kernel
+_LONGEST = ("nheads", "seqlen_q", "seqlen_k")  # sizes of which only the largest is kept
+_FEATURES = {  # words for features that a problem may need
     "causal": "causal masks",
     "window": "windows",
     "softcap": "softcap",
@@ -37,22 +37,23 @@ class SizesTried:
     Parameters
     ----------
     calls : int
+        Number of calls.
     head_dim, group, sequences : tuple of int
-        Every one there was.
+        Every value that occurred; ``sequences`` is the batch.
     head_dim_v : tuple of (int, int)
-        A head_dim and that of V.
+        Every pair of head_dim and head_dim_v that occurred.
     nheads, seqlen_q, seqlen_k : tuple of int
-        The largest alone, the lengths the longest of each call.
+        Only the largest value that occurred, or nothing.
     features : tuple of str
-        What the calls needed of a kernel.
+        Features that some call needed of the kernel.
     layout : str
-        Of the tensors, in words.
+        In words, how tensors lay in memory.
     repeated_runs : bool
-        Whether runs of one call were compared.
+        Whether runs of the same call were compared.
     not_tried : tuple of str
-        What nobody asked, in words.
+        In words, what was not tried; empty before :func:`concluded`.
     layouts : tuple of (str, str)
-        An operand that was handed over as it lay, and how.
+        Operands that a kernel got as they lay in memory, each with how it lay.
     """
 
     calls: int = 0
@@ -71,14 +72,14 @@ class SizesTried:
 
 
 class Tried:
-    """A collector of calls: how many, of which sizes, and with which features."""
+    """A collector of calls: how many there were, of which sizes, and with which features."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.sizes: dict[str, set[Any]] = {name: set() for name in (*SIZES, "features", "layouts")}
 
     def add(self, problem: AttentionProblem, operands: Operands | None = None, views: Iterable[str] = ()) -> None:
-        """Note one call, and how those operands lie that its kernel gets as they are."""
+        """Note one call; ``views`` names the operands that the kernel gets as they lie in memory."""
         self.update(
             SizesTried(
                 calls=1,
@@ -95,13 +96,13 @@ class Tried:
         )
 
     def update(self, other: SizesTried) -> None:
-        """Add what another collector noted."""
+        """Add the calls that another collector noted."""
         self.calls += other.calls
         for name, known in self.sizes.items():
             known.update(getattr(other, name))
 
     def noted(self) -> SizesTried:
-        """Return the calls and their sizes."""
+        """Return what was noted as a record."""
         sizes: Any = {name: tuple(sorted(known)) for name, known in self.sizes.items()}
         return SizesTried(self.calls, **sizes | {name: sizes[name][-1:] for name in _LONGEST})
 
@@ -116,24 +117,24 @@ def concluded(
     is_forward: bool,
     refused: str | None = None,
 ) -> SizesTried:
-    """Return what was tried of a kernel, with what nobody asked of it.
+    """Return the sizes that were tried of a kernel, completed by ``layout``, ``repeated_runs`` and ``not_tried``.
 
     Parameters
     ----------
     tried : SizesTried
-        Of its calls.
+        Sizes of its calls.
     features : iterable of str
-        Those that kernels of its operation may have.
+        Features that kernels of its operation may have.
     head_dims : sequence of int, optional
-        The ones that it declares.
+        The head dims that it declares; None where it declares none.
     outputs : mapping
-        By name of an output that a kernel need not return: of how many judged cases it was returned, and of how many.
+        By name of an optional output, in how many judged cases it was returned, and in how many it was due.
     properties : collection of str
-        Those that were checked.
+        Names of the properties that were checked.
     is_forward : bool
-        Whether it is a forward, so that gradients are another kernel's.
+        Whether it is a forward, whose gradients are another kernel.
     refused : str, optional
-        Why it does not take some problem that it claims.
+        Why it refuses a problem of the campaign; None if it takes all.
     """
     is_repeated = any(name in properties for name in REPEATED)
     fixed = _fixed(tried.layouts)
@@ -160,7 +161,7 @@ def concluded(
 
 
 def _layout(x: Any) -> str:
-    """Return how an array of numpy lies in memory."""
+    """Return how a numpy array lies in memory: contiguous, broadcast, unaligned or strided."""
     moved = "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
     return LAYOUT if is_plain(x) else moved
 
@@ -183,7 +184,10 @@ def _laid(layouts: Iterable[tuple[str, str]]) -> str:
 
 
 def common(found: Sequence[SizesTried]) -> SizesTried:
-    """Return what was tried of every one of several kernels, of calls the fewest."""
+    """Return what was tried of each of several kernels: values that all have, and the fewest calls.
+
+    Of sizes whose largest is kept, it is the largest that every kernel reached.
+    """
     first, *others = found
     if not others:
         return first
@@ -197,25 +201,25 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
 
 
 def line(found: Sequence[SizesTried | None]) -> str:
-    """Return one line that says what the verdict over kernels rests on; empty where nothing ran or nobody knows.
+    """Return one line that says what the verdict over kernels rests on; empty where one has no compared call.
 
     Parameters
     ----------
     found : sequence of SizesTried
-        Those of every kernel; of several the line says what was tried of each.
+        The sizes of every kernel, None where unknown; for several kernels the line says what was tried of each.
     """
-    known = [each for each in found if each and each.calls]
-    if not known or len(known) < len(found):
+    ran = [each for each in found if each and each.calls]
+    if not ran or len(ran) < len(found):
         return ""
-    shared = common(known)
+    shared = common(ran)
     calls = f"{shared.calls:,} calls"
-    if len(known) > 1:
+    if len(ran) > 1:
         calls = f"at least {calls} each"
     words = in_words(shared)
     same = "the same" * any(width == dim for dim, width in shared.head_dim_v)
     widths = ", ".join(map(str, sorted({width for dim, width in shared.head_dim_v if width != dim})))
     return (
-        f"tried{' of each kernel' if len(known) > 1 else ''} head_dim {words['head_dim']}; "
+        f"tried{' of each kernel' if len(ran) > 1 else ''} head_dim {words['head_dim']}; "
         f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
         f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
@@ -223,7 +227,7 @@ def line(found: Sequence[SizesTried | None]) -> str:
 
 
 def in_words(tried: SizesTried) -> dict[str, str]:
-    """Return what was tried in words, by name."""
+    """Return what was tried in words, by the name of the field; "none" where nothing was."""
     return {
         "head_dim": _by_eights(tried.head_dim),
         "head_dim_v": _of_v(tried.head_dim_v),
@@ -239,7 +243,7 @@ def in_words(tried: SizesTried) -> dict[str, str]:
 
 
 def _by_eights(dims: Sequence[int]) -> str:
-    """Write head dims, those that are all multiples of 8 between two of them as a range.
+    """Write head dims, with more than three successive multiples of 8 as a range.
 
     >>> _by_eights([8, 16, 24, 32, 64]), _by_eights([64, 128])
     ('8 to 32 by 8, 64', '64, 128')
@@ -250,7 +254,7 @@ def _by_eights(dims: Sequence[int]) -> str:
 
 
 def _of_v(pairs: Iterable[Sequence[int]]) -> str:
-    """Head_dims of V in words: the same, and every other one with what it was tried for."""
+    """Write head dims of V: "the same" where equal to that of Q and K, each with the head_dim it was tried for."""
     dims: dict[str, list[int]] = {}
     for dim, width in sorted(pairs, key=lambda pair: (pair[0] != pair[1], pair[1], pair[0])):
         dims.setdefault("the same" if width == dim else str(width), []).append(dim)
@@ -262,7 +266,7 @@ def _up_to(sizes: Sequence[int]) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Write whole numbers, those without a gap as a range.
+    """Write whole numbers, with more than two successive ones as a range.
 
     >>> spans([1, 2, 3, 4, 8]), spans([1, 2]), spans([])
     ('1 to 4, 8', '1, 2', 'none')
@@ -271,7 +275,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _as_ranges(numbers: Iterable[int], step: int, most: int, suffix: str) -> str:
-    """Write numbers, those of more than ``most`` that follow each other by ``step`` as a range."""
+    """Write numbers; more than ``most`` of them that follow each other by ``step`` are a range, then ``suffix``."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + step:

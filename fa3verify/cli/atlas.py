@@ -41,10 +41,10 @@ def atlas(
             from fa3verify.campaign import atlas_check
             from fa3verify.text import one_line
 
-            found = atlas_check.mistakes(check)
-            for line in found or ["its form is right; whether its figures are, fa3verify replay says"]:
-                click.echo(one_line(f"{check}: {line}"), err=bool(found))
-            raise Exit(USAGE if found else OK)
+            lines = atlas_check.mistakes(check)
+            for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
+                click.echo(one_line(f"{check}: {line}"), err=bool(lines))
+            raise Exit(USAGE if lines else OK)
         from fa3verify.cli import console
         from fa3verify.commands import publish, verify
         from fa3verify.known import registry
@@ -69,11 +69,11 @@ def atlas(
 
 
 def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:
-    """Names of the kernels, of patterns those that match; ValueError for a pattern of none."""
-    found = []
+    """Return the given names, and for a pattern the names that match it; ValueError for a pattern without a match."""
+    names = []
     for kernel in kernels or ("*",):
         matching = [name for name in known if fnmatchcase(name, kernel)] if "*" in kernel else [kernel]
         if not matching:
             raise ValueError(f"no kernel matches {kernel!r}; fa3verify kernels lists them")
-        found += matching
-    return found
+        names += matching
+    return names

@@ -60,7 +60,7 @@ budget_option = click.option(
 
 
 def cells_of(options: Options) -> list[Cell]:
-    """Return the cells that the options name; leave if there are none."""
+    """Return the cells of the grid that the options name; exit with code 5 if there are none."""
     from fa3verify.timed.cells import select
 
     filters = {name: options[name] for name in ("head_dims", "seqlens", "causal")}

@@ -1,4 +1,7 @@
-"""Verb compare: whether two kernels or configurations, or one kernel in other calls, return the same bits."""
+"""Verb compare: whether two kernels or configurations, or one kernel in other calls, return the same bits.
+
+The comparisons and the proof are in ``fa3verify.compare``; here options become tasks, and results are printed.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ if TYPE_CHECKING:
     from fa3verify.campaign.tasks import CallTask
     from fa3verify.compare.problems import Fields
 
-Axes = dict[str, list[int | str]]  # what changes, and its values; none are its own ones
-PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "plan_only")  # of --prove
-RUNS = ("batch", "workers", "out")  # of calls that only run
+Axes = dict[str, list[int | str]]  # values by what changes; an empty list stands for the axis's own values
+PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "plan_only")  # options only of --prove
+RUNS = ("batch", "workers", "out")  # options that --prove does not take
 size_options = group(
     click.option("--causal/--dense", default=None, help="The mask; dense, with --prove causal."),
     click.option("--head-dim", type=click.IntRange(8, 256), help="128, or what both take."),
@@ -116,7 +119,10 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
 
 
 def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fields, options: Options) -> int:
-    """Run comparisons, write and print what they found, and return the exit code."""
+    """Run comparisons, write and print their results, and return the exit code.
+
+    Without a ``kernel`` the table of all kernels is made, in which a difference is no finding.
+    """
     from fa3verify.cli import console, console_search
     from fa3verify.compare import table
     from fa3verify.kernels.twins import is_twin
@@ -124,25 +130,28 @@ def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fi
     out = options["out"]
     quiet = options["quiet"]
     with console.counting("comparisons", quiet) as tell:
-        found = table.run(tasks, options["workers"], tell)
+        results = table.run(tasks, options["workers"], tell)
     if out:
         names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
         rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
-        write(table.page(names, rows, found, sizes=sizes), str(out))
-    emit(table.body(found, tasks), options["json_target"])
+        write(table.page(names, rows, results, sizes=sizes), str(out))
+    emit(table.body(results, tasks), options["json_target"])
     if options["json_target"] != "-":
         labels = [task.arguments.get("kernel", "") for task in tasks]
-        console_search.print_comparisons(labels, found, quiet=quiet)
-        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in found):
+        console_search.print_comparisons(labels, results, quiet=quiet)
+        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in results):
             click.echo(f"of all batches: fa3verify compare '{kernel}' --prove")
-    ran = [each for each in found if each is not None]
+    ran = [each for each in results if each is not None]
     if any(each.is_equal is None for each in ran) or not ran:
         return NOTHING
     return FINDING if kernel and any(each.first for each in ran) else OK
 
 
 def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, options: Options) -> int:
-    """Prove that a row of a kernel has the same bits in every batch, or print which calls give it which."""
+    """Decide for all batches whether a row of a kernel has the same bits, print the answer, and return the exit code.
+
+    ValueError for options that --prove does not take, for two kernels, and for none.
+    """
     from fa3verify.compare.proof import BatchLimits, prove, words
     from fa3verify.compare.proof.plans import Change
 
@@ -156,7 +165,7 @@ def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, opt
         raise ValueError(f"--prove goes over {', '.join(known)}, with all values, got {', '.join(wrong)}")
     limits = BatchLimits(options["max_batch"], options["max_seqlen_q"], options["max_seqlen_k"])
     window = {"window": options["window"]} if options["window"] is not None else {}
-    found = prove(
+    proof = prove(
         kernel,
         changes=[name for name in known if name in axes],
         limits=limits,
@@ -165,16 +174,19 @@ def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, opt
         **sizes,
         **window,
     )
-    emit(found.to_json(), options["json_target"])
+    emit(proof.to_json(), options["json_target"])
     if options["json_target"] != "-":
-        click.echo(words.headline(found))
-        for answer in () if options["quiet"] else found.answers:
-            click.echo("\n".join(words.lines(answer, found.own)))
-    return {True: OK, False: FINDING, None: NOTHING}[found.is_invariant]
+        click.echo(words.headline(proof))
+        for answer in () if options["quiet"] else proof.answers:
+            click.echo("\n".join(words.lines(answer, proof.own)))
+    return {True: OK, False: FINDING, None: NOTHING}[proof.is_invariant]
 
 
 def _axis(text: str) -> tuple[str, list[int | str]]:
-    """An axis and its values; none are its own ones."""
+    """Read ``AXIS`` or ``AXIS=VALUES``; without values the list is empty. ValueError for values of another form.
+
+    Values are a range of numbers, a list of numbers or COUNTxLENGTH, or a list of true and false.
+    """
     name, equals, values = text.partition("=")
     if not equals:
         return name, []
@@ -190,9 +202,10 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
 
 
 def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[CallTask]:
-    """The comparisons of two kernels: what both claim, the problem of the sizes that are given, or one over a range.
+    """Return the comparisons of two kernels: a task for each axis, or one for the problem of ``sizes``.
 
-    ValueError for what a comparison of two kernels would leave out.
+    Without axes and sizes they are compared on what both claim. ValueError for an unknown kernel, and for axes, values
+    and options that a comparison of two kernels does not have.
     """
     from fa3verify.campaign.tasks import CallTask
     from fa3verify.compare.problems import PAIR
@@ -218,11 +231,11 @@ def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None)
     if is_sized := bool(axes or set(sizes) - {"head_dim"}):
         ranges = ranges or {"seqlen_k": [chosen["seqlen_k"]]}
     # What both take is chosen where they are loaded, unless somebody chose.
-    kept = {
+    chosen_sizes = {
         name: chosen[name] for name in PAIR if name in sizes or (is_sized and name not in ("head_dim", "nheads_kv"))
     }
-    given = {"a": kernel, "b": other, "sizes": kept}
+    arguments = {"a": kernel, "b": other, "sizes": chosen_sizes}
     return [
-        CallTask(f"{kernel} and {other}", compare_pair, given | {"field": name, "values": values})
+        CallTask(f"{kernel} and {other}", compare_pair, arguments | {"field": name, "values": values})
         for name, values in (ranges or {"": []}).items()
     ]

@@ -1,4 +1,8 @@
-"""What the terminal shows: progress on stderr, verdicts and their findings on stdout."""
+"""What the terminal shows: progress on stderr, verdicts and their findings on stdout.
+
+Searches are printed by :mod:`fa3verify.cli.console_search`, times by :mod:`fa3verify.cli.console_device`; the exit code
+of a verb is chosen in the verb (:mod:`fa3verify.cli.exits`).
+"""
 
 from __future__ import annotations
 
@@ -52,9 +56,10 @@ STYLE = {
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
-    """Show a progress bar on stderr; yields the callback of :func:`fa3verify.commands.verify.run`."""
+    """Show a progress bar on a terminal's stderr; yield the callback of :func:`fa3verify.commands.verify.run`."""
     console = Console(stderr=True, quiet=quiet, highlight=False)
     narrow = console.width < 70
+    # Room for the name of a task beside the other columns.
     fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))
     between = () if narrow else (BarColumn(),)
     columns = (
@@ -88,8 +93,11 @@ def tell(
     *,
     began_s: float | None = None,
 ) -> None:
-    """Say the verdict on the terminal, with the time since ``began_s`` of the monotonic clock, by default that of the
-    run; then in every file that was asked for."""
+    """Print the verdict, and write it to every file that was asked for.
+
+    ``json_target`` and ``junit_target`` are paths, "-" for standard output, which then has nothing else, or None. The
+    printed time is since ``began_s`` by the monotonic clock, by default the run's own.
+    """
     if "-" not in (json_target, junit_target):
         print_run(run, out, quiet=quiet, began_s=began_s)
     emit(run.to_json(), json_target)
@@ -101,8 +109,11 @@ def tell(
 
 
 def _figure(value: float | None, measure: str = "") -> str:
-    """Two significant digits, exponents without padding; a ratio to a bound shows on which side of 1 it is, and a
-    relative error that would be divided by 0 says so."""
+    """Write a figure with two significant digits, exponents without padding, and None as a dash.
+
+    The name of its ``measure`` decides two cases: a ratio near 1 has enough digits to show its side of 1, and an
+    infinite relative error says that the exact value is 0.
+    """
     if value is None:
         return "-"
     if "rel_rmse" in measure and math.isinf(value):
@@ -114,7 +125,10 @@ def _figure(value: float | None, measure: str = "") -> str:
 
 
 def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None) -> None:
-    """Print per kernel and family figures, the gate, the verdict and the report's path; the last line ranks kernels."""
+    """Print figures by kernel and family, the findings, the verdict and the report's path; the last line is bits lost.
+
+    With ``quiet`` the figures are left out. ``began_s`` is as for :func:`tell`.
+    """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if not quiet:
         for kernel in run.kernels:
@@ -143,6 +157,7 @@ def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None)
 
 
 def _print_kernel(console: Console, kernel: KernelRun) -> None:
+    """Print a kernel's table of families, its properties, what its bound assumed, and what was not tried."""
     console.print(_family_table(kernel, console.width))
     held = sum(law.status == "pass" for law in kernel.laws)
     examples = sum(law.examples for law in kernel.laws)
@@ -161,7 +176,7 @@ def _print_kernel(console: Console, kernel: KernelRun) -> None:
 
 
 def print_shard(shard: ShardRun, out: Path) -> None:
-    """Print what a shard knows: its failures, and never a verdict of the whole; the last line is its path."""
+    """Print the findings of a shard, which has no verdict; the last line is the path of its file."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     _print_findings(console, shard.failures, None, str(out / shard.file))
     count = len(shard.failures)
@@ -172,7 +187,10 @@ def print_shard(shard: ShardRun, out: Path) -> None:
 
 
 def _print_findings(console: Console, found: Iterable[Finding], out: Path | None, file: str) -> None:
-    """The first finding of each symptom; all stand in a file. Replay files lie below ``out``, if there are any."""
+    """Print the first finding of each symptom, at most 20 symptoms; ``file`` is the file that has all findings.
+
+    Replay files lie below ``out``, None where none was written.
+    """
     shown = symptoms(found)
     for each in shown[:20]:
         _print_finding(console, each, out)
@@ -181,7 +199,7 @@ def _print_findings(console: Console, found: Iterable[Finding], out: Path | None
 
 
 def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None:
-    """The first finding of a symptom: what, the case, how to run it again, and what else found it."""
+    """Print the first finding of a symptom: what failed, the case, how to run it again, and what else found it."""
     first = symptom.first
     told_of = f"{escape(first.kernel)} {escape(first.what.told)}: {escape(first.message)}"
     console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
@@ -205,7 +223,7 @@ def _print_question(console: Console, question: Question, out: Path) -> None:
         console.print(f"     {escape(line)}", soft_wrap=True)
 
 
-COLUMNS = {  # measure: heading; the last ones go first when the terminal is narrow
+COLUMNS = {  # measure: heading; a narrow terminal leaves out the last ones
     "rel_rmse_seen": "rel rmse\nseen",
     "rel_rmse_unrounded": "rel rmse\nunrounded",
     "ratio_max": "error /\nbound",
@@ -218,6 +236,7 @@ COLUMNS = {  # measure: heading; the last ones go first when the terminal is nar
 
 
 def _family_table(kernel: KernelRun, width: int) -> Table:
+    """Return the table of a kernel's families, with as many columns as fit a terminal of so many letters."""
     title = f"{escape(kernel.name)}: {escape(kernel.introduction.description)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
@@ -238,7 +257,7 @@ def _family_table(kernel: KernelRun, width: int) -> Table:
 
 
 def _quantisation_line(kernel: KernelRun) -> str:
-    """Return what quantising the inputs cost; empty for 16-bit kernels. Only its own bound is part of the verdict."""
+    """Return a line about the error of quantising the inputs; empty for 16-bit kernels."""
     figures = [row.figures for row in kernel.families]
     predicted = [x for each in figures if (x := each["quantisation_ratio"]) is not None]
     bounded = [x for each in figures if (x := each["quantisation_bound_ratio"]) is not None]
@@ -259,7 +278,7 @@ def step_summary(out: Path) -> None:
 
 
 def print_replay(file: ReplayFile, found: Replayed) -> None:
-    """Print what a replay file is about, and whether the kernel holds."""
+    """Print what a replay file is about, the figures, and whether the kernel holds."""
     console = Console(highlight=False)
     console.print(f"{escape(file.kernel)}: {escape(file.what.told)}", soft_wrap=True)
     console.print(escape(found.message), soft_wrap=True)
@@ -269,7 +288,7 @@ def print_replay(file: ReplayFile, found: Replayed) -> None:
 
 
 def kernel_row(kernel: Kernel) -> Json:
-    """JSON row of one kernel."""
+    """Return the JSON of one kernel in the list of kernels; ``unavailable`` is why it cannot run here, or None."""
     return {
         "name": kernel.name,
         "dtype": kernel.dtype,
@@ -281,7 +300,7 @@ def kernel_row(kernel: Kernel) -> Json:
 
 
 def print_kernels(known: list[Kernel]) -> None:
-    """Print what can be judged here, a kernel a line, then the others by the reason why they cannot."""
+    """Print the kernels that can be judged here, one on a line, then the others by the reason why they cannot."""
     console = Console(highlight=False)
     width = max(len(c.name) for c in known)
     for c in known:
@@ -300,7 +319,7 @@ def print_kernels(known: list[Kernel]) -> None:
 
 @contextlib.contextmanager
 def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Count finished things on stderr, if it is a terminal; yields a callback that gets their names."""
+    """Count finished things on stderr, if it is a terminal; yield a callback, to be called with the name of each."""
     console = Console(stderr=True, quiet=quiet, highlight=False)
     hidden = quiet or not console.is_terminal
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
@@ -321,7 +340,7 @@ def teller(quiet: bool) -> Callable[[str], None]:
 
 
 def environment() -> Json:
-    """Return versions, extras, cache and variables, with which ``fa3verify kernels`` ends."""
+    """Return versions, cache folder and environment variables, which ``fa3verify kernels`` prints at its end."""
     from fa3_kernels.twin.compiled import cache_directory
     from fa3verify.campaign.summary import provenance
     from fa3verify.records import plain
@@ -333,7 +352,7 @@ def environment() -> Json:
 
 
 def print_environment(facts: Json) -> None:
-    """Print what the list of kernels was made with, behind an empty line."""
+    """Print the facts of :func:`environment` after an empty line."""
     console = Console(highlight=False)
     console.print()
     for name, value in facts.items():

@@ -1,4 +1,4 @@
-"""What the terminal shows of searches: the hunt, comparisons, and learned orders."""
+"""What the terminal shows of ``hunt``, ``compare`` and ``learn``; verdicts are in :mod:`fa3verify.cli.console`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_hunt(hunted: Hunt, file: Path, *, quiet: bool) -> None:
-    """Print the table of largest known errors, what failed, and where the files are."""
+    """Print the table of largest known errors, where the kernel failed, and the path of the table."""
     console = Console(highlight=False)
     if not quiet:
         console.print(escape(hunted.page()), soft_wrap=True)
@@ -25,7 +25,10 @@ def print_hunt(hunted: Hunt, file: Path, *, quiet: bool) -> None:
 
 
 def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> None:
-    """Print one line for each comparison, with its kernel where one is compared with itself."""
+    """Print one line for each comparison, after the kernel's name if that is not empty; None has no line.
+
+    With ``quiet`` comparisons of equal bits have none either.
+    """
     console = Console(highlight=False)
     for kernel, each in zip(kernels, found, strict=True):
         if each is not None and not (quiet and each.is_equal):
@@ -34,7 +37,7 @@ def print_comparisons(kernels: list[str], found: list[Any], *, quiet: bool) -> N
 
 
 def print_learning(found: Learning, file: Path | None) -> None:
-    """Print what was learned at each head_dim, what is no sound choice, and where the proposal is."""
+    """Print what was learned at each head_dim, unsound steps, and the proposal's file, None if none was written."""
     console = Console(highlight=False)
     for each in found.found:
         title = f"{found.kernel} in {each.dtype} at head_dim {each.head_dim}"

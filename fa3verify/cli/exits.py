@@ -1,4 +1,4 @@
-"""Exit codes, one-line errors and JSON output: what every verb of the command line shares."""
+"""Exit codes, one-line errors and output to files: what every verb of the command line shares."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ EPILOG = (
     "6 a question, 130 interrupted, 128 + N by signal N."
 )
 SETTLING_S = 2.0  # after an interruption, for the processes of kernels to end
-LABELS = 14  # columns in front of a picture in text
+LABELS = 14  # columns for labels in front of a picture in text
 
 
 def fail(code: int, message: str) -> NoReturn:
-    """Print one line and leave with a code."""
+    """Print one line on stderr and raise Exit with a code."""
     click.echo(f"fa3verify: {' '.join(str(message).split())}", err=True)
     raise Exit(code)
 
 
 def require_device(what: str) -> None:
-    """Leave, with the reason, unless the GPU kernels can run here."""
+    """Exit with the reason unless the GPU kernels can run here; ``what`` is the verb that needs them."""
     from fa3verify.tensors import here
 
     if reason := here.unavailable():
@@ -48,7 +48,10 @@ def require_device(what: str) -> None:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn exceptions into one line and the documented exit code; a reader who closes a pipe changes no code."""
+    """Turn every exception of a verb into one line on stderr and the documented exit code.
+
+    An Exit and an error of click pass. A reader who closes the pipe of our output does not change the code.
+    """
     outlive_readers()
     try:
         yield
@@ -78,7 +81,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _kept(stop: KeyboardInterrupt) -> str:
-    """Return what is left of interrupted work, in words: those of whoever was interrupted, where it says."""
+    """Return in words what is left of interrupted work: the interruption's own message, if it has one."""
     if len(stop.args) > 1:
         return str(stop.args[1])
     context = click.get_current_context(silent=True)
@@ -90,8 +93,8 @@ def _kept(stop: KeyboardInterrupt) -> str:
 def ending_in_order() -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's number, for the first of SIGINT, SIGTERM and SIGHUP.
 
-    A second one ends the process at once, but for :data:`SETTLING_S`, in which a kernel may still send some before its
-    own process has ended. What is ignored, as SIGHUP by nohup, stays ignored.
+    A second one ends the process at once, unless it comes within :data:`SETTLING_S`, in which a kernel's process may
+    still send some before it has ended. A signal that is ignored, as SIGHUP by nohup, stays ignored.
     """
     first: list[float] = []
 
@@ -114,7 +117,10 @@ def ending_in_order() -> Iterator[None]:
 
 
 def emit(value: object, target: str | None) -> None:
-    """Write a value as JSON, if a target is named; Infinity and NaN become strings, as in summary.json."""
+    """Write a value as JSON to a file, or to standard output for "-"; do nothing for None.
+
+    Infinity and NaN become strings, as in summary.json.
+    """
     if target is not None:
         from fa3verify.files import json_text
 
@@ -122,7 +128,7 @@ def emit(value: object, target: str | None) -> None:
 
 
 def write(text: str, target: str | None) -> None:
-    """Write text to a file or to standard output, if a target is named."""
+    """Write text to a file, or to standard output for "-"; do nothing for None."""
     if target == "-":
         sys.stdout.write(text)
     elif target is not None:
@@ -132,7 +138,7 @@ def write(text: str, target: str | None) -> None:
 
 
 def letters() -> int:
-    """Letters of a picture in text: as many as fit beside its labels on a terminal, 100 elsewhere.
+    """Return the width of a picture in text: what fits beside its labels on a terminal, from 20 to 100; else 100.
 
     >>> letters()
     100
@@ -141,7 +147,7 @@ def letters() -> int:
 
 
 def require_writable(*targets: str | None) -> None:
-    """Leave, before anything runs, unless all files that will be asked for can be written."""
+    """Exit, before anything runs, unless all named files can be written; None and "-" are no files."""
     from fa3verify.files import why_unwritable
 
     for target in targets:
@@ -150,7 +156,7 @@ def require_writable(*targets: str | None) -> None:
 
 
 def require_outputs(json_target: str | None, junit_target: str | None, baseline: str | None) -> None:
-    """Leave, before anything runs, unless what a verdict is written to can be written, and JUnit XML be made."""
+    """Exit, before anything runs, unless all files for a verdict can be written, and JUnit XML can be made."""
     require_writable(json_target, junit_target, baseline, os.environ.get("GITHUB_STEP_SUMMARY"))
     if junit_target is not None and find_spec("junitparser") is None:
         from fa3verify.text import install_hint
@@ -160,7 +166,7 @@ def require_outputs(json_target: str | None, junit_target: str | None, baseline:
 
 
 class _Pipe(io.FileIO):
-    """An open descriptor that goes nowhere once its reader has gone."""
+    """An open descriptor; once its reader has gone, what is written goes to /dev/null."""
 
     def write(self, data: Any) -> int | None:
         try:
@@ -171,7 +177,10 @@ class _Pipe(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let a verb come to its own exit code when the reader of what it prints has gone."""
+    """Replace stdout and stderr, so that a verb ends with its own exit code when the reader of its output has gone.
+
+    Streams that are no plain files of descriptors 1 and 2, as under a test runner, stay as they are.
+    """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or isinstance(getattr(stream.buffer, "raw", None), _Pipe):
@@ -187,9 +196,9 @@ def outlive_readers() -> None:
 
 @contextlib.contextmanager
 def told_anyhow(code: int) -> Iterator[None]:
-    """Leave with the code of a verdict, whatever becomes of the text about it.
+    """Raise Exit with the code of a verdict after the context, which prints and writes the verdict.
 
-    A file that cannot be written is named, and a pass is then one no more: it was asked for.
+    A file that cannot be written is named on stderr and turns a pass into an environment error, as it was asked for.
     """
     try:
         yield

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fa3_simulator.cta import AnyConfig
     from fa3verify.hazards import Checked
 
-SHOWN = 3  # names of kernels on a line
+SHOWN = 3  # the most kernels that a line names
 
 
 @click.command(epilog=EPILOG)
@@ -46,6 +46,7 @@ def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> 
 
 
 def _chosen(known: Mapping[str, AnyConfig], wanted: tuple[str, ...]) -> dict[str, AnyConfig]:
+    """Return the kernels whose names begin with a wanted one, all if none is wanted; ValueError if one has no match."""
     for name in wanted:
         if not any(x.startswith(name) for x in known):
             beginnings = ", ".join(dict.fromkeys("_".join(x.split("_")[:2]) for x in known))
@@ -54,6 +55,7 @@ def _chosen(known: Mapping[str, AnyConfig], wanted: tuple[str, ...]) -> dict[str
 
 
 def _print(checked: Checked) -> None:
+    """Print what was found in one schedule, which several kernels may share."""
     proof = checked.proof
     names = checked.kernels
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -64,11 +64,11 @@ def learn(
         require_writable(str(out), json_target)
         with console.counting("head dims asked", quiet) as tell:
             try:
-                found = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
+                learning = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
             except Unavailable as error:
                 fail(ENVIRONMENT, str(error))
-        is_written = found.write(out)
-        emit(plain(found), json_target)
+        is_written = learning.write(out)
+        emit(plain(learning), json_target)
         if json_target != "-":
-            console_search.print_learning(found, out if is_written else None)
-        raise Exit(FINDING if found.findings else OK if is_written else NOTHING)
+            console_search.print_learning(learning, out if is_written else None)
+        raise Exit(FINDING if learning.findings else OK if is_written else NOTHING)

@@ -26,7 +26,7 @@ JOURNEYS = {
     "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),
 }
-MOVED = {  # what a verb of before is called today
+MOVED = {  # verbs of earlier versions, and what to call instead
     "adversary": "python -m fa3_reports adversary, from a checkout",
     "audit": "python -m fa3_reports audit, from a checkout",
     "info": "kernels",
@@ -36,12 +36,12 @@ MOVED = {  # what a verb of before is called today
 
 
 class Verbs(click.RichGroup):
-    """The verbs, and where those went that are none any more."""
+    """The group of all verbs, which also answers to the names of verbs of earlier versions."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that is asked for; a verb of before ends in one line that says what it is called today."""
+        """Find the verb of a command line; for one of an earlier version, exit with a line that says what to call."""
         if args[0] in MOVED:
             fail(USAGE, f"{args[0]} is now: {MOVED[args[0]]}")
         return super().resolve_command(ctx, args)

@@ -23,6 +23,6 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
         targets = options["json_target"], options["junit_target"]
         require_outputs(*targets, options["update_baseline"])
         settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
-        found = verify.merge(folders, settings)
-        with told_anyhow(found.exit_code):
-            console.tell(found, settings.out, *targets, options["quiet"])
+        run = verify.merge(folders, settings)
+        with told_anyhow(run.exit_code):
+            console.tell(run, settings.out, *targets, options["quiet"])

@@ -1,4 +1,4 @@
-"""Options that several verbs share: which problem, which schedule, and which of them were given."""
+"""Options that several verbs share, such as those of the problem and the schedule, and whether one was given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
 Decorator = Callable[[Callable], Callable]
-Options = dict[str, Any]  # what was asked for, by the names of the parameters of a command
+Options = dict[str, Any]  # values of options, by the names of a command's parameters
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
@@ -28,7 +28,7 @@ def _tile(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] 
 
 
 def gone(option: str, words: str, *, is_flag: bool = False) -> Decorator:
-    """Return an option of earlier versions, which help does not show and whose use is an error that says more."""
+    """Return a hidden option of earlier versions, whose use is an error with the given words."""
 
     def refuse(_context: Any, _parameter: Any, value: object) -> None:
         if value:
@@ -43,7 +43,7 @@ def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
 
 
 def group(*options: Decorator) -> Decorator:
-    """Return what adds some options to a command; the first stands last in its help."""
+    """Return one decorator that adds several options to a command; its help lists the first one last."""
 
     def add(command: Callable) -> Callable:
         for option in options:
@@ -137,7 +137,7 @@ backward_option = click.option(
 )
 
 
-# Options that say how.
+# Options that say with which schedule it is computed.
 schedule_options = group(
     click.option("--tile", callback=_tile, metavar="ROWSxKEYS", help="The kernel's own by default."),
     click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
@@ -173,11 +173,11 @@ schedule_options = group(
 
 
 def is_given(name: str) -> bool:
-    """Tell whether an option was given, whatever its default."""
+    """Tell whether the running command was given an option, even with the value of its default."""
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def given_options(names: Iterable[str]) -> list[str]:
-    """Options among ``names`` that were given, as they are written."""
+    """Return the options among ``names`` that the running command was given, as users write them (``--head-dim``)."""
     known = {p.name: p.opts[-1] for p in get_current_context().command.params}
     return [known[name] for name in names if is_given(name)]

@@ -1,4 +1,7 @@
-"""A ranking of schedules: its records, and how they are told in 80 columns, as csv and as JSON."""
+"""The ranking that the verb ``tune`` prints: its records, and their form as text of 80 columns, csv and JSON.
+
+The schedules are simulated and ranked in :mod:`fa3_simulator.tune`; :mod:`fa3verify.cli.tune` fills these records.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,18 @@ CSV_COLUMNS = (
     "gluon",
     "flash3_choice",
 )
-BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # as the table names them, others as they are
-NAMED = 4  # of tiles that take the same time, and of constants in which two machines differ
+BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # names of resources in the table, if others
+NAMED = 4  # how many tiles that take the same time, and constants in which two machines differ, are named
 WIDTH = 80
-SPARE = ("TFLOP/s", "gap")  # columns that go where parts and heads leave no room; --csv and --json have them
+SPARE = ("TFLOP/s", "gap")  # columns that are left out, in this order, where lines would be too long
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule; ``alike`` are tiles that take the same time, ``measured`` cycles or why there are none.
+    """One schedule of a ranking.
 
-    ``estimated_counts`` says that nobody compiled such a tile, so that some instructions of a step are estimated.
+    ``alike`` are other tiles that take the same time. ``measured`` is measured cycles, or in words why there are none;
+    None where nobody measured, as ``built`` is where nobody compiled. ``estimated_counts`` says that such a tile was
+    never compiled, so that some instruction counts of a step are estimates.
     """
 
     place: int
@@ -73,7 +78,7 @@ class ScheduleRow(NamedTuple):
     measured: float | str | None = None
 
     def to_json(self) -> Json:
-        """Return the figures; what was not compiled or timed has none."""
+        """Return the figures as JSON; what was not compiled or measured has no key."""
         told = self._asdict()
         built = told.pop("built")
         measured = told.pop("measured")
@@ -84,12 +89,12 @@ class ScheduleRow(NamedTuple):
         return told
 
     def choice(self) -> str:
-        """Return what a launch chooses."""
+        """Return the choices of a launch in words: tile, schedule, parts of the keys, packing."""
         parts = f", {self.splits} parts" * (self.splits > 1) + ", packed" * self.packed
         return f"{self.tile} {self.schedule}{parts}"
 
     def behind(self) -> str:
-        """Return the schedule, and what was compiled and measured of it."""
+        """Return the last column of the table: the schedule, and what compiling and measuring it gave."""
         parts = [self.schedule]
         if self.built:
             registers = f"{self.built.registers} registers, {self.built.spill_bytes} bytes spilled"
@@ -103,7 +108,13 @@ class ScheduleRow(NamedTuple):
 
 
 class MachineRanking(NamedTuple):
-    """Holds what was found of one machine; ``agreement`` is rank correlation and regret of what was timed."""
+    """The ranking of schedules for one problem on one machine.
+
+    ``schedules`` is how many fit. ``held_out`` is the simulator's error on timings that it was not fitted to, None if
+    there are none. ``regret_gluon`` and ``regret_flash3`` are how much slower than the first the best launch of a
+    library is, None if it is not among them. ``agreement`` is the rank correlation with measured times, and the regret
+    of the simulated choice; None where nothing was measured. ``not_compiled`` is why --compile did nothing, or empty.
+    """
 
     problem: str
     machine: Machine
@@ -122,7 +133,7 @@ class MachineRanking(NamedTuple):
     agreement: tuple[float, Sequence[float]] | None = None
 
     def to_json(self) -> Json:
-        """Return the figures; what was not asked for has none."""
+        """Return the figures as JSON; without --measure and --compile some have no key."""
         told = self._asdict() | {
             "machine": self.machine.name,
             "held_out": self.held_out and self.held_out._asdict(),
@@ -139,7 +150,7 @@ class MachineRanking(NamedTuple):
 
 
 def csv_of(found: Sequence[MachineRanking]) -> str:
-    """Rows of all machines, one line each."""
+    """Return the rows of all machines as csv with the columns :data:`CSV_COLUMNS`."""
     from fa3verify.files import csv_cell, csv_text
 
     lines = [each.to_json() | row.to_json() for each in found for row in each.ranked]
@@ -147,11 +158,12 @@ def csv_of(found: Sequence[MachineRanking]) -> str:
 
 
 def _binds(row: ScheduleRow) -> str:
+    """Return the busiest resource and its share of the time, for HBM its rate."""
     name = _named(row.binds)
     return f"{name} {row.hbm_gb_per_s:.0f} GB/s" if name == "HBM" else f"{name} {row.busy:.0%}"
 
 
-# Heading, what stands below, and the value that need not be told where all rows have it.
+# Heading, a function from a row to its cell, and the value for which the column is left out if all rows have it.
 COLUMNS: tuple[tuple[str, Callable[[ScheduleRow], object], object], ...] = (
     ("tile", lambda row: row.tile, None),
     ("parts", lambda row: row.splits, 1),
@@ -168,7 +180,7 @@ COLUMNS: tuple[tuple[str, Callable[[ScheduleRow], object], object], ...] = (
 
 
 def print_ranking(found: MachineRanking, *, builds: bool) -> None:
-    """Print the problem and the table."""
+    """Print the problem, the table and the comparisons; ``builds`` says that only our own launches are ranked."""
     rows = found.ranked
     shown = "the best our kernels can be launched with" if builds else "the best of every tile"
     click.echo(f"{found.problem}: {found.kernel} on {found.machine.name} at {found.clock_mhz:.0f} MHz")
@@ -198,7 +210,7 @@ def print_ranking(found: MachineRanking, *, builds: bool) -> None:
 
 
 def _lines(columns: Sequence[tuple[str, list[str]]], behind: Sequence[str]) -> list[str]:
-    """The heading and the rows, each with what stands behind its columns."""
+    """Return the lines of the table: heading and rows, columns set to the right, then the text ``behind`` each row."""
     widths = [max(map(len, (head, *cells))) for head, cells in columns]
     rows = [[head for head, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
     return [
@@ -212,7 +224,7 @@ def _named(resource: str) -> str:
 
 
 def _print_comparisons(found: MachineRanking, builds: bool) -> None:
-    """Print what choosing among some costs, and how the ranking fared where it was measured."""
+    """Print how the ranking compares with measured times, and what it costs to choose among a library's launches."""
     if found.not_compiled:
         click.echo(f"not compiled: {found.not_compiled}; registers are estimated")
     if found.agreement and found.agreement[1]:
@@ -229,7 +241,7 @@ def _print_comparisons(found: MachineRanking, builds: bool) -> None:
 
 
 def print_legend(known: HeldOut | None, hazards: Sequence[Hazard]) -> None:
-    """Print what the columns mean, how far off they may be, and what is unsafe."""
+    """Print what the columns mean, the simulator's known error (None if unknown), and the hazards."""
     if known:
         click.echo(
             f"=: a tie: {known.error:.1%} is the mean error over {known.rows} held-out H200 timings of {known.group}"
@@ -243,7 +255,7 @@ def print_legend(known: HeldOut | None, hazards: Sequence[Hazard]) -> None:
 
 
 def print_changes(found: MachineRanking, first: MachineRanking) -> None:
-    """Print what is different on a machine: its constants, the first choice, and how the other's fares."""
+    """Print how a machine differs from the first: in constants, in its best schedule, and in how the other's fares."""
     here = found.machine
     there = first.machine
     differing = {name: (here[name], there[name]) for name in here.constants() if here[name] != there[name]}

@@ -35,8 +35,8 @@ def replay(
         from fa3verify.commands import replay as replays
 
         stored = replay_files.read(file)
-        found = replays.run(stored, kernel, activations, family)
-        emit(found._asdict(), json_target)
+        result = replays.run(stored, kernel, activations, family)
+        emit(result._asdict(), json_target)
         if json_target != "-":
-            console.print_replay(stored, found)
-        raise Exit(FINDING if not found.holds else NOTHING if stored.is_finding_of(kernel) else OK)
+            console.print_replay(stored, result)
+        raise Exit(FINDING if not result.holds else NOTHING if stored.is_finding_of(kernel) else OK)

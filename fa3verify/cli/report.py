@@ -40,6 +40,7 @@ def report(
 
 
 def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None) -> str:
+    """Make the pages of --history and return their path; ValueError for other options beside it."""
     from fa3verify.commands import verify
     from fa3verify.report import history as over_runs
 
@@ -50,6 +51,10 @@ def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path |
 
 
 def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
+    """Make the pages of DATA, or of --against, and return what is printed; ``given`` are the pairs of --pair.
+
+    ValueError for data and options that do not go together.
+    """
     from fa3verify.commands import verify
     from fa3verify.report import against as beside
     from fa3verify.report import atlas_page, build

@@ -51,9 +51,9 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
         if problems and seconds:
             raise ValueError("the budget is --problems or --seconds, not both")
         budget = None if seconds else problems or 20_000
-        told = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
+        choices = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
         goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
-        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **told)
+        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **choices)
         with console.counting("searches", quiet) as tell:
             try:
                 hunted.run(tell)
@@ -80,9 +80,10 @@ def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline:
         stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
         if stored is None:
             raise ValueError("no baseline ships with this installation: name one by --baseline")
+        # A kernel without figures of its own is compared with the twin of its dtype.
         own = {str(KernelName.parse(kernel).sound), *(f"twin.{dtype}" for dtype in DTYPES)}
-        kept = {name: figures for name, figures in stored.kernels.items() if name in own}
-        return OverBaseline(replace(stored, kernels=kept))
+        kernels = {name: figures for name, figures in stored.kernels.items() if name in own}
+        return OverBaseline(replace(stored, kernels=kernels))
     if against is not None:
         from fa3verify.known.registry import find
 

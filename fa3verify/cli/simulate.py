@@ -1,4 +1,8 @@
-"""Verb simulate: the cycles of one schedule, what binds, and what the tensor cores wait for."""
+"""Verb simulate: the cycles of one schedule, what binds, and what the tensor cores wait for.
+
+The simulation is in ``fa3_simulator``; here options become a problem and a configuration, and figures are printed. The
+verb ``tune``, which ranks many schedules, uses :func:`problem_of` and :func:`hazards_line`.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,12 @@ if TYPE_CHECKING:
     from fa3_simulator.trace import Trace
     from fa3verify.files import Json
 
+# Options that --backward does not take.
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
 
 
 def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
-    """Return the schedule that is asked for, of the forward or the backward."""
+    """Return the schedule of the forward or backward that the options name; ValueError for options of the other."""
     from fa3_simulator import backward_choice, forward_choice
     from fa3_simulator.schedules import read_switches
 
@@ -51,12 +56,12 @@ def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
     changes["num_stages"] = options["stages"]
     changes |= {"pv_from_registers": False} if options["p_in_smem"] else {}
     changes |= read_switches(options["schedule"]) if options["schedule"] else {}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **given)
+    named = {name: value for name, value in changes.items() if value is not None}
+    return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **named)
 
 
 def problem_of(options: Options) -> AttentionProblem:
-    """Return the problem that is asked for."""
+    """Return the problem that the options name; without their options, kv heads and queries are as heads and keys."""
     from fa3_reference.problem import AttentionProblem
 
     batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
@@ -67,7 +72,10 @@ def problem_of(options: Options) -> AttentionProblem:
 
 
 def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
-    """Problem, configuration and machine; ValueError when the configuration does not fit."""
+    """Return the problem, the configuration as it is launched, and the machine that the options name.
+
+    ValueError for options that do not go together, and for a configuration that does not fit the machine.
+    """
     from fa3_simulator.machine import load
     from fa3_simulator.pages import paged
     from fa3_simulator.run import launched
@@ -85,7 +93,10 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
 def trace_cta(
     config: AnyConfig, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
 ) -> tuple[Program, Costs, Trace]:
-    """Program, costs and trace of one CTA; long tiles are cut to what a picture can show."""
+    """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum.
+
+    Only its first two tiles are traced, and of each at most 24 key blocks, which is what a picture can show.
+    """
     from fa3_simulator.costs import costs
     from fa3_simulator.cta import machine_of, program_of
     from fa3_simulator.engine import simulate as run
@@ -140,18 +151,18 @@ def simulate(
         if target and options["measure"]:
             clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
         clock_mhz = stamps.sm_mhz if stamps else clock_mhz
-        found = estimate(problem, config, machine, clock_mhz)
-        program, tables, trace = trace_cta(config, machine, clock_mhz, found.tiles)
+        launch = estimate(problem, config, machine, clock_mhz)
+        program, tables, trace = trace_cta(config, machine, clock_mhz, launch.tiles)
         hazards = check(program, machine)
-        figures = _figures(problem, config, machine, found, (program, tables, trace))
+        figures = _figures(problem, config, machine, launch, (program, tables, trace))
         figures["hazards"] = [hazard._asdict() for hazard in hazards]
         drawn = bars(program, trace)
         if svg:
-            title = f"{program.name}, {in_words(problem)}, {machine.name} at {found.clock_mhz:.0f} MHz"
+            title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
             timeline.write_svg(svg, drawn, trace.cycles, title)
         timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
         if target:
-            written = timeline.write_trace(target, timelines, found.clock_mhz, stamps)
+            written = timeline.write_trace(target, timelines, launch.clock_mhz, stamps)
             figures["trace"] = {"cycles": trace.cycles, **written}
         emit(figures, json_target)
         if json_target != "-":
@@ -173,8 +184,10 @@ def _figures(
     found: Estimate,
     traced: tuple[Program, Costs, Trace],
 ) -> Json:
-    """Return what is printed and written as JSON; the closed form and the softmax are the forward's alone, other
-    kernels the backward's.
+    """Return the figures that are printed and written as JSON.
+
+    ``found`` is the estimate of the whole launch and ``traced`` one CTA of it. The closed form, the merging of parts
+    and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
     """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.compiled import estimated
@@ -186,10 +199,10 @@ def _figures(
 
     overlap = measure(*traced)
     bound = roofline(problem, config, machine, found.clock_mhz)
-    ticks = sum(overlap.ledger.values()) or 1
+    ticks = sum(overlap.ledger.values()) or 1  # idle time of the tensor cores over all causes
     if isinstance(config, Config):
         beside = {
-            # below 0 the tensor core idles for longer than the softmax takes, and so for another reason
+            # Below 0 the tensor core idles for longer than the softmax takes, and so for another reason.
             "hidden_softmax": overlap.hidden_softmax if overlap.hidden_softmax >= 0 else None,
             "closed_form_cycles": round(closed_form(problem, config, machine)),
             "merge_cycles": round(found.around_cycles),
@@ -220,13 +233,14 @@ def _figures(
 
 
 def hazards_line(found: Sequence[Hazard], where: str) -> str:
-    """Return what was found by reading schedules for safety, in any order of their operations."""
+    """Return the hazards of schedules in words, a line for each; ``where`` says of what, if there is none."""
     if not found:
         return f"  hazards: none {where}, in any order (of any tiles: fa3verify hazards)"
     return "\n".join(f"  {x.kind}: {x.text}" for x in found)
 
 
 def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
+    """Print the figures of :func:`_figures` as text; keys that only one of forward and backward has may be absent."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
     beside = f"roofline {figures['roofline_cycles']}, {figures['roofline_binds']}"
     if "closed_form_cycles" in figures:

@@ -1,4 +1,4 @@
-"""The timeline of one CTA that ``simulate`` draws: as text, as SVG, and for Perfetto beside a measured one."""
+"""The timeline of one CTA that the verb ``simulate`` draws: as text, as SVG, and for Perfetto beside a measured one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fa3verify.cli.options import Options, given_options
 from fa3verify.files import Json, write_text
 from fa3verify.timed.stamps import Stamps, aligned, cycles_per_block, read
 
-Timelines = dict[str, list[Bar]]  # by what each is called
-SVG_CYCLES = 20000
-GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # what a file of stamps does not say
+Timelines = dict[str, list[Bar]]  # bars by the title of a timeline
+SVG_CYCLES = 20000  # the most cycles that are drawn
+GROUPED = ("nheads_kv", "pack_gqa", "num_splits", "seqlen_q")  # options that a file of stamps does not record
 
 
 def stamps_of(target: Path | None, measured: Path | None, options: Options) -> Stamps | None:
-    """Read the measured stamps, if there are any; what they say of the problem becomes the options.
+    """Read the measured stamps of --measured and set the options to the problem they were taken of; None without.
 
-    ValueError for options that are not of a trace, or not of one beside a measured timeline.
+    ValueError for --measured or --measure without --trace, for both, and for options that contradict them.
     """
     measure = options["measure"]
     if (measured or measure) and not target:
@@ -47,7 +47,11 @@ def stamps_of(target: Path | None, measured: Path | None, options: Options) -> S
 
 
 def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> tuple[float, Stamps | None, str]:
-    """Record stamps on the GPU here: the clock it ran at, and the stamps or why they are no evidence."""
+    """Record stamps on this machine's GPU into a file; return its clock in MHz, the stamps, and an empty text.
+
+    Stamps that are no evidence, as they slowed the kernel too much, are None, and the text says why. ValueError for a
+    schedule that the kernel with stamps does not have; exit without a GPU.
+    """
     assert isinstance(config, Config)  # as --backward is not taken
     if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
         raise ValueError(
@@ -66,7 +70,7 @@ def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> t
 
 
 def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Timelines:
-    """Return the simulated timeline and, where one was measured, that one aligned with it."""
+    """Return the simulated timeline and, if there are stamps, the measured one aligned with it, by their titles."""
     if stamps is None:
         return {name: simulated}
     measured = f"{stamps.kernel}, measured at {stamps.sm_mhz:.0f} MHz, {stamps.slowdown - 1:+.1%} by the stamps"
@@ -74,13 +78,13 @@ def side_by_side(name: str, simulated: list[Bar], stamps: Stamps | None) -> Time
 
 
 def write_svg(path: Path, drawn: list[Bar], cycles: float, title: str) -> None:
-    """Write what begins a timeline of so many cycles as a drawing."""
+    """Write the first :data:`SVG_CYCLES` of a timeline of ``cycles`` as an SVG."""
     shown = min(cycles, SVG_CYCLES)
     write_text(path, svg_gantt(drawn, 0, shown, f"{title}: first {shown:.0f} cycles of a CTA"))
 
 
 def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stamps | None) -> Json:
-    """Write timelines as Chrome JSON; return how many events that are and, of two, the cycles per key block of both."""
+    """Write timelines as Chrome JSON; return the number of events and, with stamps, both cycles per key block."""
     events = chrome_trace(timelines, clock_mhz)
     write_text(path, json.dumps(events))
     figures = {"events": len(events["traceEvents"])}
@@ -91,8 +95,9 @@ def write_trace(path: Path, timelines: Timelines, clock_mhz: float, stamps: Stam
 
 
 def print_timelines(timelines: Timelines, cycles: float) -> None:
-    """Print the same cycles of every timeline as text, with names where there are two; simulated ones are ``cycles``
-    long.
+    """Print the same stretch of every timeline as text, with its title if there are two.
+
+    It begins at 30 % of the shortest and is at most 6000 cycles long; ``cycles`` is the length of the simulated one.
     """
     _, *measured = timelines.values()
     end = min([cycles, *(max(bar.stop for bar in drawn) for drawn in measured)])
@@ -103,7 +108,7 @@ def print_timelines(timelines: Timelines, cycles: float) -> None:
 
 
 def print_trace(path: Path, figures: Json, *, quiet: bool) -> None:
-    """Print where the trace is, how long it is and, beside a measured one, the cycles per key block of both."""
+    """Print the path of the trace, its length and, with stamps, both cycles per key block; if quiet only the path."""
     click.echo(path if quiet else f"{path}: {figures['events']} events, {figures['cycles']:.0f} cycles")
     if not quiet and "measured_cycles_per_block" in figures:
         each = " and ".join(f"{figures[f'{kind}_cycles_per_block']:.0f} {kind}" for kind in ("simulated", "measured"))

@@ -66,7 +66,7 @@ def tune(
         require_writable(json_target, csv_target)
         problem = problem_of(options)
         pack = options["pack_gqa"] if is_given("pack_gqa") else None
-        found = []
+        rankings = []
         for machine in {machine.name: machine for machine in map(load, machines)}.values():
             clock = options["clock_mhz"] or machine["max_clock_mhz"]
             ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
@@ -75,14 +75,14 @@ def tune(
             shown = _shown(ranked, options["top"], compiles, measure)
             ranking = _ranking(problem, machine, kernel, ranked, shown)
             ranking = _compiled(ranking, shown, problem) if compiles else ranking
-            found.append(_measured(ranking, shown[:measure], problem) if measure else ranking)
-        first, *others = found
-        hazards = [hazard for ranking in found for hazard in ranking.hazards]
+            rankings.append(_measured(ranking, shown[:measure], problem) if measure else ranking)
+        first, *others = rankings
+        hazards = [hazard for ranking in rankings for hazard in ranking.hazards]
         beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
         emit(first.to_json() | beside, json_target)
-        write(csv_of(found), csv_target)
+        write(csv_of(rankings), csv_target)
         if "-" not in (json_target, csv_target):
-            for ranking in found:
+            for ranking in rankings:
                 print_ranking(ranking, builds=builds)
             for ranking in others:
                 print_changes(ranking, first)
@@ -92,7 +92,11 @@ def tune(
 
 
 def _shown(ranked: list[Ranked], top: int, compiles: bool, measure: int | None) -> list[list[Ranked]]:
-    """Return the schedules that are told, each with those that take the same time behind it."""
+    """Return the schedules that are shown, each in a list with those that take the same time after it.
+
+    With --compile or --measure they are the best ones that our kernels can be launched with, each alone; ValueError if
+    there is none.
+    """
     from fa3_simulator.tune import without_duplicates
 
     if not compiles and measure is None:
@@ -106,7 +110,10 @@ def _shown(ranked: list[Ranked], top: int, compiles: bool, measure: int | None) 
 def _ranking(
     problem: AttentionProblem, machine: Machine, kernel: str, ranked: list[Ranked], shown: list[list[Ranked]]
 ) -> MachineRanking:
-    """Return what was asked, the time that nothing can beat, how far off the simulator was, and the best schedules."""
+    """Return the ranking: the problem, a lower bound of the time, the simulator's known error, and the shown schedules.
+
+    ``ranked`` are all schedules that fit, the fastest first.
+    """
     from fa3_kernels.plan.families import traits_of
     from fa3_simulator import tune as tuning
     from fa3_simulator.held_out import held_out, places
@@ -115,8 +122,8 @@ def _ranking(
 
     clock = ranked[0].estimate.clock_mhz
     bound = lower_bound(problem, ranked[0].config, machine, clock)
-    known = held_out(ranked[0].config)
-    found = places([alike[0].estimate.cycles for alike in shown], known.error if known else 0.0)
+    compared = held_out(ranked[0].config)
+    ranks = places([alike[0].estimate.cycles for alike in shown], compared.error if compared else 0.0)
     return MachineRanking(
         in_words(problem),
         machine,
@@ -125,36 +132,36 @@ def _ranking(
         len(ranked),
         round(bound.cycles),
         bound.binds,
-        known,
+        compared,
         not traits_of(kernel).is_built_here,
         tuning.regret(ranked, [r for r in ranked if r.is_gluon_buildable]),
         tuning.regret(ranked, [r for r in ranked if r.is_flash3_choice]),
-        [_row(place, alike, problem, machine) for place, alike in zip(found, shown, strict=True)],
+        [_row(place, alike, problem, machine) for place, alike in zip(ranks, shown, strict=True)],
         _hazards([alike[0] for alike in shown]),
     )
 
 
 def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Machine) -> ScheduleRow:
-    """Return what is told of a schedule; of those that take the same time the first is."""
+    """Return the row of the first of some schedules that take the same time; the others are named in ``alike``."""
     from fa3_simulator.compiled import estimated
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
 
     entry = alike[0]
     config = entry.config
-    found = entry.estimate
-    bound = roofline(problem, config, machine, found.clock_mhz)
+    estimate = entry.estimate
+    bound = roofline(problem, config, machine, estimate.clock_mhz)
     return ScheduleRow(
         place,
         _tile(config),
         *_schedule(config),
-        cycles=round(found.cycles),
-        milliseconds=found.seconds * 1e3,
-        tflops=operations(problem, config) / found.seconds / 1e12,
+        cycles=round(estimate.cycles),
+        milliseconds=estimate.seconds * 1e3,
+        tflops=operations(problem, config) / estimate.seconds / 1e12,
         gap=entry.gap,
         binds=bound.binds,
-        busy=bound.cycles / found.cycles,
-        hbm_gb_per_s=moved_bytes(problem, config) / found.seconds / 1e9,
+        busy=bound.cycles / estimate.cycles,
+        hbm_gb_per_s=moved_bytes(problem, config) / estimate.seconds / 1e9,
         gluon=entry.is_gluon_buildable,
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],
@@ -167,7 +174,10 @@ def _tile(config: AnyConfig) -> str:
 
 
 def _schedule(config: AnyConfig) -> tuple[int, bool, int | str, str, str]:
-    """Parts, packing, slots, where P is, and layout: of a backward slots of Q, dO and dS, and who computes."""
+    """Return parts of the keys, packing, stages, where P is, and the schedule in words.
+
+    For a backward: the stages of Q, dO and dS, the number of consumer warpgroups, and the layout.
+    """
     from fa3_kernels.plan.config import Config
     from fa3_simulator.schedules import switches
 
@@ -189,14 +199,14 @@ def _hazards(best: list[Ranked]) -> list[Hazard]:
 
 
 def _launchable(shown: Sequence[list[Ranked]]) -> list[Config]:
-    """Return the forward schedules that are built, of which each stands alone."""
+    """Return the configurations of the schedules to compile or time, each of which stands in a list of its own."""
     from fa3_kernels.plan.config import Config
 
     return [r.config for (r,) in shown if isinstance(r.config, Config)]
 
 
 def _compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
-    """Return the ranking with what ptxas made of each schedule, or with why nothing can be compiled."""
+    """Return the ranking with registers and spills of each schedule, or with why nothing can be compiled here."""
     from fa3_kernels.gluon import unsupported
 
     if reason := unsupported():
@@ -209,7 +219,7 @@ def _compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: A
 
 
 def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
-    """Return the ranking with measured cycles; rank agreement and regret where two were timed."""
+    """Return the ranking with measured cycles, and with rank correlation and regret if at least two were timed."""
     import numpy as np
 
     from fa3_simulator.tune import agreement

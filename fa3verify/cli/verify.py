@@ -29,8 +29,8 @@ from fa3verify.cli.options import (
     seed_option,
 )
 
-OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that a shard has no answer to
-NARROWING = ("families", "properties", "limit", "fail_fast")  # options of which nothing is kept or merged
+OF_THE_WHOLE = ("baseline", "update_baseline", "json_target", "junit_target")  # options that need the whole campaign
+NARROWING = ("families", "properties", "limit", "fail_fast")  # options whose results become no shard and no baseline
 
 
 def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
@@ -134,27 +134,28 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         stop = None
         with console.progress(options["quiet"]) as progress:
             try:
-                found = (verify.run_shard if settings.shard else verify.run)(settings, progress)
+                result = (verify.run_shard if settings.shard else verify.run)(settings, progress)
             except introduction.Unavailable as error:
                 fail(ENVIRONMENT, str(error))
             except verify.Interrupted as interruption:
                 if interruption.found is None:
                     raise
                 stop = interruption
-                found = interruption.found
-        with told_anyhow(found.exit_code):
-            if isinstance(found, verify.ShardRun):
-                console.print_shard(found, settings.out)
+                result = interruption.found
+        with told_anyhow(result.exit_code):
+            if isinstance(result, verify.ShardRun):
+                console.print_shard(result, settings.out)
             else:
-                console.tell(found, settings.out, *targets, options["quiet"], began_s=began_s)
+                console.tell(result, settings.out, *targets, options["quiet"], began_s=began_s)
             if stop:
                 raise stop
 
 
 def _orders(kernels: Sequence[str], options: Options) -> dict[str, Path]:
-    """Return the files of the orders that kernels are held against, learned now where that was asked for.
+    """Return the files of learned orders by kernel, from --order, or learned now for --learn; empty without both.
 
-    A kernel whose order is not found is judged as without one: learning can add findings, and takes none away.
+    A kernel whose order is not found has no file and is judged without one, so that learning only adds findings.
+    ValueError for --order with --learn or with several kernels.
     """
     from fa3verify.cli import console, console_search
     from fa3verify.commands.learn import learn_all
@@ -166,10 +167,10 @@ def _orders(kernels: Sequence[str], options: Options) -> dict[str, Path]:
     files = {}
     for i, name in enumerate(kernels if options["is_learning"] else ()):
         with console.counting("head dims asked", options["quiet"]) as tell:
-            found = learn_all(name, options["head_dims"], workers=options["workers"], progress=tell)
+            learning = learn_all(name, options["head_dims"], workers=options["workers"], progress=tell)
         file = options["out"] / f"order-{i + 1}.json"
-        is_written = found.write(file)
-        console_search.print_learning(found, file if is_written else None)
+        is_written = learning.write(file)
+        console_search.print_learning(learning, file if is_written else None)
         if is_written:
             files[name] = file
     return files

@@ -1,4 +1,8 @@
-"""Find a kernel's order of operations, at several head dims on processes of their own, and write it as a proposal."""
+"""The job of ``fa3verify learn``: find a kernel's order of operations, at each head_dim in a process of its own.
+
+:mod:`fa3verify.learn` asks the kernel; this module runs it for several head dims, joins the answers and writes the
+proposal, which ``fa3verify verify --order FILE`` takes.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from fa3verify.files import json_text, write_text
 from fa3verify.learn import space
 from fa3verify.learn.learner import OUTPUTS, Learned, learn
 
-HEAD_DIMS = (64, 128)  # asked of a kernel for which none is named, where it takes them
+HEAD_DIMS = (64, 128)  # the head dims at which a kernel is asked by default, if it takes them
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Holds what was learned of a kernel at each head_dim, and why one was not."""
+    """What was learned of a kernel: ``found`` at each head_dim, and ``failed``, a line for each head_dim without it."""
 
     kernel: str
     found: tuple[Learned, ...]
@@ -30,20 +34,20 @@ class Learning:
 
     @property
     def orders(self) -> tuple[Order, ...]:
-        """Return the orders that no launch of any head_dim refuted."""
+        """Return the orders that no launch of any head_dim refuted; none if some head_dim was not learned whole."""
         if not self.found or not all(learned.is_whole for learned in self.found):
             return ()
-        kept = reduce(set.__and__, (set(learned.orders) for learned in self.found))
-        return tuple(order for order in self.found[0].orders if order in kept)
+        common = reduce(set.__and__, (set(learned.orders) for learned in self.found))
+        return tuple(order for order in self.found[0].orders if order in common)
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Return the steps that are no sound choice, each once."""
+        """Return in words the steps of its order that are no sound choice, each once."""
         return tuple(dict.fromkeys(words for learned in self.found for words in learned.findings))
 
     @property
     def proposal(self) -> LearnedOrder | None:
-        """Return what a file would hold; None where no order is left."""
+        """Return what a file would hold, with the first order that is left; None where none is left."""
         if not self.orders:
             return None
         first = self.found[0]
@@ -69,12 +73,12 @@ class Learning:
 
 
 def learn_named(kernel: str, head_dim: int, outputs: int, seed: int) -> Learned:
-    """Learn a kernel by its name as a task."""
+    """Learn the order of a kernel, given by name, at one head_dim: the function of the tasks."""
     return learn(found(kernel), head_dim, outputs=outputs, seed=seed)
 
 
 def _head_dims(introduced: Introduction) -> tuple[int, ...]:
-    """Return the head dims at which a kernel is asked where none is named."""
+    """Return those of :data:`HEAD_DIMS` that a kernel declares or may take, else the first one that it declares."""
     declared = introduced.head_dims
     return tuple(d for d in HEAD_DIMS if declared is None or d in declared) or (declared or HEAD_DIMS)[:1]
 
@@ -88,7 +92,7 @@ def learn_all(
     workers: int = 0,
     progress: Callable[[str], None] = lambda label: None,
 ) -> Learning:
-    """Learn a kernel at each head_dim.
+    """Learn the order of a kernel at each head_dim.
 
     Parameters
     ----------
@@ -97,9 +101,9 @@ def learn_all(
     head_dims : sequence of int
         By default those of :data:`HEAD_DIMS` that it declares to take.
     outputs : int
-        Fresh values at each head_dim.
+        Fresh output values at each head_dim that the answer is compared with.
     seed : int
-        Of all launches.
+        Seed of all launches.
     workers : int
         Processes; 0 is one per core.
     progress : callable
@@ -108,7 +112,8 @@ def learn_all(
     Returns
     -------
     Learning
-        A head_dim at which the kernel raised, crashed or hung is told apart, and so is a kernel that did at once.
+        Where the kernel raised, crashed or hung, ``failed`` says at which head_dim; if it did so while it was loaded,
+        nothing is learned and ``failed`` says that.
 
     Raises
     ------

@@ -1,9 +1,10 @@
-"""The atlas of many kernels: a campaign for each, what a forward loses over long rows, and the pages of it.
+"""The job of ``fa3verify atlas``: judge each kernel by a campaign of its own, and publish all of them as one atlas.
 
-A kernel costs its own entry only: atlas and pages are written again after each, and one that fails has its reason in
-them. Several kernels are judged side by side, each by a few processes of its own: what one of them does to its process
-or to its GPU context harms no other, and where one waits for its last task the others go on. ``OUT/worst`` gets a
-replay file a kernel, of the largest case of every family, and one a cause of its findings.
+Atlas and pages are written again after each kernel; a kernel whose campaign fails is in them with the reason. Several
+kernels are judged side by side, each by a few processes of its own: a kernel that harms its process or its GPU context
+harms no other, and while one waits for its last task the others go on. For each kernel ``OUT/worst`` gets a replay file
+with the largest case of every family, and one for each cause of its findings. A single campaign is
+:mod:`fa3verify.commands.verify`; the stored form is :mod:`fa3verify.campaign.atlas`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ from fa3verify.operations import FORWARD
 from fa3verify.text import of_error, one_line
 from fa3verify.timed.timing import query
 
-CAMPAIGNS = "campaigns"
-PROCESSES = 4  # of one kernel: each imports and compiles for itself, for ten seconds and more where it needs a GPU
-CROWDING = 1.5  # processes a core: those of a kernel wait for its first call and its last task, a third of their time
-WORST = "worst"
-LOSS_V_MEAN = 1.0
+CAMPAIGNS = "campaigns"  # folder below OUT with the report of each kernel
+# Processes of one kernel: few, as each imports and compiles for itself, for ten seconds and more where it needs a GPU.
+PROCESSES = 4
+# Processes per core: those of a kernel wait for its first call and its last task for a third of their time.
+CROWDING = 1.5
+WORST = "worst"  # folder below OUT with the published replay files
+LOSS_V_MEAN = 1.0  # mean of V for the accumulator loss: with mean 0 nothing shows
 LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the longest takes as long as the one before it
 
 
@@ -55,9 +58,9 @@ def run(
     settings : Settings
         ``out`` takes the atlas, and ``out/campaigns`` the report of each kernel.
     known : dict
-        What is known by name of the kernels; of those that are unavailable the atlas says why.
+        The kernels by name; those that are unavailable are in the atlas as not run, with the reason.
     tell : callable
-        Gets one line per kernel.
+        Called with one line for each kernel.
     resume : bool
         Keep the judged kernels of an atlas of the same profile and seed that is there already.
 
@@ -68,14 +71,17 @@ def run(
 
     Raises
     ------
+    ValueError
+        If ``resume`` finds an atlas of another profile, seed or version, or a damaged one.
     KeyboardInterrupt
         At an interruption, after all processes have ended; kernels that were judged stay in the atlas.
     """
     made = _empty(settings)
-    kept = _stored(settings, made) if resume else made
+    stored = _stored(settings, made) if resume else made
     absent = (known[name] for name in settings.kernels if name in known and known[name].unavailable)
-    made = _write(settings.out, atlas.joined(kept, [replace(made, kernels=tuple(map(_missing, absent)))]))
+    made = _write(settings.out, atlas.joined(stored, [replace(made, kernels=tuple(map(_missing, absent)))]))
     there = {kernel.name: atlas.alone(made, kernel.name) for kernel in made.kernels}
+    # A kernel that was judged comes again if its losses are not measured yet.
     todo = [name for name in settings.kernels if name not in there or _may_lose(there[name].kernels[0])]
     workers = settings.workers or int(CROWDING * default_workers())
     lanes = max(1, workers // PROCESSES)
@@ -97,7 +103,7 @@ def run(
 
 
 class _Pools:
-    """The processes of all kernels that are judged now, which an interruption ends at once."""
+    """The process pools of all kernels that are being judged, so that an interruption can end them together."""
 
     def __init__(self) -> None:
         self._made: set[Executor] = set()
@@ -105,13 +111,13 @@ class _Pools:
         self._has_ended = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt after the end."""
+        """Raise KeyboardInterrupt if the pools were ended."""
         if self._has_ended:
             raise KeyboardInterrupt(signal.SIGINT)
 
     @contextlib.contextmanager
     def pool(self, settings: verify.Settings) -> Iterator[Executor]:
-        """Processes for one kernel, which end with the context."""
+        """Give a context a pool of processes for one kernel, which end with it; KeyboardInterrupt after :meth:`end`."""
         with self._lock:
             self.check()
             made = make_executor(settings)
@@ -139,11 +145,12 @@ def _told(kernel: KernelRun) -> str:
 
 
 def _may_lose(kernel: KernelRun) -> bool:
-    """Tell whether it is a forward that was judged, and whose loss over long rows is not known yet."""
+    """Tell whether a kernel is a forward that was judged and whose accumulator loss was not measured yet."""
     return kernel.operation == FORWARD and kernel.verdict != "not run" and not kernel.loss
 
 
 def _empty(settings: verify.Settings) -> Run:
+    """Return an atlas without kernels, with the provenance of this machine."""
     facts = summary.provenance(settings.seed)
     packages = {name: version for name, version in facts.packages.items() if version != "absent"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -168,7 +175,10 @@ def _empty(settings: verify.Settings) -> Run:
 
 
 def _stored(settings: verify.Settings, made: Run) -> Run:
-    """Return what was judged of the atlas that is there; ValueError if it is of another profile, seed or version."""
+    """Return the stored atlas without kernels that were not run, or ``made`` where none is stored.
+
+    ValueError if it is damaged, or of another profile, seed or version.
+    """
     path = settings.out / atlas.FILE
     if not path.is_file():
         return made
@@ -181,6 +191,7 @@ def _stored(settings: verify.Settings, made: Run) -> Run:
 
 
 def _missing(kernel: Kernel) -> KernelRun:
+    """Return the entry of a kernel that cannot run here."""
     introduction = Introduction(
         kernel.name,
         one_line(kernel.description),
@@ -194,6 +205,7 @@ def _missing(kernel: Kernel) -> KernelRun:
 
 
 def _write(out: Path, made: Run) -> Run:
+    """Write an atlas and its pages, and return it."""
     from fa3verify.report import atlas_page
 
     atlas.write(out / atlas.FILE, made)
@@ -202,22 +214,22 @@ def _write(out: Path, made: Run) -> Run:
 
 
 def _row(settings: verify.Settings, name: str, pools: _Pools, judged: Run | None = None) -> Run:
-    """Judge one kernel and measure its losses, or only these where it was judged already.
+    """Return an atlas of one kernel: judge it and measure its losses, or only the losses if it was ``judged`` before.
 
-    Whatever the kernel does to the campaign is the reason that it has no verdict. The losses are asked first:
-    the processes that measure them would otherwise wait until the kernel has introduced itself.
+    An exception of its campaign becomes the reason why it was not run. The losses are submitted first: the processes
+    that measure them would otherwise wait until the kernel has introduced itself.
     """
     losses: dict[int, Future] = {}
     try:
         with pools.pool(settings) as executor:
             for keys, rows in LOSS_ROWS.items():
-                asked = accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed
-                losses[keys] = executor.submit(*asked)
+                call = accumulator_loss.measure, name, LOSS_V_MEAN, keys, rows, settings.seed
+                losses[keys] = executor.submit(*call)
             row = judged or _judged(settings, name, executor, pools.check)
     except Exception as error:
         failed = KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=of_error(error), loss=())
         row = judged or replace(_empty(settings), kernels=(failed,))
-    pools.check()  # what was ended is no loss
+    pools.check()  # after an interruption the measurements are cancelled, and no result
     (kernel,) = row.kernels
     if not _may_lose(kernel):
         return row
@@ -226,46 +238,50 @@ def _row(settings: verify.Settings, name: str, pools: _Pools, judged: Run | None
 
 
 def _judged(settings: verify.Settings, name: str, executor: Executor, check: Callable[[], None]) -> Run:
-    """Judge one kernel, and shut the executor down."""
+    """Judge one kernel on an executor, which is then shut down, and return its published atlas."""
     campaign = settings.out / CAMPAIGNS / _stem(name)
     own = replace(settings, kernels=(name,), out=campaign)
-    found = verify.run(own, lambda total, outcome: check(), executor)
-    return _published(found, campaign, settings.out)
+    judged = verify.run(own, lambda total, outcome: check(), executor)
+    return _published(judged, campaign, settings.out)
 
 
 def _stem(kernel: str) -> str:
-    """What files of a kernel are called."""
+    """Return the name that files of a kernel have, without an ending."""
     return re.sub(r"[^A-Za-z0-9._+-]", "_", kernel)
 
 
 def _loss(seqlen_k: int, future: Future) -> Loss:
-    """What became of one measurement."""
+    """Return the loss that a future measured over ``seqlen_k`` keys, or why there is none."""
     rows = LOSS_ROWS[seqlen_k]
     try:
-        found: accumulator_loss.Lost | None = future.result()
+        lost: accumulator_loss.Lost | None = future.result()
     except (TaskError, CancelledError) as error:
         return Loss(seqlen_k, rows, None, None, one_line(str(error)))
-    if found is None:
+    if lost is None:
         return Loss(seqlen_k, rows, None, None, "it does not take this length")
-    return Loss(seqlen_k, rows, found.rel_rmse, found.bias, None)
+    return Loss(seqlen_k, rows, lost.rel_rmse, lost.bias, None)
 
 
 def _published(found: Run, campaign: Path, out: Path) -> Run:
-    """The atlas of one kernel as it is published: its replay files below ``out``, of every family the largest case."""
+    """Return the atlas of one kernel as it is published, with replay files below ``out``.
+
+    ``campaign`` is the folder of its own report, from which the files of findings are copied. The largest case of every
+    family goes into one file, which families and worst case then name.
+    """
     made = atlas.of(found)
     (kernel,) = made.kernels
     path = out / WORST / f"{_stem(kernel.name)}.json"
     replay_files.write_largest(path, kernel.name, _largest(found.cases), kernel.hypothesis)
     replay = f"{WORST}/{path.name}"
-    kept, findings = _findings(made.failures, campaign, path)
+    copied, findings = _findings(made.failures, campaign, path)
     coverage = kernel.coverage
-    if coverage and coverage.pairs:
+    if coverage and coverage.pairs:  # an atlas has the counts of all pairs, and none by two dimensions
         coverage = replace(coverage, pairs=replace(coverage.pairs, by_dimensions=None))
     kernel = replace(
         kernel,
         coverage=coverage,
         families=tuple(replace(row, replay=replay) for row in kernel.families),
-        laws=tuple(replace(law, replay=kept.get(str(law.replay))) for law in kernel.laws),
+        laws=tuple(replace(law, replay=copied.get(str(law.replay))) for law in kernel.laws),
         worst=kernel.worst and replace(kernel.worst, replay=replay),
         assumed=kernel.assumed and _without_files(kernel.assumed),
     )
@@ -273,7 +289,7 @@ def _published(found: Run, campaign: Path, out: Path) -> Run:
 
 
 def _without_files(assumed: Assumed) -> Assumed:
-    """Return what a bound assumed without replay files: those of findings are enough to be published."""
+    """Return what a bound assumed without its replay files, which stay in the campaign's own folder."""
     rows = [
         replace(row, refuted_by=row.refuted_by and replace(row.refuted_by, replay=None)) for row in assumed.hypotheses
     ]
@@ -281,20 +297,24 @@ def _without_files(assumed: Assumed) -> Assumed:
 
 
 def _largest(cases: Sequence[CaseResult]) -> dict[str, Case]:
-    """The case of the largest error / bound of every family."""
-    found: dict[str, Case] = {}
+    """Return the case of the largest error / bound of each family."""
+    largest: dict[str, Case] = {}
     for case in sorted(cases, key=lambda case: case.measures["ratio_max"], reverse=True):
-        found.setdefault(case.family, case.case)
-    return found
+        largest.setdefault(case.family, case.case)
+    return largest
 
 
 def _findings(findings: Sequence[Finding], campaign: Path, beside: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
-    """Copy the replay file of the first finding of each cause: new names by old, and the findings with them."""
-    kept: dict[str, str] = {}
+    """Copy the replay file of the first finding of each cause from ``campaign`` to files named after ``beside``.
+
+    Return the new paths by the old ones, and the findings with the new paths; a finding whose file was not copied has
+    None.
+    """
+    copied: dict[str, str] = {}
     for _, same in groupby(findings, lambda finding: finding.cause):
         first = next(same).replay
-        if first and first not in kept:
-            path = beside.with_name(f"{beside.stem}.finding-{len(kept)}.json")
+        if first and first not in copied:
+            path = beside.with_name(f"{beside.stem}.finding-{len(copied)}.json")
             write_text(path, json.dumps(json.loads((campaign / first).read_text("utf-8")), sort_keys=True) + "\n")
-            kept[first] = f"{WORST}/{path.name}"
-    return kept, tuple(replace(finding, replay=kept.get(str(finding.replay))) for finding in findings)
+            copied[first] = f"{WORST}/{path.name}"
+    return copied, tuple(replace(finding, replay=copied.get(str(finding.replay))) for finding in findings)

@@ -1,4 +1,8 @@
-"""The content of a replay file, run again."""
+"""The job of ``fa3verify replay``: run the content of a replay file again, on the kernel it names or on another.
+
+The files are read and written in :mod:`fa3verify.campaign.replay_files`. A content is one case, a trial of a law, the
+cases of a family, the largest case of every family, cases that refute hypotheses together, or what a hunt found.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +39,16 @@ NOT_SHOWN = (
 
 
 class Replayed(NamedTuple):
-    """Holds what a replay file says of a kernel today.
+    """The result of running a replay file again.
 
     Parameters
     ----------
     holds : bool
-        Whether the kernel keeps what the file says it broke: its bound, a law, or the margin of a baseline.
+        Whether the kernel now keeps its bound, the law, or the margin of the baseline that the file is about.
     message : str
-        One line that says so, and the traceback of what the kernel raises, if it raises.
+        One line that says so; if the kernel raises, the traceback follows.
     measures : mapping of str to float, optional
-        Figures of :mod:`fa3verify.judging.metrics` of judged cases, else None.
+        Figures of the judged cases (:mod:`fa3verify.judging.metrics`); None for laws, and where nothing was judged.
     """
 
     holds: bool
@@ -59,25 +63,32 @@ def run(
 
     Parameters
     ----------
+    file : ReplayFile
     kernel : str, optional
-        Another one than the file names.
+        Name of another kernel than the file names.
     activations : Path, optional
-        Folder of a user's own activations, if they are not where they were; their content must be the same.
+        Folder of a user's own activations, if they have been moved; their content must be the same.
     family : str, optional
-        Of a file with the largest case of every family, the only one to run; ValueError if it has none such.
+        The only family to run, for a file with the largest case of every family.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel, if the content is damaged or not for this kernel, or if ``family`` is given and the
+        file does not have it.
     """
-    asked = registry.find(kernel or file.kernel)
-    found = _judged(asked, file, activations, family)
-    if found.holds and file.is_finding_of(kernel):
-        found = found._replace(message=f"{found.message}; {NOT_SHOWN}")
-    assumed = str(hypotheses.sums_of(asked)) if hypotheses.under(asked) else "what its order says"
+    judged_kernel = registry.find(kernel or file.kernel)
+    replayed = _judged(judged_kernel, file, activations, family)
+    if replayed.holds and file.is_finding_of(kernel):
+        replayed = replayed._replace(message=f"{replayed.message}; {NOT_SHOWN}")
+    assumed = str(hypotheses.sums_of(judged_kernel)) if hypotheses.under(judged_kernel) else "what its order says"
     if file.sums in (None, assumed):
-        return found
-    return found._replace(message=f"{found.message}; the file's bound assumed {file.sums}, here it is {assumed}")
+        return replayed
+    return replayed._replace(message=f"{replayed.message}; the file's bound assumed {file.sums}, here it is {assumed}")
 
 
 def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: str | None) -> Replayed:
-    """Return what :func:`run` returns, by the kind of the content."""
+    """Run the content by its kind and return the result, to which :func:`run` adds remarks."""
     content = file.content
     if content.get("schema") == results.REFUTATIONS:
         return _refutations(kernel, content, activations)
@@ -119,14 +130,16 @@ def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: 
 
 
 def _trial(content: Any, activations: Path | None) -> Trial:
+    """Read a trial of a law; ValueError for a damaged one."""
     trial = Trial.from_json(content)
     return replace(trial, case=_found(trial.case, activations))
 
 
 def _refutations(kernel: Kernel, content: Json, activations: Path | None) -> Replayed:
-    """Judge what refutes different hypotheses about one kernel again, all of it together: one must hold in all.
+    """Judge together the cases and trials that refuted different hypotheses: one hypothesis must hold in all of them.
 
-    A kernel that states its order, or now raises, must simply hold.
+    A kernel that states its order must pass every case. One that raises, or breaks a law under every hypothesis at
+    once, fails.
     """
     contents = content.get("contents")
     if not isinstance(contents, list) or not all(isinstance(each, dict) for each in contents):
@@ -143,18 +156,18 @@ def _refutations(kernel: Kernel, content: Json, activations: Path | None) -> Rep
             return Replayed(False, violation.message, None)
         against = {name: (trial, broken) if broken else None for name, broken in under.items()}
         laws.append(LawOutcome(trial.law, "fail" if violation else "pass", hypotheses=against))
-    found = results.settle(records, laws)
-    if found is None:
+    settled = results.settle(records, laws)
+    if settled is None:
         return Replayed(all(passes(kernel, record.measures) for record in records), f"{len(records)} cases", None)
-    is_kept = found.chosen not in found.refuted
-    words = f"{found.chosen} holds in {len(records)} cases and {len(trials)} trials"
-    words = f"{words if is_kept else results.contradiction(found)}; {hypotheses.sums_of(kernel)}"
-    held = all(passes(kernel, results.judged_under(record, found.chosen).measures) for record in records)
-    return Replayed(is_kept and held, words, None)
+    is_left = settled.chosen not in settled.refuted
+    words = f"{settled.chosen} holds in {len(records)} cases and {len(trials)} trials"
+    words = f"{words if is_left else results.contradiction(settled)}; {hypotheses.sums_of(kernel)}"
+    held = all(passes(kernel, results.judged_under(record, settled.chosen).measures) for record in records)
+    return Replayed(is_left and held, words, None)
 
 
 def _raised(message: str, failure: Failure | None) -> str:
-    """A message with the traceback of what the kernel raised."""
+    """Return a message with the traceback of what the kernel raised, if there is one."""
     return f"{message}\n{failure.traceback['text']}" if failure and failure.traceback else message
 
 
@@ -167,7 +180,7 @@ def _case(kernel: Kernel, content: Any, activations: Path | None) -> Case:
 
 
 def _of_largest(content: Json, family: str | None) -> list[Any]:
-    """The largest cases of all families, or of one; ValueError if there is none such."""
+    """Return the largest case of all families, or of one; ValueError if the file does not have it."""
     cases = content.get("cases")
     if not isinstance(cases, dict):
         raise ValueError("the replay file is damaged: it names no case of its families")
@@ -177,7 +190,10 @@ def _of_largest(content: Json, family: str | None) -> list[Any]:
 
 
 def _family(kernel: Kernel, what: str, content: Json, activations: Path | None) -> Replayed:
-    """Judge all cases of a family again; the figures are those of the whole family."""
+    """Judge all cases of a family again, and return figures pooled over them.
+
+    The content may name the hypothesis that a campaign chose, under which a kernel that states no order is judged.
+    """
     if not isinstance(content.get("cases"), list) or not content["cases"]:
         raise ValueError("the replay file is damaged: it names no case of its family")
     kernel = hypotheses.under(kernel).get(content.get("hypothesis", ""), kernel)
@@ -190,7 +206,7 @@ def _family(kernel: Kernel, what: str, content: Json, activations: Path | None) 
 
 
 def _records(kernel: Kernel, family: str, cases: list[Case]) -> Sequence[CaseResult] | Replayed:
-    """Judge cases under one hypothesis; a kernel that raises is replayed with that."""
+    """Judge cases under the hypothesis that fits them; return the failed replay if the kernel raises in one of them."""
     records = judge_cases(kernel, family, cases)
     for record in records:
         if record.error:
@@ -199,7 +215,7 @@ def _records(kernel: Kernel, family: str, cases: list[Case]) -> Sequence[CaseRes
 
 
 def _found(case: Case, activations: Path | None) -> Case:
-    """The case with a user's own activations in another folder, if one is named."""
+    """Return the case, with the path of a user's own activations changed to another folder, if one is named."""
     if activations is None or case.recipe.distribution != CAPTURED:
         return case
     settings = case.recipe.settings
@@ -208,10 +224,13 @@ def _found(case: Case, activations: Path | None) -> Case:
 
 
 def _against_baseline(kernel: Kernel, stored: MovedFigure, case: Case) -> Replayed:
-    """Judge the whole family of a case again and compare the figure that had moved with its limit."""
+    """Judge the whole family of a case again, and compare the figure that got worse with its limit.
+
+    ValueError if the file does not name a profile, family and figure that exist, or the kernel takes no case of it.
+    """
     family = stored.family
     try:
-        is_own = family.startswith(f"{CAPTURED}:")  # whose only case this is
+        is_own = family.startswith(f"{CAPTURED}:")  # the family of a user's file has no other case
         cases = [case] if is_own else judged_cases(kernel, family, PROFILES[stored.profile], stored.seed)
     except (KeyError, ValueError, StopIteration) as error:
         raise ValueError(f"the replay file names no figure of a baseline: {of_error(error)}") from None

@@ -1,4 +1,9 @@
-"""The main job: plan, run, judge, write the report; whole, or in shards that are merged."""
+"""The job of ``fa3verify verify`` and ``merge``: run a campaign, or one shard of it, and write its report.
+
+:func:`run` is called by the verb, by ``atlas`` for each kernel (:mod:`fa3verify.commands.publish`) and by
+:func:`fa3verify.verify`. The tasks are made in :mod:`fa3verify.campaign.plan`, the verdict is drawn in
+:mod:`fa3verify.campaign.summary`, and the pages are made in :mod:`fa3verify.report.build`.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +38,13 @@ from fa3verify.kernels import twins
 from fa3verify.known import registry
 from fa3verify.text import one_line, plural
 
-PARTIAL = ".partial"
-Progress = Callable[[int, Outcome | None], None]  # the number of tasks, and None at the start, then each outcome
+PARTIAL = ".partial"  # the journal's folder below OUT
+Progress = Callable[[int, Outcome | None], None]  # gets the number of tasks with None at the start, then each outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Holds what the user asked for."""
+    """What the user asked for."""
 
     kernels: tuple[str, ...]
     profile: ProfileName
@@ -63,16 +68,16 @@ class Settings:
 
     @property
     def journal(self) -> Path:
-        """Return where results wait for the end; shards that write into one folder have each their own."""
+        """Return the folder of finished results, from which a campaign resumes; each shard has a folder of its own."""
         return self.out / (PARTIAL if self.shard is None else f"{PARTIAL}-{self.shard.number}-of-{self.shard.count}")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRun:
-    """Holds what one shard ran: itself in words, its file, how many tasks and what failed.
+    """The result of one shard: its name in words, its file, the number of its tasks and what failed.
 
-    Without a failure the exit code is 0, which is no pass. What depends on other shards is not judged here: the
-    baseline, and whether enough was tried.
+    An exit code of 0 means that nothing failed, and is no pass. Baseline and coverage depend on other shards and are
+    not judged here.
     """
 
     shard: str
@@ -120,20 +125,20 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
     Parameters
     ----------
     progress : callable
-        Called with (number of tasks, None) at the start and (number of tasks, outcome) after each.
+        Called with (number of tasks, None) at the start and (number of tasks, outcome) after each task.
     executor : Executor, optional
-        What runs its tasks, and is shut down behind them; by default one as the settings say.
+        Runs the tasks and is then shut down; by default :func:`make_executor` makes it.
 
     Returns
     -------
     Run
-        What ``summary.json`` holds.
+        The run that ``summary.json`` holds.
 
     Raises
     ------
     ValueError
-        For an unknown kernel, a bad baseline, a damaged or foreign file of activations, or an unwritable output
-        directory.
+        For an unknown kernel, or one that cannot run here (:class:`fa3verify.campaign.introduction.Unavailable`), a bad
+        baseline, a damaged or foreign file of activations, or an unwritable output directory.
     Interrupted
         A KeyboardInterrupt, after the workers have ended and the report of what was found is written; finished tasks of
         the twins stay in the journal and are not run again next time.
@@ -146,9 +151,9 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
         except KeyboardInterrupt as stop:
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, None, f"its report is not whole; {_told_kept(settings)}") from None
-    found = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
+    result = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
     report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(part.interrupted_by, found, f"{report}; {_told_kept(settings)}")
+    raise Interrupted(part.interrupted_by, result, f"{report}; {_told_kept(settings)}")
 
 
 def run_shard(settings: Settings, progress: Progress) -> ShardRun:
@@ -159,7 +164,7 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     ValueError
         As for :func:`run`.
     Interrupted
-        Without a shard, which is whole or not there.
+        At an interruption; no file is then written, as a shard is whole or not there.
     """
     part, outcomes = carry_out(settings, progress)
     if part.interrupted_by is not None:
@@ -167,8 +172,8 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
     path = shards.write(part, settings.out)
     _remove_journal(settings)
-    found = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
-    return ShardRun(str(part.shard), path.name, len(outcomes), found.failures)
+    result = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
+    return ShardRun(str(part.shard), path.name, len(outcomes), result.failures)
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -177,18 +182,18 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
     Parameters
     ----------
     settings : Settings
-        ``out`` and the baselines; what the campaign was asked for is what the shards say.
+        Only ``out`` and the baselines are read; kernels, profile and seed are those of the shards.
 
     Returns
     -------
     Run
-        Its data are those of one process, but for a kernel that lost so many workers that it got no more.
+        The same data as from one process, unless a kernel lost so many workers that its other tasks were skipped.
 
     Raises
     ------
     ValueError
-        As :func:`fa3verify.campaign.shards.read_all`, for shards that other sources ran, a bad baseline, or an
-        unwritable output directory.
+        As :func:`fa3verify.campaign.shards.read_all`, and for shards that other sources of fa3verify ran, a bad
+        baseline, or an unwritable output directory.
     """
     parts = shards.read_all(folders)
     first = parts[0]
@@ -208,8 +213,10 @@ def merge(folders: Sequence[Path], settings: Settings) -> Run:
 def carry_out(
     settings: Settings, progress: Progress, executor: Executor | None = None
 ) -> tuple[shards.Part, list[Outcome]]:
-    """Run the tasks of a campaign, or of one shard of it, as :func:`run` says; of the part only its outcomes are left
-    out."""
+    """Run the tasks of a campaign, or of one shard of it; return what ran, without outcomes, and the outcomes.
+
+    It raises what :func:`run` raises but for an interruption of tasks, which the part records in ``interrupted_by``.
+    """
     started = datetime.now(UTC)
     clock = settings.began_s or time.monotonic()
     captures = list_captures(settings.activations) if settings.activations else ()
@@ -218,7 +225,7 @@ def carry_out(
         introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
-        threading.Thread(target=_import_report, daemon=True).start()
+        threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
         outcomes, interrupted_by = _executed(kernels, captures, settings, progress, executor)
         asked: tuple[Question, ...] = ()
         for kernel in kernels if interrupted_by is None and not settings.shard else ():
@@ -311,12 +318,12 @@ def _asked(
 
 
 def _told_kept(settings: Settings) -> str:
-    """Return what the same command goes on from, in words."""
-    kept = len(list(settings.journal.glob("*.json")))
-    if not kept:
+    """Return in words from which finished tasks the same command would resume."""
+    count = len(list(settings.journal.glob("*.json")))
+    if not count:
         return "no finished task is kept, and the same command begins anew"
     rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
-    return f"the same command goes on from {plural(kept, 'finished task')} of twins{rest}"
+    return f"the same command goes on from {plural(count, 'finished task')} of twins{rest}"
 
 
 def conclude(
@@ -326,17 +333,21 @@ def conclude(
     compared: gate.Baseline | None,
     updated: gate.Baseline | None,
 ) -> Run:
-    """Judge what ran and write everything below ``settings.out``."""
+    """Draw the verdict from the outcomes and write everything below ``settings.out``.
+
+    ``compared`` is the baseline to compare with, ``updated`` what the file of ``update_baseline`` holds already; both
+    may be None.
+    """
     from fa3verify.report.build import write_report
 
     clock = time.monotonic() - part.wall_s
     if settings.is_fail_fast and any(map(campaign.is_finding, outcomes)):
         compared = None  # a family that ended early has the figures of fewer cases
-    found = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
-    found = questions.with_questions(found, part.questions, settings.answer)
-    found = replace(
-        replay_files.write_all(found, settings.out),
-        exit_code=found.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,
+    result = summarize(list(part.kernels), outcomes, compared, profile=settings.profile, seed=settings.seed)
+    result = questions.with_questions(result, part.questions, settings.answer)
+    result = replace(
+        replay_files.write_all(result, settings.out),
+        exit_code=result.exit_code if part.interrupted_by is None else 128 + part.interrupted_by,
         command=one_line(settings.command or shlex.join(["fa3verify", *sys.argv[1:]]), 10**4),
         started=part.started,
         provenance=part.provenance,
@@ -344,19 +355,21 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in found.kernels])
+        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
         write_text(settings.update_baseline, body.with_kernels_of(updated).text())
-    atlas.write(settings.out / atlas.FILE, atlas.of(found))
-    write_report(settings.out, found)
+    atlas.write(settings.out / atlas.FILE, atlas.of(result))
+    write_report(settings.out, result)
     if part.interrupted_by is None:
         _remove_journal(settings)
-    return found
+    return result
 
 
 def _baselines(settings: Settings) -> tuple[gate.Baseline | None, gate.Baseline | None]:
-    """Read, before it runs, what a campaign is compared with and what the file to be updated holds, None for what there
-    is not; ValueError for one of another profile or seed."""
-    if settings.only.limit is not None:  # figures of fewer cases are others
+    """Return the baseline to compare with and the content of the one to update, each None where there is none.
+
+    They are read before anything runs, so that a bad file is a ValueError at once, as is another profile or seed.
+    """
+    if settings.only.limit is not None:  # figures of fewer cases cannot be compared
         return None, None
     path = settings.update_baseline
     updated = _stored(settings, path) if path and path.is_file() else None
@@ -377,7 +390,7 @@ def _stored(settings: Settings, path: Path) -> gate.Baseline:
 
 
 def _remove_journal(settings: Settings) -> None:
-    """Remove what could be resumed: the report, or the shard, exists."""
+    """Remove the journal, once the report or the shard is written."""
     with contextlib.suppress(OSError):
         shutil.rmtree(settings.journal)
 

@@ -1,5 +1,4 @@
-"""How many bits an output loses over the ideal kernel of its format: the one number that ranks
-kernels.
+"""Bits lost: how many bits an output loses over the ideal kernel of its format, the number that ranks kernels.
 
 The ideal kernel computes exactly on the operands that a kernel was given and rounds its outputs once, to the same
 format. A row of outputs (one query, one head) loses log2(its root mean square error / that of the ideal kernel), where
@@ -10,7 +9,8 @@ truth, so that no row loses less than 0 bits, and the ideal kernel loses exactly
 
 The cases are those drawn with seed 0, which every campaign judges whatever its own seed is: families of few blocks or
 heads move the mean by up to 0.1 bit from draw to draw, all kernels alike, so that kernels compare on one draw. Cases
-that ask for another output format than the kernel's own are left out.
+that ask for another output format than the kernel's own are left out. :func:`of_rows` is used by
+:mod:`fa3verify.judging.metrics` for each case, :func:`of_kernel` by :mod:`fa3verify.campaign.summary` for a kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFINITION = (
     "Bits lost: log2 of a row's RMS error over that of the ideal kernel, which rounds the exact output once to the "
     "same format; mean over rows, then over input families"
 )
-SEED = 0  # of the cases that count
+SEED = 0  # the seed of the cases that count
 
 
 def of_rows(error: np.ndarray, ideal: np.ndarray, ulps: np.ndarray, judged: np.ndarray) -> tuple[float, int]:
@@ -34,7 +34,7 @@ def of_rows(error: np.ndarray, ideal: np.ndarray, ulps: np.ndarray, judged: np.n
     Parameters
     ----------
     error, ideal : float64 arrays, (..., head_dim)
-        Of the kernel and of the ideal kernel: value - exact value.
+        Errors of the kernel and of the ideal kernel: value - exact value.
     ulps : float64 array of the same shape
         Spacing of the output format at the exact value.
     judged : bool array of the same shape
@@ -43,8 +43,8 @@ def of_rows(error: np.ndarray, ideal: np.ndarray, ulps: np.ndarray, judged: np.n
     Returns
     -------
     tuple of float and int
-        The bits are 0 or more, each output with those of its row; infinite where a judged error is not finite, 0 where
-        nothing is judged.
+        The bits are 0 or more: the mean over judged outputs, each of which loses what its row loses. Infinite where a
+        judged error is not finite, 0 where nothing is judged.
     """
     weights = judged.sum(axis=-1)
     rows = weights > 0
@@ -58,7 +58,7 @@ def of_rows(error: np.ndarray, ideal: np.ndarray, ulps: np.ndarray, judged: np.n
 
 
 def _power(x: np.ndarray, judged: np.ndarray) -> np.ndarray:
-    """Sum of squares of what is judged of every row."""
+    """Return for every row the sum of squares of its judged elements."""
     return np.square(np.where(judged, x, 0.0)).sum(axis=-1)
 
 
@@ -73,19 +73,19 @@ class BitsLost:
 
 
 def of_kernel(families: Mapping[str, float | None], complete: Iterable[str]) -> BitsLost | None:
-    """Return the number of a kernel.
+    """Return the number that ranks a kernel: the mean of its families, each with the same weight.
 
     Parameters
     ----------
     families : mapping
-        Bits that each family loses, None of one that has no such figure.
+        Bits that each family loses, None for a family that does not have the figure.
     complete : iterable of str
-        Families that count. None of them may be missing, for a mean over others ranks nothing.
+        Families that count. All of them must be there: means over different families cannot be compared.
 
     Returns
     -------
     BitsLost, optional
-        None where a family is missing or has no figure.
+        None where a family is missing or does not have the figure, and where no family counts.
     """
     bits = {name: families.get(name) for name in complete}
     lost = {name: x for name, x in bits.items() if x is not None}

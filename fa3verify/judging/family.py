@@ -1,4 +1,9 @@
-"""Judged cases as figures, and those of a family of inputs, pooled."""
+"""The record of a judged case, :class:`CaseResult`, and the pooled figures of a family of inputs, :class:`FamilyRow`.
+
+:mod:`fa3verify.campaign.plan` makes the first in workers, :mod:`fa3verify.campaign.summary` pools them, and
+:mod:`fa3verify.judging.gate` compares the pooled figures with limits. The figures of one case come from
+:mod:`fa3verify.judging.metrics`.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +24,33 @@ from fa3verify.text import Failure
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """Holds what judging one case gave.
+    """One judged case: its figures, or how the kernel failed.
 
     Parameters
     ----------
     family : str
     case : Case
     measures : dict
-        Of a kernel that states no order those under the hypothesis that the case speaks least against.
+        Figures by name; for a kernel that states no order those under the hypothesis with the smallest error / bound.
+        Empty where the kernel failed.
     quantisation : dict, optional
-        What quantising its inputs did, None where nothing was quantised.
+        What quantising the inputs did (:attr:`fa3verify.judging.judgement.Judgement.quantisation`); None where nothing
+        was quantised.
     kernel, describe : str
-        Name of the kernel and the case in one line, in a run.
+        Name of the kernel, and the case in one line; a worker leaves both empty, and a run fills them.
     hypotheses : dict
-        The largest error / bound under each hypothesis about a kernel that states no order.
+        The largest error / bound under each hypothesis about a kernel that states no order; empty for others.
     under : dict
-        Under each the measures, and the order of operations that it says.
+        The measures under each hypothesis, with the order of operations that it assumes.
     order : dict, optional
-        Fields of the order of operations that the bound assumed; None where it assumes none.
+        Fields of the order of operations that the bound assumed; None where it assumes none, and where ``under`` has
+        it.
     sketch : Sketch, optional
-        Where the errors of a forward lie.
+        Where the errors of a forward lie; None for other operations.
     point : dict
-        Classes of the case by dimension.
+        The class of the case in each dimension of :mod:`fa3verify.cases.space`.
     error : Failure, optional
-        How the kernel failed instead, so that there are no measures.
+        How the kernel failed; None if it returned what it declares.
     """
 
     family: str
@@ -66,17 +74,18 @@ class CaseResult:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Its measures, and how far quantising its inputs went towards its own bound."""
+        """Its measures, and the error / bound of quantising its inputs, 0 where nothing was quantised."""
         quantisation = self.quantisation or {"bound_ratio": 0.0}
         return self.measures | {"quantisation_bound_ratio": quantisation["bound_ratio"]}
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyRow:
-    """Pooled figures of one family of inputs, None for one that its operation does not have; ``cases`` is one of them.
+    """The pooled figures of one family of inputs.
 
-    ``replay`` is the file that gives them again. An atlas, which has no cases, has the ``seeds`` that inputs were drawn
-    from, and the case of the largest error / bound in one line.
+    ``figures`` are those of :func:`pooled` by name, the number of ``cases`` among them; a figure that nothing had is
+    None. ``replay`` is the file that gives them again, None until it is written. Only an atlas, which has no cases, has
+    the ``seeds`` that inputs were drawn from and, in ``largest``, the case of the largest error / bound in one line.
     """
 
     family: str
@@ -86,7 +95,7 @@ class FamilyRow:
     largest: str = field(default="", metadata=OMITTED)
 
     def number(self, name: str) -> float:
-        """Return a figure that every family has."""
+        """Return a figure that is never None, such as ``outputs``."""
         value = self.figures[name]
         assert value is not None
         return value
@@ -99,7 +108,7 @@ class FamilyRow:
 
 @dataclass(frozen=True, slots=True)
 class Figured:
-    """A kernel with its figures by family: what the rules of the gate read."""
+    """What the rules of the gate need of a kernel: its name, operation and pooled figures by family."""
 
     name: str
     families: tuple[FamilyRow, ...]
@@ -107,13 +116,14 @@ class Figured:
 
 
 def pooled(cases: Sequence[CaseResult], operation: Operation) -> dict[str, float | None]:
-    """Pool the measures of cases of one family: RMS of all outputs, maxima of maxima, the rest weighted means.
+    """Pool the measures of cases of one family; a figure that no case has is None.
 
-    The weight of a case is its number of main output values, for side outputs as well.
+    Counts are added, root mean squares are over all outputs, maxima are the largest, and other figures are means. Means
+    are weighted by each case's number of finite, bounded main output values, for side outputs too.
     """
     measures = [case.measures for case in cases]
     weights = [max(m["outputs"] - m["unbounded"] - m["nonfinite"], 0) for m in measures]
-    total = sum(weights) or 1
+    total = sum(weights) or 1  # without such an output all means are 0
 
     def mean(key: str) -> float:
         return math.fsum(w * m[key] for w, m in zip(weights, measures, strict=True)) / total
@@ -137,7 +147,7 @@ def pooled(cases: Sequence[CaseResult], operation: Operation) -> dict[str, float
         figures[key] = math.sqrt(power / (sum(w for w, _ in having) or 1)) if having else None
     compared = [m["bits_differing"] for m in measures if "bits_differing" in m]
     figures["bits_differing"] = sum(compared) if compared else None
-    if all("outside" in m for m in measures):
+    if all("outside" in m for m in measures):  # only a kernel that states its order has an enclosure
         figures["outside"] = sum(m["outside"] for m in measures)
         figures |= {key: mean(key) for key in ("enclosed_median", "determined")}
     figures |= {key: mean(key) for key in ("ulp_p50", "ratio_median", "bias", "bit_equal")}
@@ -151,14 +161,14 @@ def pooled(cases: Sequence[CaseResult], operation: Operation) -> dict[str, float
 
 
 def family_row(cases: Sequence[CaseResult], operation: Operation) -> FamilyRow:
-    """Return the figures of cases of one family."""
+    """Return the row of a family from its cases, of which there is at least one and none that failed."""
     return FamilyRow(cases[0].family, pooled(cases, operation))
 
 
 def _bits_lost(cases: Iterable[CaseResult]) -> float | None:
-    """Return the bits that a family loses: the mean over the outputs of its cases that count.
+    """Return the bits that a family loses: the mean over the bounded outputs of the cases that count.
 
-    Infinite where an output is not finite; None where no case counts or its operation has no such figure.
+    Infinite where an output is not finite; None where no case counts or the operation does not have the figure.
     """
     measures = [case.measures for case in cases if "bits_lost" in case.measures and _counts(case.case)]
     weights = [m["outputs"] - m["unbounded"] for m in measures]
@@ -168,5 +178,5 @@ def _bits_lost(cases: Iterable[CaseResult]) -> float | None:
 
 
 def _counts(case: Case) -> bool:
-    """Tell whether a judged case is one of those that bits lost are over."""
+    """Tell whether a case counts for bits lost: drawn with the ranking's seed, in the kernel's own output format."""
     return case.recipe.seed == bits_lost.SEED and "out_dtype" not in dict(case.changes)

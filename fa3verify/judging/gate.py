@@ -1,8 +1,9 @@
-"""From figures to a verdict: bits, bound, baseline with its policy, and the stored baselines.
+"""The gate: compare the pooled figures of each family with their limits, a :class:`GateRow` for each comparison.
 
-Bits (L0 in files): a GPU kernel equals its twin. Bound (L1): error / bound <= 1 everywhere, and what quantising the
-inputs did stays within its own bound. Baseline (L2): no figure of a family is worse than the stored one by more than
-the policy's margin. What was not compared never passes.
+Bits (L0 in files): a GPU kernel equals its twin. Bound (L1): error / bound <= 1 everywhere, and the error of quantising
+the inputs stays within its own bound. Baseline (L2): no figure of a family is worse than the stored one by more than
+the margin of :data:`POLICY`. What was not compared never passes. Stored baselines are read and made here as well
+(:class:`Baseline`). :mod:`fa3verify.campaign.summary` applies the rules and makes findings of rows that fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from fa3verify.records import NOT_WRITTEN
 
 SCHEMA = "fa3verify.baseline/1"
 SHIPPED = Path(__file__).parents[1] / "data" / "baselines"
-OTHER_BITS = "bits that differ from the twin"  # these four are rules
+# Names of rules that other modules ask for.
+OTHER_BITS = "bits that differ from the twin"
 NON_FINITE = "non-finite outputs"
 OUTSIDE = "outside the stated order, assuming the tensor-core model"
 QUANTISATION = "quantisation error / its own bound"
@@ -33,10 +35,10 @@ QUANTISATION = "quantisation error / its own bound"
 
 @dataclass(frozen=True, slots=True)
 class BaselineRule:
-    """Says how much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``.
+    """How much worse one figure may get: ``limit = baseline * (1 + relative) + absolute``.
 
-    Of a figure that is ``counted``, a share of the outputs, at most 5 % and four standard deviations of the count,
-    which is less where few outputs are counted of many.
+    A figure that is ``counted`` is a share of the outputs. Its limit is also at most 1.05 times the baseline plus four
+    standard deviations of the count, which is tighter where few of many outputs are counted.
     """
 
     measure: str
@@ -46,10 +48,11 @@ class BaselineRule:
     counted: bool = False
 
     def limit(self, baseline: float, outputs: int) -> float:
-        """The largest figure that passes; ``outputs`` were judged, 0 where nobody knows."""
+        """The largest figure that passes; ``outputs`` is the number of judged outputs, 0 where it is unknown."""
         limit = baseline * (1 + self.relative) + self.absolute
         if not self.counted or not outputs:
             return limit
+        # 1 / outputs: even a baseline of 0 leaves room for a few outputs.
         deviation = math.sqrt((baseline * (1 - baseline) + 1 / outputs) / outputs)
         return min(limit, 1.05 * baseline + 4 * deviation)
 
@@ -76,15 +79,18 @@ POLICY: tuple[BaselineRule, ...] = (
     ),
     BaselineRule("nonfinite", 0.0, 0.0, "NaN or Inf where the truth is finite"),
 )
-_OF_EVERY_BASELINE = ("rel_rmse_seen", "abs_bias", "ratio_max", "not_bit_equal", "nonfinite")  # since the first version
+# Figures that a stored baseline must have, as the first version of the schema had them.
+_OF_EVERY_BASELINE = ("rel_rmse_seen", "abs_bias", "ratio_max", "not_bit_equal", "nonfinite")
 
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One comparison: ``status`` is pass, fail or not compared; ``margin`` is 1 - observed / limit unless it is given.
+    """One comparison of a figure with its limit.
 
-    ``telling`` is the measure whose largest value in the family picks the case to replay, ``seen`` what a finding has;
-    no file has either.
+    ``status`` is "pass", "fail" or "not compared"; ``observed`` or ``limit`` is None where it was not compared, and
+    ``baseline`` for bits and bound. ``margin`` is 1 - observed / limit unless it is given; None where either is unknown
+    or the limit is 0. Two fields are for findings and in no file: ``telling``, the measure whose largest value in the
+    family picks the case to replay, and ``seen``, what is wrong with the output.
     """
 
     layer: str
@@ -105,7 +111,10 @@ class GateRow:
 
 
 def gated_figures(operation: Operation, figures: Mapping[str, float | None]) -> dict[str, float]:
-    """Figures of one family that a baseline stores; the rules of :data:`POLICY` compare most of them."""
+    """Return the figures of one family that a baseline stores; the rules of :data:`POLICY` compare most of them.
+
+    They are such that larger is worse: ``abs_bias``, and ``not_bit_equal`` for 1 - ``bit_equal``.
+    """
     side_errors = {name for side in operation.sides for name in (side.figure("max"), side.figure("rms"))}
     known = {name: x for name, x in figures.items() if x is not None}
     return {
@@ -120,17 +129,17 @@ def gated_figures(operation: Operation, figures: Mapping[str, float | None]) -> 
 
 
 def _stored_families(kernel: Figured) -> list[FamilyRow]:
-    """Families that baselines hold: not the covering array, whose cases are no fixed set."""
+    """Return the families that baselines hold: all but the covering array, whose cases are no fixed set."""
     return [family for family in kernel.families if family.family != COVER]
 
 
 def failed_parts(rows: Iterable[GateRow]) -> set[str]:
-    """Return the parts of the verdict that rows fail."""
+    """Return the parts of the verdict (L0, L1, L2) in which some row fails."""
     return {row.layer for row in rows if row.status == "fail"}
 
 
 def bit_rows(kernel: Figured) -> list[GateRow]:
-    """Bits of every family of a kernel that has a twin."""
+    """Compare the bits of every family with the twin's; no row for a kernel without a twin."""
     return [
         GateRow(Part.BITS, OTHER_BITS, kernel.name, row.family, n, 0.0, None, "fail" if n else "pass", "bits_differing")
         for row in kernel.families
@@ -139,14 +148,14 @@ def bit_rows(kernel: Figured) -> list[GateRow]:
 
 
 def _status(observed: float | None, limit: float | None) -> str:
-    """Return the status of a comparison; what is not finite never passes."""
+    """Return the status of a comparison: None is not compared, and a figure that is not finite never passes."""
     if observed is None or limit is None:
         return "not compared"
     return "pass" if observed <= limit and math.isfinite(observed) else "fail"
 
 
 def bound_rows(kernel: Figured) -> list[GateRow]:
-    """Bound of every family of one kernel."""
+    """Compare every family's errors with their bounds: a row for each rule of the operation."""
     sides = operations.find(kernel.operation).sides
     rules = [
         ("error / bound", "ratio_max", "out", 1.0),
@@ -154,9 +163,9 @@ def bound_rows(kernel: Figured) -> list[GateRow]:
         (NON_FINITE, "nonfinite", "out", 0.0),
     ]
     figures = [row.figures for row in kernel.families]
-    if all("outside" in found for found in figures):
+    if all("outside" in known for known in figures):
         rules.append((OUTSIDE, "outside", "out", 0.0))
-    if any(found.get("quantisation_bound_ratio") is not None for found in figures):
+    if any(known.get("quantisation_bound_ratio") is not None for known in figures):
         rules.append((QUANTISATION, "quantisation_bound_ratio", "out", 1.0))
     return [
         GateRow(
@@ -169,6 +178,7 @@ def bound_rows(kernel: Figured) -> list[GateRow]:
             baseline=None,
             status=_status(observed, limit),
             telling=key,
+            # A count is no ratio: an output that is not finite has an infinite error, one outside its order none known.
             seen=Seen(output, ratio={"nonfinite": math.inf, "outside": None}.get(key, observed)),
         )
         for family in kernel.families
@@ -178,7 +188,10 @@ def bound_rows(kernel: Figured) -> list[GateRow]:
 
 
 def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
-    """Baseline of every family of one kernel."""
+    """Compare every family's figures with the stored ones; a family that the baseline lacks has a row of its own.
+
+    Without a baseline there is one row, "not compared".
+    """
     name = kernel.name
     if baseline is None:
         return [GateRow(Part.BASELINE, "drift", name, "all: no baseline", None, None, None, "not compared")]
@@ -215,7 +228,7 @@ def baseline_rows(kernel: Figured, baseline: Baseline | None) -> list[GateRow]:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Stored figures: ``kernels[name][family][measure]``, valid for one profile and seed."""
+    """Stored figures, ``kernels[name][family][measure]``, to compare with runs of the same profile and seed."""
 
     profile: str
     seed: int
@@ -224,7 +237,10 @@ class Baseline:
     name: str = ""
 
     def figures(self, kernel: str, family: str) -> dict[str, float] | None:
-        """Figures of one family; a twin with a planted fault is compared with the twin it claims to be."""
+        """Return the figures of one family, None where none is stored.
+
+        A twin with a planted fault has those of the twin without it.
+        """
         stored = self.kernels.get(kernel) or self.kernels.get(str(KernelName.parse(kernel).sound), {})
         return stored.get(family)
 
@@ -239,9 +255,10 @@ class Baseline:
 
     @classmethod
     def of(cls, profile: str, seed: int, kernels: Iterable[Figured]) -> Baseline:
-        """Collect a baseline from a campaign's kernels.
+        """Collect a baseline from a campaign's kernels, with six digits of each figure.
 
-        An infinite figure is left out: the error against unrounded inputs where rounding leaves nothing but zeros.
+        An infinite figure is left out, such as the relative error where rounding the inputs leaves nothing but zeros;
+        figures that every baseline has are kept.
         """
         stored = {
             k.name: {
@@ -280,7 +297,7 @@ class Baseline:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline file."""
+    """Read a baseline file; ValueError if it cannot be read, is damaged, or is no baseline."""
     try:
         return Baseline.parse(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
@@ -288,13 +305,13 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def shipped_baseline(profile: str, seed: int) -> Baseline | None:
-    """Return the baseline that ships for a profile and seed, if there is one."""
+    """Return the baseline that ships for a profile and seed, None if there is none."""
     path = SHIPPED / f"{profile}.json"
     baseline = read_baseline(path) if path.exists() else None
     return baseline if baseline and baseline.seed == seed else None
 
 
 def layer_status(rows: Iterable[GateRow], layer: str) -> str:
-    """Summarise a layer: fail beats pass beats not compared."""
+    """Return the status of a whole layer: "fail" if a row fails, else "pass" if one passes, else "not compared"."""
     statuses = {row.status for row in rows if row.layer == layer}
     return next((status for status in ("fail", "pass") if status in statuses), "not compared")

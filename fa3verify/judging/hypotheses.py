@@ -1,8 +1,9 @@
-"""What the bound assumes of a kernel that states no order: its sums, and hypotheses about the whole
-kernel.
+"""What the bound assumes of a kernel that states no order of operations: its sums, and one of several hypotheses.
 
 Hypotheses exclude each other: P is summed before it is rounded, or after. A kernel is judged under each, and passes if
-one of them holds in every case and every property of its campaign; no element and no case may choose for itself.
+one of them holds in every case and every property of its campaign; no element and no case may choose for itself. The
+choice is made in :mod:`fa3verify.campaign.results`; which hypotheses there are, each operation says
+(:mod:`fa3verify.operations`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WORDS: dict[Accumulator, str] = {
 
 
 class Sums(NamedTuple):
-    """Whose sums the bound of any order assumes, and who says so."""
+    """In which arithmetic the bound of any order adds products, and who says so: the kernel or its device."""
 
     accumulator: Accumulator
     source: str
@@ -38,11 +39,11 @@ class Sums(NamedTuple):
 
 
 def sums_of(kernel: Kernel) -> Sums:
-    """Return which sums are assumed of a kernel that states no order: those that it declares, or of its device.
+    """Return the sums that are assumed of a kernel that states no order: those it declares, else those of its device.
 
-    On a Hopper GPU a kernel may multiply with the tensor core or without, and on other GPUs Hopper's stands for their
-    own, which was not measured. An e4m3 kernel on a GPU without products of e4m3, or with sharper ones than Hopper's,
-    is held to binary32, as every kernel on a CPU is.
+    On a CPU they are in binary32. On a Hopper GPU a kernel may multiply with the tensor core or without, so that either
+    is assumed; on other GPUs Hopper's tensor core stands for their own, which was not measured. An e4m3 kernel is held
+    to binary32 on GPUs other than Hopper and Ada, as they have no e4m3 products, or sharper ones.
     """
     if kernel.accumulator is not None:
         return Sums(kernel.accumulator, "declared")
@@ -50,19 +51,21 @@ def sums_of(kernel: Kernel) -> Sums:
         return Sums("fp32", f"device: {kernel.device.upper() if kernel.device == 'cpu' else kernel.device}")
     from fa3verify.tensors.convert import gpu_of
 
-    found = gpu_of(kernel.device)
-    if found is None:
+    gpu = gpu_of(kernel.device)
+    if gpu is None:
         return Sums("either", f"device: {kernel.device}, which is not here")
-    capability = (found.major, found.minor)
+    capability = (gpu.major, gpu.minor)
     if capability == _HOPPER:
-        return Sums("either", f"device: {found.name}")
+        return Sums("either", f"device: {gpu.name}")
     is_sharp = kernel.dtype == "e4m3" and capability != _ADA
-    return Sums("fp32" if is_sharp else "either", f"device: {found.name}, whose own were not measured")
+    return Sums("fp32" if is_sharp else "either", f"device: {gpu.name}, whose own were not measured")
 
 
 def assumed(kernel: Kernel, config: Any) -> Any:
-    """Return what the bound of a kernel in a configuration assumes: the order that it states, else the first
-    hypothesis of its operation; where an operation has no orders, the configuration itself.
+    """Return what the bound of a kernel in a configuration assumes.
+
+    That is the order that the kernel states, else the first hypothesis of its operation. For an operation without
+    orders, such as quantising, it is the configuration itself.
     """
     operation = operations.find(kernel.operation)
     if not operation.has_orders:
@@ -73,13 +76,13 @@ def assumed(kernel: Kernel, config: Any) -> Any:
 
 
 def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: Any) -> Any:
-    """Return the order of operations that one hypothesis says."""
-    found = operations.find(operation).hypotheses(config, accumulator)
-    return found.get(hypothesis) or next(iter(found.values()))  # a configuration may leave less to choose
+    """Return the order of operations that a hypothesis assumes in one configuration."""
+    orders = operations.find(operation).hypotheses(config, accumulator)
+    return orders.get(hypothesis) or next(iter(orders.values()))  # a configuration may leave less to choose
 
 
 def under(kernel: Kernel) -> dict[str, Kernel]:
-    """Return a kernel under each hypothesis by name, as if it stated that order; none of one that states its own."""
+    """Return copies of a kernel by hypothesis, each as if it stated that order; empty if the kernel states its own."""
     names = () if kernel.order else operations.find(kernel.operation).hypothesis_names(kernel.forward)
     if not names:
         return {}
@@ -88,7 +91,7 @@ def under(kernel: Kernel) -> dict[str, Kernel]:
 
 
 def strain(operation: Operation, measures: Mapping[str, float]) -> float:
-    """Return how far a case goes towards a bound: its largest error / bound, above 1 where it leaves it."""
+    """Return the largest error / bound of a case over all its outputs; infinite where an output is not finite."""
     ratios = [measures["ratio_max"], *(measures.get(side.figure("ratio")) or 0.0 for side in operation.sides)]
     return math.inf if measures["nonfinite"] else max(ratios)
 
@@ -99,10 +102,10 @@ def assumption(sums: Sums | str, hypothesis: str) -> str:
 
 
 def holding(ratios: Mapping[str, float]) -> str:
-    """Return in words which hypotheses a case leaves, of the largest error / bound under each.
+    """Return in words which hypotheses hold in a case, given its largest error / bound under each; empty for none.
 
     >>> holding({"row sum of P": 0.4, "row sum of rounded P": 2.4}), holding({})
     ('row sum of P', '')
     """
-    kept = [name for name, ratio in ratios.items() if ratio <= 1]
-    return ", ".join(kept) or ("no hypothesis" if ratios else "")
+    names = [name for name, ratio in ratios.items() if ratio <= 1]
+    return ", ".join(names) or ("no hypothesis" if ratios else "")

@@ -1,4 +1,8 @@
-"""Judge one case: run the kernel, compare with float64, divide by the bound."""
+"""Judge one case: run the kernel, compare its outputs with float64, and divide the errors by the bound.
+
+Users call it as :func:`fa3verify.judge`. :mod:`fa3verify.campaign.plan` judges many cases in worker processes, and
+:mod:`fa3verify.campaign.summary` draws a verdict over them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ from fa3verify.operations import Outputs
 from fa3verify.operations.operation import Arrays
 from fa3verify.operations.ratios import error_ratio
 
-_STATED = ""  # the hypothesis of a kernel that states its order
-Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]
+_STATED = ""  # stands for the name of a hypothesis where a kernel states its order
+Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]  # smallest and largest possible value, by name of output
 Exact = Mapping[str, NDArray[np.float64]]  # truths and bounds by name of output
 
 
@@ -54,8 +58,8 @@ class Judgement:
         Figures of :mod:`fa3verify.judging.metrics` by name; ``ratio_max`` is the largest error / bound. A NaN that
         should be none counts as an infinite error.
     hypotheses : mapping of str to dict of str to float
-        Of a kernel that states no order those figures by hypothesis (:mod:`fa3verify.judging.hypotheses`), else empty;
-        ``bound`` and ``measures`` are of the one that the case speaks least against.
+        For a kernel that states no order the figures under each hypothesis (:mod:`fa3verify.judging.hypotheses`), else
+        empty; ``bound`` and ``measures`` are of the hypothesis with the smallest error / bound.
     """
 
     case: Case
@@ -70,8 +74,10 @@ class Judgement:
 
     @property
     def quantisation(self) -> dict[str, float] | None:
-        """Return what quantising Q, K and V did: squared error measured and predicted, largest error / its own bound;
-        None where nothing was quantised. It stands beside the verdict.
+        """Return what quantising Q, K and V did: mean squared error measured and predicted, largest error / its bound.
+
+        None where nothing was quantised, where the truth of the unrounded inputs was not asked for, and for problems
+        with sinks.
         """
         problem = self.case.problem
         scheme = self.case.scheme
@@ -123,25 +129,26 @@ def judge(kernel: Kernel, case: Case, *, unrounded: bool = True) -> Judgement:
             bounds[name] = freed(kernel.policy, problem, bound, math.inf)
         return seen, original, bounds
 
-    before = None if operation.judges_choices else references({})  # what the kernel does can then not reach them
+    # Made before the kernel runs, which then cannot change what they are made from; a quantiser's need its outputs.
+    before = None if operation.judges_choices else references({})
     enclosure = {} if sides else _enclosure(kernel, problem, operands, hypotheses.assumed(kernel, config))
     got = calls.run(kernel, problem, operands, config)
     seen, original, bounds = before or references(got)
     beside = metrics.enclosed(got, seen, enclosure)
     if kernel.twin is not None:
         beside |= _bits(kernel.twin, problem, operands, config, got)
-    found = {
+    under = {
         name: metrics.figures(operation, got, seen, original, bound, config) | beside for name, bound in bounds.items()
     }
-    least = min(found, key=lambda name: hypotheses.strain(operation, found[name]))
-    return Judgement(case, arrays, operands, got, seen, original, bounds[least], found[least], found if sides else {})
+    least = min(under, key=lambda name: hypotheses.strain(operation, under[name]))
+    return Judgement(case, arrays, operands, got, seen, original, bounds[least], under[least], under if sides else {})
 
 
 def _bits(twin: Kernel, problem: AttentionProblem, operands: Operands, config: Any, got: Outputs) -> dict[str, float]:
-    """Return how many values have other bits than the twin's; nothing where it does not take the problem.
+    """Return how many values have other bits than the twin's; empty where the twin does not take the problem.
 
-    A twin whose family is that of the kernel's configuration runs in this; another, such as that of a learned order, in
-    one of its own, and says nothing of problems that it does not take, and of the bits of NaN.
+    A twin of the same family as the kernel's configuration runs in that configuration. A twin of another family, such
+    as that of a learned order, runs in its own; it may not take the problem, and all NaN count as equal there.
     """
     is_other = isinstance(twin.code, Twin) and twin.code.family != getattr(config, "family", OURS)
     if is_other:
@@ -153,7 +160,7 @@ def _bits(twin: Kernel, problem: AttentionProblem, operands: Operands, config: A
 
 
 def _enclosure(kernel: Kernel, problem: AttentionProblem, operands: Operands, assumed: Any) -> Enclosure:
-    """Ranges that the stated order of operations leaves the outputs, by name; everything where the policy is free."""
+    """Return the ranges in which the stated order of operations leaves the outputs, unlimited where policy is free."""
     ranges = operations.find(kernel.operation).enclosure(problem, operands, assumed)
     low, high = ({name: ends[i] for name, ends in ranges.items()} for i in (0, 1))
     low = freed(kernel.policy, problem, low, -math.inf)
@@ -162,8 +169,10 @@ def _enclosure(kernel: Kernel, problem: AttentionProblem, operands: Operands, as
 
 
 def passes(kernel: Kernel, measures: dict[str, float]) -> bool:
-    """Tell whether one judged case passes: no bit differs from the twin and no value is outside its enclosure, where
-    there is one, and no element leaves its bound.
+    """Tell whether one judged case passes.
+
+    No element may leave its bound, no bit may differ from the twin's, and no value may be outside its enclosure, where
+    there is a twin or an enclosure.
     """
     operation = operations.find(kernel.operation)
     wrong = ("bits_differing", "outside")

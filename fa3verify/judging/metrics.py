@@ -1,4 +1,7 @@
-"""Error figures of one run. Every figure is defined here, once, with its unit."""
+"""Error figures of one judged case: each is defined here, with its unit, and computed by :func:`figures`.
+
+:mod:`fa3verify.judging.judgement` calls them; :mod:`fa3verify.judging.family` pools the figures of several cases.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def measures_of(operation: Operation) -> dict[str, tuple[str, str]]:
 
 
 def all_measures(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the figures of operations by name."""
+    """Return name -> (unit, meaning) of every figure of the operations of these names."""
     measures = dict(MEASURES)
     for name in dict.fromkeys(names):
         measures |= measures_of(operations.find(name))
@@ -65,7 +68,7 @@ def all_measures(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def bits_differing(got: Outputs, twin: Outputs, *, equal_nans: bool = False) -> int:
-    """Count values whose bit patterns differ in the outputs both have; any NaN equals any other on request."""
+    """Count values whose bits differ in the outputs that both have; with ``equal_nans`` all NaN are equal."""
     count = 0
     for name in got.keys() & twin.keys():
         a = got[name]
@@ -79,14 +82,15 @@ def bits_differing(got: Outputs, twin: Outputs, *, equal_nans: bool = False) -> 
 
 
 def share_of(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Return |error| / allowed with 0/0 = 1: where nothing is allowed, no error is all of it."""
+    """Return |error| / allowed, element by element, with 0/0 = 1."""
     return np.where((error == 0) & (allowed == 0), 1.0, error_ratio(error, allowed))
 
 
 def enclosed(got: Outputs, truth: Outputs, enclosure: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Compare outputs with the ranges that an order of operations leaves them: figures of the first one, counts of all.
+    """Compare outputs with the ranges (low, high) that an order of operations leaves them.
 
-    Nothing where there is no enclosure. A NaN is outside wherever the range is bounded.
+    ``outside`` counts values of all outputs; the other figures are of the first output alone. Empty where there is no
+    enclosure. A NaN is outside wherever the range is bounded.
     """
     if not enclosure:
         return {}
@@ -113,8 +117,9 @@ def figures(
 ) -> dict[str, float]:
     """Compute every figure of :func:`measures_of` that the arguments allow.
 
-    The main outputs are taken together. Non-finite truths are left out; a non-finite output against a finite truth and
-    bound counts as ``nonfinite`` and makes ``ratio_max`` infinite, and is left out of the averages.
+    All outputs, truths and bounds are arrays by name of output; ``unrounded`` is None where nobody asked for it. The
+    main outputs are taken together. Elements whose truth or bound is not finite are left out; an output that is not
+    finite although these are counts as ``nonfinite``, makes ``ratio_max`` infinite, and is left out of averages.
     """
     main = [output for output in operation.outputs if output.main]
 
@@ -168,7 +173,10 @@ def figures(
 
 
 def _bits_lost(joined: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) -> float:
-    """Bits that all main outputs lose together: errors, those of the ideal, spacings and what is judged, joined."""
+    """Return the bits that all main outputs lose, from four joined arrays that are split again into their shapes.
+
+    The arrays are errors, errors of the ideal kernel, spacings of the format, and which elements are judged.
+    """
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     apart = zip(*(np.split(x, ends) for x in joined), strict=True)
     each = [bits_lost.of_rows(*(x.reshape(shape) for x in of)) for of, shape in zip(apart, shapes, strict=True)]
@@ -176,6 +184,7 @@ def _bits_lost(joined: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]]) 
 
 
 def _side_figures(output: Output, got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> dict[str, float]:
+    """Return the figures of one output beside the main ones; a truth of NaN has ratio 0."""
     error = difference(got, truth)
     ratio = np.where(np.isnan(truth), 0.0, error_ratio(error, bound))
     finite = np.abs(error[np.isfinite(error)])

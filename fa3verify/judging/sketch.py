@@ -1,10 +1,10 @@
-"""Where the errors of a forward kernel lie, small enough to be kept: by query, visible keys and
-channel, and the worst.
+"""A sketch of where the errors of a forward kernel lie: by query, visible keys and channel, and the worst head.
 
-Everything is in units of the bound, so that 1 is the limit. A profile has the largest error / bound of each bin, over
-all judged cases, and its mean square. Of the case with the largest one the worst head is drawn, query by channel; where
-an error leaves its bound, ``toward`` says to which keys the errors point: the error of a kernel that lost a key points
-away from that key's value, the error of one that counts a key too much points towards it.
+It is small enough to be kept in a run; :mod:`fa3verify.report.pictures` draws it. Everything is in units of the bound,
+so that 1 is the limit. A profile has the largest error / bound of each bin, over all judged cases, and its mean square.
+Of the case with the largest error / bound the worst head is kept, query by channel. Where an error leaves its bound,
+``toward`` says to which keys the errors point: the error of a kernel that lost a key points away from that key's value,
+the error of one that counts a key too much points towards it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
 from fa3verify.operations.ratios import error_over_bound
 
-QUERY_ROWS = 8  # of one bin
-HALF_OCTAVES = 24  # bins of the histogram below 1
+QUERY_ROWS = 8  # query rows in one bin of a profile
+HALF_OCTAVES = 24  # the bin of the histogram that ends at error / bound 1; each bin is a factor of sqrt(2)
 LEVELS = (0.25, 0.5, 1.0, 4.0, 64.0)  # upper ends of the classes of a drawn cell; the last class has none
-_CELLS = 96  # drawn cells along an axis at most
-_BINS = HALF_OCTAVES + 17
+_CELLS = 96  # the most cells that are kept along an axis
+_BINS = HALF_OCTAVES + 17  # the last bin takes everything above 2^7.5 times the bound
 
 
 @dataclass(frozen=True, slots=True)
 class Toward:
-    """How far the errors of a head point to each key's value, in standard deviations of what noise does: by key, and by
-    its distance from the diagonal that ends at the last query and the last key, from ``first`` on.
+    """How far the errors of a head point to each key's value, in standard deviations of what noise would do.
+
+    ``keys`` has a number for each key. ``offsets`` has one for each distance of a key from the diagonal that ends at
+    the last query and the last key, starting at distance ``first``. Negative numbers point away.
     """
 
     keys: tuple[float, ...]
@@ -39,7 +41,7 @@ class Toward:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """What leaves its bound: which heads, and in the drawn one which rows and channels and how many values."""
+    """What leaves its bound: which heads of a case, and in the worst one which rows, channels and how many values."""
 
     heads: tuple[str, ...]
     rows: str
@@ -54,19 +56,20 @@ class WorstHead:
     Parameters
     ----------
     sequence, head, query, channel : int
-        Where the largest one is.
+        Where the largest error / bound is.
     ratio : float
+        The largest error / bound.
     rows, channels : int
         Sizes of the head.
     map : tuple of str
-        Classes of :data:`LEVELS` as digits, query by channel.
-    heads : tuple of str
-        The first heads of the case, and in ``largest`` the largest error / bound of each.
+        A text for each query row, with a digit for each channel: the class of :data:`LEVELS`.
+    heads, largest : tuple of str, tuple of float
+        The first 64 heads of the case, and the largest error / bound of each.
     wrong : Beyond
     toward : Toward, optional
         None where no error leaves its bound.
     case : str
-        The case on one line, in the sketch of several.
+        The case on one line, in the sketch of several cases; else empty.
     """
 
     sequence: int
@@ -89,8 +92,11 @@ Bin = tuple[float, float, float]  # largest ratio, sum of squares of the finite 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Where the errors of so many cases lie: numbers of outputs by half an octave of error / bound, profiles, and the
-    worst head of the worst case.
+    """Where the errors of some cases lie.
+
+    ``histogram`` counts outputs by half an octave of error / bound. ``query``, ``keys`` and ``channel`` are profiles;
+    the bins of ``keys`` are 0 visible keys, then half octaves. ``worst`` is the worst head of the worst case, None
+    where there is no query.
     """
 
     histogram: tuple[int, ...] = (0,) * _BINS
@@ -102,14 +108,15 @@ class Sketch:
 
 
 def of_case(problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound: np.ndarray, v: np.ndarray) -> Sketch:
-    """Return the sketch of one case.
+    """Return the sketch of one case, an empty one for a problem without queries.
 
     Parameters
     ----------
     problem : AttentionProblem
     out, truth, bound : array of the problem's out_shape
+        Elements whose truth or bound is not finite count as ratio 0.
     v : float64 array of the problem's v_shape
-        As the kernel saw it.
+        The values that the kernel saw, dequantised.
     """
     ratio = np.where(np.isfinite(truth) & np.isfinite(bound), error_over_bound(out, truth, bound), 0.0)
     per_row = []
@@ -133,14 +140,14 @@ def of_case(problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound
 
 
 def _half_octave(ratio: np.ndarray) -> np.ndarray:
-    """Bin of the histogram: the one numbered :data:`HALF_OCTAVES` ends at 1."""
+    """Return the bin of the histogram of each ratio: 0 and NaN in the first, infinity in the last."""
     with np.errstate(divide="ignore"):
         at = np.ceil(2 * np.log2(ratio)) + HALF_OCTAVES
     return np.clip(np.nan_to_num(at, nan=0.0, posinf=_BINS, neginf=0.0), 0, _BINS - 1).astype(int)
 
 
 def _profile(bins: np.ndarray, ratio: np.ndarray) -> tuple[Bin, ...]:
-    """Return the bins of one axis."""
+    """Return the bins of one axis: ``bins`` has the bin of each row of ``ratio``."""
     size = int(bins.max()) + 1
     finite = np.isfinite(ratio)
     worst = np.zeros(size)
@@ -157,21 +164,22 @@ def _short(x: float) -> float:
 def _worst(
     problem: AttentionProblem, ratio: np.ndarray, error: np.ndarray, truth: np.ndarray, v: np.ndarray
 ) -> WorstHead:
-    """The head of the largest ratio, query by channel, and in words which heads, rows and channels leave the bound."""
-    found = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
-    largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in found]
+    """Return the head with the largest ratio, and which heads, rows and channels leave the bound."""
+    places = [(seq, head) for seq in problem.sequences() for head in range(problem.nheads) if seq.seqlen_q]
+    largest = [float(problem.rows_q(ratio, seq)[:, head].max()) for seq, head in places]
     at = int(np.argmax(largest))
-    seq, head = found[at]
+    seq, head = places[at]
     cells = problem.rows_q(ratio, seq)[:, head]
     wrong = cells > 1
     query, channel = np.unravel_index(int(np.argmax(cells)), cells.shape)
-    heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in found]
+    heads = [f"{s.index}.{h}" if problem.batch > 1 else str(h) for s, h in places]
     beyond = Beyond(
         heads=tuple(heads[i] for i, x in enumerate(largest) if x > 1),
         rows=spans(np.flatnonzero(wrong.any(axis=1)).tolist()),
         channels=spans(np.flatnonzero(wrong.any(axis=0)).tolist()),
         values=int(wrong.sum()),
     )
+    # Only rows in which something leaves its bound are asked where their errors point.
     errors = np.where(wrong.any(axis=1, keepdims=True), problem.rows_q(error, seq)[:, head], np.nan)
     values = problem.rows_k(v, seq)[:, head // problem.group]
     exact = problem.rows_q(truth, seq)[:, head]
@@ -192,7 +200,7 @@ def _worst(
 
 
 def _map(cells: np.ndarray) -> tuple[str, ...]:
-    """Classes of :data:`LEVELS` as digits, a text a row; the largest of neighbours where there are too many cells."""
+    """Return the classes of cells as digits, a text for each row; too many cells are merged, the largest counts."""
     steps = [max(1, -(-n // _CELLS)) for n in cells.shape]
     for axis, step in enumerate(steps):
         cells = np.maximum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
@@ -201,7 +209,11 @@ def _map(cells: np.ndarray) -> tuple[str, ...]:
 
 
 def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward:
-    """Return to which keys' values errors point."""
+    """Return to which keys' values errors point; all arrays are (rows or keys, channels).
+
+    The cosine between the error of a row and (value of a key - exact output) is summed over rows, by key and by
+    distance from the diagonal, and divided by what random errors would give. Rows with NaN or infinity are left out.
+    """
     rows = np.flatnonzero(np.isfinite(errors).all(axis=1) & np.isfinite(exact).all(axis=1))
     e = errors[rows]
     o = exact[rows]
@@ -223,12 +235,12 @@ def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward
 
 
 def merged(sketches: Iterable[tuple[str, Sketch]]) -> Sketch | None:
-    """Return one sketch of many cases, each with its words; None of none."""
-    found = list(sketches)
-    if not found:
+    """Return one sketch of many cases, each given with its line; None where there is no case."""
+    named = list(sketches)
+    if not named:
         return None
-    each = [sketch for _, sketch in found]
-    worst = [replace(sketch.worst, case=words) for words, sketch in found if sketch.worst]
+    each = [sketch for _, sketch in named]
+    worst = [replace(sketch.worst, case=words) for words, sketch in named if sketch.worst]
     return Sketch(
         histogram=tuple(map(sum, zip(*(sketch.histogram for sketch in each), strict=True))),
         query=_added([sketch.query for sketch in each]),
@@ -240,7 +252,7 @@ def merged(sketches: Iterable[tuple[str, Sketch]]) -> Sketch | None:
 
 
 def _added(profiles: list[tuple[Bin, ...]]) -> tuple[Bin, ...]:
-    """Add the bins of several profiles."""
+    """Add the bins of several profiles, of which some may be longer."""
     total: list[Bin] = []
     for profile in profiles:
         total += [(0.0, 0.0, 0.0)] * (len(profile) - len(total))
@@ -251,7 +263,7 @@ def _added(profiles: list[tuple[Bin, ...]]) -> tuple[Bin, ...]:
 
 
 def with_one_worst(sketches: Sequence[Sketch | None]) -> list[Sketch | None]:
-    """Return sketches with the drawn head of the worst of them alone."""
+    """Return the same sketches, with ``worst`` kept only in the one of the largest ratio; None stays None."""
     drawn = [sketch for sketch in sketches if sketch and sketch.worst]
     most = max(drawn, key=lambda sketch: sketch.worst.ratio if sketch.worst else 0.0, default=None)
     return [sketch if sketch is None or sketch is most else replace(sketch, worst=None) for sketch in sketches]

@@ -1,6 +1,8 @@
-"""The words in which a verdict is told: bits, bound, baseline, properties.
+"""The vocabulary of verdicts: the parts of a campaign, what a finding is about, and what was wrong with an output.
 
-Files keep the keys of 0.1.0 (L0, L1, L2, laws), so that old summaries, replay files and baselines stay readable.
+Readers see bits, bound, baseline and properties. Files have the keys of 0.1.0 (L0, L1, L2, laws), so that old
+summaries, replay files and baselines stay readable. The verdict itself is drawn in :mod:`fa3verify.judging.gate` and
+:mod:`fa3verify.campaign.summary`.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from enum import StrEnum
 from typing import Literal
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 5, "question": 6}
-BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # of the properties, those that compare with the truth
+BOUND_LAWS = ("error_within_bound", "gradients_within_bound")  # properties that compare outputs with the truth
 PARTS = {"L0": "bits", "L1": "bound", "L2": "baseline", "laws": "properties"}  # key of a file: what readers see
 
 
 class Part(StrEnum):
-    """The part of a campaign that found something or wrote a replay file, by the word that files have for it."""
+    """The part of a campaign that found something or wrote a replay file; the values are the words of files."""
 
     BITS = "L0"
     BOUND = "L1"
@@ -33,9 +35,9 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """Says what a finding, a refutation or a replay file is about: a part, and the law, rule, family or output.
+    """What a finding, a refutation or a replay file is about: a part, and the name of the law, rule, family or output.
 
-    Files have both in one text, as ``law kv_head_order``.
+    ``subject`` is empty for parts that need none. Files have both in one text, such as ``law kv_head_order``.
     """
 
     part: Part
@@ -60,7 +62,7 @@ class What:
 
     @property
     def told(self) -> str:
-        """Return it as readers are told it.
+        """Return the words that readers see.
 
         >>> What(Part.BOUND, "error / bound").told, What(Part.LAW, "kv_head_order").told, What(Part.FAMILY, "x").told
         ('bound, error / bound', 'property kv_head_order', 'family x')
@@ -74,7 +76,7 @@ Value = Literal["nan", "inf", "-inf", "finite"]
 
 
 def value_of(x: float) -> Value:
-    """Return what a number is.
+    """Return whether a number is NaN, an infinity or finite.
 
     >>> value_of(2.5), value_of(-math.inf)
     ('finite', '-inf')
@@ -84,10 +86,11 @@ def value_of(x: float) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Holds what was wrong with an output: what the worst element was and should have been, and its error / bound.
+    """What was wrong with an output: what its worst element was and should have been, and the error / bound.
 
-    None where nobody says which element it was, and where bits were compared; the ratio is infinite where an output is
-    not finite and the truth is. ``rule`` is the row of the table of special values that it breaks.
+    ``got`` and ``expected`` are None where the element is not known, and ``ratio`` where bits were compared. The ratio
+    is infinite where an output is not finite and the truth is. ``rule`` is the row of the table of special values that
+    is broken, None for other findings.
     """
 
     output: str
@@ -98,12 +101,12 @@ class Seen:
 
     @property
     def is_endless(self) -> bool:
-        """Tell whether the error has no end: NaN or an infinity, there or due, or any error where none is allowed."""
+        """Tell whether the error is infinite: NaN or an infinity was got or expected, or the bound allows none."""
         return self.ratio == math.inf or {self.got, self.expected} & {"nan", "inf", "-inf"} != set()
 
     @property
     def kind(self) -> str:
-        """Return the kind of the element: nan, infinity or finite; empty where nobody says."""
+        """Return the kind of the error: nan, infinity or finite; empty where the element is not known."""
         values = {self.got, self.expected}
         return "" if None in values else "nan" if "nan" in values else "finite" if values == {"finite"} else "infinity"
 

@@ -1,10 +1,10 @@
-"""Which of two runs has the better kernel, and where: family by family of inputs, over the cases that
-both have judged.
+"""Compare two runs, for ``fa3verify report --against``: which has the better kernel, family by family of inputs.
 
-Of every such case the root mean square errors are divided, new by old. A family is better or worse where an interval
-of their geometric mean says so. Where it has fewer cases than an interval needs, as most have in the quick profile and
-all in an atlas, its error is called lower or higher on these inputs, and the families together say whether the kernel
-is better: each is one draw of an interval over all of them.
+For every case that both runs have judged, the new root mean square error is divided by the old one. A family is called
+better or worse where a confidence interval of the geometric mean of these ratios says so. A family with too few cases
+for an interval, as most are in the quick profile and all in an atlas, is called lower or higher on these inputs. All
+families together then say whether the kernel is better: each counts as one draw for an interval over all of them. Which
+single figures changed is listed by :mod:`fa3verify.report.moved`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from fa3verify.text import plural
 
 PAGE = "against.html"
 CONFIDENCE = 0.95
-LEAST_CASES = 3  # behind an interval
-NOTICED = 0.01  # a smaller difference is not called lower or higher
-LEAST_ERROR = 2.0**-40  # a relative error that no format has: what a case without error counts as
-MEASURES = ("rel_rmse_unrounded", "rel_rmse_seen")
+LEAST_CASES = 3  # an interval needs so many
+NOTICED = 0.01  # a smaller relative difference is not called lower or higher
+LEAST_ERROR = 2.0**-40  # stands for an error of 0 in a ratio; smaller than any format's relative error
+MEASURES = ("rel_rmse_unrounded", "rel_rmse_seen")  # the first one that both sides have is compared
 Word = Literal["worse", "better", "higher", "lower", "not told apart", "equal", "only before", "only now"]
 WORDS: tuple[Word, ...] = ("worse", "better", "higher", "lower", "not told apart", "equal")
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two runs, or an atlas: what it is called, its atlas, and the figures of its cases by kernel, family and
-    case; no cases for an atlas.
+    """One of the two sides: a run or an atlas.
+
+    ``cases[kernel][family][case]`` are figures by name; empty for an atlas, which has no cases. A case is named by its
+    key without the kernel, so that both sides name it alike.
     """
 
     name: str
@@ -59,8 +61,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class FamilyRatio:
-    """What is said of a family of inputs: a word, the ratio of errors, new over old, with its interval, and of how many
-    cases; ``because`` where no interval says it.
+    """How the errors of a family of inputs compare: a word, and the ratio new / old with its confidence interval.
+
+    ``ratio``, ``low`` and ``high`` are NaN where they are unknown. ``because`` is the reason for the word where there
+    is no interval, else empty.
     """
 
     name: str
@@ -74,7 +78,10 @@ class FamilyRatio:
 
 @dataclass(frozen=True, slots=True)
 class KernelPair:
-    """Two kernels, by the names that they have on either side, and what is said of their families."""
+    """Two kernels that were compared, by their names on the old and the new side, and how their families compare.
+
+    ``bits_lost`` are those of the old and the new one; None if either has no such number.
+    """
 
     old: str
     new: str
@@ -88,7 +95,7 @@ class KernelPair:
 
     @property
     def overall(self) -> FamilyRatio:
-        """Return what is said of all families together, each with the same weight."""
+        """Return how all shared families compare together, each with the same weight."""
         ratios = [family.ratio for family in self.shared if family.ratio > 0]
         return _told("all families", np.log(ratios), len(ratios))
 
@@ -102,15 +109,16 @@ class KernelPair:
         if not shared:
             return f"{self.new} has no family of inputs in both runs."
         counts = {word: sum(family.word == word for family in shared) for word in WORDS}
-        said = ", ".join(f"{word} in {count(counts[word])}" for word in WORDS if counts[word])
+        words = ", ".join(f"{word} in {count(counts[word])}" for word in WORDS if counts[word])
         beside = "" if self.new == self.old else f" beside {self.old}"
-        found = self.overall
+        overall = self.overall
         text = ""
-        if found.low == found.low and found.word != "equal" and all(family.ratio > 0 for family in shared):
-            interval = f"{number(found.low)} to {number(found.high)}"
-            text = f" is {found.word}, its error {number(found.ratio)} times as large ({interval})"
+        # Only with an interval (NaN differs from itself) and a ratio for every family.
+        if overall.low == overall.low and overall.word != "equal" and all(family.ratio > 0 for family in shared):
+            interval = f"{number(overall.low)} to {number(overall.high)}"
+            text = f" is {overall.word}, its error {number(overall.ratio)} times as large ({interval})"
         families = "1 family" if len(shared) == 1 else f"{count(len(shared))} families"
-        return f"{self.new}{beside}{text}: {families}, {said}.{self._ranking()}"
+        return f"{self.new}{beside}{text}: {families}, {words}.{self._ranking()}"
 
     def _ranking(self) -> str:
         if self.bits_lost is None:
@@ -120,7 +128,7 @@ class KernelPair:
 
 
 def read(path: Path) -> Side:
-    """Read a ``run.nc`` or an ``atlas.json``; ValueError for any other file."""
+    """Read a ``run.nc`` or an ``atlas.json``; ValueError for any other or a damaged file."""
     name = "/".join(path.parts[-2:])
     if path.suffix != ".nc":
         return Side(name, atlas.read(path))
@@ -145,8 +153,10 @@ def joined(sides: Sequence[Side]) -> Side:
 
 
 def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-    """Return which kernels are compared: those of ``given``, those of one name, and of the others those that are the
-    only ones of their operation and format on both sides.
+    """Return the (old, new) names of the kernels to compare.
+
+    First come the pairs of ``given``, then kernels that have the same name on both sides. Of the others, two are a pair
+    if each is the only one of their operation and format on its side.
 
     Raises
     ------
@@ -166,16 +176,16 @@ def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[t
 
 
 def _by_kind(side: Side, taken: Collection[str]) -> dict[tuple[str, str | None], list[str]]:
-    """Return the kernels of a side that are not taken, by operation and format."""
-    found: dict[tuple[str, str | None], list[str]] = {}
+    """Return the names of a side's kernels that are in no pair yet, by operation and format."""
+    by_kind: dict[tuple[str, str | None], list[str]] = {}
     for name, kernel in side.kernels.items():
         if name not in taken:
-            found.setdefault((kernel.operation, kernel.dtype), []).append(name)
-    return found
+            by_kind.setdefault((kernel.operation, kernel.dtype), []).append(name)
+    return by_kind
 
 
 def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
-    """Compare two kernels, family by family."""
+    """Compare two kernels, named as on the old and the new side, family by family."""
     before, after = names
     sides = [
         {family.family: family for family in side.kernels[name].families}
@@ -196,7 +206,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
 
 
 def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str, Mapping[str, float]]) -> FamilyRatio:
-    """Compare a family by the cases that both sides have judged."""
+    """Compare a family by the cases that both sides have judged, whose figures are given by case."""
     shared = [case for case in old if case in new]
     if not shared:
         return FamilyRatio(name, "not told apart", because="no case is in both")
@@ -217,7 +227,7 @@ def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str
 
 
 def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
-    """Say what the logarithms of the ratios of some cases show."""
+    """Return what the logarithms of some ratios of errors show, by Student's t interval of their mean."""
     logs = np.asarray(logs, np.float64)
     if not logs.any():
         return FamilyRatio(name, "equal", 1.0, 1.0, 1.0, cases)
@@ -230,7 +240,7 @@ def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
 
 
 def _not_finite(name: str, before: int, after: int, noun: str, cases: int = 0) -> FamilyRatio | None:
-    """Say what more, or fewer, of something not finite decides; None where it decides nothing."""
+    """Return worse or better where more or fewer of something are not finite than before; None for as many."""
     if before == after:
         return None
     because = f"not finite in {plural(after, noun)}, {before} before"
@@ -238,13 +248,16 @@ def _not_finite(name: str, before: int, after: int, noun: str, cases: int = 0) -
 
 
 def _unsure(name: str, ratio: float, cases: int, because: str) -> FamilyRatio:
-    """Say what a ratio without an interval shows: where the error is larger on these inputs."""
+    """Return what a ratio without an interval shows: whether the error is higher or lower on these inputs."""
     word: Word = "higher" if ratio > 1 + NOTICED else "lower" if ratio < 1 - NOTICED else "not told apart"
     return FamilyRatio(name, word, ratio, cases=cases, because=because)
 
 
 def _of_pooled(name: str, before: FamilyRow, now: FamilyRow) -> FamilyRatio:
-    """Compare a family by its figures alone; of other cases they say no more than that an output is not finite now."""
+    """Compare a family by its pooled figures alone.
+
+    If the two sides judged other cases, the only thing that can be told is that outputs are not finite now.
+    """
     old, new = before.figures, now.figures
     broken = _not_finite(name, int(old.get("nonfinite") or 0), int(new.get("nonfinite") or 0), "output")
     judged = [f"{row.number('cases'):.0f}" for row in (now, before)]
@@ -261,7 +274,7 @@ def _of_pooled(name: str, before: FamilyRow, now: FamilyRow) -> FamilyRatio:
 
 
 def table(found: KernelPair) -> PageTable:
-    """Return the families of a pair as a table, worst first."""
+    """Return the families of a pair as a table, the worst first."""
     order = (*WORDS[:1], "only before", "only now", *WORDS[1:])
     rows: list[Json] = [
         {
@@ -287,46 +300,46 @@ def table(found: KernelPair) -> PageTable:
 
 
 def notes(old: Side, new: Side, chosen: Sequence[tuple[str, str]]) -> list[str]:
-    """Say in sentences what limits the comparison."""
-    said = []
+    """Return sentences about what limits the comparison; none where nothing does."""
+    sentences = []
     runs = [f"{side.atlas.profile}, seed {side.atlas.seed}" for side in (old, new)]
     if runs[0] != runs[1]:
-        said.append(
+        sentences.append(
             f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared."
         )
     if not (old.has_cases and new.has_cases):
-        said.append("An atlas holds no cases, so that no family of it has an interval.")
+        sentences.append("An atlas holds no cases, so that no family of it has an interval.")
     for side, other, when in ((0, old, "before"), (1, new, "now")):
         alone = sorted(set(other.kernels) - {pair[side] for pair in chosen})
         if alone:
-            said.append(f"Only {when}: {', '.join(alone)}. Name a pair by --pair OLD=NEW.")
+            sentences.append(f"Only {when}: {', '.join(alone)}. Name a pair by --pair OLD=NEW.")
     renamed = [f"{a} and {b}" for a, b in chosen if a != b]
     if renamed:
-        said.append(f"Compared under two names: {', '.join(renamed)}.")
-    return said
+        sentences.append(f"Compared under two names: {', '.join(renamed)}.")
+    return sentences
 
 
 def write_pages(
     out: Path, new: Iterable[Path], old: Path, given: Iterable[tuple[str, str]] = ()
 ) -> tuple[Path, list[str]]:
-    """Write ``against.html`` and ``against.md``; returns the page and a sentence for every pair.
+    """Write ``against.html`` and ``against.md`` into ``out``; return the page's path and a sentence for every pair.
 
     Raises
     ------
     ValueError
-        For a file that is neither an atlas nor a run, and as :func:`pairs`.
+        For a file that is neither an atlas nor a run, or damaged, and as :func:`pairs`.
     """
     before = read(old)
     after = joined([read(path) for path in new])
     chosen = pairs(before, after, given)
-    found = [compared(before, after, pair) for pair in chosen]
+    compared_pairs = [compared(before, after, pair) for pair in chosen]
     details = moved.moved(before.atlas, after.atlas, chosen)
     context: Json = {
         "old": before.name,
         "new": after.name,
-        "sentences": [pair.sentence() for pair in found] or ["No kernel is in both."],
+        "sentences": [pair.sentence() for pair in compared_pairs] or ["No kernel is in both."],
         "notes": notes(before, after, chosen),
-        "tables": [table(pair) for pair in found],
+        "tables": [table(pair) for pair in compared_pairs],
         "moved": replace(details, title=f"What moved, figure by figure: {plural(len(details.rows), 'row')}"),
     }
     for name, text in both_pages("against", context).items():

@@ -1,4 +1,8 @@
-"""Findings of an atlas as cards: what one page explains is one card, and all else one by kernel and symptom."""
+"""The findings of an atlas's page as cards.
+
+Findings that a page of ``reports/findings`` explains are one card for each page; other findings are one card for each
+kernel and symptom. :mod:`fa3verify.report.atlas_page` reads the list of these pages and shows the cards.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from fa3verify.report.atlas_tables import Judged
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding that has a page: which findings of which kernels it explains, and in what words.
+    """A page that explains findings: which findings of which kernels, and ``because``, the title of their card.
 
-    ``findings`` are shell patterns of ``WHAT: MESSAGE | CASE``, so that a pattern may ask for the inputs it is about.
+    ``kernels`` are shell patterns of names, ``findings`` of ``WHAT: MESSAGE | CASE``, so that they can name inputs.
     """
 
     page: str
@@ -24,14 +28,17 @@ class Known:
     because: str
 
     def explains(self, kernel: str, words: str) -> bool:
-        """Tell whether it explains what was found, in words, of a kernel."""
+        """Tell whether it explains a finding about a kernel, given as ``WHAT: MESSAGE | CASE``."""
         named = any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
         return named and any(fnmatchcase(words, pattern) for pattern in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The first finding of one cause of a kernel, in words, with its replay file from the page; and how many others."""
+    """The first finding of one cause of a kernel, and the number of ``others`` of the same cause.
+
+    ``words`` are ``WHAT: MESSAGE``; ``replay`` is the path of its replay file relative to the page, None without one.
+    """
 
     row: Judged
     first: Finding
@@ -42,9 +49,9 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What happens, to whom and on what input; ``known`` is the page that explains it, None where none does.
+    """One card: a fault, and the findings that show it; ``known`` is the page that explains it, None if none does.
 
-    ``lead`` is shown in full: a finding that can be replayed, and rather a kernel's than its twin's.
+    ``lead`` is the finding that is shown in full: one that can be replayed if possible, and a kernel's before a twin's.
     """
 
     anchor: str
@@ -56,7 +63,7 @@ class Card:
 
 
 def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
-    """Return every cause of every kernel on a card: those without an explanation first, and the gravest of them."""
+    """Return the cards of all findings: those without an explaining page first, and the gravest first among each."""
     grouped: dict[tuple[Known | None, str], list[Shown]] = {}
     for row in rows:
         for first, others in clusters(row.findings):
@@ -64,12 +71,12 @@ def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
                 row, first, f"{first.what.told}: {first.message}", first.replay and row.path(first.replay), others
             )
             whole = f"{shown.words} | {first.case or ''}"
-            found = next((each for each in known if each.explains(row.entry.name, whole)), None)
-            title = found.because if found else f"{row.label}: {why(symptoms([first])[0])}"
-            grouped.setdefault((found, title), []).append(shown)
+            page = next((each for each in known if each.explains(row.entry.name, whole)), None)
+            title = page.because if page else f"{row.label}: {why(symptoms([first])[0])}"
+            grouped.setdefault((page, title), []).append(shown)
     gravest = list(SEVERITIES)
     made = []
-    for number, ((found, title), shown) in enumerate(grouped.items(), 1):
+    for number, ((page, title), shown) in enumerate(grouped.items(), 1):
         lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.name.startswith("twin.")))
-        made.append(Card(f"finding-{number}", title, found, severity(lead.first), lead, tuple(shown)))
+        made.append(Card(f"finding-{number}", title, page, severity(lead.first), lead, tuple(shown)))
     return sorted(made, key=lambda card: (card.known is not None, gravest.index(card.severity)))

@@ -1,7 +1,9 @@
-"""The pages of an atlas, HTML and Markdown, from stored files alone: atlases, and what else was measured of kernels.
+"""Make the pages of an atlas, HTML and Markdown, from stored files: atlases, and other measurements of the kernels.
 
 Beside atlases a page takes the table of ``fa3verify compare`` (what may change without changing a bit), the curves of
-``fa3verify hunt`` and the list of known findings. Equal files give equal pages, byte for byte.
+``fa3verify hunt`` and the list of known findings. Equal files give equal pages, byte for byte. ``fa3verify atlas`` and
+``fa3verify report`` call :func:`write_pages`. The tables, cards and chart are made in the modules ``atlas_*`` beside
+this one; the report of a single run is :mod:`fa3verify.report.build`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"
 COMPARED_SCHEMA = "fa3verify.compare/1"
 NO_KEY = "stale: no hash of the twins that were run was kept"
-HUNT_COLUMNS = ("kernel", "figure", "drawn", "ground", "seed", "problems", "largest", "output")
-HUNTED = "error / bound before the last rounding"
+HUNT_COLUMNS = ("kernel", "figure", "drawn", "ground", "seed", "problems", "largest", "output")  # that a csv must have
+HUNTED = "error / bound before the last rounding"  # the figure of a hunt that a page shows
 
 
 GLOSSARY = (
@@ -81,7 +83,11 @@ GLOSSARY = (
 
 @dataclass(slots=True)
 class Data:
-    """Holds what a page is made from; paths are relative to its folder."""
+    """What a page is made from; paths are relative to the page's folder.
+
+    ``sources`` are the files with their hashes, ``atlases`` pairs of a folder and an atlas. ``compared`` (results of
+    ``fa3verify compare``) and ``hunted`` are by kernel, and ``known`` are findings that have a page.
+    """
 
     sources: list[dict[str, str]] = field(default_factory=list)
     atlases: list[tuple[str, Run]] = field(default_factory=list)
@@ -111,7 +117,10 @@ def write_pages(out: Path, files: Sequence[Path]) -> Path:
 
 
 def read(out: Path, files: Sequence[Path]) -> Data:
-    """Read the files of a page; ValueError, with the path, for one that is none of them."""
+    """Read the files of a page in folder ``out``.
+
+    ValueError, with the path, for a file that is damaged or of no known kind, and if there is no atlas among them.
+    """
     data = Data()
     for path in files:
         try:
@@ -128,12 +137,15 @@ def read(out: Path, files: Sequence[Path]) -> Data:
 
 
 def _relative(path: Path, out: Path) -> str:
-    """Return a path as a link of a page has it."""
+    """Return a path relative to a folder, with slashes, as links have it."""
     return Path(os.path.relpath(path, out)).as_posix()
 
 
 def _take(data: Data, where: str, text: str, name: str) -> str:
-    """Add one file to the data; returns what it is."""
+    """Add one file to the data, and return in words what it is.
+
+    ``where`` is its path relative to the page, ``name`` its path in messages of a ValueError.
+    """
     if name.endswith(".csv"):
         data.hunted |= _hunted(text, name)
         return f"targeted search; {NO_KEY}"
@@ -153,7 +165,7 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{name} is damaged: it lacks {error}") from None
     except ValueError:
-        pass  # as the atlas will say
+        pass  # no JSON, which atlas.parse says with the path
     made = atlas.parse(text, name)
     data.atlases.append((Path(where).parent.as_posix(), made))
     facts = made.provenance
@@ -163,8 +175,11 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
 
 
 def _hunted(text: str, name: str) -> dict[str, LargestHunted]:
-    """The largest error / bound that a targeted search found of every kernel, and how many problems it judged."""
-    found: dict[str, LargestHunted] = {}
+    """Return the largest error / bound that a hunt found of each kernel, and how many problems it judged.
+
+    ``text`` is the csv of ``fa3verify hunt``; ValueError, with ``name``, for any other.
+    """
+    largest: dict[str, LargestHunted] = {}
     effort: dict[str, dict[tuple[str, str], int]] = {}
     try:
         for row in csv_rows(text, name, HUNT_COLUMNS):
@@ -174,16 +189,16 @@ def _hunted(text: str, name: str) -> dict[str, LargestHunted]:
             value = float(row["largest"])
             known = effort.setdefault(kernel, {})
             place = row["ground"], row["seed"]
-            known[place] = max(known.get(place, 0), int(row["problems"]))
-            if value > (found[kernel].value if kernel in found else -1.0):
-                found[kernel] = LargestHunted(value, row["output"], row["ground"], 0)
+            known[place] = max(known.get(place, 0), int(row["problems"]))  # a curve's counts are cumulative
+            if value > (largest[kernel].value if kernel in largest else -1.0):
+                largest[kernel] = LargestHunted(value, row["output"], row["ground"], 0)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} is no table of a hunt: {error}") from None
-    return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in found.items()}
+    return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in largest.items()}
 
 
 def judged(data: Data) -> tuple[list[Judged], list[KernelRun]]:
-    """Return the kernels that were judged, and those that were in none of the atlases."""
+    """Return the kernels that were judged, and the entries of those that were not run in any of the atlases."""
     ran = _newest((folder, made, e) for folder, made in data.atlases for e in made.kernels if e.verdict != "not run")
     names = [entry.name for _, _, entry in ran]
     rows = []
@@ -196,30 +211,34 @@ def judged(data: Data) -> tuple[list[Judged], list[KernelRun]]:
 
 
 def _newest(ran: Iterable[tuple[str, Run, KernelRun]]) -> list[tuple[str, Run, KernelRun]]:
-    """Keep of each kernel and device what was judged last, where the first of a kernel stood."""
-    found: dict[tuple[str, str], tuple[str, Run, KernelRun]] = {}
+    """Return for each kernel and device the entry that was judged last, in the order of first entries.
+
+    A row is the folder of an atlas, the atlas and the entry.
+    """
+    newest: dict[tuple[str, str], tuple[str, Run, KernelRun]] = {}
     for row in ran:
         _, made, entry = row
         device = entry.introduction.identity.device or made.provenance.platform
+        # All CPUs are one device; a kernel that names no device has that of its platform.
         place = entry.name, "CPU" if device.startswith(("CPU", "linux")) else device
-        if place not in found or found[place][1].started <= made.started:
-            found[place] = row
-    return list(found.values())
+        if place not in newest or newest[place][1].started <= made.started:
+            newest[place] = row
+    return list(newest.values())
 
 
 def render(data: Data) -> dict[str, str]:
-    """Return the text of both pages, by file name."""
+    """Return the text of both pages by file name; kernels stand in groups of one operation and dtype."""
     rows, absent = judged(data)
     beside = atlas_twins.pairs(rows)
     apart = {id(pair.twin) for pair in beside}
     groups = _grouped(rows)
     shown = {title: [row for row in mine if id(row) not in apart] for title, mine in groups.items()}
-    found = atlas_cards.cards(rows, data.known)
+    cards = atlas_cards.cards(rows, data.known)
     context = {
         "written": atlas_chart.written,
         "chart": atlas_chart.chart(shown, beside),
         "definition": bits_lost.DEFINITION,
-        "cards": found,
+        "cards": cards,
         "pairs": beside,
         "sources": data.sources,
         "groups": [
@@ -229,7 +248,7 @@ def render(data: Data) -> dict[str, str]:
         ],
         "kernels": [
             details(row, data.compared, data.hunted)
-            | {"cards": [card for card in found if any(each.row is row for each in card.found)]}
+            | {"cards": [card for card in cards if any(each.row is row for each in card.found)]}
             for row in rows
         ],
         "absent": absent,
@@ -243,7 +262,7 @@ def render(data: Data) -> dict[str, str]:
 
 
 def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """Kernels by operation and dtype."""
+    """Return the kernels by the title of their group, which is operation and dtype; empty groups are left out."""
     return {
         f"{operation.capitalize()}, {dtype}": mine
         for operation in operations.OPERATIONS

@@ -1,4 +1,9 @@
-"""The tables of an atlas's page: kernels side by side by operation and dtype, and everything of one kernel."""
+"""The tables of an atlas's page: kernels of one operation and dtype side by side, and the details of each kernel.
+
+:mod:`fa3verify.report.atlas_page` reads the atlases and puts these tables on the page. Its first figure is in
+:mod:`fa3verify.report.atlas_chart`, its findings are in :mod:`fa3verify.report.atlas_cards`, and the tables of a single
+run's report in :mod:`fa3verify.report.tables`.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +23,30 @@ from fa3verify.report.notation import DASH, below_one, count, number, percent, s
 from fa3verify.report.tables import PageColumn, PageTable
 from fa3verify.version import __version__
 
-OUTLIERS = "fa3_outliers"
+OUTLIERS = "fa3_outliers"  # the two families whose errors have columns of their own
 ACTIVATIONS = "activations:SmolLM2-135M-Instruct"
-REPEATED = "repeated_run_is_identical"
-REASONS = 3  # of a kernel that fails, in its row
-FAR = 2.0  # times the least figure of a row: a cell that is shaded
+REPEATED = "repeated_run_is_identical"  # the property behind the column "same call twice"
+REASONS = 3  # the most reasons that the row of a failing kernel names
+FAR = 2.0  # a cell is shaded if it is more than so many times the least figure of its row
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One kernel on a page: its name there, what was found of it, its atlas and the folder of that, what it ran on."""
+    """One kernel on a page.
+
+    Parameters
+    ----------
+    label : str
+        Its name on the page: with the device if several atlases have the kernel.
+    entry : KernelRun
+        Its results.
+    atlas : Run
+        The atlas that it is in.
+    folder : str
+        Folder of that atlas, relative to the page; "." for the same.
+    device : str
+        The GPU or platform that it ran on.
+    """
 
     label: str
     entry: KernelRun
@@ -42,12 +61,12 @@ class Judged:
 
     @property
     def findings(self) -> list[Finding]:
-        """Return what was found."""
+        """Return the findings about it."""
         return atlas.findings(self.atlas, self.entry.name)
 
     @property
     def is_older(self) -> bool:
-        """Tell whether an older version of fa3verify judged it: its rules, bounds and twins may have changed since."""
+        """Tell whether an older version of fa3verify judged it, whose rules, bounds and twins may have been others."""
         return _numbers(self.version) < _numbers(__version__)
 
     @property
@@ -56,7 +75,7 @@ class Judged:
         return "k-" + "".join(c if c.isalnum() else "-" for c in self.label)
 
     def path(self, replay: str) -> str:
-        """A replay file, from the page."""
+        """Return the path of a replay file, named relative to its atlas, relative to the page."""
         return replay if self.folder == "." else f"{self.folder}/{replay}"
 
     def family(self, name: str) -> FamilyRow | None:
@@ -69,25 +88,26 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def reasons(row: Judged) -> str:
-    """Return why a kernel has not passed, in few words for each symptom, the gravest first; a dash where it has."""
+    """Return in few words why a kernel did not pass: each symptom once, the gravest first. A dash if it passed."""
     verdict = row.entry.verdict
     if verdict != "fail":
         return {"pass": DASH, "inconclusive": "too little tried"}.get(verdict, verdict)
-    told = list(dict.fromkeys(map(why, symptoms(row.findings))))
-    more = f"; {len(told) - REASONS} more" if len(told) > REASONS else ""
-    return "; ".join(told[:REASONS]) + more or "no finding kept"
+    causes = list(dict.fromkeys(map(why, symptoms(row.findings))))
+    more = f"; {len(causes) - REASONS} more" if len(causes) > REASONS else ""
+    return "; ".join(causes[:REASONS]) + more or "no finding kept"
 
 
 def status(row: FamilyRow) -> str:
-    """Return what a largest known error is: ``proved`` where the stated order left one value to every output, and it
-    came.
+    """Return what the largest known error of a family is: "proved" or "searched".
+
+    It is proved where the stated order of operations leaves each output one value, and each output has that value.
     """
     figures = row.figures
     return "proved" if figures.get("determined") == 1 and figures.get("outside") == 0 else "searched"
 
 
 def worst(entry: KernelRun) -> FamilyRow | None:
-    """The family of the largest error / bound, of whichever output."""
+    """Return the family with the largest error / bound of any output; None for a kernel without families."""
 
     def largest(row: FamilyRow) -> float:
         return max(size_of(x) for key, x in row.figures.items() if key == "ratio_max" or is_side(key))
@@ -96,13 +116,13 @@ def worst(entry: KernelRun) -> FamilyRow | None:
 
 
 def sides(entry: KernelRun, rows: Sequence[FamilyRow]) -> str:
-    """Largest error / bound of every output beside the main ones, over some families."""
-    told = []
+    """Return as text the largest error / bound, over some families, of each output beside the main ones."""
+    cells = []
     for side in operations.find(entry.operation).sides:
-        found = [row.figures.get(side.figure("ratio")) for row in rows]
-        if known := [size_of(x) for x in found if x is not None]:
-            told.append(f"{side.words} {below_one(max(known))}")
-    return ", ".join(told) or DASH
+        ratios = [row.figures.get(side.figure("ratio")) for row in rows]
+        if known := [size_of(x) for x in ratios if x is not None]:
+            cells.append(f"{side.words} {below_one(max(known))}")
+    return ", ".join(cells) or DASH
 
 
 def is_side(key: str) -> bool:
@@ -111,7 +131,7 @@ def is_side(key: str) -> bool:
 
 
 def verdicts(rows: Sequence[Judged], title: str) -> PageTable:
-    """A row per kernel: what became of it, and why."""
+    """Return the table of verdicts: a row for each kernel, with what was tried and why it failed."""
     columns = [
         PageColumn("kernel", "kernel"),
         PageColumn("verdict", "status"),
@@ -127,6 +147,7 @@ def verdicts(rows: Sequence[Judged], title: str) -> PageTable:
 
 
 def _verdict_row(row: Judged) -> Json:
+    """Return a kernel's row of :func:`verdicts`, by column key; ``_href`` makes its first cell a link."""
     entry = row.entry
     return {
         "kernel": row.label,
@@ -143,7 +164,7 @@ def _verdict_row(row: Judged) -> Json:
 
 
 def errors(rows: Sequence[Judged], title: str) -> PageTable:
-    """A row per kernel: its largest error against the bound, its mean errors, and what long rows of keys cost it."""
+    """Return the table of errors: a row for each kernel, with its largest error / bound, mean errors and losses."""
     lengths = sorted({loss.seqlen_k for row in rows for loss in row.entry.loss or ()})
     columns = [
         PageColumn("kernel", "kernel"),
@@ -157,6 +178,7 @@ def errors(rows: Sequence[Judged], title: str) -> PageTable:
 
 
 def _error_row(row: Judged) -> Json:
+    """Return a kernel's row of :func:`errors`, by column key; a length at which nothing was measured has no key."""
     entry = row.entry
     cells = {
         "kernel": row.label,
@@ -172,7 +194,7 @@ def _error_row(row: Judged) -> Json:
 
 
 def bits(entry: KernelRun) -> str:
-    """Return how many values had other bits than the twin's."""
+    """Return as text how many values had other bits than the twin's, out of how many."""
     different = differing(entry)
     if different is None:
         return "not compared"
@@ -181,21 +203,21 @@ def bits(entry: KernelRun) -> str:
 
 
 def differing(entry: KernelRun) -> float | None:
-    """Return how many values had other bits than the twin's, None where none was compared."""
-    found = [x for row in entry.families if (x := row.figures.get("bits_differing")) is not None]
-    return sum(found) if found else None
+    """Return how many values had other bits than the twin's; None if the kernel was not compared with a twin."""
+    counts = [x for row in entry.families if (x := row.figures.get("bits_differing")) is not None]
+    return sum(counts) if counts else None
 
 
 def repeated(entry: KernelRun) -> str:
-    """Tell whether the same call twice gave the same bits."""
+    """Return as text whether the same call twice gave the same bits, and over how many outputs."""
     law = next((law for law in entry.laws if law.law == REPEATED), None)
     if law is None:
         return "not claimed"
-    said = {"pass": "same bits", "fail": "other bits"}.get(law.status)
-    return f"{said}, {count(law.outputs)} outputs" if said else law.status.replace("_", " ")
+    result = {"pass": "same bits", "fail": "other bits"}.get(law.status)
+    return f"{result}, {count(law.outputs)} outputs" if result else law.status.replace("_", " ")
 
 
-# title, note, figure of a family
+# Tables of families by kernels: title, note, and a function from the figures of a family to its cell (None if unknown).
 MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | None]], ...] = (
     (
         "largest known error",
@@ -216,7 +238,7 @@ MATRICES: tuple[tuple[str, str, Callable[[Mapping[str, float | None]], float | N
 
 
 def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
-    """Families by kernels, one table a figure; cells far above the least of their row are marked."""
+    """Return a table of families by kernels for each of :data:`MATRICES`; cells are (text, CSS class)."""
     families = list(dict.fromkeys(row.family for judged in rows for row in judged.entry.families))
     made = []
     for name, note, figure in MATRICES:
@@ -232,6 +254,7 @@ def matrices(rows: Sequence[Judged], title: str) -> list[Json]:
 
 
 def _mark(value: float | None, least: float) -> str:
+    """Return the CSS class of a cell: "bad" if not finite, "far" if far above the least of its row, else none."""
     if value is None:
         return ""
     if not math.isfinite(value):
@@ -257,8 +280,9 @@ _FAMILY = (
 
 @dataclass(frozen=True, slots=True)
 class LargestHunted:
-    """The largest error / bound that targeted searches found of a kernel: of which output, where, and of how many
-    problems.
+    """The largest error / bound of a kernel that ``fa3verify hunt`` found.
+
+    It is of one output and was found on one ground, among so many problems on all grounds.
     """
 
     value: float
@@ -268,7 +292,11 @@ class LargestHunted:
 
 
 def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, LargestHunted]) -> Json:
-    """Everything of one kernel but its findings, ready to print."""
+    """Return what the template prints about one kernel, except its findings.
+
+    ``compared`` are results of ``fa3verify compare`` and ``hunted`` of ``fa3verify hunt``, both by the kernel's name;
+    either may lack the kernel.
+    """
     entry = row.entry
     hunt = hunted.get(entry.name)
     largest = worst(entry)
@@ -285,7 +313,7 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
         else "not stated: its bound is of any order",
         "repeated": repeated(entry),
         "bits": bits(entry),
-        "invariance": [_invariance(found) for found in compared.get(entry.name, ())],
+        "invariance": [_invariance(axis) for axis in compared.get(entry.name, ())],
         "properties": _properties(entry),
         "losses": [_loss(loss) for loss in entry.loss or ()],
         "hunt": hunt
@@ -297,6 +325,7 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
 
 
 def _families(entry: KernelRun) -> list[Json]:
+    """Return the rows of a kernel's table of families, with the worst one marked."""
     largest = worst(entry)
     return [
         row.figures
@@ -307,6 +336,7 @@ def _families(entry: KernelRun) -> list[Json]:
 
 
 def _tried(entry: KernelRun) -> str:
+    """Return in words how many of the classes that a kernel claims were tried."""
     kinds = entry.coverage.kinds.values() if entry.coverage else ()
     tried = sum(kind.tried for kind in kinds)
     claimed = sum(kind.claimed for kind in kinds)
@@ -314,7 +344,7 @@ def _tried(entry: KernelRun) -> str:
 
 
 def _invariance(found: Json) -> str:
-    """One axis in words."""
+    """Return in words whether bits stayed equal along one axis of ``fa3verify compare``."""
     if found.get("refused"):
         return f"{found['what']}: not tried, {found['refused']}"
     if found.get("first"):
@@ -323,14 +353,15 @@ def _invariance(found: Json) -> str:
 
 
 def _properties(entry: KernelRun) -> dict[str, list[str]]:
-    """Names of properties by what became of them."""
-    found: dict[str, list[str]] = {}
+    """Return the names of properties by their status, both in words."""
+    by_status: dict[str, list[str]] = {}
     for law in entry.laws:
-        found.setdefault(law.status.replace("_", " "), []).append(law.law.replace("_", " "))
-    return found
+        by_status.setdefault(law.status.replace("_", " "), []).append(law.law.replace("_", " "))
+    return by_status
 
 
 def _loss(loss: Loss) -> str:
+    """Return an accumulator loss in words, or why it was not measured."""
     keys = f"{count(loss.seqlen_k)} keys, {loss.rows} rows"
     if loss.missing:
         return f"{keys}: not measured, {loss.missing}"
@@ -338,16 +369,17 @@ def _loss(loss: Loss) -> str:
 
 
 def _short(keys: int) -> str:
+    """Return a number of keys in units of 2^10 or 2^20, as headings have it."""
     return f"{keys // 1024}k" if keys < 1 << 20 else f"{keys >> 20}M"
 
 
 def _over(error: float | None, rms: float | None, nonfinite: float | None) -> float | None:
-    """Error over RMS; infinite where an output was not finite and should have been."""
+    """Return error / RMS; infinite if an output that should be finite was not, None if a figure is unknown or RMS 0."""
     if nonfinite:
         return math.inf
     return error / rms if error is not None and rms else None
 
 
 def size_of(value: float | None) -> float:
-    """Return a figure as maxima take it: what is not known is the least, and NaN the largest."""
+    """Return a figure for comparing by size: None counts as -1, below every error, and NaN as infinity."""
     return -1.0 if value is None else math.inf if math.isnan(value) else value

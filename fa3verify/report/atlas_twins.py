@@ -1,4 +1,7 @@
-"""A twin beside its kernel: whether both have the same verdict and the same bits, and why they may not."""
+"""Kernels beside their twins in an atlas: whether both have the same verdict and bits, and if not, possible reasons.
+
+:mod:`fa3verify.report.atlas_page` prints the pairs, and :mod:`fa3verify.report.atlas_chart` their signs.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ class Twinned:
 
     @property
     def words(self) -> str:
-        """Return what became of both, and of two that differ why, from what their rows say."""
-        found = [row.entry.verdict for row in (self.kernel, self.twin)]
-        told = f"kernel {found[0]}, twin {found[1]}; bits unlike the twin's: {bits(self.kernel.entry)}"
-        return f"{told}; {'; '.join(_reasons(self.kernel, self.twin)) or 'no reason known'}"
+        """Return the verdicts of both and their different bits in words, then in what the two rows differ."""
+        verdicts = [row.entry.verdict for row in (self.kernel, self.twin)]
+        both = f"kernel {verdicts[0]}, twin {verdicts[1]}; bits unlike the twin's: {bits(self.kernel.entry)}"
+        return f"{both}; {'; '.join(_reasons(self.kernel, self.twin)) or 'no reason known'}"
 
 
 def twin_of(kernel: str) -> str:
@@ -43,19 +46,20 @@ def twin_of(kernel: str) -> str:
 
 
 def pairs(rows: Sequence[Judged]) -> list[Twinned]:
-    """Return every kernel that has its twin among some rows; of a twin judged on several machines the first."""
+    """Return every kernel whose twin is among the rows; a twin judged on several machines is the first of them."""
     twins = {row.entry.name: row for row in reversed(rows)}
     return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.name)) in twins]
 
 
 def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
-    """What the rows of a kernel and its twin do not have in common, what explains most first."""
+    """Yield in words what only the kernel or only its twin has, the most telling first."""
     for (fact, mine), other in zip(_facts(kernel).items(), _facts(twin).values(), strict=True):
         for who, alone in (("kernel", mine - other), ("twin", other - mine)):
             if alone:
                 yield f"only the {who} {fact}{', '.join(sorted(alone)).replace('_', ' ')}"
     if kernel.version != twin.version:
         yield f"fa3verify {kernel.version} judged the kernel and {twin.version} the twin"
+    # Numbers of a library's version that a kernel and the text of its twin's version should share.
     libraries = [row.entry.introduction.identity.version or "" for row in (kernel, twin)]
     numbers = [set(re.findall(r"\d+(?:\.\d+)+", library)) for library in libraries]
     if all(numbers) and not numbers[0] & numbers[1]:
@@ -63,7 +67,7 @@ def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
 
 
 def _facts(row: Judged) -> dict[str, set[str]]:
-    """What may set a kernel apart from its twin, by the words before it: it raises, declares or does not claim this."""
+    """Return what a kernel raises, declares and does not claim, by the words that a sentence puts before it."""
     entry = row.entry
     return {
         "": {why(symptom) for symptom in symptoms(row.findings) if symptom.severity == "no result"},

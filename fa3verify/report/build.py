@@ -1,4 +1,9 @@
-"""Build a report: the dataset of a run and the pages made from it."""
+"""Build the report of a run: its dataset ``run.nc``, and the pages that are made from that alone.
+
+``fa3verify verify`` calls :func:`write_report` and ``fa3verify report`` :func:`rebuild`. The dataset is
+:mod:`fa3verify.report.dataset`; tables, pictures and first screen are made in the modules beside this one, and put into
+the templates here. :func:`both_pages` serves the pages of atlases, histories and comparisons too.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +81,7 @@ def rebuild(run: Path, out: Path) -> Path:
 
 
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
+    """Write all files but the dataset, the summary last, and return the path of the page."""
     run = dataset.from_tree(tree)
     pages = render(run, str(tree.attrs["content_sha256"]))
     write_text(out / MARKDOWN, pages[MARKDOWN])
@@ -86,7 +92,7 @@ def _write_pages(out: Path, tree: xr.DataTree) -> Path:
 
 
 def render(run: Run, content_sha256: str) -> dict[str, str]:
-    """Return the text of the page and of the markdown, by file name."""
+    """Return the text of ``report.html`` and ``report.md`` by file name; the hash is that of the dataset."""
     drawn = {case.case.recipe.distribution for case in run.cases}
     context = {
         "summary": run,
@@ -122,9 +128,10 @@ def render(run: Run, content_sha256: str) -> dict[str, str]:
 def both_pages(
     name: str, context: Json, *, css: str = "", folder: Path = TEMPLATES, **of_html: object
 ) -> dict[str, str]:
-    """Return a page as HTML and as Markdown, by file name; ``of_html`` is for the first alone.
+    """Return a page as HTML and as Markdown by file name, from the templates ``NAME.html.j2`` and ``NAME.md.j2``.
 
-    The Markdown has no two empty lines in a row, and none at its ends. A ``folder`` has the templates of other pages.
+    ``context`` is what both templates print, ``of_html`` what the HTML prints besides. The templates are in ``folder``,
+    and may use those of this package. Empty lines at the ends and repeated ones are removed from the Markdown.
     """
     html = environment(autoescape=True, folder=folder).get_template(f"{name}.html.j2")
     markdown = environment(autoescape=False, folder=folder).get_template(f"{name}.md.j2").render(context)
@@ -135,7 +142,7 @@ def both_pages(
 
 
 def stylesheet(*more: str) -> str:
-    """Return the style that all pages have, and what some have besides."""
+    """Return the style sheet of all pages, followed by other files of the templates' folder."""
     return "".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", *more))
 
 
@@ -149,7 +156,10 @@ _LAYERS = {
 
 @cache
 def environment(*, autoescape: bool, folder: Path = TEMPLATES) -> jinja2.Environment:
-    """Return the environment of a folder's templates, with the notation of reports; it keeps what it has compiled."""
+    """Return the environment of a folder's templates, whose filters write numbers and texts as reports do.
+
+    There is one for each argument, so that templates are compiled once.
+    """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=autoescape,
@@ -178,7 +188,7 @@ def environment(*, autoescape: bool, folder: Path = TEMPLATES) -> jinja2.Environ
 
 
 def _breakable(text: Any) -> Markup:
-    """A name that a narrow column may break behind an underscore, a colon or a point, for HTML."""
+    """Return a name as HTML that a narrow column may break after an underscore, a colon or a point."""
     return Markup(re.sub(r"([_:.])(?=.)", r"\1<wbr>", str(escape(text))))
 
 
@@ -188,18 +198,18 @@ def _minutes(seconds: Any) -> str:
 
 
 def _word(status: Any) -> str:
-    """First word of a status as a CSS class."""
+    """Return the CSS class of a status: pass, fail, na (not applicable), or open for all others."""
     text = str(status).replace("_", " ").strip().lower()
     return text if text in ("pass", "fail") else "na" if text == "not applicable" else "open"
 
 
 def markdown_code(value: Any) -> str:
-    """Write a text as a markdown code span, also inside a table cell."""
+    """Write a text as a Markdown code span that may stand in a table cell."""
     return "`" + str(value).replace("`", "'").replace("|", r"\|").replace("\n", " ") + "`"
 
 
 def markdown_text(value: Any) -> str:
-    r"""Escape a text for a markdown table cell.
+    r"""Escape a text for a Markdown table cell.
 
     >>> markdown_text("a|b <script>")
     'a\\|b &lt;script&gt;'

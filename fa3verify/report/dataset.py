@@ -1,10 +1,12 @@
-"""One netCDF file per run: every judged case, law and gate rule, and the provenance, as an xarray DataTree.
+"""The dataset of a run: one netCDF file with every judged case, law and gate rule, as an xarray DataTree.
 
-Groups: ``/cases``, ``/laws``, ``/gate``, ``/provenance``, and in files of earlier versions ``/studies``, which is not
-read; the root attribute ``summary_json`` holds the summary, but for :data:`CIRCUMSTANCES`, which stand in
-``circumstances_json``. Attributes follow CF.
-``content_sha256`` covers the data: equal data have an equal one, whenever, wherever and in however many parts they were
-found. ``provenance_sha256`` covers the rest, so that no damage goes unseen; equal content gives equal bytes for one
+:mod:`fa3verify.report.build` writes it and makes every page of a report from it. Groups are ``/cases``, ``/laws``,
+``/gate`` and ``/provenance``; files of earlier versions also have ``/studies``, which is not read. The root attribute
+``summary_json`` holds the summary without :data:`CIRCUMSTANCES`, which are in ``circumstances_json``. Attributes follow
+CF.
+
+``content_sha256`` covers the data: equal data have an equal hash, whenever, wherever and in however many shards they
+were made. ``provenance_sha256`` covers the rest, so that all damage is noticed. Equal content gives equal bytes for one
 version of the libraries.
 """
 
@@ -39,7 +41,7 @@ _GATE_NUMBERS = {
 
 
 def to_tree(found: Run) -> xr.DataTree:
-    """Build the tree of a run."""
+    """Build the tree of a run; :func:`from_tree` returns the run from the summary in it."""
     body = plain(found.to_json())
     laws = [{"kernel": kernel["name"], **law} for kernel in body["kernels"] for law in kernel["laws"]]
     groups = {
@@ -57,6 +59,7 @@ def to_tree(found: Run) -> xr.DataTree:
 
 
 def _root_attributes(found: Run, body: Json) -> dict[str, str]:
+    """Return the attributes of the root but the checksums; ``body`` is the run as JSON values."""
     circumstances = {key: value for key, value in body.items() if key in CIRCUMSTANCES}
     data = {key: value for key, value in body.items() if key not in CIRCUMSTANCES}
     return {
@@ -72,6 +75,7 @@ def _root_attributes(found: Run, body: Json) -> dict[str, str]:
 
 
 def _cases(found: Run) -> xr.Dataset:
+    """Return a variable for each figure over all judged cases; a figure that a case lacks is NaN."""
     cases = found.cases
     data: dict[str, Any] = {
         "kernel": _texts("case", [case.kernel for case in cases], "name of the kernel"),
@@ -116,15 +120,16 @@ _OF_PROVENANCE = ("history", "circumstances_json")  # attributes of the root
 
 
 def _checksums(tree: xr.DataTree) -> dict[str, str]:
-    """Both checksums of a tree, by the attributes that hold them."""
+    """Return both checksums of a tree, by the names of the attributes that hold them."""
     facts = [{key: tree.attrs.get(key) for key in _OF_PROVENANCE}, plain(tree["provenance"].attrs)]
     provenance = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return {"content_sha256": checksum(tree), "provenance_sha256": provenance}
 
 
 def checksum(tree: xr.DataTree) -> str:
-    """Return the SHA-256 over the data: all names, dimensions, values and attributes, but what says when, where and how
-    they were found, and the checksums.
+    """Return the SHA-256 over the data: all names, dimensions, values and attributes of the tree.
+
+    The group ``/provenance``, the attributes that say when and how the run was made, and the checksums are left out.
     """
     omitted = {*_OF_PROVENANCE, "content_sha256", "provenance_sha256"}
     digest = hashlib.sha256()
@@ -141,6 +146,7 @@ def checksum(tree: xr.DataTree) -> str:
 
 
 def _content(values: np.ndarray) -> bytes:
+    """Return the bytes of an array that are hashed: numbers as little-endian float64, all else as JSON texts."""
     if values.dtype.kind in "biuf":
         return np.ascontiguousarray(values, "<f8").tobytes()
     return json.dumps([str(value) for value in values.ravel()]).encode()
@@ -152,7 +158,7 @@ def save(tree: xr.DataTree, path: Path) -> None:
     Raises
     ------
     OSError
-        From the file system, or if what was written does not read back; ``path`` is then what it was before.
+        From the file system, or if the file does not read back; ``path`` then has its former content.
     """
     with replacing(Path(path)) as temporary:
         tree.to_netcdf(temporary, engine=ENGINE)
@@ -168,7 +174,7 @@ def load(path: Path) -> xr.DataTree:
     Raises
     ------
     ValueError
-        If the file is missing, no netCDF file, another program's, of another schema, or damaged; one line, naming it.
+        If the file is missing, no netCDF file, another program's, of another schema, or damaged; the path is named.
     """
     try:
         tree = xr.open_datatree(path, engine=ENGINE)
@@ -177,9 +183,9 @@ def load(path: Path) -> xr.DataTree:
         raise ValueError(f"{path} is not a readable netCDF file: {reason}") from None
     try:
         tree.load()
-        found = tree.attrs.get("fa3verify_schema")
-        if found != SCHEMA:
-            raise ValueError(f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {found!r}")
+        schema = tree.attrs.get("fa3verify_schema")
+        if schema != SCHEMA:
+            raise ValueError(f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {schema!r}")
         if any(tree.attrs.get(key) != value for key, value in _checksums(tree).items()):
             raise ValueError(f"{path} is damaged: its content does not match its checksums")
     except (OSError, KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
@@ -190,7 +196,7 @@ def load(path: Path) -> xr.DataTree:
 
 
 def from_tree(tree: xr.DataTree) -> Run:
-    """Return the run of a tree."""
+    """Return the run of a tree; ValueError if its summary is not one of this program."""
     return run.parse(summary_of(tree), "summary")
 
 

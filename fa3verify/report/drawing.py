@@ -1,4 +1,7 @@
-"""Strokes of small hand-drawn SVG pictures whose vertical axis is error / bound, with the limit at 1."""
+"""Parts of the small SVG pictures of :mod:`fa3verify.report.pictures`, whose vertical axis is mostly error / bound.
+
+Sizes and places are in units of the picture, which is :data:`WIDTH` by :data:`HEIGHT`; y counts downward.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,24 @@ from fa3verify.report.svg import attribute
 
 WIDTH = 300
 HEIGHT = 150
+# Margins around the drawn area, for labels.
 LEFT = 34
 RIGHT = 6
 TOP = 8
 BOTTOM = 26
-# error / bound that an axis shows; what is beyond lies on its edge
+# The range of error / bound that the axis shows; values beyond lie on its edge.
 _LOWEST = 1e-3
 _HIGHEST = 1e3
 
 
 def labelled(count: int) -> list[int]:
-    """Return at most five bins that have a label."""
+    """Return the numbers of the bins that have a label, at most five of ``count``."""
     step = max(1, -(-count // 5))
     return list(range(0, count, step))
 
 
 def y(value: float) -> float:
-    """Return where an error / bound stands."""
+    """Return the height at which an error / bound is drawn, on a logarithmic scale; NaN and infinity are at the top."""
     low = math.log10(_LOWEST)
     high = math.log10(_HIGHEST)
     level = high if not math.isfinite(value) else math.log10(min(max(value, _LOWEST), _HIGHEST))
@@ -36,12 +40,12 @@ def y(value: float) -> float:
 
 
 def x(i: float, count: int) -> float:
-    """Return where a bin begins."""
+    """Return the place at which bin ``i`` of ``count`` begins."""
     return LEFT + i / max(1, count) * (WIDTH - LEFT - RIGHT)
 
 
 def frame(title: str, labels: Sequence[tuple[float, str]], count: int) -> str:
-    """Axes, and the limit at 1."""
+    """Return the horizontal lines of the axis, the limit at 1 in red, the labels (bin, words), and the axis title."""
     body = ""
     for power in (-3, -2, -1, 0, 1, 2, 3):
         at = y(10.0**power)
@@ -57,13 +61,13 @@ def frame(title: str, labels: Sequence[tuple[float, str]], count: int) -> str:
 
 
 def label(x: float, y: float, words: str, anchor: str) -> str:
-    """Return a label."""
+    """Return a text at a place; ``anchor`` is "start", "middle" or "end"."""
     style = f'font-size="8.5" fill="var(--muted)" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
 def svg(body: str, alt: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Markup:
-    """Return a picture with its words for those who cannot see it."""
+    """Return a picture of some parts; ``alt`` describes it for those who cannot see it."""
     return Markup(f'<svg role="img" aria-label="{attribute(alt)}" viewBox="0 0 {size[0]} {size[1]}">{body}</svg>')
 
 

@@ -1,4 +1,4 @@
-"""The figure about coverage: which pairs of classes met in judged cases, by the two dimensions they are of."""
+"""The figure about coverage in a run's report: how many pairs of classes met in judged cases, by their dimensions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WORDS = "Pairs of classes that met in a judged case, of those that can, over al
 
 
 def pairs(covered: Iterable[Coverage | None]) -> str | None:
-    """Return the heat map as SVG; None for runs without covering arrays."""
-    counts: dict[tuple[str, str], list[int]] = {}
-    found = [each.pairs for each in covered if each and each.pairs]
-    for row in (row for each in found for row in each.by_dimensions or ()):
+    """Return the heat map over all kernels as SVG; None for a run without covering arrays."""
+    counts: dict[tuple[str, str], list[int]] = {}  # pairs that met, and pairs that can meet
+    counted = [each.pairs for each in covered if each and each.pairs]
+    for row in (row for each in counted for row in each.by_dimensions or ()):
         first, second = row.dimensions
         of = counts.setdefault((first, second), [0, 0])
         of[0] += row.tried
@@ -33,7 +33,7 @@ def pairs(covered: Iterable[Coverage | None]) -> str | None:
 
 
 def _heat_map(counts: Mapping[tuple[str, str], list[int]]) -> Figure:
-    """A square for every two dimensions: filled by the share that met, with the number of pairs that did not."""
+    """Draw a square for every two dimensions: darker for a larger share that met, with the number that did not meet."""
     names = sorted({name for pair in counts for name in pair})
     figure = new_figure(height=1.0 + 0.22 * len(names))
     ax = figure.subplots()

@@ -1,7 +1,8 @@
-"""The first screen of a run's report: a sentence that anybody can repeat, the number that ranks, and one figure.
+"""The first screen of a run's report: the verdict in one sentence, and a heat map of errors by family of inputs.
 
-The figure has the relative RMSE of every kernel by family of inputs, and below it that of the ideal kernel on the same
-inputs, so that a reader sees what no kernel of the format can avoid.
+The heat map has the relative RMSE of every kernel, and beside it that of the ideal kernel on the same inputs, so that a
+reader sees which error no kernel of the format can avoid. :mod:`fa3verify.report.build` shows it; the first figure of
+an atlas is in :mod:`fa3verify.report.atlas_chart`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from fa3verify.text import plural
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The figure: a column for each of ``rows`` (name and kind), a line of cells for each family; least and most error
-    that shades tell apart.
+    """The heat map: a line of cells for each of ``families``, with a cell for each of ``rows``.
+
+    A row is a kernel's error, the ideal kernel's, or its bits lost, as its ``name`` and ``kind`` say. ``least`` and
+    ``most`` are the errors at the ends of the shades.
     """
 
     rows: list[dict[str, str]]
@@ -31,7 +34,7 @@ class HeatMap:
 
 
 def headline(run: Run) -> str:
-    """Return the verdict in one sentence without a word of the trade."""
+    """Return the verdict in one sentence without technical words."""
     kernels = run.kernels
     cases = sum(kernel.cases for kernel in kernels)
     one = len(kernels) == 1
@@ -45,7 +48,7 @@ def headline(run: Run) -> str:
 
 
 def _wrong(run: Run) -> str:
-    """Return who failed, and what the gravest symptom is."""
+    """Return in words which kernels failed, and the gravest symptom."""
     shown = symptoms(run.failures)
     names = [name for name in dict.fromkeys(s.first.kernel for s in shown) if name != "-"]
     others = len(run.kernels) - len(names)
@@ -58,16 +61,16 @@ def not_said(run: Run) -> str:
     """Return what a pass does not say, in one sentence; empty for any other verdict."""
     if run.verdict != "pass":
         return ""
-    found = [kernel.tried for kernel in run.kernels if kernel.tried and kernel.tried.calls]
-    if not found:
+    sizes_tried = [kernel.tried for kernel in run.kernels if kernel.tried and kernel.tried.calls]
+    if not sizes_tried:
         return "It says nothing of sizes that were not tried."
-    sizes = tried.in_words(tried.common(found))
+    sizes = tried.in_words(tried.common(sizes_tried))
     tried_of = "tried of each" if len(run.kernels) > 1 else "tried"
     return f"It says nothing of other sizes: head_dim {sizes['head_dim']} and keys {sizes['seqlen_k']} were {tried_of}."
 
 
 def heat_map(run: Run) -> HeatMap | None:
-    """Return the figure, None where nothing is judged."""
+    """Return the heat map of all kernels whose families have figures of the ideal kernel; None if there is none."""
     kernels = [kernel for kernel in run.kernels if any("rel_rmse_ideal" in row.figures for row in kernel.families)]
     families = list(dict.fromkeys(row.family for kernel in kernels for row in kernel.families))
     if not families:
@@ -93,12 +96,16 @@ _KINDS = {"ideal": "ideal {}", "bits": "bits lost"}
 
 
 def _kinds(kernel: KernelRun) -> Sequence[str]:
+    """Return the kinds of rows that a kernel has."""
     has_bits = any(row.figures.get("bits_lost") is not None for row in kernel.families)
     return ("kernel", "ideal", "bits") if has_bits else ("kernel", "ideal")
 
 
 def _cell(kernel: KernelRun, family: str, kind: str, scale: tuple[float, float]) -> FigureCell:
-    """One cell: wrong where an error leaves its bound, worst where most bits are lost, empty of a family not judged."""
+    """Return one cell: "wrong" if an error leaves its bound, "worst" in the family that loses most bits.
+
+    It is empty for a family that was not judged. ``scale`` holds the decimal logarithms of the ends of the shades.
+    """
     figures = next((row.figures for row in kernel.families if row.family == family), {})
     if figures.get("rel_rmse_ideal") is None:
         return FigureCell("", f"{kernel.name} was not judged on {family}")
@@ -115,6 +122,7 @@ def _cell(kernel: KernelRun, family: str, kind: str, scale: tuple[float, float])
 
 
 def _shade(error: float, scale: tuple[float, float]) -> str:
+    """Return where an error lies on a logarithmic scale, from 0 to 1, as text."""
     low, high = scale
     if not error:
         return "0"
@@ -123,7 +131,7 @@ def _shade(error: float, scale: tuple[float, float]) -> str:
 
 
 def _short(error: float) -> str:
-    """Two digits, or one where the exponent has two, as narrow as they can be written.
+    """Write an error with two digits, or one where the exponent has two digits, as narrowly as possible.
 
     >>> _short(2.13e-4), _short(1.39e-12), _short(0.0), _short(float("inf"))
     ('2.1e-4', '1e-12', '0', '∞')

@@ -1,4 +1,4 @@
-"""The number that ranks, over the runs of a folder: one line a kernel, oldest run first."""
+"""The pages of ``fa3verify report --history``: bits lost of each kernel over the runs below a folder, oldest first."""
 
 from __future__ import annotations
 
@@ -29,23 +29,26 @@ class Point:
 
 def points(folder: Path) -> list[Point]:
     """Read every ``run.nc`` below a folder, oldest first; ValueError where there is none, or for a damaged one."""
-    found = []
+    runs = []
     for path in sorted(folder.rglob("run.nc")):
         run = dataset.from_tree(dataset.load(path))
-        found.append(Point(path.parent.relative_to(folder).as_posix(), run.started, run.version, run.bits_lost))
-    if not found:
+        runs.append(Point(path.parent.relative_to(folder).as_posix(), run.started, run.version, run.bits_lost))
+    if not runs:
         raise ValueError(f"{folder} has no run.nc below it: keep the OUT of every verify in a folder of its own there")
-    return sorted(found, key=lambda point: (point.started, point.name))
+    return sorted(runs, key=lambda point: (point.started, point.name))
 
 
 def write_pages(out: Path, folder: Path) -> Path:
-    """Write ``history.html`` and ``history.md``; returns the page."""
-    found = points(folder)
-    kernels = sorted({name for point in found for name in point.lost})
+    """Write ``history.html`` and ``history.md`` of the runs below ``folder`` into ``out``; return the page's path.
+
+    ValueError as :func:`points`.
+    """
+    runs = points(folder)
+    kernels = sorted({name for point in runs for name in point.lost})
     rows: list[Json] = [
         {"run": point.name, "started": point.started, "version": point.version}
         | {name: f"{point.lost[name]:.3f}" if name in point.lost else DASH for name in kernels}
-        for point in found
+        for point in runs
     ]
     heads = (PageColumn("run", "run"), PageColumn("began (UTC)", "started"), PageColumn("fa3verify", "version"))
     columns = (*heads, *(PageColumn(name, name, written) for name in kernels))
@@ -54,12 +57,13 @@ def write_pages(out: Path, folder: Path) -> Path:
         "kernels": len(kernels),
         "of": plural(len(kernels), "kernel"),
     }
-    for name, text in both_pages("history", context, chart=_chart(found, kernels)).items():
+    for name, text in both_pages("history", context, chart=_chart(runs, kernels)).items():
         write_text(out / name, text)
     return out / PAGE
 
 
 def _chart(found: Sequence[Point], kernels: Sequence[str]) -> str:
+    """Return a line for each kernel over the runs as SVG; empty where no run has bits lost."""
     if not kernels:
         return ""
     with styled():

@@ -1,8 +1,8 @@
-"""What moved between two campaigns: kernels, verdicts, figures, properties and findings that are not
-what they were.
+"""The table of what changed between two campaigns: kernels, verdicts, figures, properties and findings.
 
-Either side is an atlas or the data of a run. Figures are compared exactly: equal kernels on equal inputs give equal
-figures, so that whatever is in the table was changed by something.
+Either side is an atlas. Figures are compared exactly: equal kernels on equal inputs give equal figures, so that every
+row of the table has a cause. Whether a kernel is better is judged in :mod:`fa3verify.report.against`, whose page shows
+this table.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ FIGURES = (
 
 
 def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:
-    """Return the table of what moved between kernels, which are named as on either side: kernel, family, what, before,
-    after, and after over before where both are numbers.
+    """Return the table of what changed between pairs of kernels, given by their old and new names.
+
+    Its columns are kernel, family, what, before, after, and after / before where both are numbers. It has no row where
+    nothing changed.
     """
     rows = [
         row for before, after in sorted(names) for row in _kernel(atlas.alone(old, before), atlas.alone(new, after))
@@ -50,6 +52,7 @@ def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:
 
 
 def _kernel(old: Run, new: Run) -> Iterator[Json]:
+    """Yield the rows of one pair, from two atlases that have no other kernel; either may lack it."""
     if not (old.kernels and new.kernels):
         there = ["there" if run.kernels else "absent" for run in (old, new)]
         yield from (_row(kernel.name, "", "kernel", *there) for kernel in (*old.kernels, *new.kernels))
@@ -63,8 +66,8 @@ def _kernel(old: Run, new: Run) -> Iterator[Json]:
         yield from _family(name, family, theirs.get(family), ours.get(family))
     statuses = [{f"property {law.law}": law.status for law in kernel.laws} for kernel in both]
     losses = [{f"loss at {loss.seqlen_k} keys": loss.rel_rmse for loss in kernel.loss or ()} for kernel in both]
-    found = [{f"finding, {each.what.told}": "found" for each in run.failures} for run in (old, new)]
-    for first, second in (statuses, losses, found):
+    findings = [{f"finding, {each.what.told}": "found" for each in run.failures} for run in (old, new)]
+    for first, second in (statuses, losses, findings):
         for what in dict.fromkeys((*first, *second)):
             yield from _changed(name, "", what, first.get(what), second.get(what))
 
@@ -78,6 +81,7 @@ def _said(kernel: KernelRun) -> tuple[str, str, str, str]:
 
 
 def _family(name: str, family: str, old: FamilyRow | None, new: FamilyRow | None) -> Iterator[Json]:
+    """Yield the rows of one family; None where a side did not judge it."""
     if old is None or new is None:
         yield _row(name, family, "family", "absent" if old is None else "there", "absent" if new is None else "there")
         return
@@ -87,13 +91,13 @@ def _family(name: str, family: str, old: FamilyRow | None, new: FamilyRow | None
 
 
 def _changed(name: str, family: str, what: str, old: Any, new: Any) -> Iterator[Json]:
-    if old != new and not (old != old and new != new):  # NaN is what it was
+    if old != new and not (old != old and new != new):  # NaN differs from itself and has not changed
         yield _row(name, family, what, old, new)
 
 
 def _row(name: str, family: str, what: str, old: Any, new: Any) -> Json:
     write = ratio if what.startswith("ratio") else number
-    told_of = [x if isinstance(x, str) else write(x) for x in (old, new)]
+    texts = [x if isinstance(x, str) else write(x) for x in (old, new)]
     numeric = all(isinstance(x, int | float) for x in (old, new))
     times = number(new / old) if numeric and old else DASH
-    return dict(zip(("kernel", "family", "what", "before", "after", "times"), (name, family, what, *told_of, times)))
+    return dict(zip(("kernel", "family", "what", "before", "after", "times"), (name, family, what, *texts, times)))

@@ -1,5 +1,7 @@
-"""How reports write numbers: three significant digits, powers where they are shorter, a dash for what
-is not known.
+"""How reports write numbers: with three significant digits, as powers where that is shorter, unknown ones as a dash.
+
+Templates have these functions as filters (:mod:`fa3verify.report.build`). A value may be a number, None, or a text such
+as "Infinity" from JSON; None, NaN and other texts are written as a dash.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _float(value: Any) -> float | None:
+    """Return a value as a number; None for NaN and for what is no number."""
     try:
         x = float(value)
     except (TypeError, ValueError):
@@ -42,7 +45,7 @@ def number(value: Any) -> str:
 
 
 def ratio(value: Any) -> str:
-    """Write error / bound as any number, but so that it shows on which side of 1 it is.
+    """Write error / bound like :func:`number`, with more digits near 1, so that its side of 1 shows.
 
     >>> [ratio(x) for x in (0.99999, 1.0, 1.0004, 0.5, None)]
     ['0.99999', '1.00', '1.0004', '0.500', '–']
@@ -52,7 +55,7 @@ def ratio(value: Any) -> str:
 
 
 def below_one(value: Any) -> str:
-    """Write error / bound without the digits that set it apart from 1 where it is just below.
+    """Write error / bound like :func:`ratio`, but as "< 1.00" where it would round to 1.00 from below.
 
     >>> [below_one(x) for x in (0.99999, 1.0, 1.0004, 0.5, None)]
     ['< 1.00', '1.00', '1.0004', '0.500', '–']
@@ -62,7 +65,7 @@ def below_one(value: Any) -> str:
 
 
 def signed(value: Any) -> str:
-    """Write a signed quantity; + and − are explicit."""
+    """Write a quantity with its sign, + or −."""
     x = _float(value)
     if x is None or x == 0:
         return number(value)
@@ -70,7 +73,7 @@ def signed(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """Write a share; the extremes are written only when exact.
+    """Write a share as a percentage; 0 % and 100 % are written only where they are exact.
 
     >>> [percent(x) for x in (1.0, 0.99999, 0.5, 0.00001, 0)]
     ['100 %', '> 99.9 %', '50.0 %', '0.0010 %', '0 %']
@@ -86,7 +89,7 @@ def percent(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """Write an integer in groups of three.
+    """Write an integer with narrow spaces between groups of three digits.
 
     >>> count(1234567) == "1\\u202f234\\u202f567"
     True

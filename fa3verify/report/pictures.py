@@ -1,4 +1,8 @@
-"""Pictures of one kernel, as SVG drawn by hand: error over query, keys and channel, its histogram, the worst case."""
+"""The pictures of one kernel in a run's report: error by query, keys and channel, a histogram, and the worst case.
+
+They draw a :class:`fa3verify.judging.sketch.Sketch` as SVG with the parts of :mod:`fa3verify.report.drawing`;
+:mod:`fa3verify.report.build` puts them on the page.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from fa3verify.report import drawing
 from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from fa3verify.report.notation import below_one, number
 
-_MAP_COLOURS = ("--m0", "--m1", "--m2", "--m3", "--m4", "--m5")
-_MOST_BARS = 128
-_CLEAR = 6.0  # standard deviations of noise from which a direction is told
+_MAP_COLOURS = ("--m0", "--m1", "--m2", "--m3", "--m4", "--m5")  # one for each class of a cell
+_MOST_BARS = 128  # more values are merged
+_CLEAR = 6.0  # a direction that is so many standard deviations of noise is reported
 
 
 class Picture(NamedTuple):
-    """One drawing and what it shows."""
+    """One drawing, and its caption."""
 
     svg: Markup
     words: str
@@ -29,7 +33,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """What is drawn of one kernel: profiles over all its cases, and its worst case, with the words for it."""
+    """The pictures of one kernel: ``profiles`` over all its cases, and its worst case ``drawn`` and in ``words``."""
 
     name: str
     profiles: list[Picture]
@@ -55,7 +59,9 @@ def of_kernel(name: str, found: Sketch | None) -> Pictures | None:
 
 
 def told(worst: WorstHead) -> str:
-    """Return in words which heads, queries and channels of the worst case leave their bound, and towards which keys."""
+    """Return in words which heads, queries and channels of the worst case leave their bound, and to which keys the
+    errors point; if nothing leaves its bound, where the largest error / bound is.
+    """
     ratio = worst.ratio
     where = f"query {worst.query}, head {worst.head}, channel {worst.channel}"
     if ratio <= 1:
@@ -65,11 +71,12 @@ def told(worst: WorstHead) -> str:
     heads = "every head" if every else f"head {', '.join(wrong.heads)} of {len(worst.heads)}"
     rows = _all(wrong.rows, worst.rows, "query", "queries")
     channels = _all(wrong.channels, worst.channels, "channel", "channels")
-    said = f"Wrong: {heads}; in head {worst.head} {rows}, {channels}."
-    return f"{said} {_pointed(worst)} Largest error / bound {ratio_text(ratio)}, {where}.".replace("  ", " ")
+    sentence = f"Wrong: {heads}; in head {worst.head} {rows}, {channels}."
+    return f"{sentence} {_pointed(worst)} Largest error / bound {ratio_text(ratio)}, {where}.".replace("  ", " ")
 
 
 def _all(spans: str, count: int, one: str, many: str) -> str:
+    """Return numbers, written as spans, with the noun for one or many: "all" if they are all of ``count``."""
     if spans == (f"0 to {count - 1}" if count > 2 else ", ".join(map(str, range(count)))):
         return f"all {count} {many}"
     listed = spans if len(spans) < 60 else spans[:60].rpartition(",")[0] + ", ..."
@@ -77,30 +84,30 @@ def _all(spans: str, count: int, one: str, many: str) -> str:
 
 
 def _pointed(worst: WorstHead) -> str:
-    """Return which keys the errors say are missing or too much, where they say it clearly."""
+    """Return in words to or away from which keys' values the errors clearly point; empty where they do not."""
     toward = worst.toward
     if not toward or not toward.keys:
         return ""
-    found = []
+    directions = []
     for sign, words in ((-1, "away from"), (1, "towards")):
         keys = [sign * x for x in toward.keys]
         offsets = [sign * x for x in toward.offsets]
         if max(keys) >= max(offsets) and (lit := _lit(keys)):
-            found.append(f"{words} the values of {_few(lit)}")
+            directions.append(f"{words} the values of {_few(lit)}")
         elif max(offsets) > max(keys) and (lit := _lit(offsets)):
             diagonal = [(first + toward.first, last + toward.first) for first, last in lit]
-            found.append(f"{words} the values of {_few(diagonal, '+')} from the diagonal")
-    return f"The errors point {' and '.join(found)}." if found else ""
+            directions.append(f"{words} the values of {_few(diagonal, '+')} from the diagonal")
+    return f"The errors point {' and '.join(directions)}." if directions else ""
 
 
 def _lit(values: Sequence[float]) -> list[tuple[int, int]]:
-    """At most two ranges of places that stand out from all others; none where nothing does."""
+    """Return at most two ranges of places whose values stand out; none where nothing does, or too many places."""
     most = max(values)
     if most < _CLEAR:
         return []
     ranges: list[tuple[int, int]] = []
     for i in (i for i, x in enumerate(values) if x > most / 2):
-        if ranges and i - ranges[-1][1] <= 8:
+        if ranges and i - ranges[-1][1] <= 8:  # places close to each other are one range
             ranges[-1] = (ranges[-1][0], i)
         else:
             ranges.append((i, i))
@@ -109,13 +116,14 @@ def _lit(values: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def _few(ranges: Sequence[tuple[int, int]], sign: str = "") -> str:
+    """Return ranges of keys in words; ``sign`` "+" writes signs."""
     parts = [f"{a:{sign}}" if a == b else f"{a:{sign}} to {b:{sign}}" for a, b in ranges]
     word = "key" if all(a == b for a, b in ranges) and len(ranges) == 1 else "keys"
     return f"{word} {' and '.join(parts)}"
 
 
 def _profile(bins: Sequence[Bin], alt: str, label: str, name: Callable[[int], str]) -> Picture:
-    """Largest and root mean square error / bound of every bin, on a logarithmic axis with the limit at 1."""
+    """Draw the largest and the root mean square error / bound of every bin; ``name`` gives the label of a bin."""
     worst = [b[0] if b[2] or b[0] else None for b in bins]
     rms = [math.sqrt(b[1] / b[2]) if b[2] else None for b in bins]
     body = drawing.frame(label, [(i, name(i)) for i in drawing.labelled(len(bins))], max(1, len(bins)))
@@ -126,10 +134,12 @@ def _profile(bins: Sequence[Bin], alt: str, label: str, name: Callable[[int], st
 
 
 def _keys(i: int) -> str:
+    """Return the least number of visible keys of a bin: bin 0 has none, and each later one is half an octave."""
     return "0" if not i else f"{math.ceil(2 ** ((i - 1) / 2) - 1e-9)}"
 
 
 def _steps(values: Sequence[float | None], count: int, colour: str, width: float) -> str:
+    """Return a stroke over each bin at the height of its value; None has no stroke."""
     parts = [
         f"M{drawing.x(i, count):.1f} {drawing.y(value):.1f}H{drawing.x(i + 1, count):.1f}"
         for i, value in enumerate(values)
@@ -139,7 +149,7 @@ def _steps(values: Sequence[float | None], count: int, colour: str, width: float
 
 
 def _bad(values: Sequence[float | None]) -> str:
-    """Bars from the limit to where an error leaves its bound."""
+    """Return a red bar from the limit up to each value above 1."""
     one = drawing.y(1.0)
     body = ""
     for i, value in enumerate(values):
@@ -152,13 +162,13 @@ def _bad(values: Sequence[float | None]) -> str:
 
 
 def _histogram(counts: Sequence[int], alt: str) -> Picture:
-    """Number of outputs by error / bound, both logarithmic; red beyond the limit."""
+    """Draw the number of outputs by error / bound, both logarithmic; bars beyond the limit are red."""
     top = math.log10(max(1, *counts)) or 1.0
     body = ""
     tall = HEIGHT - TOP - BOTTOM
     for i, count in enumerate(counts):
         if count:
-            high = (math.log10(count) + 0.3) / (top + 0.3) * tall
+            high = (math.log10(count) + 0.3) / (top + 0.3) * tall  # + 0.3, so that a single output has a bar
             x = drawing.x(i, len(counts))
             width = drawing.x(1, len(counts)) - LEFT - 0.6
             fill = "var(--fail)" if i > HALF_OCTAVES else "var(--c0)"
@@ -174,7 +184,7 @@ def _histogram(counts: Sequence[int], alt: str) -> Picture:
 
 
 def _map(worst: WorstHead) -> Picture:
-    """The worst head: queries downward, channels to the right; the worst value is circled."""
+    """Draw the worst head, queries downward and channels to the right, with the worst value circled."""
     rows = worst.map
     tall = len(rows)
     wide = len(rows[0])
@@ -200,7 +210,7 @@ def _map(worst: WorstHead) -> Picture:
 
 
 def _runs(rows: Sequence[str], level: str) -> list[str]:
-    """Horizontal strokes over neighbouring cells of one class."""
+    """Return horizontal strokes over neighbouring cells of the class ``level``, a digit."""
     strokes = []
     for y, row in enumerate(rows):
         x = 0
@@ -215,7 +225,7 @@ def _runs(rows: Sequence[str], level: str) -> list[str]:
 
 
 def _heads(worst: WorstHead) -> Picture:
-    """The largest error / bound of every head of the worst case."""
+    """Draw the largest error / bound of the heads of the worst case."""
     values = worst.largest
     names = worst.heads
     body = drawing.frame("head", [(i, names[i]) for i in drawing.labelled(len(names))], len(names))
@@ -226,7 +236,10 @@ def _heads(worst: WorstHead) -> Picture:
 
 
 def _toward(worst: WorstHead) -> list[Picture]:
-    """Return which keys' values the errors point to; nothing where no error leaves its bound."""
+    """Draw to which keys' values the errors point, by key and by distance from the diagonal.
+
+    No picture where no error leaves its bound.
+    """
     toward = worst.toward
     if not toward or not toward.keys or worst.ratio <= 1:
         return []
@@ -242,7 +255,7 @@ def _toward(worst: WorstHead) -> list[Picture]:
 
 
 def _signed(values: Sequence[float], first: int, label: str) -> Picture:
-    """Bars up and down; of neighbours that share a bar the farthest from 0."""
+    """Draw bars up and down, the first for place ``first``; if values share a bar the one farthest from 0 counts."""
     step = max(1, -(-len(values) // _MOST_BARS))
     bars = [max(values[i : i + step], key=abs) for i in range(0, len(values), step)]
     most = max(_CLEAR, *(abs(x) for x in bars))

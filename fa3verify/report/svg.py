@@ -1,7 +1,8 @@
-"""Figures as inline SVG whose colours are CSS variables, so that one drawing serves light, dark and print.
+"""Matplotlib figures as inline SVG whose colours are CSS variables, so that one drawing serves light, dark and print.
 
-Series are drawn in sentinel colours and renamed to ``var(--c0)`` .. ``var(--c7)`` afterwards; text keeps the page's
-font. One kernel has one colour everywhere.
+Series are drawn in sentinel colours, which :func:`render` replaces by ``var(--c0)`` .. ``var(--c7)``; text keeps the
+page's font. A kernel has the same colour in every figure. The small pictures of one kernel are drawn without matplotlib
+(:mod:`fa3verify.report.drawing`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fa3verify.report.notation import number, power_of_ten
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Sentinel colours: no figure uses them otherwise.
 INK = "#000001"
 MUTED = "#000002"
 GRID = "#000003"
@@ -71,7 +73,7 @@ STYLE: dict[Any, Any] = {
 
 
 def colour(kernel: str) -> str:
-    """Return the colour of a kernel, the same in every figure; names nobody foresaw share one."""
+    """Return the colour of a kernel: faulty twins share one, and so do kernels that ``_KERNELS`` does not name."""
     name = KernelName.parse(kernel)
     return SERIES[7 if name.fault else _KERNELS.get(name.base, 5)]
 
@@ -83,13 +85,13 @@ def new_figure(*, width: float = 9.2, height: float = 3.4) -> Figure:
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Context in which figures must be drawn and rendered, of one thread at a time: matplotlib's style is global."""
+    """Make a context in which figures are drawn and rendered; one thread at a time, as matplotlib's style is global."""
     with _drawing, mpl.rc_context(STYLE):
         yield
 
 
 def log_axis(ax: Axes, which: str, *, base: int = 10, ticks: Sequence[float] = ()) -> None:
-    """Make an axis logarithmic, labelled with powers, or with plain numbers at the given ticks."""
+    """Make the axis "x" or "y" logarithmic, labelled with powers, or with plain numbers at the given ticks."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     (ax.set_xscale if which == "x" else ax.set_yscale)("log", base=base)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if len(ticks) else _tick(value, base)))
@@ -110,7 +112,10 @@ def _tick(value: float, base: int) -> str:
 
 
 def render(figure: Figure, name: str, alt: str) -> str:
-    """Return a figure as an ``<svg>`` element that refers to nothing outside; ids start with ``name``; stable bytes."""
+    """Return a figure as an ``<svg>`` element that refers to nothing outside itself; equal figures give equal bytes.
+
+    Ids start with ``name``, so that several figures can stand on one page; ``alt`` describes it for who cannot see it.
+    """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -135,7 +140,7 @@ def render(figure: Figure, name: str, alt: str) -> str:
 
 
 def _without_idle_words(text: str) -> str:
-    """Leave out of the tags what nobody sees: digits below a hundredth of a point, turns by no angle, unused ids."""
+    """Remove what nobody sees: digits below a hundredth of a point, rotations by 0, unused ids and empty groups."""
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", tag[0]), text)
     named = set(re.findall(r"#([\w.-]+)", text))

@@ -1,4 +1,8 @@
-"""The tables of a report, as rows ready to print: the same rows feed the page and the markdown."""
+"""The tables of a run's report, and the types of all tables of reports: :class:`PageTable`, :class:`PageColumn`.
+
+The same rows are printed on the page and in the Markdown. :mod:`fa3verify.report.build` puts the tables of a run on its
+page; those of an atlas are in :mod:`fa3verify.report.atlas_tables`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,10 @@ Form = Callable[[Any], str]
 
 @dataclass(frozen=True, slots=True)
 class FigureCell:
-    """One cell of a figure: its text and tooltip, and what a style sheet knows it by; where it has one, a shade from 0,
-    the smallest error, to 1, and the bits lost where they are finite.
+    """One cell of a heat map: its text, its tooltip ``title``, and ``state``, its CSS class.
+
+    ``shade`` is a number from 0, the smallest error, to 1, or empty; ``bits`` are the bits lost, None if unknown or
+    infinite.
     """
 
     text: str
@@ -33,7 +39,10 @@ class FigureCell:
 
 
 class PageColumn(NamedTuple):
-    """Heading, key in the rows, and how a value is written; texts are set to the left, numbers to the right."""
+    """A column: its heading, its key in the rows, and the function that writes a value.
+
+    A column whose ``form`` is ``str`` holds texts and is set to the left, others to the right.
+    """
 
     head: str
     key: str
@@ -46,10 +55,11 @@ class PageColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Rows of values by column key, from the files ``data``; ``fold`` hides it until it is asked for, and ``stale`` is
-    None where its files say it.
+    """A table: rows of values by column key.
 
-    A row has besides ``_worst`` where it is shaded, and ``_href`` where its first cell is a link.
+    ``data`` are the files that it was made from, and ``note`` a sentence about it. ``fold`` hides it until a reader
+    opens it. ``stale`` says whether the files are out of date, None where they say so themselves. A row
+    may also have ``_worst``, true if it is shaded, and ``_href``, the link of its first cell.
     """
 
     name: str
@@ -62,7 +72,7 @@ class PageTable:
     stale: bool | None = None
 
     def cell(self, row: Json, column: PageColumn) -> str:
-        """Return what a cell says, a dash where a text is not there."""
+        """Return the text of a cell; a dash where a row has no text for the column."""
         value = row.get(column.key)
         return DASH if value is None and column.is_text else column.form(value)
 
@@ -73,12 +83,12 @@ class PageTable:
 
 
 def written(text: str) -> str:
-    """Return a number that is written already."""
+    """Return the text: the form of a column of numbers that are texts already, and are set to the right."""
     return text
 
 
 def _relative(value: Any) -> str:
-    """A relative error; where it is infinite, what it would be divided by.
+    """Write a relative error; an infinite one says that the exact value, by which it is divided, is 0.
 
     >>> _relative("Infinity"), _relative(0.25)
     ('exact is 0', '0.250')
@@ -106,11 +116,11 @@ QUANTISED = (
     PageColumn("inputs / predicted", "quantisation_ratio", number),
     PageColumn("inputs / bound", "quantisation_bound_ratio", number),
 )
-_ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that a table has even where nothing is known
+_ALWAYS = ("family", "cases", "rel_rmse_seen", "ratio_max")  # columns that are shown even if they have no value
 
 
 def headline(kernel: KernelRun) -> PageTable:
-    """One row per family of inputs of one kernel; a column of FP8 quantisation where it has a value."""
+    """Return the main table of one kernel: a row for each family of inputs, without columns that have no value."""
     largest = max((row.figures.get("ratio_max") or 0.0 for row in kernel.families), default=0.0)
     rows = [
         row.figures | {"family": row.family, "_worst": row.figures.get("ratio_max") == largest}
@@ -130,14 +140,16 @@ def headline(kernel: KernelRun) -> PageTable:
 
 
 def worst_sides(kernel: KernelRun) -> str:
-    """Largest error / bound of every output beside the main ones, in one cell."""
+    """Return as one text the largest error / bound of each output beside the main ones; a dash if there is none."""
     ratios = kernel.side_ratios.items()
     return ", ".join(f"{name.replace('_', ' ')} {below_one(worst)}" for name, worst in ratios) or DASH
 
 
 def _unknown_once(rules: list[GateRow]) -> list[GateRow]:
-    """Rules with one row for all families of a kernel of which a figure is not known: an lse that it does not return,
-    whatever no baseline stores."""
+    """Return the rows of the gate, with those of one kernel and rule that have no figure joined into one row.
+
+    A figure is unknown for an lse that the kernel does not return, or where no baseline is stored.
+    """
 
     def of(rule: GateRow) -> tuple[str, ...]:
         return rule.kernel, rule.layer, rule.rule, rule.status
@@ -163,7 +175,7 @@ _GATE = (
 
 
 def gate(rules: Iterable[GateRow], *, passed: bool) -> PageTable:
-    """Rules of the gate that passed, or all others; failures first."""
+    """Return the table of the gate's rows that passed or, with ``passed`` false, of all others, failures first."""
     order = {"fail": 0, "not compared": 1}
     chosen = [rule for rule in rules if (rule.status == "pass") == passed]
     rows = [
@@ -177,7 +189,7 @@ def gate(rules: Iterable[GateRow], *, passed: bool) -> PageTable:
     return PageTable("gate", "Gate", _GATE, rows)
 
 
-_TRIED = (
+_TRIED = (  # field of SizesTried, and its words in the table
     ("calls", "calls compared"),
     ("head_dim", "head_dim"),
     ("head_dim_v", "head_dim of V"),
@@ -193,20 +205,21 @@ _TRIED = (
 
 
 def what_was_tried(run: Run) -> PageTable:
-    """Return the sizes behind the verdict, a column for each kernel; no row in runs of older versions."""
-    told = {
+    """Return the table of sizes that were tried, a column for each kernel; runs of older versions have no row."""
+    sizes = {
         kernel.name: tried.in_words(kernel.tried) | {"not_tried": ", ".join(kernel.tried.not_tried)}
         for kernel in run.kernels
         if kernel.tried
     }
-    rows = [{"what": head, **{name: words[key] for name, words in told.items()}} for key, head in _TRIED if told]
-    columns = [PageColumn("size", "what"), *(PageColumn(name, name) for name in told)]
+    rows = [{"what": head, **{name: words[key] for name, words in sizes.items()}} for key, head in _TRIED if sizes]
+    columns = [PageColumn("size", "what"), *(PageColumn(name, name) for name in sizes)]
     return PageTable("tried", "What was tried", columns, rows)
 
 
 def coverage(run: Run) -> PageTable:
-    """Return what was not tried of every kernel, and why no verdict is given where it is too much; no row in older
-    runs.
+    """Return the table of what was tried and not tried of every kernel, and why that gives no verdict if it does not.
+
+    Kernels of older runs, which have no coverage, have no row.
     """
     rows = []
     for kernel in run.kernels:
@@ -245,11 +258,11 @@ _LAWS = (
 
 
 def laws(run: Run) -> PageTable:
-    """Return every property of every kernel, failures first."""
-    found = [(kernel.name, law) for kernel in run.kernels for law in kernel.laws]
+    """Return the table of every property of every kernel, failures first."""
+    outcomes = [(kernel.name, law) for kernel in run.kernels for law in kernel.laws]
     order = {"fail": 0, "pass": 1}
     rows = [
         plain(law) | {"kernel": kernel, "status": law.status.replace("_", " ")}
-        for kernel, law in sorted(found, key=lambda each: order.get(each[1].status, 2))
+        for kernel, law in sorted(outcomes, key=lambda each: order.get(each[1].status, 2))
     ]
     return PageTable("properties", "Properties", _LAWS, rows)

@@ -1,4 +1,8 @@
-"""A verdict in words: one sentence to paste, and a page of plain text with a line per kernel, as LAPACK prints them."""
+"""A verdict as plain text: one sentence to paste, the page ``report.txt``, and the line about bits lost.
+
+:mod:`fa3verify.report.build` writes the page, with a line for each kernel as LAPACK's tests print them; the terminal
+(:mod:`fa3verify.cli.console`) prints :func:`bits_line`.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,29 @@ from fa3verify.judging.bits_lost import BitsLost, bits_text
 from fa3verify.judging.verdict import PARTS, ratio_text
 from fa3verify.text import plural
 
-_SHOWN = 4  # kernels that one line names
+_SHOWN = 4  # the most kernels that one line names
 
 
 def sentence(run: Run) -> str:
-    """Return one sentence of plain text that says what was judged, how much of it, and what was found."""
+    """Return one sentence that says what was judged, on how much, and what was found."""
     kernels = run.kernels
     cases = sum(kernel.cases for kernel in kernels)
     outputs = sum(kernel.outputs for kernel in kernels)
     names = ", ".join(kernel.name for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
     count = len(run.failures)
     shown = len(symptoms(run.failures))
-    found = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
+    findings = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
     judged = f"{plural(len(kernels), 'kernel')} ({names})"
     bits = run.layers.get("L0", "not run")
     return (
-        f"fa3verify {run.version}: {run.verdict.upper()}, {found} in {judged} on {cases:,} cases and "
+        f"fa3verify {run.version}: {run.verdict.upper()}, {findings} in {judged} on {cases:,} cases and "
         f"{outputs:,} outputs; largest error / bound {_largest(kernels)}, bits {bits.partition(':')[0]}; profile "
         f"{run.profile}, seed {run.seed}, {run.started[:10]}."
     )
 
 
 def page(run: Run) -> str:
-    """Return the verdict as plain text of at most 100 columns but for messages: parts, kernels, findings."""
+    """Return the page of plain text: the sentence, the parts of the verdict, a line for each kernel, and symptoms."""
     lines = [sentence(run), ""]
     lines += [f"{PARTS.get(key, key):<12}{status}" for key, status in run.layers.items()]
     head = f"{'kernel':<32}{'verdict':<14}{'cases':>8}{'outputs':>14}  {'error/bound':<12}{'properties failed':<18}"
@@ -60,7 +64,7 @@ def page(run: Run) -> str:
 
 
 def _largest(kernels: Sequence[KernelRun]) -> str:
-    """Largest error / bound of any output, of what was judged."""
+    """Return as text the largest error / bound of any output of some kernels; a dash where nothing was judged."""
     ratios = (ratio for kernel in kernels for ratio in (kernel.worst_ratio, *kernel.side_ratios.values()))
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
     if worst is None:
@@ -69,13 +73,13 @@ def _largest(kernels: Sequence[KernelRun]) -> str:
 
 
 def ranked(kernels: Iterable[KernelRun]) -> list[tuple[KernelRun, BitsLost]]:
-    """Return the kernels that have the number that ranks; the first loses most."""
+    """Return the kernels that have a number of bits lost, with it; the one that loses most comes first."""
     known = [(kernel, kernel.bits_lost) for kernel in kernels if kernel.bits_lost]
     return sorted(known, key=lambda each: -each[1].mean)
 
 
 def bits_line(kernels: Iterable[KernelRun]) -> str:
-    """Return one line about the bits that kernels lose, the one that loses most first; empty without a number."""
+    """Return one line about the bits that kernels lose, the one that loses most first; empty if none has a number."""
     known = ranked(kernels)
     if len(known) == 1:
         ((kernel, lost),) = known

@@ -1,8 +1,12 @@
 """The kernels as a library: FlashAttention-3's functions, differentiable, for Hopper GPUs.
 
-What the kernels do not do is refused in one line, never ignored. Traced code sees the operators of
-:mod:`fa3_kernels.operators`; other calls go to the launch at once, or through its autograd function where a gradient
-is wanted, which saves the dispatcher's time.
+Users import these functions from :mod:`fa3_kernels`. The one for caches stands in :mod:`fa3_kernels.cached`; the launch
+itself, which checks tensors and starts kernels, in :mod:`fa3_kernels.gluon.launch`. An argument that the kernels do not
+support raises a ValueError of one line and is never ignored.
+
+A call takes one of three ways. Traced code (torch.compile, fake tensors) sees the torch operators of
+:mod:`fa3_kernels.operators`. A call that wants a gradient goes through the autograd function of that module. All other
+calls go straight to the launch, which saves the time of torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -276,9 +280,11 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
 
 
 def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, inference: Any) -> Any:
-    """The function by which a graph or autograd sees the call; None where neither looks.
+    """Return the function through which a graph or autograd sees the call; None where the launch is called directly.
 
-    torch.compile traces again for operands that want a gradient; what is exported is run for any.
+    ``forward`` is the operator with a gradient, ``inference`` the one without. torch.compile may use ``inference`` for
+    operands that want no gradient, as it traces again for those that do. All other graphs, such as exported ones, are
+    run for operands of both kinds and have ``forward``. ValueError where a gradient is wanted that no kernel computes.
     """
     wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if wants_gradient:

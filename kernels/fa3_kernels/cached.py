@@ -1,7 +1,9 @@
 """Attention over a cache of keys and values: pages, lengths on the GPU, new keys, rotary positions, sinks.
 
-Keys lie in pages that a page table names, or each sequence has one page, its row of the cache. One launch serves both;
-its schedule is made on the GPU from lengths that the host never reads. New keys and rotations are a launch before it.
+This is the function of a serving engine; :mod:`fa3_kernels.api` has those for operands without a cache. Keys lie in the
+pages that a page table names; without a page table each sequence has one page, which is its row of the cache. Both are
+one launch (:mod:`fa3_kernels.gluon.launch`), whose schedule the GPU makes from lengths that the host never reads. New
+keys and rotary positions are written by another launch in front of it (:mod:`fa3_kernels.gluon.launch_append`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from fa3_kernels.plan.request import ONE_PAGE
 
 @lru_cache(maxsize=256)
 def _numbers(first: int, step: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return int32 numbers that never change, on a GPU."""
+    """Return ``first``, ``first + step``, ... as int32 (count,) on a device; kept for all calls with these arguments.
+
+    RuntimeError while a CUDA graph is captured and the numbers are not on the GPU yet: a copy cannot be captured.
+    """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a call whose tables are not on the GPU cannot be captured: run it once before")
     return torch.from_numpy(first + step * np.arange(count, dtype=np.int32)).to(device)
@@ -29,7 +34,11 @@ def _numbers(first: int, step: int, count: int, device: torch.device) -> torch.T
 def _queries(
     q: torch.Tensor, cu_seqlens_q: torch.Tensor | None, max_seqlen_q: int | None
 ) -> tuple[torch.Tensor, int, int]:
-    """Return the starts of the query sequences, their number, and the longest."""
+    """Return the starts of the query sequences, int32 (batch + 1,), their number, and the longest length.
+
+    Without ``cu_seqlens_q`` q is (batch, seqlen_q, nheads, head_dim) and all lengths are seqlen_q. ValueError for
+    starts without ``max_seqlen_q``, and for a q of another rank.
+    """
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:
             raise ValueError("cu_seqlens_q needs max_seqlen_q, the longest sequence of queries there may be")
@@ -51,12 +60,17 @@ def _paged(
     cache_batch_idx: torch.Tensor | None,
     cache_leftpad: torch.Tensor | None,
 ) -> Paged:
-    """Return where queries and keys are; a cache without a page table has one page a sequence."""
+    """Return where the queries and the keys of a cache are, as the launch takes it.
+
+    Without a page table every sequence has one page: its row of the cache. ``cache_seqlens`` None means as many keys as
+    the cache has room for, ``cache_leftpad`` None that keys begin at 0, ``max_seqlen_k`` None that any number of keys
+    with room may come. ValueError for a cache or a table of another rank, and for leftpad beside a page table.
+    """
     starts, batch, longest_q = queries
     device = starts.device
     if k_cache.ndim != 4:
         raise ValueError(f"k_cache must be (batch or pages, rows, nheads_kv, head_dim), got {(*k_cache.shape,)}")
-    page_size = room = k_cache.shape[1]
+    page_size = room = k_cache.shape[1]  # room: keys of a sequence that the cache can hold
     if page_table is None:
         rows = _numbers(0, 1, batch, device) if cache_batch_idx is None else cache_batch_idx
         page_table = rows[:, None]

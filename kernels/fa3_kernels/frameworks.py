@@ -1,4 +1,6 @@
-"""The kernels behind PyTorch's scaled_dot_product_attention and Transformers' models. Importing this registers nothing.
+"""Register the kernels with PyTorch's scaled_dot_product_attention and with Transformers' models.
+
+Importing this module registers nothing; one of the two functions does:
 
     register_with_torch()
     torch.nn.attention.activate_flash_attention_impl("fa3verify")  # restore_flash_attention_impl() undoes it
@@ -6,7 +8,8 @@
     register_with_transformers()
     AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa3verify", dtype=torch.bfloat16)
 
-What the kernels do not do (dropout, attention sinks, paged keys, ALiBi) is refused in one line, never ignored.
+The private functions have the signatures that the two frameworks call, and translate their arguments. What the kernels
+do not support (dropout, attention sinks, paged keys, ALiBi) raises a ValueError of one line and is never ignored.
 """
 
 from __future__ import annotations
@@ -54,20 +57,20 @@ def register_with_torch(name: str = NAME) -> None:
 
 
 class _Activated:
-    """Holds what torch keeps while the kernels are active."""
+    """Stands for the activation of the kernels: torch keeps it, and calls ``remove`` to end it."""
 
     def __init__(self, library: Library) -> None:
         self._library: Library | None = library
 
     def remove(self) -> None:
-        """Give torch its own kernels back."""
+        """Give torch its own kernels back; a second call does nothing."""
         if self._library is not None:
             self._library._destroy()
         self._library = None
 
 
 def _activate(key: str = "CUDA") -> _Activated:
-    """Put the kernels in the place of torch's at a dispatch key."""
+    """Override torch's four operators of FlashAttention at a dispatch key; torch's registry calls this."""
     library = Library("aten", "IMPL", key)
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -101,7 +104,11 @@ def _forward(  # noqa: PLR0913 (torch's signature)
     num_splits: int | None = None,
     **others: Any,
 ) -> _Tensors:
-    """aten::_flash_attention_forward: (batch, seqlen, nheads, head_dim), or packed with starts."""
+    """Compute aten::_flash_attention_forward, of (batch, seqlen, nheads, head_dim) or of packed rows with starts.
+
+    Returns out, lse, and three values that only dropout and its debugging would fill. ValueError for a dropout, and for
+    any further argument that is neither None nor False.
+    """
     _refuse(dropout_p, return_debug_mask=return_debug_mask, **others)
     window = window_size_left, window_size_right
     semantics, choices = options_of(scale, causal, _window(window), 0.0, num_splits or 1, None, None)
@@ -128,7 +135,7 @@ def _backward(  # noqa: PLR0913 (torch's signature)
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> _Tensors:
-    """aten::_flash_attention_backward."""
+    """Compute aten::_flash_attention_backward; dq, dk and dv in the layout of q, k and v."""
     _refuse(dropout_p)
     check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
     window = _window((window_size_left, window_size_right))
@@ -148,7 +155,11 @@ def _forward_of_heads(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """aten::_scaled_dot_product_flash_attention: (batch, nheads, seqlen, head_dim); out has the strides of q."""
+    """Compute aten::_scaled_dot_product_flash_attention, of (batch, nheads, seqlen, head_dim).
+
+    Returns the nine values of that operator: out, which has the strides of q, lse, no starts, both lengths, and what
+    :func:`_forward` returns behind lse.
+    """
     max_q = q.shape[2]
     max_k = k.shape[2]
     options: tuple[Any, ...] = None, None, max_q, max_k, dropout_p, causal, return_debug_mask
@@ -166,15 +177,17 @@ def _backward_of_heads(
     *rest: Any,
     scale: float | None = None,
 ) -> _Tensors:
-    """aten::_scaled_dot_product_flash_attention_backward."""
+    """Compute aten::_scaled_dot_product_flash_attention_backward; each gradient has the strides of its operand."""
     swapped: list[Any] = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     gradients = _backward(*swapped, lse, *rest, scale=scale)
     return tuple(_strided(x, like) for x, like in zip(gradients, (q, k, v), strict=True))
 
 
 def _strided(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """(batch, seqlen, nheads, head_dim) as (batch, nheads, seqlen, head_dim), in the strides that compiled code
-    expects."""
+    """Return (batch, seqlen, nheads, head_dim) as (batch, nheads, seqlen, head_dim), with the strides of ``like``.
+
+    Compiled code expects those strides. The data are copied only where the strides differ.
+    """
     x = x.transpose(1, 2)
     wanted = torch.empty_like(like)
     return x if x.stride() == wanted.stride() else wanted.copy_(x)
@@ -231,12 +244,17 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
     cache: object = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention function: (batch, nheads, seqlen, head_dim) in, (batch, seqlen, nheads, head_dim) out."""
+    """Compute the attention of a Transformers model, whose interface calls this.
+
+    Takes (batch, nheads, seqlen, head_dim) and returns out (batch, seqlen, nheads, head_dim), and None in place of the
+    weights. A mask (batch, seqlen_k) marks padding; starts or position_ids among ``others`` mark packed sequences.
+    ValueError for a dropout, sinks, a position bias and a paged cache.
+    """
     _refuse(dropout, attention_sinks=s_aux, position_bias=position_bias, paged_cache=cache)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options: dict[str, Any] = {"softmax_scale": scaling, "causal": causal, "softcap": softcap or 0.0}
-    if sliding_window is not None:  # its keys count the token's own
+    if sliding_window is not None:  # Transformers counts the token's own key in the window
         options["window_size"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
     if attention_mask is not None:
         return _unpadded(q, k, v, attention_mask, options), None
@@ -250,12 +268,13 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
 def _starts(
     q: torch.Tensor, k: torch.Tensor, others: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor, int, int] | None:
-    """Return where the packed sequences of a batch of one start, as it is told or as position_ids begin anew; else
-    None.
+    """Return the starts of packed sequences and their longest lengths, for q and for k; None if nothing is packed.
 
-    As in Transformers' flash attention a sequence begins at the smallest position. Of positions along several axes
-    (MRoPE) all must be smallest there, for the patches of an image share some of theirs; where the text's own stand in
-    front of three axes, they alone count.
+    The starts are those in ``others`` if it has all four values. Otherwise its ``position_ids`` tell them, for a batch
+    of one with as many keys as queries: a sequence begins at the smallest position, as in Transformers' flash
+    attention. With positions along several axes (MRoPE) every axis must be at its smallest there, since the patches of
+    an image share some positions. Where the text's own positions stand in front of three axes, they alone count.
+    ValueError unless there is a position for each token.
     """
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, max_q, max_k = (others.get(name) for name in names)
@@ -273,7 +292,7 @@ def _starts(
     begins = (planes == planes.amin(1, keepdim=True)).all(0)
     begins[0] = True  # tokens in front of the smallest position are a sequence, too
     starts = torch.nn.functional.pad(begins.nonzero().flatten(), (0, 1), value=rows).int()
-    if len(starts) <= 2:
+    if len(starts) <= 2:  # one sequence: nothing is packed
         return None
     longest = int(starts.diff().max())
     return starts, starts, longest, longest
@@ -282,7 +301,10 @@ def _starts(
 def _unpadded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention among the tokens that a mask (batch, seqlen_k) of 1 and 0 keeps; rows of padding are 0."""
+    """Compute attention among the tokens that a mask (batch, seqlen_k) of 1 and 0 keeps; rows of padding are 0.
+
+    The kept tokens are packed, and the results put back in their places. Queries are the last tokens of the mask.
+    """
     keeps_k = mask.bool()
     # a cache of fixed length is longer than its mask
     k = k[:, : mask.shape[1]]
@@ -290,6 +312,6 @@ def _unpadded(
     keeps_q = keeps_k[:, -q.shape[1] :]
     starts_q, starts_k = (torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (keeps_q, keeps_k))
     lengths = int(starts_q.diff().max()), int(starts_k.diff().max())
-    found: Any = flash_attn_varlen_func(q[keeps_q], k[keeps_k], v[keeps_k], starts_q, starts_k, *lengths, **options)
+    rows: Any = flash_attn_varlen_func(q[keeps_q], k[keeps_k], v[keeps_k], starts_q, starts_k, *lengths, **options)
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-    return out.masked_scatter(keeps_q[..., None, None], found)
+    return out.masked_scatter(keeps_q[..., None, None], rows)

@@ -1,11 +1,14 @@
 """The torch operators ``fa3verify::forward``, ``fa3verify::inference`` and ``fa3verify::backward``, each also of packed
 sequences (``_varlen``).
 
-Graphs and fake tensors pass them. They are defined with a schema and one implementation each, which itself refuses
-tensors that are on no Hopper GPU: torch's ``custom_op`` adds two Python layers to every call. Code that is not traced
-gets its gradients by :class:`Attention`, for an operator with a gradient takes torch several times as long to call
-(78 against 21 us of host time for a forward, with nothing started); both make them by the same two functions.
-``inference`` is the forward without a gradient, for compiled code that wants none.
+Compiled graphs and fake tensors see the calls of :mod:`fa3_kernels.api` as these operators. Each has a schema and one
+implementation, which goes to :mod:`fa3_kernels.gluon.launch` and refuses tensors that are on no Hopper GPU; torch's
+``custom_op`` would add two Python layers to every call. ``inference`` is the forward without a gradient, for compiled
+code that wants none.
+
+Code that is not traced gets its gradients by the autograd function :class:`Attention` instead, because torch takes
+several times as long to call an operator with a gradient (78 against 21 us of host time for a forward, with nothing
+started). Operators and autograd function share :func:`_keep` and :func:`_differentiate`.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def options_of(
     pack_gqa: bool | None,
     promotion_interval: int | None,
 ) -> tuple[Semantics, Choices]:
-    """Options of a call as the launch takes them."""
+    """Return the options of a call as the launch takes them; ``promotion_interval`` is None for 16-bit operands."""
     left, right = (int(n) for n in window)
     scale = None if softmax_scale is None else float(softmax_scale)
     semantics = Semantics(bool(causal), (left, right), float(softcap), scale)
@@ -71,7 +74,7 @@ def options_of(
 def descales_of(
     q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None, blocks: Sequence[int]
 ) -> Descales:
-    """The descales of a call; one object where there are none, which the launch looks for."""
+    """Return the descales of a call; NO_DESCALES itself where there are none, as the launch compares identities."""
     if q is None and k is None and v is None and tuple(blocks) == (0, 0, 0):
         return NO_DESCALES
     of_q, of_k, of_v = blocks
@@ -85,7 +88,12 @@ def factors_of(
     keys: torch.Tensor,
     starts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The descales of a call as tensors; of a number every sequence and head reads the same element."""
+    """Return the descales of q, k and v as tensors, or three None where none is given.
+
+    A number becomes a tensor (batch, nheads_kv) whose elements are one element in memory. ``keys`` is k, whose shape
+    gives batch and heads; for packed sequences ``starts`` gives the batch. ValueError for a number that is not finite
+    and > 0.
+    """
     if q is None and k is None and v is None:
         return None, None, None
     shape = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2])
@@ -104,7 +112,10 @@ def _factor(
 
 
 def refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -> None:
-    """Refuse what upstream has and these kernels have not."""
+    """Raise ValueError for arguments of FlashAttention-3's functions that these kernels do not support.
+
+    ``others`` are arguments that must be None.
+    """
     if qv is not None:
         raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
     if attention_chunk != 0:
@@ -117,7 +128,10 @@ def refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -
 
 
 def arguments(q: torch.Tensor, options: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales]:
-    """The forward's options as its launch takes them; promotion exists for FP8 operands alone, the order is fixed."""
+    """Return the options of an operator, in the order of its schema, as the launch takes them.
+
+    The promotion interval counts for FP8 operands alone. ``deterministic``, the last option, is for the backward.
+    """
     *factors, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
     interval = interval if q.dtype is torch.float8_e4m3fn else None
     semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
@@ -164,7 +178,11 @@ def _backward(
     dlse: torch.Tensor | None,
     *rest: Any,
 ) -> _Gradients:
-    """Gradients of either forward for those of ``out`` and ``lse``, which are as it returned them."""
+    """Return dq, dk and dv for the gradients ``dout`` of ``out`` and ``dlse`` of ``lse``.
+
+    ``out`` and ``lse`` are as the forward returned them; ``dlse`` None means that lse has no gradient. ``rest`` is what
+    :func:`_of_backward` reads.
+    """
     semantics, packed, deterministic = _of_backward(rest)
     return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
 
@@ -188,17 +206,23 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keep what the backward of a forward of either kind needs."""
+    """Keep what the backward needs of the inputs and the output of a forward, batched or packed.
+
+    Inputs are q, k, v, then four values of packed sequences if there are any, then the options.
+    """
     packed = inputs[3:-_NUM_OPTIONS]
     options = inputs[-_NUM_OPTIONS:]
     ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
-    ctx.numbers = (*packed[2:], *options[3:8], options[-1])
+    ctx.numbers = (*packed[2:], *options[3:8], options[-1])  # what _of_backward reads: lengths, scale to softcap, order
     ctx.without_gradient = len(inputs) - 3
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
-    """Gradients of the arguments of a forward; None but for q, k and v."""
+    """Return a gradient for every argument of a forward: those of q, k and v, and None for all others.
+
+    ``dout`` and ``dlse`` are None for an output that nothing depends on. RuntimeError for a second derivative.
+    """
     if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
         raise RuntimeError("attention is not differentiable twice: create_graph must be False")
     gradients: tuple = (None, None, None)
@@ -213,7 +237,10 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 
 
 class Attention(torch.autograd.Function):
-    """Either forward with its gradient, for code that is not traced; arguments are those of the operators."""
+    """The forward with its gradient, for code that is not traced; arguments are those of the operators.
+
+    Packed sequences are told from batched ones by the number of arguments.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,7 +265,7 @@ def _check(
     descales: Descales = NO_DESCALES,
     packed: tuple | None = None,
 ) -> None:
-    """The checks of a launch, where all sizes are known."""
+    """Check a launch as the launch itself does, but only where a traced call has no symbolic sizes."""
     seen = tuple(map(operand, operands))
     given = tuple(None if x is None else operand(x) for x in descales[:3])
     sizes = [n for x in (*seen, *filter(None, given)) for n in (*x.shape, *x.strides)]
@@ -249,6 +276,7 @@ def _check(
 @torch.library.register_fake("fa3verify::forward")
 @torch.library.register_fake("fa3verify::inference")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse of a batched forward as empty tensors, after the checks that a traced call allows."""
     _check((q, k, v), *arguments(q, options))
     batch, seqlen_q, nheads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
@@ -267,6 +295,7 @@ def _(
     max_k: int,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse of a packed forward as empty tensors, after the checks that a traced call allows."""
     check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
     _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
     total_q, nheads, _ = q.shape
@@ -286,6 +315,7 @@ def _(
     dlse: torch.Tensor | None,
     *rest: Any,
 ) -> _Gradients:
+    """Return the gradients as empty tensors, after the checks that a traced call allows."""
     semantics, packed, _ = _of_backward(rest)
     lengths = None
     if packed is not None:

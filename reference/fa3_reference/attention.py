@@ -3,8 +3,11 @@
     S = softmax_scale * Q K^T,  S <- softcap * tanh(S / softcap),  P = softmax(S + mask),  O = P V
     lse = log sum_j exp(S_j + mask_j)
 
-With sinks each row's softmax has one more score, that of its head's sink, and no value for it: lse holds it, and the
+With sinks each row's softmax has one more score, that of its head's sink, which has no value. lse includes it, and the
 error statement counts it as a key with V = 0, whose score is exact.
+
+The gradients are in :mod:`fa3_reference.attention_bwd`. How far a kernel may be from this truth is bounded in
+:mod:`fa3_reference.bounds`.
 
 Work proceeds in tiles of query rows that see all their keys at once: no online rescaling, no approximation.
 
@@ -52,7 +55,7 @@ class Attention(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Query rows of one sequence, the span of keys any of them sees, and which of those each one sees."""
+    """Some query rows of one sequence, the span of keys that any of them sees, and which of those each row sees."""
 
     rows: np.ndarray  # int64 (rows,)
     keys: slice
@@ -60,7 +63,9 @@ class QueryTile(NamedTuple):
 
 
 def as_float64(**operands: tuple[Floats, tuple[int, ...]]) -> tuple[NDArray[np.float64], ...]:
-    """Convert named arrays to float64, exactly, after checking each against its shape.
+    """Convert named arrays to float64, exactly, after checking each against the shape it must have.
+
+    Each keyword is ``name=(array, shape)``; the arrays are returned in the order of the keywords.
 
     Raises
     ------
@@ -80,11 +85,20 @@ def row_tiles(
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed.
+    seq : Sequence
+        One of its sequences.
     rows : int array
-        Query positions inside the sequence, ascending.
+        Query positions inside the sequence, ascending. Rows that see no key are in no tile.
     poisoned : bool
         Make tiles without a masked key, so that a zero probability never meets a NaN or Inf it should not
         see. Slower.
+
+    Yields
+    ------
+    QueryTile
+        Rows in ascending order, with the keys that they see.
     """
     first, stop = problem.visible_keys(rows, seq.seqlen_q, seq.seqlen_k)
     seen = stop > first
@@ -101,6 +115,7 @@ def row_tiles(
 
 
 def _tile(rows: np.ndarray, first: np.ndarray, stop: np.ndarray) -> QueryTile:
+    # rows (rows,) that see the keys first <= key < stop, as one tile
     low = int(first.min())
     high = int(stop.max())
     if first.max() == low and stop.min() == high:
@@ -128,8 +143,12 @@ def cap_and_mask(problem: AttentionProblem, x: np.ndarray, visible: np.ndarray |
 
 
 def _softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return unnormalised probabilities (in place), their row sums, sink included, and the lse of each row."""
+    """Return unnormalised probabilities (in place of s), their row sums with the sink in them, and the lse of each row.
+
+    A sink of -inf adds nothing.
+    """
     row_max = np.maximum(s.max(axis=1), sink)
+    # a row whose scores are all -inf would make -inf - -inf, which is NaN
     shift = np.where(np.isneginf(row_max), 0.0, row_max)
     s -= shift[:, None]
     p = np.exp(s, out=s)
@@ -146,12 +165,12 @@ def _tile_attention(
 
 
 def sinks_of(problem: AttentionProblem, sinks: Floats | None) -> NDArray[np.float64]:
-    """Return the score of every head's sink, float64 (nheads,): -inf, which is a key of weight 0, where there are none.
+    """Return the score of every head's sink, float64 (nheads,); -inf, a key of weight 0, where there are none.
 
     Raises
     ------
     ValueError
-        If the problem has sinks and none are given, or the other way round, or for another shape.
+        If the problem has sinks and ``sinks`` is None, or the other way round, or if their shape is not (nheads,).
     """
     if problem.sinks != (sinks is not None):
         raise ValueError(f"sinks must be given where the problem has them, got {problem.sinks} and {sinks}")
@@ -163,6 +182,7 @@ def sinks_of(problem: AttentionProblem, sinks: Floats | None) -> NDArray[np.floa
 def _rows(
     problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
 ) -> Attention:
+    # the output (rows, head_dim_v) and lse (rows,) of one query head
     q, k, v, sinks = operands
     q_head = problem.rows_q(q, seq)[:, head]
     k_head = problem.rows_k(k, seq)[:, head // problem.group]
@@ -189,7 +209,7 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks:
     q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
         Values the kernel under test should see: any float dtype, converted exactly.
     sinks : float array (nheads,), optional
-        Score of every head's sink, in nats, where the problem has them; -inf is none.
+        Score of every head's sink, in nats; -inf for a head without one. None where the problem has no sinks.
 
     Returns
     -------

@@ -27,7 +27,7 @@ from fa3_reference.problem import AttentionProblem
 
 
 class AttentionGradients(NamedTuple):
-    """Gradients in the layout of q, k and v: float64 of the truth, in the operands' format of a kernel."""
+    """Gradients in the layout of q, k and v: float64 for the truth, the operands' format for a kernel."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -117,16 +117,18 @@ def sinks_gradient(
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed, with sinks.
     sinks : float array (nheads,)
-        Scores in nats; -inf is none, whose gradient is 0.
+        Scores in nats; -inf for a head without a sink, whose gradient is 0.
     dout, forward, dlse : as of :func:`attention_bwd`
         ``forward.lse`` holds the sinks. A row that sees no key sees its sink all the same.
 
     Returns
     -------
     float64 array (nheads,)
-        With u = 2^-53, n rows and D of absolute values, off by about u (|sink| + |lse| + head_dim_v + n + 8) sum P_sink
-        D at most, to first order.
+        To first order off by at most about u (|sink| + |lse| + head_dim_v + n + 8) sum P_sink D, with u = 2^-53, n rows
+        and a D of absolute values.
 
     Raises
     ------
@@ -154,7 +156,10 @@ def sinks_gradient(
 def _tile_gradients(
     problem: AttentionProblem, of_rows: list[np.ndarray], of_keys: list[np.ndarray], visible: np.ndarray | None
 ) -> AttentionGradients:
-    """Return what a tile of query rows of one head adds to its gradients: of these rows, and of the keys they see."""
+    """Return what a tile of query rows of one head adds to dQ of these rows, and to dK and dV of the keys they see.
+
+    ``of_rows`` are q, out, dout, lse and dlse of the rows, ``of_keys`` k and v of the keys.
+    """
     q, out, dout, lse, dlse = of_rows
     k, v = of_keys
     x = scaled_scores(problem, q, k)

@@ -1,13 +1,14 @@
-"""How keys and values lie where kernels serve: in pages or rows of a cache, with others behind them.
+"""How keys and values are stored where kernels serve: in pages or rows of a cache, among numbers that nobody may read.
 
-A problem with a cache is about the keys that its sequences attend to, packed, and only its call tells it from one
-without: :func:`serve` moves packed operands to where a kernel finds them, by FlashAttention-3's names
-(``flash_attn_with_kvcache``), and :func:`gathered` moves them back. Only rotary embedding changes a value.
+A problem with a cache still states the packed keys that its sequences attend to; only the call of a kernel differs.
+:func:`serve` moves packed operands to the places where a kernel finds them, under FlashAttention-3's names
+(``flash_attn_with_kvcache``), and :func:`gathered` moves them back. The places are stated by the record
+:class:`~fa3_reference.layout.Cache`. Only rotary embedding changes a value:
 
     rotated x_c = x_c cos - x_c' sin,   rotated x_c' = x_c sin + x_c' cos
 
-for the channels c, c' of a pair: 2 i and 2 i + 1 interleaved, else i and i + rotary_dim / 2. Keys are rotated that are
-appended, by their position; queries by theirs, which under no mask is that of the first key that is appended
+for the channels c, c' of a pair: 2 i and 2 i + 1 if interleaved, else i and i + rotary_dim / 2. Appended keys are
+rotated by their position, and queries by theirs; without a mask every query has the position of the first appended key
 (upstream hopper/rotary.h, and seqlens_rotary of its mainloop).
 """
 
@@ -30,7 +31,7 @@ _ROTARY_BASE = 10000.0
 def rotary_tables(problem: AttentionProblem) -> tuple[Array, Array]:
     """Return cos and sin of every position and pair of channels, (positions, rotary_dim / 2) in the operands' format.
 
-    What a kernel is given is exact: the truth rotates by the rounded numbers.
+    The truth rotates by these rounded numbers too, so that they carry no error.
     """
     from fa3_reference.formats import FORMATS
 
@@ -52,12 +53,13 @@ def rotated(
     q, k : float arrays of the problem's shapes
         As they are given to a kernel.
     of_sizes : bool
-        Add absolute values of the products instead, which rounding is relative to.
+        Return sums of the absolute values of the products instead: the sizes that rounding errors are relative to.
+        ``q`` and ``k`` are then absolute values too.
 
     Returns
     -------
     q, k : float64 arrays
-        Of 16-bit operands each is off by less than 2^-52 of the larger product.
+        New arrays of the same shapes. For 16-bit operands each is off by less than 2^-52 of the larger product.
     """
     q, k = (np.asarray(x).astype(np.float64) for x in (q, k))
     cache = problem.cache
@@ -78,16 +80,16 @@ def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> ND
     Parameters
     ----------
     problem : AttentionProblem
-        With a cache; under no mask all queries have the position of the first.
+        What is computed, with a cache. Without a mask all queries have the position of the first.
     seq : Sequence
         One of its sequences.
     before : int
-        Keys of it that the cache holds before the call.
+        How many of its keys the cache holds before the call.
 
     Returns
     -------
     int64 array (seqlen_q,)
-        Indices of :func:`rotary_tables`, whose last row serves queries behind the last key.
+        Rows of :func:`rotary_tables`; queries behind the last key get the last row.
     """
     is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
     steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, np.int64)
@@ -95,7 +97,7 @@ def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> ND
 
 
 def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...], cache: Cache, sign: float) -> None:
-    """Rotate (rows, heads, dim) in place by each row's position."""
+    """Rotate x (rows, heads, dim) in place by each row's position; a sign of 1 adds sizes instead."""
     half = cache.rotary_dim // 2
     first = np.arange(half) * 2 if cache.interleaved else np.arange(half)
     second = first + (1 if cache.interleaved else half)
@@ -106,28 +108,28 @@ def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...]
     x[..., second] = a * sin + b * cos
 
 
-@np.errstate(invalid="ignore")  # of keys that are not finite
+@np.errstate(invalid="ignore")  # keys may hold NaN and Inf
 def check_written(
     problem: AttentionProblem, operands: Operands, before: Mapping[str, Any], after: tuple[Any, Any]
 ) -> None:
-    """Check what a call left in its cache: the keys that it appends, and nothing else.
+    """Check that a call wrote the keys that it appends into its cache, and nothing else.
 
     Parameters
     ----------
     problem : AttentionProblem
-        With the cache that the call is of.
+        What is computed. Without a cache there is nothing to check.
     operands : Operands
         What :func:`serve` was given.
     before : mapping of str to array
-        What it returned.
+        What :func:`serve` returned.
     after : (array, array)
         K and V of the cache after the call.
 
     Raises
     ------
     RuntimeError
-        If an appended key or value is missing, rotated keys up to two roundings and products below 2^-126, which
-        binary32 may flush, or another place has changed.
+        If an appended key or value is missing, or another place has changed. Rotated keys may differ by two roundings
+        and by products below 2^-126, which binary32 may flush; all else must be equal.
     """
     from fa3_reference.formats import FORMATS
 
@@ -143,7 +145,7 @@ def check_written(
     if not cache.new:
         return
     lengths = before["cache_seqlens"] + np.array(cache.new, np.int32)
-    whole = replace(problem, cache=replace(cache, new=(), rotary_dim=0))
+    whole = replace(problem, cache=replace(cache, new=(), rotary_dim=0))  # the appended keys are in the cache now
     k, v = gathered(whole, {**before, **stored, "cache_seqlens": lengths})
     _, want = rotated(problem, operands.q, operands.k)
     _, sizes = rotated(problem, np.abs(operands.q), np.abs(operands.k), of_sizes=True)
@@ -155,14 +157,17 @@ def check_written(
 
 
 def _holds(got: np.ndarray, want: np.ndarray, allowed: np.ndarray, largest: float) -> bool:
-    """Tell whether keys are what they should be: NaN for NaN, and an infinity where the format holds nothing larger."""
+    """Tell whether keys are what they should be, up to ``allowed``.
+
+    NaN must be NaN, and an infinity is right where the wanted key may round beyond ``largest``.
+    """
     is_near = (got == want) | (np.isfinite(want) & (np.abs(got - want) <= allowed))
     is_beyond = np.isinf(got) & (np.sign(got) * want + allowed > largest)
     return bool(np.all(is_near | is_beyond | (np.isnan(got) & np.isnan(want))))
 
 
 def with_cache(problem: AttentionProblem, cache: Cache) -> AttentionProblem:
-    """Return a problem, packed, whose keys lie in a cache; one that has its own cache stays as it is.
+    """Return a problem, packed, with its keys in a cache; a problem that has a cache stays as it is.
 
     Parameters
     ----------
@@ -174,7 +179,7 @@ def with_cache(problem: AttentionProblem, cache: Cache) -> AttentionProblem:
     Returns
     -------
     AttentionProblem
-        Of the same values.
+        The same attention over packed sequences.
     """
     if problem.cache is not None:
         return problem
@@ -185,21 +190,21 @@ def with_cache(problem: AttentionProblem, cache: Cache) -> AttentionProblem:
 
 
 def in_cache(problem: AttentionProblem, operands: Operands, cache: Cache) -> tuple[AttentionProblem, Operands]:
-    """Return a problem as :func:`with_cache` does, and its operands; one that has its own cache stays as it is.
+    """Return a problem as :func:`with_cache` does, and its operands packed; a problem that has a cache stays as it is.
 
     Parameters
     ----------
     problem : AttentionProblem
         Batched or packed.
     operands : Operands
-        Of the problem.
+        Operands of the problem.
     cache : Cache
         Where its keys are to lie.
 
     Returns
     -------
     problem : AttentionProblem
-        Of the same values.
+        The same attention over packed sequences.
     operands : Operands
         The same numbers, in packed shapes.
     """
@@ -222,18 +227,19 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
     Returns
     -------
     dict of str to array
-        ``q`` is (batch, seqlen_q, nheads, head_dim) where all sequences have as many queries, else packed, with
-        ``cu_seqlens_q``; ``qv`` are its last channels of a problem that has it. ``k_cache`` and ``v_cache`` are
+        ``q`` is (batch, seqlen_q, nheads, head_dim) where all sequences have equally many queries, else packed, with
+        ``cu_seqlens_q``; a problem with ``qv`` has its last channels apart, under that name. ``sinks`` are there where
+        the problem has them. Without a cache the rest is ``k`` and ``v``. With one, ``k_cache`` and ``v_cache`` are
         (num_pages, page_size, nheads_kv, head_dim) with ``page_table``, int32 (batch, pages), or (rows, keys,
         nheads_kv, head_dim). ``cache_seqlens``, int32 (batch,), are the lengths before the call, leftpad included.
-        ``k_new`` and ``v_new`` are appended behind them; of several lengths they are packed, with ``cu_seqlens_k_new``.
-        ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` where the cache has them, and where
-        each key has a descale of its own ``k_descale`` and ``v_descale``, which lie as keys do. Without a cache ``k``
-        and ``v``. ``sinks`` where the problem has them.
+        ``k_new`` and ``v_new`` are appended behind them; where sequences append different numbers of keys they are
+        packed, with ``cu_seqlens_k_new``. ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` are
+        there where the cache has them. Where each key has a descale of its own, ``k_descale`` and ``v_descale`` are
+        stored as keys are.
 
     Notes
     -----
-    Entries of the page table behind a sequence name a page that is none of its own, where there is one.
+    Entries of the page table behind a sequence's last page name a spare page, where there is one.
     """
     q, k, v = operands.q, operands.k, operands.v
     call: dict[str, Array] = {"q": q}
@@ -273,6 +279,7 @@ def _by_row(problem: AttentionProblem, descale: Descale) -> Array:
 
 
 def _appended(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    # the last keys of each sequence: batched where all append equally many, else packed
     parts = list(zip(problem.sequences(), cache.before(problem), strict=True))
     call = {name: np.concatenate([problem.rows_k(x, seq)[n:] for seq, n in parts]) for name, x in arrays.items()}
     if len(set(cache.new)) == 1:
@@ -281,13 +288,14 @@ def _appended(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Arra
 
 
 def _behind(cache: Cache, shape: tuple[int, ...], like: Array, rng: np.random.Generator) -> Array:
-    """Return what nobody may see."""
+    """Return numbers for the places that no kernel may read: NaN, or random numbers four times as large as usual."""
     if cache.behind == "nan":
         return np.full(shape, np.nan).astype(like.dtype)
     return (4 * rng.standard_normal(shape)).astype(like.dtype)
 
 
 def _in_rows(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    # one row of the cache for each sequence, its own keys behind its leftpad
     rng = np.random.default_rng(cache.seed)
     pads = cache.leftpad or (0,) * problem.batch
     keys = max((pad + n for pad, n in zip(pads, problem.seqlens_k or (), strict=True)), default=0) + cache.spare
@@ -301,6 +309,7 @@ def _in_rows(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array
 
 
 def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    # pages in a random order; a page whose bytes are those of an earlier full page is not stored again
     rng = np.random.default_rng(cache.seed)
     size = cache.page_size
     pages: list[dict[str, Array]] = []
@@ -329,14 +338,14 @@ def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Arra
 
 
 def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Return packed K and V of a call: what :func:`serve` moved, or what an engine's own cache and tables hold.
+    """Return packed K and V of a call: those that :func:`serve` moved, or those in an engine's own cache and tables.
 
     Parameters
     ----------
     problem : AttentionProblem
-        With the cache that the call is of.
+        What is computed, with a cache.
     call : mapping of str to array
-        By the names of :func:`serve`.
+        The arrays of the call, under the names of :func:`serve`.
 
     Returns
     -------
@@ -346,7 +355,9 @@ def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array,
     Raises
     ------
     ValueError
-        If the problem has no cache, or a table leads out of it.
+        If the problem has no cache, a table names a place outside the cache, or a sequence has too few keys there.
+    KeyError
+        If an array is missing.
     """
     cache = problem.cache
     if cache is None:

@@ -9,9 +9,9 @@ Held = TypeVar("Held", covariant=True)
 
 
 class Filled(Generic[Given, Held]):
-    """``Filled[float | None, float]``: given as a float or None, and always a float when it is read.
+    """``Filled[float | None, float]`` annotates a field that takes a float or None and always reads as a float.
 
-    It stands in annotations alone: the record's ``__post_init__`` fills the value in.
+    Only type checkers see it: at run time the record's ``__post_init__`` fills the value in.
     """
 
     if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """Number formats as data, and one correctly rounded conversion into each of them.
 
-A finite code with exponent field E and fraction field F is worth (F + 2^f [E > 0]) * 2^(max(E, 1) - bias -
+A finite code with exponent field E and fraction field F of f bits is worth (F + 2^f [E > 0]) * 2^(max(E, 1) - bias -
 f), so that magnitudes are ordered like their codes: that is why rounding may carry into the exponent, and why
-ULPs can be counted. Tests hold :func:`encode_bits` to a slow twin, a bisection in exact rationals.
+ULPs can be counted. Tests hold :func:`encode_bits` to a slow twin, a bisection in exact rationals. Descales, which FP8
+operands need as well, are in :mod:`fa3_reference.quantize`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Overflow = Literal["ieee", "saturate"]
 class Format:
     """A binary floating-point format with subnormals and signed zero.
 
-    Without infinities (e4m3) the all-ones magnitude is the one NaN and the rest of the top exponent holds
-    numbers.
+    In a format without infinities (e4m3) the magnitude of all ones is the one NaN, and the other codes of the top
+    exponent are numbers. ``dtype`` is the numpy dtype that stores values, ``bits_dtype`` the unsigned one for codes.
     """
 
     name: str
@@ -106,7 +107,10 @@ FORMATS: dict[str, Format] = {
 
 
 def overflow_code(fmt: Format, overflow: Overflow) -> int:
-    """Return the magnitude code of what does not fit, infinities included; ValueError for an unknown mode."""
+    """Return the magnitude code that numbers too large for a format get, infinities included.
+
+    ValueError for an unknown mode.
+    """
     if overflow not in ("ieee", "saturate"):
         raise ValueError(f"overflow must be 'ieee' or 'saturate', got {overflow!r}")
     if overflow == "saturate":
@@ -141,6 +145,7 @@ def encode_bits(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     x : float64 array
         Narrower float types convert exactly first.
     fmt : Format
+        One of :data:`FORMATS`.
     overflow : {"ieee", "saturate"}
         ``"ieee"``: what rounds beyond ``max_finite`` becomes Inf, or NaN in a format without Inf.
         ``"saturate"``: it becomes ``max_finite`` with its sign, infinite inputs included (PTX
@@ -215,7 +220,7 @@ def ulp(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def magnitude_of(code: int, fmt: Format) -> Fraction:
-    """Value of a magnitude code by the module's formula, the top exponent read as numbers too."""
+    """Return the value of a magnitude code by the module's formula, which reads the top exponent as numbers too."""
     exponent = code >> fmt.fraction_bits
     fraction = code & ((1 << fmt.fraction_bits) - 1)
     significand = fraction + (1 << fmt.fraction_bits if exponent > 0 else 0)

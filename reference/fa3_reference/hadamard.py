@@ -1,7 +1,9 @@
 """Random Hadamard rotation of the channels: x -> (x * signs) H / sqrt(head_dim), H Sylvester's matrix.
 
-An orthogonal map, so q . k is unchanged when both are rotated alike, while a channel that carries outliers is
-spread over all of them ("incoherent processing", FlashAttention-3 section 3.3).
+The map is orthogonal, so that q . k is unchanged when both are rotated alike, while a channel that carries outliers is
+spread over all channels ("incoherent processing", FlashAttention-3 section 3.3).
+:func:`fa3_reference.quantize.condition` rotates Q and K with it before they are quantised. Rotary embedding, which
+rotates by position, is in :mod:`fa3_reference.cache`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 
 
 def can_rotate(head_dim: int) -> bool:
-    """Tell whether there is a rotation of so many channels: a power of two."""
+    """Tell whether there is a rotation of so many channels: their number must be a power of two."""
     return head_dim >= 1 and head_dim & (head_dim - 1) == 0
 
 
@@ -22,7 +24,7 @@ def _check_power_of_two(head_dim: int) -> None:
 
 
 def random_signs(head_dim: int, seed: int) -> np.ndarray:
-    """Draw head_dim random signs, float64 +-1, from the raw stream of PCG64.
+    """Draw ``head_dim`` random signs, float64 +-1 (head_dim,), from the raw stream of PCG64.
 
     The raw stream is stable across numpy versions, so that a seed means the same rotation everywhere.
 

@@ -1,4 +1,8 @@
-"""Where the keys and values of a problem lie when a kernel serves: :mod:`fa3_reference.cache` puts them there."""
+"""Where the keys and values of a problem lie when a kernel serves from a cache: the record ``Cache``.
+
+It is a field of :class:`~fa3_reference.problem.AttentionProblem`, which is why it has a module of its own below that
+one. :mod:`fa3_reference.cache` moves operands to the places that it states, and back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ _FP8 = ("", "tensor", "head", "row")
 
 
 class HasKeys(Protocol):
-    """A problem, of which the lengths of its keys are asked."""
+    """Any problem whose key lengths can be read: :class:`Cache` stands below the module of the problem."""
 
     @property
     def seqlens_k(self) -> tuple[int, ...] | None: ...
@@ -22,29 +26,30 @@ class Cache:
     Parameters
     ----------
     page_size : int
-        Keys of a page; 0 is no pages but a row of the cache for every sequence.
+        Keys of a page; 0 stands for no pages: every sequence then has a row of the cache.
     spare : int
-        Pages, or rows and keys of every row, that belong to no sequence.
+        How many pages belong to no sequence; in a cache of rows, how many keys of every row, and where ``indexed`` how
+        many rows.
     new : tuple of int
-        How many of each sequence's last keys the call itself appends; () is none.
+        How many of each sequence's last keys the call itself appends; () appends none.
     rotary_dim : int
-        Leading channels of Q and of appended keys that the call rotates, a multiple of 16; 0 is none.
+        How many leading channels of Q and of appended keys the call rotates, a multiple of 16; 0 rotates none.
     interleaved : bool
-        Whether neighbouring channels are rotated, or those half of ``rotary_dim`` apart.
+        Whether a rotated pair is two neighbouring channels, or two channels half of ``rotary_dim`` apart.
     leftpad : tuple of int
-        Keys in front of each sequence's own in its row; () is none.
+        How many keys of others lie in front of each sequence's own in its row; () is none.
     indexed : bool
-        Whether sequences lie in rows in another order, which ``cache_batch_idx`` tells.
+        Whether sequences lie in rows in another order, which the call's ``cache_batch_idx`` states.
     behind : {"random", "nan"}
-        What lies where no key of a sequence does.
+        What fills the places where no key of a sequence lies.
     seed : int
-        Of the order of pages and rows and of what lies behind.
+        Seed of the order of pages and rows, and of the random numbers that fill other places.
     shared : bool
-        Whether pages of equal bytes, to which nothing is appended, are one page.
+        Whether full pages of equal bytes are stored once.
     fp8 : {"", "tensor", "head", "row"}
-        What shares a descale where K and V lie in e4m3 beside a Q of 16 bits: all keys, those of a sequence and kv
-        head, or one. Such a call dequantises K and V to 16 bits before it attends; one that quantises Q instead attends
-        to a problem whose dtype is e4m3. Empty where they lie in Q's own format.
+        Which keys share a descale where K and V are stored in e4m3 beside a Q of 16 bits: all of them, those of a
+        sequence and kv head, or none. Such a call dequantises K and V to 16 bits before it attends. Empty where they
+        are stored in Q's own format. (A call that quantises Q too is a problem whose dtype is e4m3.)
 
     Raises
     ------
@@ -90,17 +95,17 @@ class Cache:
 
         Parameters
         ----------
-        keys : tuple of int
-            Of each sequence; ValueError where they are not stated.
+        keys : tuple of int or None
+            Length of each sequence; None where the problem is not packed, which a cache does not fit.
         head_dim : int
             Channels of Q and K that may be rotated.
         is_fp8, qv : bool
-            Whether the problem's dtype is e4m3, and whether its heads are absorbed.
+            Whether the problem's dtype is e4m3, and whether its V are the last channels of K (absorbed MLA).
 
         Raises
         ------
         ValueError
-            If it does not; the message states the rule.
+            If the cache does not fit; the message states the rule.
         """
         if keys is None:
             raise ValueError("a cache needs seqlens_q and seqlens_k: the lengths that its sequences attend to")
@@ -115,12 +120,12 @@ class Cache:
         _check(is_rotated, f"cache: rotary_dim must be at most {head_dim}, of 16 bits, got {self.rotary_dim}")
 
     def describe(self) -> str:
-        """Return the fields that are set.
+        """Return the fields that differ from their defaults.
 
         Returns
         -------
         str
-            One readable line.
+            One readable line, ``cache(page_size=16, seed=3)``.
         """
         said = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default)
         return f"cache({', '.join(said)})"
@@ -131,12 +136,12 @@ class Cache:
         Parameters
         ----------
         problem : AttentionProblem
-            Whose keys lie in it.
+            The problem whose keys lie in it.
 
         Returns
         -------
         tuple of int
-            One number for each sequence.
+            One number for each sequence; () where the problem is not packed and nothing is appended.
         """
         keys = problem.seqlens_k or ()
         return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))

@@ -1,4 +1,7 @@
-"""Names of a package that are imported when they are first asked for, so that importing the package costs nothing."""
+"""Names of a package that are imported when they are first asked for, so that importing the package costs little.
+
+The ``__init__`` modules of all packages of the project use it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ def exporter(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     package : str
         Name of the package.
     homes : mapping of str to str
-        By public name the module that has it, ``module:other`` where it has another name there.
+        The module that holds each public name; ``module:other`` where the name is ``other`` there.
 
     Returns
     -------
     callable
-        ``__getattr__(name)``; AttributeError for a name that is not public.
+        ``__getattr__(name)``, which imports the module and returns the object; AttributeError for a name that is not
+        in ``homes``, and whatever importing the module raises.
     """
 
     def found(name: str) -> object:

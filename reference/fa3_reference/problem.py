@@ -1,5 +1,8 @@
-"""What is to be computed: shapes and semantics of one attention problem, and the operands a kernel
-sees.
+"""What is to be computed: shapes and semantics of one attention problem, and the operands a kernel sees.
+
+Every other package reads these records. :mod:`fa3_reference.attention` computes the result of a problem in float64,
+:mod:`fa3_reference.quantize` makes its operands, and :mod:`fa3_reference.cache` calls a kernel whose keys are in a
+cache.
 
 Conventions are FlashAttention-3's: tensors (batch, seqlen, nheads, head_dim), or (total, nheads, head_dim)
 when the lengths vary; causal and windows aligned to the bottom right; query head h reads kv head
@@ -19,14 +22,14 @@ from numpy.typing import NDArray
 from fa3_reference.filled import Filled
 from fa3_reference.layout import Cache
 
-Array = NDArray[Any]  # of the dtype that a problem's format has
-Floats = NDArray[np.generic]  # of any floating dtype, ml_dtypes' among them
+Array = NDArray[Any]  # its dtype is that of the problem's format
+Floats = NDArray[np.generic]  # of any floating dtype, those of ml_dtypes included
 Element = TypeVar("Element", bound=np.generic)
 Dtype = Literal["fp16", "bf16", "e4m3"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
 MAX_HEAD_DIM_V = 512
-SERVING = ("sinks", "attention_chunk", "qv", "cache")  # fields that are left out where they are not set
+SERVING = ("sinks", "attention_chunk", "qv", "cache")  # fields that JSON and repr leave out where they are not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def _check(ok: bool, rule: str) -> None:
 
 
 def is_integer(value: object, least: int) -> bool:
-    """Tell whether a value is an integer, and no bool, of at least so much."""
+    """Tell whether a value is an integer, not a bool, and at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -85,19 +88,19 @@ class AttentionProblem:
         Lengths of packed sequences (varlen). ``batch``, ``seqlen_q`` and ``seqlen_k`` must then be their
         number and their maxima; :meth:`varlen` fills these in. Zero lengths are legal.
     top_left : bool
-        Whether the diagonal is that of the top left, on which query i stands at key i, as PyTorch's ``is_causal`` has
-        it. Of kernels of this package only the twin of cuDNN does that.
+        Whether masks are aligned to the top left, so that query i stands on the diagonal at key i, as PyTorch's
+        ``is_causal`` has it. Of the kernels of this package only the twin of cuDNN supports that.
     sinks : bool
-        Whether every query head has a sink: a score more in the sum of its softmax, after scale and softcap, that every
-        row sees and that has no value. It is a key with that score and V = 0, and lse holds it.
+        Whether every query head has a sink: one more score in the sum of its softmax, after scale and softcap, that
+        every row sees and that has no value. It acts as a key with that score and V = 0, and lse includes it.
     attention_chunk : int
-        c > 0 hides keys whose position lies in another run of c keys than the query's on the bottom-right aligned
-        diagonal, as FlashAttention-3 does; 0 switches it off.
+        c > 0 cuts the keys into runs of c keys, and hides the keys of all runs but the one in which the query stands on
+        the bottom-right aligned diagonal, as FlashAttention-3 does; 0 switches it off.
     qv : bool
-        Whether the last ``head_dim_v`` channels of K are V, as in absorbed MLA: a kernel is given those of Q apart, as
-        qv, and adds qv V^T to its scores.
+        Whether the last ``head_dim_v`` channels of K are V, as in absorbed MLA. A kernel is then given the last
+        channels of Q separately, as qv, and adds qv V^T to its scores.
     cache : Cache, optional
-        Where packed keys and values lie when a kernel is called: in pages, in rows, behind others.
+        Where packed keys and values are stored when a kernel is called; None where they are packed or batched arrays.
 
     Raises
     ------
@@ -195,9 +198,11 @@ class AttentionProblem:
 
     @property
     def serving(self) -> frozenset[str]:
-        """What a kernel must have to serve this problem: ``sinks``, ``attention_chunk``, ``qv``, and of caches
-        ``seqused_k``, ``paged``, ``append``, ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``.
-        What is handed over counts, of no keys too: a kernel without it has no such argument.
+        """Names of the features that a kernel must have to serve this problem; empty for a plain one.
+
+        They are ``sinks``, ``attention_chunk``, ``qv``, and for caches ``seqused_k``, ``paged``, ``append``,
+        ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``. A feature counts where its argument is
+        handed over, even if that is about no keys: a kernel without the feature has no such argument.
         """
         needs = {"sinks": self.sinks, "attention_chunk": self.attention_chunk > 0, "qv": self.qv}
         if (cache := self.cache) is not None:
@@ -214,19 +219,19 @@ class AttentionProblem:
         return frozenset(name for name, needed in needs.items() if needed)
 
     def check_plain(self, who: str, knows: frozenset[str] = frozenset()) -> None:
-        """Check that a problem needs nothing to serve it, and no other diagonal, that somebody does not know.
+        """Check that a problem needs only features that its caller supports.
 
         Parameters
         ----------
         who : str
-            Who that is, in words.
+            The caller's name in the message.
         knows : frozenset of str
-            What of :attr:`serving` is known to whom, and ``top_left``.
+            The names of :attr:`serving` that the caller supports, and ``top_left`` if it supports that alignment.
 
         Raises
         ------
         ValueError
-            If the problem has one.
+            If the problem needs another feature, or a diagonal of the top left that differs from the bottom-right one.
         """
         is_apart = self.top_left and any(seq.seqlen_q != seq.seqlen_k for seq in self.sequences())
         unknown = sorted((self.serving | ({"top_left"} if is_apart else set())) - knows)
@@ -273,13 +278,13 @@ class AttentionProblem:
         Parameters
         ----------
         seqlens_q, seqlens_k : iterable of int
-            Queries and keys of each sequence; zeros are legal, but for one query at least.
+            Queries and keys of each sequence; zeros are legal, as long as there is one query in all.
         nheads, nheads_kv, head_dim, head_dim_v : int
-            Sizes, as of the problem itself.
+            Sizes, as :class:`AttentionProblem` describes them.
         dtype : {"fp16", "bf16", "e4m3"}
             Format of the operands a kernel sees.
         causal : bool
-            As of the problem itself, and so are the following.
+            Key j is visible to query i iff j <= i + seqlen_k - seqlen_q, with the lengths of its sequence.
         window : (int, int)
             Keys visible to the left and right of the diagonal; -1 is unlimited.
         softcap : float
@@ -293,7 +298,7 @@ class AttentionProblem:
         qv : bool
             Whether the last channels of K are V.
         cache : Cache, optional
-            Where keys lie when a kernel is called.
+            Where keys are stored when a kernel is called; None for packed arrays.
 
         Returns
         -------
@@ -334,7 +339,7 @@ class AttentionProblem:
         )
 
     def _said(self) -> list[tuple[str, Any]]:
-        """Fields with their values; of the alignment and of those that serving needs only the ones that are set."""
+        """Return the fields with their values; ``top_left`` and those of SERVING only where they are set."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         return [(name, value) for name, value in values if value or name not in ("top_left", *SERVING)]
 
@@ -347,7 +352,7 @@ class AttentionProblem:
         Returns
         -------
         dict of str to object
-            Every field by its name; of the alignment and of those that serving needs only the ones that are set.
+            Every field by its name; ``top_left`` and those of SERVING only where they are set.
         """
         values: dict[str, object] = {name: list(v) if isinstance(v, tuple) else v for name, v in self._said()}
         return values if self.cache is None else values | {"cache": asdict(self.cache)}
@@ -359,8 +364,7 @@ class AttentionProblem:
         Parameters
         ----------
         values : object
-            What :meth:`to_json` gives. A softmax_scale of 0 stands for the default one, as files of version 0.1.0
-            have it.
+            What :meth:`to_json` returns. A softmax_scale of 0 stands for the default one, as in files of version 0.1.0.
 
         Returns
         -------
@@ -370,7 +374,7 @@ class AttentionProblem:
         Raises
         ------
         ValueError
-            On unknown, missing or illegal values, and for what is no JSON object.
+            If a field is unknown, missing or has an illegal value, or ``values`` is no JSON object.
         """
         if not isinstance(values, dict):
             raise ValueError(f"a problem must be a JSON object, got {type(values).__name__}")
@@ -393,12 +397,12 @@ class AttentionProblem:
 
     @property
     def changes_operands(self) -> bool:
-        """Tell whether the call attends to other numbers than it is given: rotated, or dequantised to 16 bits."""
+        """Tell whether the call attends to other operands than it is given: rotated, or dequantised to 16 bits."""
         return self.is_rotated or (self.cache is not None and self.cache.fp8 != "")
 
     @property
     def has_equal_queries(self) -> bool:
-        """Tell whether all sequences have as many queries, so that a call over a cache has them batched."""
+        """Tell whether all sequences have equally many queries, so that a call with a cache has them batched."""
         return len(set(self.seqlens_q or ())) <= 1
 
     @property
@@ -478,7 +482,7 @@ class AttentionProblem:
         Parameters
         ----------
         x : array of shape ``q_shape`` or ``out_shape``
-            Q, the output, or something of one row per query.
+            Q, the output, or any array with one row per query in their layout.
         seq : Sequence
             One of :meth:`sequences`.
 
@@ -495,7 +499,7 @@ class AttentionProblem:
         Parameters
         ----------
         x : array of shape ``k_shape`` or ``v_shape``
-            K, V, or something of one row per key.
+            K, V, or any array with one row per key in their layout.
         seq : Sequence
             One of :meth:`sequences`.
 
@@ -512,7 +516,7 @@ class AttentionProblem:
         Parameters
         ----------
         lse : array of shape ``lse_shape``
-            Or something of one number per row of lse.
+            lse, or any array in its layout.
         seq : Sequence
             One of :meth:`sequences`.
 
@@ -534,7 +538,7 @@ class AttentionProblem:
         Returns
         -------
         int
-            0 for a diagonal of the top left; otherwise negative where there are more queries than keys.
+            0 for a top-left diagonal; otherwise seqlen_k - seqlen_q, negative where there are more queries than keys.
         """
         return 0 if self.top_left else seqlen_k - seqlen_q
 
@@ -555,7 +559,7 @@ class AttentionProblem:
         first : int64 array like ``rows``
             First key that a row sees.
         stop : int64 array like ``rows``
-            Key behind the last one; ``stop <= first`` means that the row sees no key. Exact.
+            The key after the last one that it sees; ``stop <= first`` means that the row sees no key. Exact.
         """
         diagonal = np.asarray(rows, np.int64) + self.offset(seqlen_q, seqlen_k)
         left, right = self.window
@@ -614,28 +618,28 @@ class Descale:
         Returns
         -------
         float32 array (seqlen,)
-            What each row is multiplied with. Exact.
+            The number that each row is multiplied with. Exact.
         """
         values = self.values[index, head]
         return values[np.arange(seqlen) // self.block_rows] if self.block_rows else np.repeat(values, seqlen)
 
     def by_kv_head(self, nheads_kv: int) -> NDArray[np.float32]:
-        """Return the factor of each sequence and kv head, as FlashAttention-3 takes them, also for Q.
+        """Return one factor for each sequence and kv head, as FlashAttention-3 takes them, also for Q.
 
         Parameters
         ----------
         nheads_kv : int
-            Heads of K and V, or those of Q where each has a factor of its own.
+            Heads of K and V; or the number of query heads where each of them has a factor of its own.
 
         Returns
         -------
         float32 array (batch, nheads_kv)
-            What the query heads of a group share. Exact.
+            The factor that the query heads of a group share. Exact.
 
         Raises
         ------
         ValueError
-            If the heads of a group, or the blocks of a sequence, have several.
+            If the heads of a group, or the blocks of a sequence, have different factors.
         """
         of_group = self.values.reshape(len(self.values), nheads_kv, -1)  # a group's heads and blocks
         shared = of_group[:, :, :1]
@@ -650,11 +654,11 @@ class Operands:
     Parameters
     ----------
     q, k, v : arrays of the problem's shapes
-        Of one of the numpy dtypes float16, bfloat16, float8_e4m3fn (the latter two of ml_dtypes).
+        Their numpy dtype is float16, or bfloat16 or float8_e4m3fn of ml_dtypes.
     q_descale, k_descale, v_descale : Descale, optional
-        What e4m3 operands are multiplied with to be dequantised; None is 1.
+        Factors that dequantise e4m3 operands; None is 1.
     sinks : float32 (nheads,), optional
-        Score of every head's sink, in nats; the problem says whether there are any.
+        Score of every head's sink, in nats; None where the problem has no sinks.
     """
 
     q: Array
@@ -724,8 +728,8 @@ class BackwardOperands(Operands):
     """Holds what a backward kernel sees: q, k and v in 16 bits, the gradient of the output, and what the forward
     returned.
 
-    ``dout`` and ``out`` have the problem's out_shape and the dtype of q, ``lse`` is float32 of its lse_shape, and so is
-    ``dlse``, the gradient of lse, where there is one.
+    ``dout`` and ``out`` have the problem's out_shape and the dtype of q. ``lse`` is float32 of the problem's lse_shape,
+    and so is ``dlse``, the gradient of lse; None stands for no such gradient.
     """
 
     dout: Array
@@ -752,6 +756,7 @@ class BackwardOperands(Operands):
 
 
 def _dequantize(x: Array, descale: Descale | None, problem: AttentionProblem, side: str) -> NDArray[np.float64]:
+    # float64 values of an operand; ``side`` is "q" or "k", whose rows its descale is for
     values = x.astype(np.float64)
     if descale is None:
         return values

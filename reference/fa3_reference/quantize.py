@@ -3,7 +3,9 @@
     x is stored as e4m3(x / descale),   descale = fp32(max|x| / 448) per tensor, head, block of rows, or row
 
 FlashAttention-3's interface has one descale per (batch, kv head); its paper adds blocks of rows and the
-Hadamard rotation. Frameworks often have one for a whole layer.
+Hadamard rotation. Frameworks often have one for a whole layer. :func:`prepare` is what most callers need; the kinds of
+scale are listed in :mod:`fa3_reference.scales`. This is the truth in float64: the quantiser kernels are in
+``fa3_kernels``, and what their binary32 may err by in :mod:`fa3_reference.bounds.quantizer`.
 """
 
 from __future__ import annotations
@@ -48,17 +50,22 @@ class Conditioned(NamedTuple):
 
 
 def condition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: QuantScheme) -> Conditioned:
-    """Apply what leaves attention unchanged in a scheme: K-mean subtraction, then the Hadamard rotation.
+    """Apply the steps of a scheme that leave attention unchanged: K-mean subtraction, then the Hadamard rotation.
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed.
     q, k : float arrays of the problem's shapes
+        Operands before quantisation.
+    scheme : QuantScheme
+        Only its ``k_mean`` and ``hadamard_seed`` are read.
 
     Returns
     -------
     Conditioned
-        float64, accurate to a few 2^-53 of a row's 2-norm. NaN and Inf pass through, possibly to their whole
-        row or channel.
+        float64, accurate to a few 2^-53 of a row's 2-norm. ``lse_shift`` is None without a K mean. NaN and Inf pass
+        through, possibly to their whole row or channel.
 
     Raises
     ------
@@ -79,6 +86,7 @@ def condition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: Q
 
 
 def _centre(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # K less its mean over the keys of each sequence, and softmax_scale q . mean in the problem's lse shape
     centred = k.copy()
     shift = np.zeros(problem.lse_shape)
     for seq in problem.sequences():
@@ -121,7 +129,11 @@ def descales_of(amax: np.ndarray, rounding: Rounding = "amax") -> np.ndarray:
 
 
 def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme) -> np.ndarray:
-    """Return ``max|x|`` of what shares a descale, float64 (batch, heads, blocks); 0 for blocks without rows."""
+    """Return for every descale of an operand the ``max|x|`` of the elements that share it.
+
+    ``operand`` is "q", "k" or "v". The result is float64 (batch, heads, blocks) for every kind of sharing: heads and
+    sequences that share a descale repeat one number. It is 0 for blocks without rows.
+    """
     heads = x.shape[-2]
     seqlen = problem.seqlen_q if operand == "q" else problem.seqlen_k
     block_rows = scheme.rows_per_descale(operand)
@@ -159,13 +171,18 @@ def quantize_qkv(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sch
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What the operands are for; its dtype must be e4m3.
     q, k, v : finite float arrays of the problem's shapes
+        Operands of any float dtype.
+    scheme : QuantScheme
+        How they are scaled, rotated and centred.
 
     Returns
     -------
     Quantized
         Each element is e4m3(x / descale) rounded to nearest even (after one float64 division), so that its
-        dequantised value is off by at most ``max(2^-4 |x|, 2^-10 descale)``. ``lse_shift`` is set with
+        dequantised value is off by at most ``max(2^-4 |x|, 2^-10 descale)``. ``lse_shift`` is None without
         ``scheme.k_mean``.
 
     Raises

@@ -1,7 +1,8 @@
 """The kinds of scale of e4m3 operands, as data: what shares a descale, how one is rounded, and the scheme that chooses.
 
-Quantisers, error bounds, draws and claims read these tables, so that a further kind is a row here and, where it needs
-arithmetic of its own, that arithmetic in the twin and in the GPU kernel.
+Quantisers, error bounds, random schemes and the claims of kernels all read these tables. A further kind of scale is
+therefore one row here and, where it needs arithmetic of its own, that arithmetic in the twin and in the GPU kernel.
+:mod:`fa3_reference.quantize` applies a scheme to operands.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ _BLOCK_FIELDS = ("block_rows_q", "block_rows_k", "block_rows_v")
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Says what shares a descale, of which there are (batch, heads, blocks) in any case.
+    """Says which elements share a descale. Descales are always stored as (batch, heads, blocks), shared ones repeated.
 
     Parameters
     ----------
     heads : {"one", "group", "all"}
-        One head; the query heads of a kv head, of Q; or all heads of a sequence.
+        Which heads share one: none ("one" each), the query heads of a kv head (of Q), or all heads of a sequence.
     rows : int or "block"
-        Rows of a sequence; 0 is the whole sequence, "block" what a scheme says of the operand.
+        How many rows of a sequence share one; 0 is the whole sequence, "block" as many as the scheme says of the
+        operand.
     all_sequences : bool
-        Whether the sequences of a batch share it as well.
+        Whether all sequences of a batch share one.
     """
 
     heads: Literal["one", "group", "all"] = "one"
@@ -39,13 +41,16 @@ class Sharing:
     all_sequences: bool = False
 
     def heads_per_descale(self, operand: str, nheads: int, nheads_kv: int) -> int:
-        """Return how many neighbouring heads of an operand share a descale."""
+        """Return how many neighbouring heads of an operand ("q", "k" or "v") share a descale."""
         if self.heads == "all":
             return nheads if operand == "q" else nheads_kv
         return nheads // nheads_kv if self.heads == "group" and operand == "q" else 1
 
     def claim(self, group: int) -> frozenset[str]:
-        """Return the feature that a kernel must claim to be given these; none for one per (sequence, kv head)."""
+        """Return the feature that a kernel must claim to be given such descales; none for one per (sequence, kv head).
+
+        ``group`` is the number of query heads of a kv head.
+        """
         if self.rows:
             return frozenset({"block_descale"})
         return frozenset({"query_head_descale"} if self.heads == "one" and group > 1 else ())
@@ -61,12 +66,13 @@ SHARING: Mapping[Granularity, Sharing] = {
 
 
 def next_power_of_two(x: np.ndarray) -> np.ndarray:
-    """Return the smallest powers of two that are not smaller, of positive float64 numbers; exact."""
+    """Return for each positive float64 number the smallest power of two that is not below it; exact."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(1.0, np.where(fraction == 0.5, exponent - 1, exponent))
 
 
-# Of exact descales in float64, before they become float32; none may be rounded down, or the maximum overflows.
+# How exact descales are rounded in float64, before they become float32. A power of two is never below the exact one, or
+# the largest element would overflow.
 ROUNDINGS: Mapping[Rounding, Callable[[np.ndarray], np.ndarray]] = {
     "amax": np.asarray,
     "power_of_two": next_power_of_two,
@@ -74,12 +80,12 @@ ROUNDINGS: Mapping[Rounding, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def rounding_fields(rounding: str) -> dict[str, bool]:
-    """Return the fields by which a :class:`QuantScheme` has the rounding of a name."""
+    """Return the fields of a :class:`QuantScheme` that give it the rounding of this name."""
     return {"power_of_two": rounding == "power_of_two"}
 
 
 def num_blocks(seqlen: int, rows: int) -> int:
-    """Return how many descales a sequence and head have at so many rows each; 0 rows are the whole sequence."""
+    """Return how many descales a sequence and head have if each is for so many rows; 0 rows are the whole sequence."""
     return max(1, -(-seqlen // rows)) if rows else 1
 
 
@@ -90,9 +96,9 @@ class QuantScheme:
     Parameters
     ----------
     granularity : {"tensor", "head", "query_head", "block", "row"}
-        What shares a descale: the whole operand, which is one layer's with all its sequences; one (sequence, kv head),
-        for Q all query heads that share it, as in FlashAttention-3; the same, but each query head of Q for itself; a
-        block of rows of one (sequence, head); one row.
+        What shares a descale. "tensor": the whole operand, with all its sequences. "head": one (sequence, kv head), and
+        for Q all query heads that share it, as in FlashAttention-3. "query_head": the same, but each query head of Q
+        for itself. "block": a block of rows of one (sequence, head). "row": one row of one (sequence, head).
     block_rows_q, block_rows_k, block_rows_v : int
         Rows per block, counted from the start of each sequence; used by ``"block"`` only.
     power_of_two : bool
@@ -100,9 +106,9 @@ class QuantScheme:
     hadamard_seed : int, optional
         Rotate Q and K (never V) with these random signs first; head_dim must be a power of two.
     k_mean : bool
-        Subtract from K its mean over the tokens of each (sequence, kv head) first. The softmax does not
-        change; the kernel's lse lacks softmax_scale * q . mean, returned as ``lse_shift``. Not with softcap,
-        which is not shift-invariant.
+        Subtract from K its mean over the tokens of each (sequence, kv head) first. The softmax does not change, but the
+        kernel's lse lacks softmax_scale * q . mean, which quantisers return as ``lse_shift``. Not with a softcap, which
+        is not shift-invariant.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""The pipeline in time: a cycle-approximate simulator of the producer/consumer schedule.
+"""A cycle-approximate simulator of the producer/consumer schedules of attention kernels.
 
-The names of this module are what users may import; each is imported when it is first asked for. The verbs are
+Users may import the names of this module; each is imported when it is first asked for. The verbs are
 :func:`fa3verify.simulate` and :func:`fa3verify.tune`.
 
 >>> import fa3_simulator

@@ -1,7 +1,9 @@
 """Program of a backward kernel: one CTA per key tile, five products per row block, dQ added to global memory.
 
-The consumers here are transcribed from upstream FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp); what tells
-its schedules apart stands in :mod:`fa3_simulator.backward_schedule`. Ours are :mod:`fa3_simulator.our_backward`.
+The consumers in this module are transcribed from upstream FlashAttention-3
+(hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp), whose schedules differ in the fields of
+:mod:`fa3_simulator.backward_schedule`. The consumers of our kernel are in :mod:`fa3_simulator.our_backward`, and what
+both have in common in :mod:`fa3_simulator.backward_consumer`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class _Upstream(BackwardConsumer):
         self.add_dq()
 
     def products_in_slices(self, q: int, dout: int) -> None:
-        """The same in two parts of the channels, so that half of dQ is held at a time."""
+        """Start the same products in two parts of the channels, so that registers hold half of dQ at a time."""
         stream = self.stream
         shared = self.shared
         slot = self.step % self.s.ds_stages
@@ -85,7 +87,10 @@ class _Upstream(BackwardConsumer):
         return (None, [rows]) if self.s.scores_transposed else (shared_parts, [rows])
 
     def make_ds(self, slot: int) -> None:
-        """dS, and P where it is shared, to shared memory, whose contents of ``ds_stages`` blocks before were read."""
+        """Write dS, and P unless it stays in registers, to their slot in shared memory.
+
+        With two slots everybody has read the contents of two blocks before; with one slot that needs a barrier.
+        """
         stream = self.stream
         shared = self.shared
         stream.read(self.accumulators["dP"])
@@ -99,12 +104,12 @@ class _Upstream(BackwardConsumer):
         stream.vector(self.work["dS"])
 
     def share(self) -> None:
-        """Let what all threads wrote to shared memory become an operand for all."""
+        """Let all warpgroups use as an operand what all threads have written to shared memory."""
         self.fence()
         self.stream.bar_sync(self.shared.both)
 
     def add_dq(self) -> None:
-        """dQ, or a slice of it, to global memory."""
+        """Send dQ, or a slice of it, to global memory."""
         stream = self.stream
         shared = self.shared
         w = self.index
@@ -120,7 +125,10 @@ class _Upstream(BackwardConsumer):
         stream.bar_arrive(shared.dq_full[w])
 
     def epilogue(self) -> None:
-        """dV and dK through the memory of V and K; of grouped heads they are added in fp32, which takes both."""
+        """Write dV and dK to global memory through the memory of V and K.
+
+        Gradients that several heads add to are in fp32, and each of them then takes the memory of both.
+        """
         stream = self.stream
         shared = self.shared
         w = self.index
@@ -140,7 +148,8 @@ class _Upstream(BackwardConsumer):
 
 
 def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks]) -> None:
-    """Load row blocks with their lse and D, and K and V of a tile: ours behind its first row block."""
+    """Add the loads: row blocks with their lse and D, and K and V of every tile, in our kernel behind its first row
+    block."""
     step = 0
     rings = (
         (shared.q_full, shared.q_empty, (shared.q, shared.lse)),
@@ -165,7 +174,10 @@ def _load_keys(stream: Stream, shared: BackwardResources, number: int) -> None:
 
 
 def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None:
-    """Add the warp that adds dQ of every consumer by TMA, in as many parts as they hand on, and hands buffers back."""
+    """Add the operations of the warp that adds dQ of every consumer to memory by TMA and hands their buffers back.
+
+    ``blocks`` is the number of row blocks of the CTA; consumers hand on dQ of each in ``dq_parts`` parts.
+    """
     is_ours = shared.schedule.is_ours
     parts = blocks * shared.schedule.dq_parts
     each = range(len(shared.dq))
@@ -174,7 +186,7 @@ def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None
     for part in range(parts):
         for w in each:
             stream.bar_sync(shared.dq_full[w])
-            if is_ours:
+            if is_ours:  # in our kernel this warp executes the fence, in upstream's the consumer does
                 stream.fence()
                 stream.delay("proxy_fence_cycles")
             stream.store(shared.dq[w], shared.dq[w].bytes, adds=True)
@@ -185,14 +197,15 @@ def _add_queries(stream: Stream, shared: BackwardResources, blocks: int) -> None
 
 
 def backward(schedule: BackwardSchedule, tiles: list[TileBlocks], *, adds_gradients: bool = False) -> Program:
-    """Program of one CTA that works through key tiles with so many row blocks each, of which the first are masked.
+    """Return the program of one CTA that works through key tiles, each with its row blocks, of which the first are
+    masked.
 
-    ``adds_gradients``: dK and dV are added in fp32, as several heads share keys.
+    With ``adds_gradients`` dK and dV are added to memory in fp32, as several heads share keys.
 
     Raises
     ------
     ValueError
-        For a tile without a row block.
+        If there is no tile, or a tile has no row block or more masked ones than row blocks.
     """
     if not tiles or any(tile.blocks < 1 or not 0 <= tile.masked <= tile.blocks for tile in tiles):
         raise ValueError(f"every key tile needs at least one row block and at most as many masked ones, got {tiles}")

@@ -1,4 +1,7 @@
-"""Which backward schedule: what a family launches for a problem, and all that fit an SM."""
+"""Which backward schedules there are: the one that a family launches for a problem, and all that fit an SM.
+
+The same of a forward is in :mod:`fa3_simulator.forward_choice` and :func:`fa3_simulator.tune.candidates`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_schedule import BackwardSchedule, DqPath
 
-# By whether the kernel is ours.
+# Ways of dQ to memory that a kernel may have, by whether it is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
 _WIDE = {"scores_transposed": False, "dout_stages": 1, "ds_stages": 1}
-# What is launched beside the tile, by head_dim. Upstream hopper/flash_bwd_launch_template.h.
+# Fields that a family launches beside the tile, by head_dim; upstream's are in hopper/flash_bwd_launch_template.h.
 _LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
     "flash3": {
         64: {},
@@ -35,12 +38,15 @@ _LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
         256: {"dout_stages": 1, "ds_stages": 1, "splits_roles": True},
     },
 }
-_TWINS = {"flash3": "flash3.dew", OURS: OURS}  # the builds whose tiles the twin knows too
-_TILE_96 = ((64, 128), (64, 128))  # of upstream, whose gradients the twin does not know there
+_TWINS = {"flash3": "flash3.dew", OURS: OURS}  # the builds of which the plans know tiles
+_TILE_96 = ((64, 128), (64, 128))  # upstream's tiles at head_dim 96, without a mask and with one, which plans lack
 
 
 def _known(problem: AttentionProblem, family: str) -> tuple[str, int]:
-    """Return whose layouts a family's are, and the size it computes a problem's channels with."""
+    """Return the family of _LAYOUTS that a family belongs to, and the head_dim that it computes a problem with.
+
+    ValueError where no schedule of the family is known, for e4m3, and for a head_dim that is too large.
+    """
     known = "flash3" if family.startswith("flash3") else family
     require(known in _LAYOUTS, f"a backward schedule is known of {', '.join(_LAYOUTS)}, got {family}")
     require(problem.dtype != "e4m3", "the backward is for fp16 and bf16, got e4m3")
@@ -52,7 +58,7 @@ def _known(problem: AttentionProblem, family: str) -> tuple[str, int]:
 
 
 def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardSchedule:
-    """Return what a family launches for the gradients of a problem; ValueError where no schedule of it is known.
+    """Return the schedule that a family launches for the gradients of a problem; ValueError where none is known.
 
     >>> shipped_schedule(AttentionProblem(1, 1, 1, 64, 64, 128), "flash3").tile_m
     80
@@ -68,9 +74,10 @@ def shipped_schedule(problem: AttentionProblem, family: str = OURS) -> BackwardS
 def schedule_for(
     problem: AttentionProblem, family: str = OURS, *, tile: tuple[int, int] | None = None, **changes: Any
 ) -> BackwardSchedule:
-    """Return what is launched, with another tile and other fields of :class:`BackwardSchedule`; ValueError as there.
+    """Return the schedule that is launched, with another tile and other fields of :class:`BackwardSchedule`.
 
-    dQ of another tile is transposed where its rows are none of wgmma.
+    With another tile dQ is transposed if its rows are no multiple of the 64 that wgmma takes. ValueError as in
+    :class:`BackwardSchedule` and :func:`shipped_schedule`.
     """
     schedule = shipped_schedule(problem, family)
     if tile and tile != (schedule.tile_m, schedule.tile_n):
@@ -81,12 +88,11 @@ def schedule_for(
 
 
 def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Iterator[BackwardSchedule]:
-    """Schedules whose products wgmma computes and that fit registers and shared memory, with as many slots as fit.
+    """Yield the schedules whose products wgmma can compute and that fit an SM, each with as many slots as fit.
 
-    Channels are those that a launch of the family computes.
-
-    Either S is transposed, so that P and dS stay in registers, or dV and dK are. dQ is transposed where the rows of a
-    tile are none of wgmma, or in both ways where a head is wide. Tiles of ours are powers of two.
+    They have the channels that a launch of the family computes. Either S is transposed, so that P and dS stay in
+    registers, or dV and dK are. dQ is transposed if the rows of a tile are no multiple of the 64 that wgmma takes; from
+    head_dim 192 on both ways are tried. Tiles of our kernel are powers of two.
 
     Raises
     ------
@@ -108,15 +114,15 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
                 continue
             sizes = {"tile_m": tile_m, "tile_n": tile_n, "consumers": consumers, "dq_transposed": transposed}
             fields = layout | sizes
-            with suppress(ValueError):
+            with suppress(ValueError):  # a product that wgmma cannot compute, or no number of slots fits
                 yield next(s for s in _with_slots(base, fields) if s.fits(smem_bytes))
 
 
 def _with_slots(base: BackwardSchedule, fields: dict[str, Any]) -> Iterator[BackwardSchedule]:
-    """The same schedule with fewer and fewer slots; ValueError at the end of them, where none was taken.
+    """Yield a schedule with fewer and fewer slots; ValueError if all of them are drawn.
 
-    Ours has as many as it ships with: scores that run ahead need two of Q, and at head_dim 256 there is room for one of
-    dO.
+    Our kernel only has the numbers that it ships with: scores that run ahead need two slots of Q, and at head_dim 256
+    there is room for one slot of dO.
     """
     slots = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
     if base.is_ours:

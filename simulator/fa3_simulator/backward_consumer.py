@@ -1,4 +1,8 @@
-"""One warpgroup of a backward kernel: its loop over key tiles and row blocks, and what every such kernel does in it."""
+"""One consumer warpgroup of a backward kernel: its loop over key tiles and row blocks, which all kernels share.
+
+The consumers of upstream are in :mod:`fa3_simulator.backward`, and those of our kernel in
+:mod:`fa3_simulator.our_backward`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _ACCUMULATORS = ("S", "dP", "dV", "dK", "dQ", "dQ low", "dQ high")
 
 
 class BackwardConsumer(ABC):
-    """One warpgroup: its keys of every key tile, its share of dQ."""
+    """One warpgroup, with its keys of every key tile and its share of dQ; methods add operations to its stream."""
 
     def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
         self.shared = shared
@@ -46,14 +50,14 @@ class BackwardConsumer(ABC):
             stream.delay("cold_code_cycles")
             self.epilogue()
             stream.store_wait()
-            if self.s.traits.joins_warps:
+            if self.s.traits.joins_warps:  # Triton's barrier in front of handing K and V back
                 self.join_warps()
             stream.bar_arrive(self.shared.kv_empty)
         stream.mark("end")
 
     @abstractmethod
     def begin(self) -> None:
-        """Add what comes in front of a tile's first row block."""
+        """Add the operations in front of a tile's first row block."""
 
     @abstractmethod
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
@@ -61,10 +65,13 @@ class BackwardConsumer(ABC):
 
     @abstractmethod
     def epilogue(self) -> None:
-        """Add what comes behind a tile's last row block: dK and dV to memory."""
+        """Add the operations behind a tile's last row block, which write dK and dV to memory."""
 
     def issue(self, gemm: Gemm, a: Sequence[Slot] | None, b: Sequence[Slot], name: str, slices: int = 1) -> int:
-        """One of ``slices`` parts of a product; how many groups it is: one for each part of an operand it reads."""
+        """Start one of ``slices`` equal parts of a product into accumulator ``name``; return its wgmma groups.
+
+        There is one group for each slot of the operand in more slots; ``a`` None is an operand in registers.
+        """
         parts = max(len(a or ()), len(b))
         count = gemm.instructions // slices
         for part in range(parts):

@@ -1,4 +1,6 @@
-"""A backward launch: the key tiles of a problem, in the order they are handed out, and what its other kernels move."""
+"""A backward launch: the key tiles of a problem in the order in which they are handed out, and the time of the small
+kernels around the main one. :mod:`fa3_simulator.run` estimates the launch; one CTA is in
+:mod:`fa3_simulator.backward`."""
 
 from __future__ import annotations
 
@@ -13,21 +15,22 @@ from fa3_simulator.limits import check_backward
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
-# Q, dO and dQ in fp32 of the heads in flight, as upstream's scheduler counts them (hopper/tile_scheduler.hpp).
+# Bytes of L2 for Q, dO and fp32 dQ of the heads in flight, as upstream's scheduler counts (hopper/tile_scheduler.hpp).
 L2_BYTES = 40 * 2**20
 DQ_BYTES = 4
-# Of the rate at which HBM is read: 134 MB of zeros for dQ took 38.6 to 42.7 us of a launch on an H200, 3.1 to 3.5 TB/s.
+# Rate of writes to HBM over that of reads: 134 MB of zeros for dQ took 38.6 to 42.7 us of a launch on an H200, 3.1 to
+# 3.5 TB/s.
 WRITE_RATE = 0.72
 
 
 class KeyTile(NamedTuple):
-    """One key tile of a head of a sequence: row blocks ``first`` to ``first + blocks`` see some of its keys."""
+    """One key tile of a head of a sequence: the row blocks from ``first`` to ``first + blocks - 1`` see keys of it."""
 
-    head: int  # over the whole batch
+    head: int  # counted over the whole batch
     n_block: int
     first: int
     blocks: int
-    masked: int  # of them, those that run the code for masks
+    masked: int  # how many of the blocks run the code for masks
 
     @property
     def work(self) -> TileBlocks:
@@ -35,8 +38,8 @@ class KeyTile(NamedTuple):
 
 
 def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
-    """Raise ValueError for what no backward program is written for, for an order that may deadlock, and as
-    :func:`fa3_simulator.limits.check_backward`.
+    """Raise ValueError for a problem that no backward program is written for, for an order that may deadlock, and where
+    :func:`fa3_simulator.limits.check_backward` does.
     """
     if problem.softcap:
         raise ValueError("the backward is simulated without softcap")
@@ -48,8 +51,8 @@ def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None
 def _of_sequence(
     problem: AttentionProblem, schedule: BackwardSchedule, sequence: Sequence
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Return, of one head, n_block, first row block, row blocks and those with a mask; none for keys that no row
-    sees.
+    """Yield for each key tile of one head its n_block, first row block, number of row blocks, and how many of these run
+    the code for masks. Tiles that no row sees are left out.
     """
     queries = sequence.seqlen_q
     mask = mask_of(problem, queries, sequence.seqlen_k)
@@ -61,9 +64,11 @@ def _of_sequence(
             continue
         begin = rows.start
         end = rows.stop
-        first = n_block * tile_n - mask.offset  # the rows on whose diagonals the first and the last key are
+        # the rows on whose diagonals the first and the last key of the tile lie
+        first = n_block * tile_n - mask.offset
         last = min((n_block + 1) * tile_n, sequence.seqlen_k) - 1 - mask.offset
-        # Of the blocks from ``above`` on no row is before some key of the tile, of those up to ``below`` none too late.
+        # From block ``above`` on every row is late enough to see all keys of the tile; before block ``below`` every row
+        # is early enough.
         above = min(end, max(begin, -(-(last - mask.right) // tile_m))) if mask.right >= 0 else begin
         latest = first + mask.left
         below = min(end, max(begin, (latest + 1) // tile_m)) if mask.left >= 0 and latest < queries - 1 else end
@@ -72,24 +77,24 @@ def _of_sequence(
 
 
 def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[KeyTile]:
-    """Key tiles of all heads in the order they are handed out.
+    """Return the key tiles of all heads in the order in which they are handed out.
 
-    Of our kernel heads are those of K and V: a tile takes the row blocks of every query head that shares it. Where its
-    key tiles add in turn they are those of Q all the same, as orders are known of one head's row blocks alone.
+    In our kernel a head is one of K and V, and a tile has the row blocks of every query head that shares it. Where key
+    tiles add in turn a head is one of Q in our kernel too, as turns are only defined for one head's row blocks.
 
-    As many heads at a time as L2 holds; upstream one where no mask is causal, ours in any order one without a mask and
-    at most 16 with one. Of them the tiles with most row blocks first, or the last keys first where the key tiles add in
-    descending order, so that no tile waits for one that is handed out behind it. Persistent CTAs take the longest
-    sequences first.
+    Heads are handed out in sections, as many heads at a time as L2 holds. Upstream takes one at a time where the mask
+    is not causal; our kernel, where its turns are free, takes one without a mask and at most 16 with one. In a section
+    the tiles with most row blocks come first. Where key tiles take turns, their order is that of the turns, so that no
+    tile waits for one that is handed out behind it. Persistent CTAs take the longest heads first.
     """
     check_problem(problem, schedule)
     group = problem.group if schedule.is_ours and schedule.turns == "free" else 1
     heads: list[tuple[int, list[KeyTile]]] = []  # bytes in L2, and tiles
     for batch, sequence in enumerate(problem.sequences()):
-        found = list(_of_sequence(problem, schedule, sequence))
+        blocked = list(_of_sequence(problem, schedule, sequence))
         size = sequence.seqlen_q * schedule.head_dim * (2 * 2 + DQ_BYTES) * group
         some = problem.nheads // group
-        tiles = [(n_block, first, blocks * group, masked * group) for n_block, first, blocks, masked in found]
+        tiles = [(n_block, first, blocks * group, masked * group) for n_block, first, blocks, masked in blocked]
         heads += [(size, [KeyTile(head, *x) for x in tiles]) for head in range(batch * some, (batch + 1) * some)]
     if schedule.is_ours:
         heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
@@ -123,16 +128,17 @@ def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTil
 
 
 def moved_bytes(problem: AttentionProblem, schedule: BackwardSchedule) -> float:
-    """Return what the main kernel moves at least, every tensor once: Q, dO and dQ in fp32; K, V, dK, dV."""
+    """Return the least bytes that the main kernel moves, every tensor once: Q, dO and fp32 dQ; K, V, dK and dV."""
     rows, keys = _rows(problem)
     gradients = DQ_BYTES if schedule.adds_gradients(problem.group) else 2
     return schedule.head_dim * (rows * (2 + 2 + DQ_BYTES) + keys * 2 * (2 + gradients))
 
 
 def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine: Machine, clock_mhz: float) -> float:
-    """Cycles of the kernels in front of and behind the main one, which move memory alone.
+    """Return the cycles of the kernels in front of and behind the main one, which only move memory.
 
-    In front: D of O and dO, lse in log2 units, zeros for dQ. Behind: dQ in 16 bits, and dK and dV of grouped heads.
+    Those in front compute D from O and dO, take lse to log2 units and write zeros for dQ. Those behind convert dQ to 16
+    bits, and dK and dV too where several heads add to them.
     """
     rows, keys = _rows(problem)
     read = rows * (schedule.head_dim * (2 + 2 + DQ_BYTES) + 4)
@@ -147,7 +153,7 @@ def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine
 
 
 def _rows(problem: AttentionProblem) -> tuple[int, int]:
-    """Rows of Q over all heads, and of K."""
+    """Return the number of rows of Q over all heads, and of rows of K."""
     sequences = list(problem.sequences())
     rows = sum(s.seqlen_q for s in sequences)
     keys = sum(s.seqlen_k for s in sequences)

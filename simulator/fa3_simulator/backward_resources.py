@@ -1,5 +1,6 @@
-"""What the warps of one CTA of a backward kernel share: slots, mbarriers and named barriers of a
-schedule.
+"""What the warps of one CTA of a backward kernel share: the slots, mbarriers and named barriers of a schedule.
+
+Those of a forward are in :mod:`fa3_simulator.resources`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from fa3_simulator.resources import emptied, filled, slots
 
 
 class BackwardResources:
-    """Slots and barriers that the warps share. K, V, P, dS and dQ are in one part for each consumer; where these split
-    roles K, V and dS are in one part. In our kernel lse and D of a row block lie side by side, in the slot of lse.
+    """Slots and barriers that the warps share.
+
+    K, V, P, dS and dQ have one slot for each consumer; where consumers split roles, K, V, P and dS have one slot for
+    all. In our kernel lse and D of a row block lie side by side in the slot of lse, and ``delta`` is ().
     """
 
     def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
@@ -37,7 +40,8 @@ class BackwardResources:
         self.q_full = filled("q", s.num_stages)
         self.dout_full = filled("dout", s.dout_stages)
         self.kv_full = Mbarrier("kv_full", 1)
-        # Identities from 0: Triton's own, of which its partitions take five; of others one for each consumer.
+        # The first identities of named barriers are taken: by Triton's partitions, which have five, or else by one
+        # barrier for each consumer.
         first = 5 if s.is_ours else 1 + s.consumers
         self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
         self.both = NamedBarrier("all warpgroups", first, WARPGROUP_THREADS * s.consumers)

@@ -1,9 +1,11 @@
-"""How a backward kernel of 16 bits is laid out on an SM: tile, rings, which product is transposed, the
-way of dQ.
+"""How a backward kernel of 16 bits is laid out on an SM: its tile, its rings, which products are transposed, and how
+dQ reaches memory.
 
-One CTA owns a key tile and visits the row blocks that see it. Of each it computes S = Q K^T, dP = dO V^T, dV += P^T dO,
-dQ = dS K and dK += dS^T Q, each as it stands or transposed. Of S and dP a warpgroup has its share of the keys; of the
-others a share of the rows, of which wgmma takes 64, where there are enough of them, otherwise of the columns.
+One CTA owns a key tile and visits the row blocks that see it. For each it computes S = Q K^T, dP = dO V^T, dV += P^T
+dO, dQ = dS K and dK += dS^T Q, each as written here or transposed. Every warpgroup computes S and dP of its share of
+the keys. The other products are shared out by rows where every warpgroup gets a multiple of 64, which wgmma needs, and
+else by columns. :mod:`fa3_simulator.backward` writes the program of such a schedule;
+:mod:`fa3_simulator.backward_choice` says which schedules there are.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from fa3_kernels.plan.families import OURS, Traits, traits_of
 
 WGMMA_K = 16  # of 16-bit operands
 HEAD_DIMS = (64, 96, 128, 192, 256)
-OTHER_REGISTERS = 24  # of a consumer thread: addresses, statistics, loop state
+OTHER_REGISTERS = 24  # registers of a consumer thread for addresses, statistics and loop state
 Turns = Literal["free", "ascending", "descending", "shift"]
 DqPath = Literal["tma warp", "registers"]
 
 
 class Product(NamedTuple):
-    """Holds what one warpgroup computes of a matrix product: ``instructions`` wgmma of 64 x ``columns`` x 16."""
+    """Holds one warpgroup's part of a matrix product: ``instructions`` wgmma of 64 x ``columns`` x 16."""
 
     instructions: int
     columns: int
@@ -31,7 +33,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackwardSchedule:
-    """One backward kernel.
+    """States how one backward kernel is laid out.
 
     Parameters
     ----------
@@ -40,31 +42,32 @@ class BackwardSchedule:
     tile_m, tile_n : int
         Query rows of a block and keys of a tile, multiples of 16.
     family : str
-        A key of :data:`fa3_kernels.plan.families.FAMILIES`: how its rings are handed back, whether its CTAs stay.
+        A key of :data:`fa3_kernels.plan.families.FAMILIES`, which decides how rings are handed back and whether CTAs
+        work through many tiles.
     consumers : {2, 3}
         Warpgroups that compute.
     num_stages, dout_stages, ds_stages : int
-        Slots of Q, of dO, and of dS (and of P where it goes through shared memory).
+        Slots of Q, of dO, and of dS (and of P, if it goes through shared memory).
     scores_transposed : bool
         Whether S and dP are computed with the keys as rows, so that P and dS are operands of dV and dK in registers.
         Otherwise dV and dK are computed with the channels as rows, from P and dS in shared memory.
     dq_transposed : bool
         Whether dQ is computed with the channels as rows.
     v_in_registers : bool
-        Whether V is the operand of dP in registers, read once a tile.
+        Whether dP takes V from registers, into which it is read once a tile.
     dq : {"tma warp", "registers"}
-        How dQ is added to fp32 in global memory: consumers stage it in shared memory and a warp of its own starts
-        reductions of TMA; or by vector reductions from registers, which our kernel does not know.
+        How dQ is added to fp32 in global memory. "tma warp": consumers stage it in shared memory, and a warp of its own
+        starts reductions by TMA. "registers": consumers use vector reductions, which our kernel does not have.
     splits_roles : bool
-        Whether one consumer forms S and keeps dV, the other dP and dK, each of all keys, and S goes from one to the
-        other in fp32. Our kernel at head_dim 192 and 256.
+        Whether one consumer computes S and dV of all keys and the other dP and dK, and S goes from one to the other in
+        fp32, as in our kernel at head_dim 192 and 256.
     turns : {"free", "ascending", "descending", "shift"}
-        In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`.
+        In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`; "free" is any order.
 
     Raises
     ------
     ValueError
-        When a field breaks its rule, or a product is not one that wgmma computes.
+        When a field breaks its rule, or wgmma cannot compute a product.
     """
 
     head_dim: int = 128
@@ -102,12 +105,12 @@ class BackwardSchedule:
         for ok, rule in rules:
             require(ok, rule)
         for name in ("scores", "gradients"):
-            getattr(self, name)  # refuses what wgmma does not compute
+            getattr(self, name)  # raises for a product that wgmma does not compute
         self.queries(0)
 
     @property
     def traits(self) -> Traits:
-        """Return what tells the kernel's family from the others."""
+        """Return the table of the family's differences from other families."""
         return traits_of(self.family)
 
     @property
@@ -117,10 +120,10 @@ class BackwardSchedule:
 
     @property
     def signals_early(self) -> bool:
-        """Tell whether a turn is passed on when shared memory has been read, as upstream's is; not when the sum is
-        there.
+        """Tell whether a turn is passed on when shared memory has been read, before the sum is visible in global
+        memory. Upstream does that.
 
-        A bulk wait with ``.read`` says no more: FlashAttention issue 2244.
+        A bulk wait with ``.read`` guarantees no more than that: FlashAttention issue 2244.
         """
         return not self.is_ours
 
@@ -139,7 +142,7 @@ class BackwardSchedule:
         return self._shared("dV", (self.tile_n, self.head_dim), self.tile_m, not self.scores_transposed)
 
     def queries(self, consumer: int) -> Product:
-        """Return a warpgroup's product for dQ, or for one of the parts in which it is handed on.
+        """Return a warpgroup's product for dQ, or for one of the parts in which it hands dQ on.
 
         Parameters
         ----------
@@ -149,7 +152,7 @@ class BackwardSchedule:
         Returns
         -------
         Product
-            Of whole instructions.
+            Its instructions and their columns.
         """
         if self.splits_roles or self.is_in_boxes:
             return self._checked("dQ", self.tile_m, self.staged(consumer) // self.tile_m, self.tile_n)
@@ -157,7 +160,9 @@ class BackwardSchedule:
 
     @property
     def is_in_boxes(self) -> bool:
-        """Tell whether channels are three boxes, as at head_dim 96 and 192 of our kernel: two of dQ and one."""
+        """Tell whether the channels are three boxes, as in our kernel at head_dim 96 and 192: consumer 0 hands on two
+        boxes of dQ, consumer 1 one.
+        """
         return self.is_ours and self.head_dim % 96 == 0
 
     def staged(self, consumer: int) -> int:
@@ -171,14 +176,14 @@ class BackwardSchedule:
         Returns
         -------
         int
-            Of three boxes of channels the first one has two.
+            Elements of one part; where channels are three boxes, consumer 0 has twice as many as consumer 1.
         """
         whole = self.tile_m * self.head_dim
         return whole * (2 - consumer) // 3 if self.is_in_boxes else whole // (self.consumers * self.dq_parts)
 
     @property
     def dq_slices(self) -> int:
-        """Parts of dV, dK and dQ that are computed apart, as registers are short."""
+        """How many parts of dV, dK and dQ are computed one after the other, as registers do not hold the whole."""
         return 2 if self.head_dim == 256 and not self.scores_transposed and self.dq == "registers" else 1
 
     @property
@@ -188,32 +193,32 @@ class BackwardSchedule:
 
     @property
     def layout(self) -> str:
-        """Return which products are transposed, what is held in registers, and the way of dQ, in words."""
+        """Return in words which products are transposed, whether V is in registers, and how dQ reaches memory."""
         transposed = ("S" if self.scores_transposed else "dV dK") + " dQ" * self.dq_transposed
-        held = ", V in registers" * self.v_in_registers + ", roles split" * self.splits_roles
-        return f"{transposed} transposed{held}, dQ by {self.dq}"
+        extras = ", V in registers" * self.v_in_registers + ", roles split" * self.splits_roles
+        return f"{transposed} transposed{extras}, dQ by {self.dq}"
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Per thread, of the warps that copy and of a consumer: all that an SM has."""
+        """Registers per thread of the warps that copy, and of a consumer: together all that an SM has."""
         return (24, 240) if self.consumers == 2 else (32, 160)
 
     @property
     def registers_needed(self) -> int:
-        """Return the registers of a consumer thread: for dK and dV, then S and dP or dS and dQ, V where it is held, and
-        the rest.
+        """Return the registers that a consumer thread needs: for dK and dV; for S and dP, or dS and dQ, whichever are
+        more; for V if it is in registers; and for the rest.
         """
         threads = 128 * self.consumers
         sums = 2 * self.tile_n * self.head_dim // threads
         scores = self.tile_m * self.tile_n // (WARPGROUP_THREADS if self.splits_roles else threads)
         queries = self.tile_m * self.head_dim // threads // self.dq_slices
-        held = scores // 2 if self.scores_transposed else 0  # dS in 16 bits
+        ds = scores // 2 if self.scores_transposed else 0  # in 16 bits
         v = self.tile_n * self.head_dim // threads // 2 if self.v_in_registers else 0
-        return sums + max(2 * scores, held + queries) + v + OTHER_REGISTERS
+        return sums + max(2 * scores, ds + queries) + v + OTHER_REGISTERS
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of all buffers; mbarriers aside."""
+        """Shared memory of all buffers, without the mbarriers."""
         rows = 2 * self.tile_m * self.head_dim
         keys = 2 * self.tile_n * self.head_dim
         score = 2 * self.tile_m * self.tile_n
@@ -224,7 +229,7 @@ class BackwardSchedule:
         return rings + 2 * keys + shared + staged + (2 * score if self.splits_roles else 0)
 
     def adds_gradients(self, group: int) -> bool:
-        """Tell whether dK and dV are added in fp32, as heads share keys.
+        """Tell whether dK and dV are added in global memory in fp32, as several query heads share keys.
 
         Parameters
         ----------
@@ -239,7 +244,7 @@ class BackwardSchedule:
         return group > 1 and not self.is_ours
 
     def fits(self, smem_bytes: float) -> bool:
-        """Tell whether registers suffice, and shared memory.
+        """Tell whether the registers and the shared memory of an SM suffice.
 
         Parameters
         ----------
@@ -256,14 +261,15 @@ class BackwardSchedule:
     def masks(self, blocks: int, hidden: int) -> int:
         """Return how many of a tile's row blocks run the code for masks.
 
-        FlashAttention-3 compiles blocks without a mask apart at head_dim 64 alone.
+        FlashAttention-3 has separate code for blocks without a mask at head_dim 64 only: above that, all blocks of a
+        tile with a masked block run the code for masks.
 
         Parameters
         ----------
         blocks : int
             Row blocks of the tile.
         hidden : int
-            Those among them that hide keys.
+            Row blocks among them that hide keys.
 
         Returns
         -------
@@ -274,6 +280,7 @@ class BackwardSchedule:
         return blocks if always and hidden else hidden
 
     def _shared(self, name: str, shape: tuple[int, int], depth: int, transposed: bool) -> Product:
+        # one warpgroup's share of a product: of its rows if each gets a multiple of 64, else of its columns
         rows, columns = shape[::-1] if transposed else shape
         if rows % (WARPGROUP_ROWS * self.consumers) == 0:
             return self._checked(name, rows // self.consumers, columns, depth)

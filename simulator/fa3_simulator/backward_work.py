@@ -1,4 +1,7 @@
-"""The vector work of a row block and of a key tile of the backward, in warp instructions by class."""
+"""The vector work of a row block and of a key tile of the backward, in warp instructions by class.
+
+That of the forward is in :mod:`fa3_simulator.vector_work`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.program import Work
 from fa3_simulator.vector_work import work_on
 
-WAVEFRONT_BYTES = 128  # of the shared memory port, that a warp's instruction takes at least
-# Wavefronts that Triton's stores of dQ take for one that is needed: ncu counts 256 too many in a block of 64 x 128 at
-# head_dim 128, as many as dQ needs, and none elsewhere.
+WAVEFRONT_BYTES = 128  # bytes of the shared memory port that a warp's instruction takes at least
 
-# Of a row block of our kernel as compiled (SASS of dense fp16, both warpgroups' mean): what a warp executes beside the
-# classes of Work, and the cycles that ptxas has it wait for those in a row, where nothing else is there to be issued:
-# beside the exponentials, beside dS, in front of the wgmma of dQ and dK, in front of those of the next scores.
+# For a row block of our kernel as compiled (SASS of dense fp16, mean of both warpgroups), by head_dim: the instructions
+# that a warp executes beside the other classes of Work, and the cycles that it waits between them because nothing else
+# can be issued. There are four places: beside the exponentials, beside dS, in front of the wgmma of dQ and dK, and in
+# front of the wgmma of the next scores.
 OTHERS = {
     64: ((44, 0), (40, 0), (34, 93), (34, 54)),
     96: ((48, 0), (35, 0), (44, 85), (48, 63)),
@@ -24,18 +26,19 @@ _PLACES = ("beside exp2", "beside dS", "descriptors of dQ", "descriptors of S")
 
 
 def backward_work(schedule: BackwardSchedule, consumer: int = 0) -> dict[str, Work]:
-    """Vector work of one warp of a consumer.
+    """Return the vector work of one warp of a consumer, by the names that consumers use.
 
-    A score takes a multiply-add, an exponential, a subtraction, a multiplication and two halves of a conversion. With
-    the keys as rows a lane has a quarter of the columns' lse and D, two with every instruction, otherwise two rows'.
+    A score takes a multiply-add, an exponential, a subtraction, a multiplication and two halves of a conversion. Where
+    the keys are the rows of S, a lane reads lse and D of a quarter of its columns, two with every instruction;
+    otherwise it reads those of its two rows.
     """
     s = schedule
     threads = WARPGROUP_THREADS * s.consumers
     lane = s.tile_m * s.tile_n // (WARPGROUP_THREADS if s.splits_roles else threads)
     outputs = s.staged(consumer) // WARPGROUP_THREADS
     columns = s.tile_m // 8 if s.scores_transposed else 2
-    statistics = 4 * columns * WAVEFRONT_BYTES  # of the four warps of a consumer
-    shared = 2 * lane * WARPGROUP_THREADS  # P or dS of a consumer in 16 bits
+    statistics = 4 * columns * WAVEFRONT_BYTES  # bytes that the four warps of a consumer read
+    shared = 2 * lane * WARPGROUP_THREADS  # bytes of P or dS of a consumer in 16 bits
     staged = 4 * outputs * WARPGROUP_THREADS
     gradients = s.tile_n * s.head_dim // threads
     counted: tuple[tuple[int, int], ...] = ()

@@ -1,8 +1,9 @@
-"""The consumers of a forward kernel, transcribed from real ones (:mod:`fa3_simulator.producer` loads).
+"""The consumer warpgroups of a forward kernel, as programs of the simulator, transcribed from real kernels.
 
-They are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp);
-what differs stands in :mod:`fa3_kernels.plan.families`. With two slots for Q the first Q K^T of a tile is issued with
-the last P V of the tile before; with one a tile begins with its own.
+The real kernels are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3
+(hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp); their differences are listed in :mod:`fa3_kernels.plan.families`.
+:mod:`fa3_simulator.forward` builds the whole CTA, whose loads are in :mod:`fa3_simulator.producer`. With two slots for
+Q the first Q K^T of a tile is issued with the last P V of the tile before; with one slot a tile begins with its own.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from fa3_simulator.resources import Resources
 from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
 from fa3_simulator.vector_work import softmax_work
 
-COPY_BYTES = 16  # of one cp.async
+COPY_BYTES = 16  # what one thread copies by one cp.async
 
 
 def _output_parts(config: Config) -> list[int]:
-    """Channels of the products that P V is started in: as many as the slices of O, or two of every three boxes."""
+    """Return the channels of each product that P V is cut into: one product for each slice of O. Our kernels cut three
+    boxes of channels into two and one."""
     slices = config.pv_parts[0]
     channels = config.head_dim_v
     is_boxed = slices == 1 and config.traits.is_built_here and boxes(channels) == 3
@@ -30,7 +32,7 @@ def _output_parts(config: Config) -> list[int]:
 
 
 class Consumer:
-    """One consumer warpgroup of a warp-specialised kernel."""
+    """One consumer warpgroup of a warp-specialised kernel; its methods add operations to the warpgroup's stream."""
 
     def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
         s = shared.config
@@ -49,18 +51,18 @@ class Consumer:
         parts = len(self.pv)
         self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (parts > 1), 0) for part in range(parts)]
         self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
-        # steps until slots and parities are as before
+        # ``round``: steps after which slots and parities are as before; ``step``: key blocks so far; ``tile``: tiles
         self.query_slots = s.query_slots
         self.round = 2 * s.num_stages
         self.step = self.tile = 0
 
     def release(self, ring: str, use: int) -> None:
-        """Hand back the slot that a step, or of Q a tile, has used."""
+        """Hand back the slot of a ring ("q", "k", "v") that its ``use``-th content was in: a step's, for Q a tile's."""
         barriers = self.shared.empty[ring]
         self.stream.release(barriers[use % len(barriers)])
 
     def query(self, tile: int) -> Slot:
-        """Return where this warpgroup's rows of a tile's Q are."""
+        """Return the slot of this warpgroup's rows of a tile's Q."""
         return self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
 
     def take_turn(self) -> None:
@@ -83,7 +85,7 @@ class Consumer:
             self.stream.wgmma_wait(0)
 
     def issue_scores(self, tile: int, step: int, is_first: bool = False) -> None:
-        """Start Q K^T of a block; of a tile's first ones Q is still in shared memory."""
+        """Start Q K^T of a block; for the first blocks of a tile Q is read from shared memory in every kernel."""
         k = self.shared.k[step % self.s.num_stages]
         if self.s.holds_queries and not is_first:
             self.issue(self.qk_held, None, k, self.scores_of(step))
@@ -98,7 +100,8 @@ class Consumer:
             self.issue(gemm, self.p, self.shared.v[step % self.s.num_stages], output)
 
     def join_warps(self) -> None:
-        """The four warps meet for the next wgmma; of Triton's kernels at a barrier in front of the wait for K."""
+        """Let the four warps meet for the next wgmma; Triton's kernels have a barrier there, in front of the wait for
+        K."""
         if self.s.consumers > 1:  # else nothing drives them apart
             self.stream.delay("warp_skew_cycles")
         if self.s.traits.joins_warps:
@@ -113,11 +116,15 @@ class Consumer:
         stream.vector(self.work["quad"])
 
     def early(self) -> None:
-        """The exponentials that come before what the source has behind all of them."""
+        """Add the exponentials that ptxas issues before the wait for the previous P V, or before the turn is passed."""
         self.stream.vector(self.work["early"])
 
     def finish_softmax(self, work: str = "rest") -> None:
-        """The other ones, the conversion to P and, but for a tile's first block, the rescaling of O."""
+        """Add the other exponentials, the conversion to P and the rescaling of O.
+
+        For a tile's first block, which has no O to rescale, ``work`` is "first".
+        """
+        # where sums are promoted O is rescaled before the exponentials, to add them to it
         if work == "rest":
             self.read_output()
             if self.s.promotes:
@@ -132,11 +139,11 @@ class Consumer:
             self.stream.fence()
 
     def prepare(self) -> None:
-        """Addresses and descriptors: half of them in front of a step's waits."""
+        """Add the work on addresses and descriptors, in front of a step's waits."""
         self.stream.vector(self.work["other"])
 
     def overlapped_step(self, masked: bool) -> None:
-        """P V of this block under the softmax of the next one."""
+        """Add P V of this block under the softmax of the next one."""
         step = self.step
         self.join_warps()
         self.wait_full(self.shared.k_full, step + 1)
@@ -149,7 +156,7 @@ class Consumer:
         self.prepare()
         self.stream.wgmma_wait(len(self.outputs))
         self.release("k", step + 1)
-        if self.early_share < 0:
+        if self.early_share < 0:  # ptxas puts that wait in front of the row maxima too
             self.stream.wgmma_wait(0)
         self.row_max(step + 1, masked)
         if self.s.holds_turn:
@@ -160,7 +167,7 @@ class Consumer:
         self.finish_softmax()
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
-        """P V of this block and, unless the tile ends, Q K^T of the one after next, under the next one's softmax."""
+        """Add P V of this block, and with ``more`` Q K^T of the block after next, under the next block's softmax."""
         step = self.step
         self.join_warps()
         if more:
@@ -181,7 +188,7 @@ class Consumer:
         self.finish_softmax()
 
     def serial_step(self, masked: bool) -> None:
-        """P V, then Q K^T of the next block, then its softmax."""
+        """Add P V of this block, then Q K^T of the next one, then the next one's softmax."""
         step = self.step
         self.join_warps()
         self.wait_full(self.shared.v_ready, step)
@@ -200,24 +207,24 @@ class Consumer:
         self.finish_softmax()
 
     def copy_query(self, number: int) -> None:
-        """This warpgroup's rows of Q by its own threads, 16 bytes each at a time; none was loaded ahead."""
+        """Copy this warpgroup's rows of a tile's Q by its own threads, 16 bytes each at a time, none of it ahead."""
         q = self.query(number)
         self.stream.vector(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
         self.stream.load(self.shared.q_full[number % self.s.query_slots], (q,), is_far=True)
 
     def release_query(self, number: int) -> None:
-        if not copies_queries(self.s):  # else only this warpgroup writes there again
+        if not copies_queries(self.s):  # a warpgroup that copies its own Q is the only one to write there
             self.release("q", number)
 
     def first_scores(self, tile: int, step: int, lead: int) -> None:
-        """Q K^T of a tile's first block, whose K is there, and ``lead`` more."""
+        """Start Q K^T of a tile's first block, whose K is there, and of ``lead`` blocks more."""
         self.issue_scores(tile, step, is_first=True)
         for ahead in range(1, lead + 1):
             self.wait_full(self.shared.k_full, step + ahead)
             self.issue_scores(tile, step + ahead, is_first=True)
 
     def block(self, is_masked: bool, more: bool) -> None:
-        """Softmax of a block and P V of the one before; ``more`` if the tile has another behind it."""
+        """Add the softmax of a block and P V of the one before; ``more`` if the tile has another block behind it."""
         if self.s.softmax_stages == 3:
             self.three_stage_step(is_masked, more)
         elif self.s.intra_wg_overlap:
@@ -226,11 +233,11 @@ class Consumer:
             self.serial_step(is_masked)
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        """Add all tiles of the CTA."""
+        """Add all tiles of the CTA; each has at least one block."""
         self.step = 0
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
         crosses = self.s.crosses_tiles
-        if self.index == self.s.consumers - 1:
+        if self.index == self.s.consumers - 1:  # so that warpgroup 0 has the first turn
             self.pass_turn()
         for number, tile in enumerate(tiles):
             self.tile = number
@@ -246,21 +253,20 @@ class Consumer:
         self.stream.mark("end")
 
     def repeated(self, emit: Callable[..., None], *arguments: Hashable, waits_for_q: bool = False) -> None:
-        """Add operations, which are the same for the same arguments when the rings have come round."""
+        """Add operations by :meth:`Stream.repeated`: they are the same for the same method, arguments and place in the
+        rings. A method that waits for Q also depends on the parity of its barrier."""
         place = (self.step % self.round, self.tile % (self.query_slots * (2 if waits_for_q else 1)))
         self.stream.repeated((*place, emit.__name__, arguments), emit, *arguments)
 
     def add_blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        """So many blocks behind a tile's first one; ``is_last`` where the tile ends with them."""
+        """Add ``count`` blocks behind a tile's first one; ``is_last`` if the tile ends with them."""
         if count:
             first = self.step
             self.repeated(self.blocks, count, is_masked, is_last and self.ahead > 0)
             self.step = first + count
 
     def blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        """Add blocks as :meth:`add_blocks` does; whole rounds of the rings, which are alike, are put together from
-        one.
-        """
+        """Add blocks as :meth:`add_blocks` does. Whole rounds of the rings are alike, so one is built and repeated."""
         rounds = (count - 1) // self.round
         for _ in range(rounds):
             self.add_blocks(self.round, is_masked, False)
@@ -269,7 +275,10 @@ class Consumer:
             self.step += 1
 
     def start_tile(self, lead: int, is_masked: bool, is_fed: bool) -> None:
-        """The softmax of a tile's first block, and its scores, unless it is fed with them."""
+        """Add the softmax of a tile's first block; its scores too, unless ``is_fed``: the tile before issued them.
+
+        ``lead`` is how many blocks more have their scores issued ahead.
+        """
         stream = self.stream
         stream.mark("tile")
         if not is_fed:
@@ -294,12 +303,15 @@ class Consumer:
             self.release("k", self.step + 1)
 
     def tile_code(self) -> None:
-        """Half of the instructions that a tile executes once: fetched anew, and with stalls; around its main loop."""
+        """Add half of the code that a tile executes once, around its main loop; it is fetched anew, and with stalls."""
         self.stream.delay("cold_code_cycles")
         self.stream.vector(self.work["tile"])
 
     def finish_tile(self, lead: int | None) -> None:
-        """The last P V, the first Q K^T of the next tile (and ``lead`` more) unless that is None, the epilogue."""
+        """Add a tile's last P V and its epilogue, and between them the first Q K^T of the next tile and ``lead`` more.
+
+        A ``lead`` of None leaves those of the next tile out.
+        """
         number = self.tile
         if not (self.s.output_in_query_slot or self.s.holds_queries):
             self.release_query(number)
@@ -328,7 +340,7 @@ class Consumer:
         self.stream.wgmma_wait(1 + lead)
 
     def add_last(self) -> None:
-        """The promoted sum of a tile's last block, if it has accumulators of its own."""
+        """Add a tile's last P V to O, where promoted sums have accumulators of their own."""
         if self.s.promotes and not self.s.adds_in_place:
             self.read_output()
             self.stream.vector(self.work["last"])
@@ -338,7 +350,7 @@ class Consumer:
             self.stream.read(output)
 
     def epilogue(self, tile: int) -> None:
-        """O to global memory through a buffer, of FP8 in parts of 128 channels."""
+        """Write O to global memory through a buffer in shared memory, for FP8 in parts of 128 channels."""
         stream = self.stream
         size = WARPGROUP_ROWS * self.s.head_dim_v * 2
         self.read_output()
@@ -357,8 +369,9 @@ class Consumer:
             stream.store(out, staged)
 
     def store_together(self) -> None:
-        """O of all consumers through V's memory, when all have read V: the last one stores it, and V may be loaded when
-        it has left.
+        """Write O of all consumers to global memory through V's memory, when all have read V.
+
+        The last consumer stores it for all, and V may be loaded again when it has left.
         """
         stream = self.stream
         last = self.s.consumers - 1

@@ -1,9 +1,11 @@
-"""What the CTAs of a forward launch wait for each other at HBM, which one CTA alone has for itself.
+"""How long the CTAs of a forward launch wait because they share HBM, which a simulated CTA has for itself.
 
-A launch block by block: CTAs take their tiles, and load Q, K and V as far ahead as there are slots. What no CTA has
-loaded before comes from HBM, which serves all of them at its rate, first come first served, and none of them faster
-than a CTA alone; every tile's O goes there too, when its last block is loaded. A block and a tile take what they do in
-the simulation of one CTA. Waited is how much later the last CTA ends than where HBM has no limit but that of one.
+:mod:`fa3_simulator.run` adds this to the time of the longest CTA. A launch is followed block by block: CTAs take their
+tiles, and load Q, K and V as far ahead as they have slots. Data that no CTA has loaded before comes from HBM, which
+serves all CTAs at its rate, first come first served, and none faster than a CTA that runs alone. Every tile's O goes
+there too, when its last block is loaded. A block and a tile take as long as in the simulation of one CTA
+(:mod:`fa3_simulator.cta`). The wait is how much later the last CTA ends than if HBM served each CTA as if it were
+alone.
 """
 
 from __future__ import annotations
@@ -23,54 +25,60 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tile_queue import counter_heads, heads_at_a_time, static_order, takes_from_counter, tile_heads
 
-OUTPUT_BYTES = 2  # of an element of O
-MOST_BLOCKS = 64  # of a CTA, on average: later ones hardly wait
+OUTPUT_BYTES = 2  # bytes of an element of O
+MOST_BLOCKS = 64  # blocks of a CTA, on average, that are followed: later ones hardly wait
 Tile = tuple[int, int, int]  # head of K and V, first key block, blocks
 
 
 class LaunchTiles(NamedTuple):
-    """Tiles in the order they are handed out, and those of every CTA; none where they are taken from a counter."""
+    """Tiles in the order in which they are handed out, and those of every CTA.
 
-    tiles: np.ndarray  # (tiles, 3), of Tile
-    mine: np.ndarray  # indices of them, CTA after CTA
-    begins: np.ndarray  # (ctas + 1,), of a CTA's among these
+    ``mine`` is empty where a CTA takes the next tile when it is free.
+    """
+
+    tiles: np.ndarray  # int64 (tiles, 3), each a Tile
+    mine: np.ndarray  # int64, indices of the tiles of every CTA, CTA after CTA
+    begins: np.ndarray  # (ctas + 1,), where the indices of each CTA begin in ``mine``
     ctas: int
 
 
 class Steps(NamedTuple):
-    """Holds what a CTA does, in cycles and bytes."""
+    """Holds what a CTA does with a block and a tile, in cycles and bytes."""
 
-    block: float  # of a key block
-    tile: float  # of a tile beside its blocks
-    latency: float
-    stages: int
-    crosses_tiles: bool
+    block: float  # cycles of a key block
+    tile: float  # cycles of a tile beside its blocks
+    latency: float  # cycles from a load to its data, beside the time of its bytes
+    stages: int  # slots of K and V
+    crosses_tiles: bool  # whether Q of the next tile has a slot of its own
     half_bytes: int  # K or V of a key block
-    query_bytes: int
-    output_bytes: int
+    query_bytes: int  # Q of a tile
+    output_bytes: int  # O of a tile
 
 
 @njit(cache=True)
 def ends(launch, steps, alone, shared):
-    """When the last CTA ends; HBM serves ``alone`` bytes a cycle of one CTA, ``shared`` of all."""
+    """Return the cycle at which the last CTA ends; HBM serves one CTA with at most ``alone`` bytes a cycle, and all
+    together with ``shared``."""
     ctas = launch.ctas
     tiles = launch.tiles
-    there = np.full((tiles[:, 0].max() + 1, (tiles[:, 1] + tiles[:, 2]).max(), 2), -1.0)  # K and V of a block in L2
-    ready = [(0.0, cta) for cta in range(ctas)]  # when its next block can be loaded
-    # that is loaded, and blocks of it that are not
+    # when K and V of each head and block are in L2; -1 if they are not
+    there = np.full((tiles[:, 0].max() + 1, (tiles[:, 1] + tiles[:, 2]).max(), 2), -1.0)
+    ready = [(0.0, cta) for cta in range(ctas)]  # heap: when each CTA can load its next block
+    # the tile that each CTA loads, -1 for none, and its blocks that are not loaded yet
     tile = np.full(ctas, -1)
     left = np.zeros(ctas, np.int64)
-    # tiles and blocks
+    # tiles that each CTA has taken, and blocks that it has loaded
     taken = np.zeros(ctas, np.int64)
     loaded = np.zeros(ctas, np.int64)
+    # when the blocks in the slots of K and V, and the last two tiles, are done
     block_end = np.zeros((ctas, steps.stages))
     tile_end = np.zeros((ctas, 2))
-    # end, Q and V of the block before
+    # when the last block of each CTA ends, and when its Q and V arrive
     last = np.zeros(ctas)
     query = np.zeros(ctas)
     value = np.zeros(ctas)
-    served = 0.0
-    handed = 0
+    served = 0.0  # when HBM has served everything so far
+    handed = 0  # tiles handed out so far
     while ready:
         now, cta = ready[0]
         if tile[cta] < 0:
@@ -86,7 +94,7 @@ def ends(launch, steps, alone, shared):
             left[cta] = tiles[tile[cta], 2]
             free = tile_end[cta, taken[cta] % 2] if steps.crosses_tiles else last[cta]
             taken[cta] += 1
-            if free > now:  # the slot of Q
+            if free > now:  # the slot of Q is not free yet
                 heapreplace(ready, (free, cta))
                 continue
         head, first, blocks = tiles[tile[cta]]
@@ -96,7 +104,7 @@ def ends(launch, steps, alone, shared):
             query[cta] = max(served, now + steps.query_bytes / alone) + steps.latency
             begin = max(last[cta], query[cta])
         left[cta] -= 1
-        for half in range(2):
+        for half in range(2):  # K, which the block needs to begin, then V, which the next block waits for
             arrives = there[head, first + left[cta], half]
             if arrives < 0:
                 served = max(now, served) + steps.half_bytes / shared
@@ -129,10 +137,10 @@ def waited_cycles(
     block: float,
     tile: float,
 ) -> float:
-    """Cycles that a launch takes longer because its CTAs share HBM.
+    """Return the cycles by which a launch takes longer because its CTAs share HBM.
 
-    ``block``, ``tile``: cycles of a key block, and of a tile beside its blocks, of a CTA alone. Channels that a kernel
-    adds to those of the tensors are not loaded.
+    ``block`` and ``tile`` are the cycles of a key block, and of a tile beside its blocks, in a CTA that runs alone.
+    Channels that a kernel pads the tensors with are not loaded.
     """
     size = config.bits // 8
     steps = Steps(
@@ -153,16 +161,17 @@ def waited_cycles(
 def launched_tiles(
     problem: AttentionProblem, config: Config, rows: Sequence[Sequence[TileBlocks]], ctas: int
 ) -> LaunchTiles:
-    """The first tiles of a launch, of :data:`MOST_BLOCKS` a CTA; of a longer tile those loaded first.
+    """Return the first tiles of a launch, up to :data:`MOST_BLOCKS` blocks a CTA; a longer tile is cut to the blocks
+    that it loads first, which are its last ones.
 
-    ``rows``: row tiles of a head, top to bottom, each with the parts that its keys are cut into.
+    ``rows`` are the row tiles of a head, top to bottom, each as a list of the parts that its keys are cut into.
     """
     blocks = [[part.blocks for part in row] for row in rows]
     parts = [[(end - n, n) for end, n in zip(accumulate(row), row, strict=True)] for row in blocks]
     order = [tile for tile in _order(problem, config, parts, ctas) if tile[2]]
     most = MOST_BLOCKS * ctas
-    kept = int(np.searchsorted(np.cumsum([n for *_, n in order]), most)) + 1
-    last_blocks = [(head, first + max(0, n - most), min(n, most)) for head, first, n in order[:kept]]
+    count = int(np.searchsorted(np.cumsum([n for *_, n in order]), most)) + 1
+    last_blocks = [(head, first + max(0, n - most), min(n, most)) for head, first, n in order[:count]]
     tiles = np.array(last_blocks, np.int64).reshape(-1, 3)
     if len(tiles):
         tiles[:, 1] -= tiles[:, 1].min()  # blocks in front of them are loaded by nobody
@@ -174,7 +183,10 @@ def launched_tiles(
 def _order(
     problem: AttentionProblem, config: Config, parts: Sequence[Sequence[tuple[int, int]]], ctas: int
 ) -> list[Tile]:
-    """Tiles as they are handed out; ``parts`` of every row tile: first key block and blocks."""
+    """Return the tiles of all heads in the order in which they are handed out.
+
+    ``parts`` holds for every row tile of a head its parts, each with its first key block and its blocks.
+    """
     per_kv = 1 if config.pack_gqa else problem.group
     if config.traits.is_built_here:
         items = static_order(problem, config, ctas)

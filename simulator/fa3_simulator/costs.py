@@ -1,4 +1,8 @@
-"""What the operations of a program cost on a machine, in integer ticks of 1/64 cycle."""
+"""What the operations of a program cost on a machine, in integer ticks of 1/64 cycle.
+
+Both engines read these tables, so that they compute with equal integers. The constants come from
+:mod:`fa3_simulator.machine`, and the work of kernels from :mod:`fa3_simulator.vector_work`.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,25 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Gemm, Program, Work
 
 TICKS = 64  # per cycle
-PIPES = ("port", "mufu")
-RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # whose busy time a run counts
-OPERAND_BYTES = 32  # of k per wgmma: 256 bits
+PIPES = ("port", "mufu")  # the port that issues all instructions, and the special-function unit
+RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # resources whose busy time a run counts
+OPERAND_BYTES = 32  # bytes of one operand row along k in one wgmma: 256 bits
 SMEM, ALONE, TAKEN, HOLD = (1 + len(PIPES) + i for i in range(4))  # columns of Costs.work behind the pipes
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
 
 
 class Costs(NamedTuple):
-    """Arrays the engines read. Ticks throughout; one row per gemm, work or delay of the program."""
+    """The int64 arrays that the engines read, in ticks; one row per gemm, work or delay of the program."""
 
-    gemm: np.ndarray  # (gemms, 5): instructions; of one, tensor, shared memory port, share of TAKEN in 1/64, issue
-    # (works, 7): chunks; of one, PIPES, shared memory port, a warp alone, what wgmma loses, and how many 64ths as long
-    # those of other warps take beside it at least
+    # (gemms, 5): number of instructions; then for each instruction its time on the tensor core and at the shared memory
+    # port, the share of TAKEN that it loses in 1/64, and the time until the next one may be issued
+    gemm: np.ndarray
+    # (works, 7): number of chunks; then for each chunk its time on each of PIPES and at the shared memory port, its
+    # time if a warp runs alone, the time that it takes from wgmma, and how long chunks of other warps take beside it
+    # at least, in 1/64 of their own time
     work: np.ndarray
     work_slow: np.ndarray  # the same while wgmma runs
-    delay: np.ndarray
+    delay: np.ndarray  # (delays,)
     scalars: np.ndarray  # in the order of SCALARS
 
 
@@ -49,12 +56,12 @@ SCALARS = (
 
 
 def tick(cycles: float) -> int:
-    """Cycles as ticks, to nearest."""
+    """Return cycles as ticks, rounded to nearest."""
     return round(cycles * TICKS)
 
 
 def _loss(n: int, machine: Machine) -> int:
-    """Share, in 1/64, of ``fma_tensor_cycles`` that a wgmma of n columns loses: all at 128, less for fewer or more."""
+    """Return the share of ``fma_tensor_cycles`` that a wgmma of n columns loses, in 1/64: all of it at 128 columns."""
     shares = (machine["fma_tensor_narrow"], 1.0, machine["fma_tensor_wide"])
     return round(64 * float(np.interp(n, (64, 128, 256), shares)))
 
@@ -90,7 +97,10 @@ def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]
 
 
 def costs(program: Program, machine: Machine, clock_mhz: float | None = None) -> Costs:
-    """Cost tables of a program; ``clock_mhz`` (the maximum by default) sets the cycles of a memory latency."""
+    """Return the cost tables of a program on a machine.
+
+    ``clock_mhz``, the machine's maximum by default, turns nanoseconds into cycles.
+    """
     clock = clock_mhz or machine["max_clock_mhz"]
     return _tables(program.gemms, program.works, program.delays, machine, clock)
 

@@ -1,6 +1,7 @@
-"""What one CTA takes for its tiles: simulated in full, or from short runs where it is long.
+"""How long one CTA takes for its tiles: simulated in full, or extrapolated from short runs where it has many blocks.
 
-A steady state is affine in blocks and in tiles.
+That is possible as the time of a steady state is affine in the number of blocks and of tiles.
+:mod:`fa3_simulator.run` hands out the tiles of a whole launch and simulates its longest CTA with this module.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
 
 EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
-# blocks of the two short runs
+# blocks of the tiles in the two short runs from which longer ones are extrapolated
 SHORT = 12
 LONG = 24
-KNOTS = (1, 2, 4, SHORT, LONG)  # blocks of the row tiles that are run; what others take lies between
+KNOTS = (1, 2, 4, SHORT, LONG)  # blocks of the row tiles that are simulated; other lengths are interpolated
 
 AnyConfig = Config | BackwardSchedule
 
 
 class Cycles(NamedTuple):
-    """Holds the cycles of one CTA: all, and those in which the tensor core and the special-function unit work."""
+    """Holds the cycles of one CTA: its duration, and those in which the tensor core and the special-function unit
+    work."""
 
     cta: float
     tensor: float
@@ -41,14 +43,14 @@ class Cycles(NamedTuple):
 
 
 def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients: bool = False) -> Program:
-    """Program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
+    """Return the program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
 
-    ``adds_gradients``: backward of grouped heads, whose dK and dV are added in fp32.
+    ``adds_gradients`` is for a backward in which several heads add to dK and dV in fp32.
 
     Raises
     ------
     ValueError
-        For a tile without a block.
+        If there is no tile, or a tile has no block.
     """
     if isinstance(config, Config):
         return forward(config, list(tiles))
@@ -57,24 +59,27 @@ def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients
 
 @lru_cache(maxsize=16)
 def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
-    """The machine of a CTA that has its share of HBM alone, as all load from there at the same time."""
+    """Return the machine for a CTA that gets one SM's share of HBM, as all CTAs load from there at the same time."""
     share = machine["hbm_bytes_per_ns"] * 1000 / clock_mhz
     return replace(machine, hbm_lone_bytes_per_cycle=replace(machine.hbm_lone_bytes_per_cycle, value=share))
 
 
 def machine_of(config: AnyConfig, machine: Machine, clock_mhz: float) -> Machine:
-    """The machine of one CTA: of a backward, in whose launches nobody waits for others, with its share of HBM."""
+    """Return the machine to simulate one CTA on: for a backward with one SM's share of HBM.
+
+    A forward CTA has HBM for itself; :mod:`fa3_simulator.contention` adds what its CTAs wait for each other.
+    """
     return machine if isinstance(config, Config) else sharing_hbm(machine, clock_mhz)
 
 
 def is_persistent(config: AnyConfig) -> bool:
-    """Tell whether a CTA works through many tiles; otherwise every tile has one of its own."""
+    """Tell whether a CTA works through many tiles; otherwise every tile has a CTA of its own."""
     return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_ours
 
 
 @dataclass(frozen=True, slots=True)
 class Cta:
-    """A CTA of a launch; its tiles are arguments."""
+    """A CTA of a launch, which its methods run with the tiles that they are given."""
 
     config: AnyConfig
     machine: Machine
@@ -82,24 +87,27 @@ class Cta:
     adds_gradients: bool = False
 
     def exact(self, tiles: tuple[TileBlocks, ...]) -> np.ndarray:
-        """Cycles of one CTA, in full."""
+        """Return the three numbers of :class:`Cycles` as an array, simulated in full."""
         return np.array(_simulate(self, tiles))
 
     def run(self, tiles: tuple[TileBlocks, ...]) -> Cycles:
-        """The same, from short runs where the CTA is long; where tiles have a CTA each, one after another."""
+        """Return the cycles for some tiles, extrapolated from short runs where they have many blocks.
+
+        Where every tile has a CTA of its own, the CTAs run one after another.
+        """
         if not is_persistent(self.config):
             each = [count * self.alone(tile) for tile, count in Counter(tiles).items()]
             return Cycles(*np.sum(each, axis=0).tolist())
         if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
             return Cycles(*self.exact(tiles).tolist())
         short = self.exact((TileBlocks(SHORT),))
-        total = short - self.one_more(TileBlocks(SHORT), SHORT)  # start and end
+        total = short - self.one_more(TileBlocks(SHORT), SHORT)  # what a CTA takes beside its tiles: start and end
         for tile, count in Counter(tiles).items():
             total = total + count * (self.row_tile(tile) if isinstance(self.config, Config) else self.key_tile(tile))
         return Cycles(*total.tolist())
 
     def row_tile(self, tile: TileBlocks) -> np.ndarray:
-        """Return what one more row tile takes: affine in blocks between :data:`KNOTS` and beyond them."""
+        """Return the cycles of one more row tile, which are affine in blocks between :data:`KNOTS` and beyond them."""
         high = next((i for i, knot in enumerate(KNOTS) if knot >= tile.blocks), len(KNOTS) - 1)
         above = self.one_more(tile, KNOTS[high])
         if KNOTS[high] == tile.blocks:
@@ -108,15 +116,16 @@ class Cta:
         return below + (above - below) * (tile.blocks - KNOTS[high - 1]) / (KNOTS[high] - KNOTS[high - 1])
 
     def key_tile(self, tile: TileBlocks) -> np.ndarray:
-        """Return what one more key tile of a backward takes, run up to its own length."""
+        """Return the cycles of one more key tile of a backward, simulated up to LONG blocks and extrapolated beyond."""
         more = self.one_more(tile, min(tile.blocks, LONG))
         if tile.blocks <= LONG:
             return more
         return more + (more - self.one_more(tile, SHORT)) / (LONG - SHORT) * (tile.blocks - LONG)
 
     def alone(self, tile: TileBlocks) -> np.ndarray:
-        """Return what a CTA with one tile takes; backward there are as many lengths of tiles as key blocks, which are
-        run to 24.
+        """Return the cycles of a CTA with one tile.
+
+        A backward is simulated up to LONG blocks only, as its tiles may have as many lengths as there are key tiles.
         """
         most = EXACT_BLOCKS if isinstance(self.config, Config) else LONG
         if tile.blocks <= most:
@@ -127,7 +136,7 @@ class Cta:
         return exact + step / (LONG - SHORT) * (tile.blocks - blocks)
 
     def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
-        """Return what one more tile of so many blocks takes behind others."""
+        """Return the cycles of one more tile behind others, masked like ``tile`` but with ``blocks`` blocks."""
         return _one_more(self, TileBlocks(blocks, min(tile.masked, blocks)))
 
 
@@ -149,5 +158,5 @@ def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
 
 @lru_cache(maxsize=16)
 def _forward(config: Config) -> Forward:
-    """Return the forward of a configuration whose programs are wanted one after another."""
+    """Return the builder of a configuration's programs, which knows again what an earlier program has repeated."""
     return Forward(config)

@@ -1,4 +1,7 @@
-"""Why nothing goes on: who waits for which barrier, and who would have to arrive there."""
+"""Explains a deadlock in words: which actor waits at which barrier, and which actors would have to arrive there.
+
+Both engines and :mod:`fa3_simulator.hazards` call it when no actor can go on.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ _ARRIVALS = {Op.WAIT: (Op.ARRIVE, Op.EXPECT), Op.BAR_SYNC: (Op.BAR_ARRIVE, Op.BA
 
 
 def waits_in_words(program: Program, blocked: Mapping[int, int]) -> str:
-    """Name a circle of waits if there is one, else every wait; ``blocked`` has the row of each actor that cannot go on.
+    """Return a circle of waits in words if there is one, else every wait.
 
-    An actor waits for those that are blocked too and have an arrival at its barrier before them; a barrier at which
-    nobody will arrive any more is named as such.
+    ``blocked`` holds the row of the operation at which each actor is stuck. An actor waits for the blocked actors that
+    would still arrive at its barrier if they could go on; a barrier at which none of them would arrive is named as
+    such.
     """
     waits = {actor: _awaited(program, actor, blocked) for actor in blocked}
     circle = _circle(waits)
@@ -28,23 +32,25 @@ def waits_in_words(program: Program, blocked: Mapping[int, int]) -> str:
 
 
 def _awaited(program: Program, waiting: int, blocked: Mapping[int, int]) -> list[int]:
-    """Blocked actors that have an arrival at the barrier of a wait before them: behind their own wait, at a named
-    barrier of which they have arrived already.
+    """Return the blocked actors that would still arrive at the barrier at which ``waiting`` is stuck.
+
+    Their arrivals are behind the row at which they are stuck themselves. An actor stuck at the same named barrier has
+    arrived there already.
     """
     kind, barrier = (int(x) for x in program.actors[waiting].ops[blocked[waiting]][:2])
     arrivals = _ARRIVALS.get(Op(kind), ())
-    found = []
+    actors = []
     for other, row in blocked.items():
         if other == waiting and kind == Op.BAR_SYNC:
-            continue  # it is there already
+            continue  # it has arrived at its barrier already
         rest = program.actors[other].ops[row + 1 :, :2].tolist()
         if any(op in arrivals and x == barrier for op, x in rest):
-            found.append(other)
-    return found
+            actors.append(other)
+    return actors
 
 
 def _circle(waits: dict[int, list[int]]) -> list[int]:
-    """Actors of which each waits for the next, and the last for the first."""
+    """Return actors of which each waits for the next and the last for the first; [] if there is no such circle."""
     for start in waits:
         path = [start]
         while following := [a for a in waits[path[-1]] if a in waits]:

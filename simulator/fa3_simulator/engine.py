@@ -1,21 +1,23 @@
 """The discrete-event engine: runs one program on one machine, tick by tick.
 
-Events are ordered by (time, priority, actor, sequence), all integers, so that a run is reproducible to the tick and a
-second engine (:mod:`fa3_simulator.interpreter`) can be held to exact equality. Model:
+Timelines and what-ifs use it, as it records every span. The tuner and estimates use the second engine,
+:mod:`fa3_simulator.interpreter`, which runs the same model in compiled loops. Events are ordered by (time, priority,
+actor, sequence), all integers, so that a run is reproducible to the tick and the two can be held to equality. Model:
 
 - Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
-  ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it, so
-  that completions are kept less what had been taken by then, and read with what has been taken since. That grows slower
-  than time (a warp takes longer to issue a multiply-add), so that what is complete stays so.
-- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes what a
-  warp alone needs, longer where warps in chunks of their own want more of a pipe than there is: all are slowed in
-  proportion, and what another pipe slows counts for less. Pipes are the port that issues all instructions, and the
-  special-function unit. Beside multiply-adds alone, which wait for no result, others take ``held_up_factor`` times as
-  long at least. All are slower while wgmma runs (``*_under_wgmma``).
+  ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it.
+  ``taken`` is the sum of that so far: the completion of an instruction is kept less ``taken`` when it was issued, and
+  read plus ``taken`` at the time of reading. ``taken`` grows slower than time (a warp needs longer to issue a
+  multiply-add), so that what is complete stays complete.
+- Vector work: one warp of every warpgroup on each sub-core, so one sub-core stands for all four. A chunk takes the time
+  that a warp alone needs, and longer where warps in chunks of their own want more of a pipe than there is: all are
+  slowed in proportion, and a warp that another pipe slows wants less. The pipes are the port that issues all
+  instructions, and the special-function unit. Beside a chunk of multiply-adds alone, which wait for no result, other
+  chunks take at least ``held_up_factor`` times as long. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
-- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``, Q beside them at
-  ``hbm_lone_bytes_per_cycle``; stores leave at ``store_bytes_per_cycle``, what adds to memory at
-  ``reduce_bytes_per_ns``, by TMA or by the threads themselves, who wait until it has left.
+- TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``; loads from HBM run beside them
+  at ``hbm_lone_bytes_per_cycle``. Stores leave at ``store_bytes_per_cycle``, and those that add to memory at
+  ``reduce_bytes_per_ns``, by TMA or by the threads themselves, which wait until their bytes have left.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 
@@ -37,14 +39,14 @@ TMA = -1  # stands for the copy engine where an actor is expected
 class _Actor:
     pc: int = 0
     part: int = 0  # chunks or instructions of the current operation that are done
-    began: int = 0  # when the current operation did
+    began: int = 0  # tick at which the current operation began
     groups: list[int] = field(default_factory=list)  # completion of each wgmma group, less Engine.taken
-    in_flight: deque[int] = field(default_factory=deque)  # of each admitted instruction, likewise
+    in_flight: deque[int] = field(default_factory=deque)  # completion of each admitted instruction, less Engine.taken
     stored: list[int] = field(default_factory=list)  # when each store has read its slot
     until: int = 0  # end of the chunk of vector work under way
-    wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # of each pipe, alone, in 1/64
-    slowed: list[int] = field(default_factory=lambda: [64] * len(PIPES))  # by those that share it, likewise
-    holds: int = 64  # how long others take beside it at least, likewise
+    wants: list[int] = field(default_factory=lambda: [0] * len(PIPES))  # what it needs of each pipe alone, in 1/64
+    slowed: list[int] = field(default_factory=lambda: [64] * len(PIPES))  # its time by those that share it, in 1/64
+    holds: int = 64  # how long others take beside it at least, in 1/64 of their time
     done: bool = False
 
 
@@ -87,8 +89,8 @@ class Engine:
         self.sequence = 0
         self.tensor = self.port = self.egress = 0
         self.ingress = [0, 0]  # from L2 and from HBM
-        self.taken = self.seen = 0  # from the tensor core by vector work: so far, and by the last instruction
-        self.loss = 0  # share that the last instruction loses
+        self.taken = self.seen = 0  # ticks that vector work took from the tensor core: so far, and by the last wgmma
+        self.loss = 0  # share of them that the last wgmma loses, in 1/64
         self.trace = Trace(busy=dict.fromkeys(RESOURCES, 0))
 
     def push(self, tick: int, actor: int, priority: int = 1, barrier: int = 0, pieces: int = 0) -> None:
@@ -111,7 +113,7 @@ class Engine:
         return self.trace
 
     def finish(self, actor: int, tick: int) -> None:
-        """The current operation ends now: record it and move on."""
+        """End an actor's current operation at a tick: record its span if it took time, and move on to the next."""
         state = self.actors[actor]
         if tick > state.began:
             self.trace.spans.append(Span(actor, state.pc, state.began, tick))
@@ -120,7 +122,7 @@ class Engine:
         state.began = tick
 
     def advance(self, actor: int, tick: int) -> None:
-        """Run an actor until something takes time. ``part`` 0 means that the operation has not begun."""
+        """Run an actor until one of its operations takes time. ``part`` 0 means that the operation has not begun."""
         state = self.actors[actor]
         ops = self.ops[actor]
         while state.pc < len(ops):
@@ -138,8 +140,8 @@ class Engine:
             self.finish(actor, tick)
         state.done = True
 
-    # Each returns the tick at which the actor goes on, or None to sleep. Those that are not of _ONCE are called
-    # again until the operation is over.
+    # One method for each operation: x, y and z are its first operands. It returns the tick at which the actor goes on,
+    # or None to sleep. Operations outside _ONCE are called again, at later ticks, until they return the current one.
 
     def vector(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
@@ -230,13 +232,13 @@ class Engine:
         return self.egress
 
     def leave(self, tick: int, pieces: int, *, adds: int) -> None:
-        """Pieces go to global memory, one behind the other."""
+        """Send pieces to global memory, one behind the other; with ``adds`` they are added to what is there."""
         each = self.piece_reduce if adds else self.piece_store
         self.egress = max(tick, self.egress) + pieces * each
         self.trace.busy["reduce"] += pieces * each if adds else 0
 
     def arrive(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        """An arrival, and the bytes that it expects."""
+        """Arrive at mbarrier x, which then expects y bytes more."""
         self.mbarriers[x].bytes += y
         self.mbarriers[x].pending -= 1
         self.complete_if_done(x, tick)
@@ -288,17 +290,18 @@ class Engine:
         return tick
 
 
-_ONCE = (Op.LOAD, Op.STORE, Op.REDUCE, Op.WAIT, Op.BAR_SYNC, Op.DELAY)  # which take their time when they are called
+# Operations that are called once: they are over at the tick that the call returns, or when their actor is woken.
+_ONCE = (Op.LOAD, Op.STORE, Op.REDUCE, Op.WAIT, Op.BAR_SYNC, Op.DELAY)
 _METHODS = {int(op): op.name.lower() for op in Op}
 _METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE), "nothing") | {Op.EXPECT: "arrive"}
 
 
 def simulate(program: Program, costs: Costs) -> Trace:
-    """Run a program.
+    """Run a program from start to end; the trace has spans, bursts, marks and busy ticks.
 
     Raises
     ------
     DeadlockError
-        Naming the cycle, and every waiting actor with the barrier it waits for.
+        If some actors cannot go on; the message names the cycle, and each of them with the barrier it waits for.
     """
     return Engine(program, costs).run()

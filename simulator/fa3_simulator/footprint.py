@@ -1,4 +1,7 @@
-"""Does a program fit: registers, shared memory, threads, named barriers, and copies no larger than their slots."""
+"""Checks whether a program fits an SM: registers, shared memory, threads, named barriers, and the sizes of copies.
+
+Races and deadlocks are found by :mod:`fa3_simulator.hazards`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,20 @@ from fa3_simulator.program import Op, Program
 
 
 class Hazard(NamedTuple):
-    """A defect of a program: its kind is race, deadlock, barrier or footprint; its text names slot, barrier, actors."""
+    """A defect of a program. Its kind is race, deadlock, barrier or footprint; its text names the slot, barrier or
+    actors."""
 
     kind: str
     text: str
 
 
 def footprint(program: Program, machine: Machine) -> list[Hazard]:
-    """Return what does not fit: registers, shared memory, threads, named barrier identities."""
-    found = []
+    """Return the hazards of a program that does not fit; empty if it does.
+
+    Checked are registers, shared memory, threads, identities and threads of named barriers, and the sizes of TMA
+    copies.
+    """
+    hazards = []
     groups = _warpgroups(program)
     registers = sum(threads * each for threads, each in groups)
     threads = sum(threads for threads, _ in groups)
@@ -30,24 +38,29 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
         ),
         (threads <= 1024, f"{threads} threads, a CTA has at most 1024"),
     )
-    found += [Hazard("footprint", text) for ok, text in rules if not ok]
+    hazards += [Hazard("footprint", text) for ok, text in rules if not ok]
     owners: dict[int, str] = {}
     for barrier in program.named_barriers:
         if not 0 <= barrier.identity < NUM_BARRIERS:
-            found.append(
+            hazards.append(
                 Hazard("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
             )
         if barrier.identity in owners:
             text = f"named barriers {owners[barrier.identity]} and {barrier.name} share id {barrier.identity}"
-            found.append(Hazard("barrier", text))
+            hazards.append(Hazard("barrier", text))
         owners[barrier.identity] = barrier.name
         if barrier.threads % WARP_THREADS:
-            found.append(Hazard("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps"))
-    return found + _oversized(program)
+            hazards.append(
+                Hazard("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps")
+            )
+    return hazards + _oversized(program)
 
 
 def _warpgroups(program: Program) -> list[tuple[int, int]]:
-    """Threads and registers of each: actors of whole warpgroups have their own, single warps share one."""
+    """Return the threads of each warpgroup and their registers per thread.
+
+    Actors of a warpgroup or more count as they are. Single warps share warpgroups, with the registers of the largest.
+    """
     wide = [(a.threads, a.registers) for a in program.actors if a.threads >= WARPGROUP_THREADS]
     narrow = [a for a in program.actors if a.threads < WARPGROUP_THREADS]
     if not narrow:
@@ -57,14 +70,14 @@ def _warpgroups(program: Program) -> list[tuple[int, int]]:
 
 
 def _oversized(program: Program) -> list[Hazard]:
-    """TMA copies larger than the slot they write or read."""
-    found: dict[Hazard, None] = {}
+    """Return the TMA copies that are larger than the slot that they write or read, each once."""
+    hazards: dict[Hazard, None] = {}
     for actor in program.actors:
         for kind, x, y, z, _ in actor.ops.tolist():
             if kind in (Op.LOAD, Op.STORE):
                 size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
                 if size > slot.bytes:
-                    found[Hazard("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
+                    hazards[Hazard("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
                         None
                     )
-    return list(found)
+    return list(hazards)

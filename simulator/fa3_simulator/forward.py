@@ -1,4 +1,8 @@
-"""Programs of forward kernels: one CTA that works through a list of tiles."""
+"""Programs of forward kernels: one CTA that works through a list of row tiles.
+
+It is put together from consumers (:mod:`fa3_simulator.consumer`, ``partial_sums``, ``lockstep``) and a producer. The
+programs of backward kernels are in :mod:`fa3_simulator.backward`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fa3_simulator.schedules import TileBlocks, starts_both
 
 
 class Forward:
-    """Programs of CTAs of one configuration, one for every list of tiles."""
+    """Builds the programs of one configuration, one for every list of tiles, and reuses what they have in common."""
 
     def __init__(self, config: Config) -> None:
         s = config
@@ -31,12 +35,14 @@ class Forward:
         self.actors.append(Producer(self.builder, shared, producer_regs))
 
     def program(self, tiles: list[TileBlocks]) -> Program:
-        """Program of one CTA that works through ``tiles``; its lists also name what other programs of this object use.
+        """Return the program of one CTA that works through ``tiles``.
+
+        Its lists of works, barriers and so on may also hold entries that only earlier programs of this object use.
 
         Raises
         ------
         ValueError
-            For a tile without a key block.
+            If there is no tile, or a tile has no key block or more masked ones than blocks.
         """
         if not tiles or any(tile.blocks < 1 or not 0 <= tile.masked <= tile.blocks for tile in tiles):
             raise ValueError("every tile needs at least one key block and at most as many masked ones")
@@ -47,5 +53,5 @@ class Forward:
 
 
 def forward(config: Config, tiles: list[TileBlocks]) -> Program:
-    """Program of one CTA that works through ``tiles``; ValueError as in :meth:`Forward.program`."""
+    """Return the program of one CTA that works through ``tiles``; ValueError as in :meth:`Forward.program`."""
     return Forward(config).program(tiles)

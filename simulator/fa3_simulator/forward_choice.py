@@ -1,5 +1,7 @@
-"""Which forward configuration: the channels that a family computes, and what it launches for a
-problem.
+"""Which forward configuration a family launches for a problem, and which channels it computes.
+
+The same of a backward is in :mod:`fa3_simulator.backward_choice`; all configurations that may be simulated are in
+:mod:`fa3_simulator.tune`.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from fa3_reference.problem import AttentionProblem
 def channels(problem: AttentionProblem, family: str = OURS) -> tuple[int, int]:
     """Return the channels of Q and K, and those of V and O, that a launch of a family computes.
 
-    A family that pads takes the next size that it compiles. Of a family that does not pad, other sizes are what its
-    program would take.
+    A family that pads takes the next size that it compiles. A family that does not pad computes the problem's own
+    channels, whether it is built for them or not.
 
     Raises
     ------
     ValueError
-        For an unknown family, for a head_dim that TMA cannot copy, and for V of another width but in our own kernels.
+        For an unknown family, for a head_dim that TMA cannot copy, and, except in our own kernels, for V of another
+        width than Q.
 
     >>> [channels(AttentionProblem(1, 1, 1, 64, 64, 192, d), "gluon") for d in (80, 128, 192)]
     [(192, 96), (192, 128), (192, 192)]
@@ -39,7 +42,10 @@ def channels(problem: AttentionProblem, family: str = OURS) -> tuple[int, int]:
 
 
 def promotion_interval(problem: AttentionProblem, family: str, tile_n: int) -> int:
-    """Return the keys after which e4m3 sums are promoted: 128 or as many as divide the tile, where a family does."""
+    """Return the number of keys after which e4m3 sums are promoted, 0 for never.
+
+    It is the largest of 128, 96, 64 and 32 that divides ``tile_n``, where the family promotes.
+    """
     if problem.dtype != "e4m3" or not traits_of(family).promotes:
         return 0
     return next((keys for keys in (128, 96, 64, 32) if tile_n % keys == 0), 0)
@@ -48,15 +54,17 @@ def promotion_interval(problem: AttentionProblem, family: str, tile_n: int) -> i
 def schedule_for(
     problem: AttentionProblem, family: str = OURS, *, tile: tuple[int, int] | None = None, **changes: Any
 ) -> Config:
-    """Return what a family launches for a problem, with another tile and other fields of :class:`Config`.
+    """Return the configuration that a family launches for a problem, with another tile and other fields of
+    :class:`Config`.
 
-    Turns and the way of P are those that come with the tile, where the family launches it, and otherwise turns and P
-    from registers. Keys stay in one piece and heads apart where ``changes`` do not say otherwise.
+    A tile that the family launches comes with the family's choice of turns and of P in registers or shared memory;
+    another tile has turns, and P in registers. Unless ``changes`` say otherwise keys are not cut into parts and heads
+    are not packed.
 
     Raises
     ------
     ValueError
-        As :func:`channels` and :class:`Config`, and without a tile where it is not known what the family launches.
+        As :func:`channels` and :class:`Config`; and for a ``tile`` of None where the family's own tile is not known.
 
     >>> chosen = schedule_for(AttentionProblem(1, 16, 16, 8192, 8192, 192))
     >>> chosen.head_dim, chosen.tile_m, chosen.tile_n, chosen.pingpong

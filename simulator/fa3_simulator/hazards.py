@@ -1,19 +1,19 @@
-"""The same program read for safety: races, deadlocks, barrier misuse, and footprints that do not fit the SM.
+"""Reads a program for safety: races, deadlocks, barrier misuse, and footprints that do not fit the SM.
 
 :func:`check` executes a program without time, in an order drawn at random, and orders every access to a slot by vector
-clocks: an access is safe only when barriers put it after the one it depends on, whatever the clock said. TMA loads,
-wgmma groups and TMA stores are agents of their own, whose work is known to be done only through an mbarrier, a wgmma
-wait or a store wait. A slot written by threads reaches wgmma and TMA only after a proxy fence, which covers all that
-its thread knows of, its own writes and those that a barrier has shown it; and TMA only after a barrier over the
-warpgroup.
+clocks. An access is safe only if barriers put it after the access that it depends on. TMA loads, wgmma groups and TMA
+stores are agents of their own, whose work is known to be done only through an mbarrier, a wgmma wait or a store wait. A
+slot written by threads may be read by wgmma and TMA only after a proxy fence, which covers all writes that the fencing
+thread knows of: its own and those that a barrier has shown it. TMA may read it only after a barrier over the warpgroup.
 
-What is found in one order holds for all of them. Every arrival must be ordered after the end of the round before its
-own; every wait at an mbarrier after the end of the phase before the one it waits for, and before the end of the next.
-Then no arrival and no wait can meet another round in another order, the same events are ordered in every execution, and
-either all executions stop at the same place or none does. A barrier for which that does not hold is a finding itself.
+The findings of one order hold for all orders. Every arrival must be ordered after the end of the round before its own,
+and every wait at an mbarrier after the end of the phase before the one it waits for and before the end of the next. If
+so, no arrival and no wait can meet another round in another order, the same events are ordered in every execution, and
+either all executions stop at the same place or none does. A barrier that breaks this rule is a finding itself.
 
-A program is one list of tiles: :mod:`fa3_simulator.unbounded` says the same of any. ``tests/simulator/explore.py``
-visits every interleaving of short programs.
+A program is about one list of tiles: :mod:`fa3_simulator.unbounded` proves the same for any list. How long a program
+takes is the matter of :mod:`fa3_simulator.engine`. ``tests/simulator/explore.py`` visits every interleaving of short
+programs.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import NONE, Op, Program, regions
 
 LOCAL = (Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE)  # touch nothing shared
-_METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}
+_METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}  # of Checker, one for each other operation
 
 
 @dataclass(slots=True)
 class Access:
-    """Last write of a region and the reads since; an epoch is (component of the vector clock, value)."""
+    """The last write of a region of memory, and the reads since.
+
+    An event is known by its epoch, (component of the vector clock, value): an actor has seen it if that component of
+    the actor's clock has reached the value.
+    """
 
     written: int = 0  # number of writes so far
     writer: str = "nobody"
-    loaded: int = NONE  # the slot that it was loaded into, if the last one is of TMA
-    readers: set[str] = field(default_factory=set)  # actors that read its contents
-    loads: dict[tuple[int, frozenset[str]], int] = field(default_factory=dict)  # slot and readers of each, its number
-    issue: tuple[int, int] | None = None  # accumulators: the wgmma group that writes
-    reads: dict[int, tuple[int, str]] = field(default_factory=dict)  # by component the last one's value and name
+    loaded: int = NONE  # the slot that was loaded, if the last write is by TMA
+    readers: set[str] = field(default_factory=set)  # actors that read the contents of the last write
+    # for each slot and set of readers of its contents, the number of the first load that had them
+    loads: dict[tuple[int, frozenset[str]], int] = field(default_factory=dict)
+    issue: tuple[int, int] | None = None  # epoch of the wgmma group that writes, for an accumulator
+    reads: dict[int, tuple[int, str]] = field(default_factory=dict)  # value and name of each component's last read
 
     def replaced(self, writer: str, loaded: int = NONE) -> None:
-        """Other contents."""
+        """Note that ``writer`` replaces the contents, by a load of slot ``loaded`` unless that is NONE."""
         self.keep_readers()
         self.written, self.writer, self.loaded, self.readers = self.written + 1, writer, loaded, set()
 
@@ -54,19 +59,19 @@ class Access:
 
 @dataclass(slots=True)
 class Phase:
-    """An mbarrier or a named barrier: what has arrived, and the clock that waiting acquires."""
+    """An mbarrier or a named barrier: its arrivals, and the clock that an actor acquires by waiting."""
 
-    pending: int
-    bytes: int = 0
+    pending: int  # arrivals, or threads, that are missing
+    bytes: int = 0  # bytes that are missing
     done: int = 0  # completed phases
-    members: list[int] = field(default_factory=list)
-    gathered: list[int] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
-    waited: dict[int, tuple[int, str]] = field(default_factory=dict)  # by actor: its clock as it saw this phase end
+    members: list[int] = field(default_factory=list)  # actors that have entered this round
+    gathered: list[int] = field(default_factory=list)  # the clocks of all arrivals, merged
+    released: list[int] = field(default_factory=list)  # what was gathered when the last round ended
+    waited: dict[int, tuple[int, str]] = field(default_factory=dict)  # by actor: own clock and name at its last wait
 
 
 class Checker:
-    """One execution: in a random order, or without a seed always of the first actor that can go on."""
+    """One execution of a program: in a random order, or without a seed always the first actor that can go on."""
 
     def __init__(self, program: Program, seed: int | None = None) -> None:
         self.program, self.rng = program, None if seed is None else random.Random(seed)
@@ -75,8 +80,8 @@ class Checker:
         self.holders = list(regions(program.slots))  # slots of each region
         self.parts = [[r for r, some in enumerate(self.holders) if x in some] for x in range(len(program.slots))]
         self.actors, self.regions = len(program.actors), len(self.holders)
-        # components: own clock, wgmma groups and stores of each actor; writes seen by threads and by TMA / wgmma of
-        # each region; rounds known to have ended of each mbarrier and named barrier
+        # Components of a vector clock: for each actor its own events, its wgmma groups, its stores; for each region the
+        # writes seen by threads, and those seen by TMA and wgmma; for each barrier the rounds known to have ended.
         self.size = 3 * self.actors + 2 * self.regions + len(program.mbarriers) + len(program.named_barriers)
         self.clock = [[0] * self.size for _ in program.actors]
         for actor in range(self.actors):
@@ -106,7 +111,7 @@ class Checker:
         return self.of_mbarrier(len(self.program.mbarriers)) + barrier
 
     def run(self) -> list[Hazard]:
-        """Execute all and return what was found."""
+        """Execute the program to its end, or until no actor can go on, and return the findings."""
         self.advance()
         stuck = {a: self.pc[a] for a, ops in enumerate(self.ops) if self.pc[a] < len(ops)}
         if stuck:
@@ -124,7 +129,7 @@ class Checker:
         return list(self.found)
 
     def advance(self) -> None:
-        """Execute until no actor can go on, or all have reached their stops."""
+        """Execute until no actor can go on, or all have reached their stops, and no load is under way."""
         while True:
             ready = [a for a in range(self.actors) if self.can_run(a)]
             choices = len(ready) + len(self.loads)
@@ -140,6 +145,7 @@ class Checker:
         self.found.setdefault(Hazard(kind, text))
 
     def can_run(self, actor: int) -> bool:
+        # only waits can hold an actor up; a bar_sync that was entered goes on when its round has ended
         if self.pc[actor] >= self.stops[actor]:
             return False
         kind, x, y, _, _ = self.ops[actor][self.pc[actor]]
@@ -161,14 +167,14 @@ class Checker:
         self.report("race", f"slot {slots[slot].name}{shared}: {second} is not ordered after {first}{why}")
 
     def step(self, actor: int) -> None:
-        """Do an actor's next operation; it stays at a named barrier until the round has ended."""
+        """Do an actor's next operation; at a named barrier, enter the round first and go on when it has ended."""
         kind, *operands = self.ops[actor][self.pc[actor]]
         if kind in _METHODS:
             getattr(self, _METHODS[kind])(actor, *operands)
         if self.joined[actor] is None:
             self.pc[actor] += 1
 
-    # accesses
+    # Accesses. A method of an operation's name gets the actor and the operands of the operation.
 
     def sees(self, actor: int, component: int, value: int) -> bool:
         return self.clock[actor][component] >= value
@@ -180,9 +186,10 @@ class Checker:
         access.reads.clear()
 
     def read(self, actor: int, slot: int, *_: int) -> None:
+        # by the actor's own threads
         for region in self.parts[slot]:
             access = self.access[region]
-            if access.issue:  # an accumulator, which its own warpgroup alone overwrites
+            if access.issue:  # an accumulator, which only its own warpgroup overwrites: reads need not be kept
                 if not self.sees(actor, *access.issue):
                     self.race(slot, access.writer, self.name(actor), ", which may still run")
                 continue
@@ -202,6 +209,7 @@ class Checker:
             self.scattered[actor].add(region)
 
     def proxy_read(self, actor: int, slot: int, component: int, value: int) -> None:
+        # by wgmma or TMA: the read is done at the epoch (component, value)
         for region in self.parts[slot]:
             access = self.access[region]
             if not self.sees(actor, self.by_proxy(region), access.written):
@@ -231,12 +239,14 @@ class Checker:
         self.clock[actor][component] = max(self.clock[actor][component], value)
 
     def fence(self, actor: int, *_: int) -> None:
+        # what the actor has seen threads write can now be seen by TMA and wgmma
         clock = self.clock[actor]
         first = self.by_threads(0)
         proxy = slice(self.by_proxy(0), self.by_proxy(self.regions))
         clock[proxy] = map(max, clock[proxy], clock[first : first + self.regions])
 
     def load(self, actor: int, barrier: int, size: int, slot: int, _is_far: int) -> None:
+        # the slot counts as written from here on; who waits at the barrier acquires the clock when the load has landed
         clock = self.clock[actor][:]
         for region in self.parts[slot]:
             access = self.access[region]
@@ -255,6 +265,7 @@ class Checker:
         self.complete(barrier)
 
     def store(self, actor: int, _size: int, slot: int, *_: int) -> None:
+        # one thread starts the store: a barrier must have shown it the writes of the warpgroup's other threads
         for region in self.scattered[actor].intersection(self.parts[slot]):
             self.race(
                 slot, self.access[region].writer, self.name(actor), ": no barrier over the warpgroup between them"
@@ -277,7 +288,10 @@ class Checker:
         self.merge(self.clock[actor], state.released)
 
     def is_known(self, actor: int, component: int, state: Phase, name: str) -> None:
-        """Report an arrival that another interleaving could count in the previous round of the barrier."""
+        """Report an arrival that another interleaving could count in the previous round of the barrier.
+
+        ``component`` holds the rounds of this barrier that the actor knows to have ended.
+        """
         if not self.sees(actor, component, state.done):
             self.report("barrier", f"{name}: {self.name(actor)} is not ordered after the end of the round before")
 
@@ -346,15 +360,15 @@ class Checker:
 
 
 def check(program: Program, machine: Machine | None = None, *, orders: int = 1, seed: int = 0) -> list[Hazard]:
-    """Look for hazards in ``orders`` random executions; with a machine also at the footprint.
+    """Look for hazards in ``orders`` random executions, and with a machine in the footprint too.
 
     Returns
     -------
     list of Hazard
-        Empty for a program that is clean in every order, as the module says: one execution shows it. Of one that is
-        not, more orders may find more.
+        Empty for a program that is clean in every order; one execution shows that, as the module explains. In a program
+        with hazards more orders may find more of them.
     """
-    found = dict.fromkeys(footprint(program, machine) if machine else ())
+    hazards = dict.fromkeys(footprint(program, machine) if machine else ())
     for number in range(orders):
-        found.update(dict.fromkeys(Checker(program, seed + number).run()))
-    return list(found)
+        hazards.update(dict.fromkeys(Checker(program, seed + number).run()))
+    return list(hazards)

@@ -1,9 +1,9 @@
-"""How far off the simulator is for a kind of kernel: errors over timings that no constant was fitted
-to.
+"""How far off the simulator is for a kind of kernel: its errors on timings that no constant was fitted to.
 
-Mean absolute errors of simulated over measured cycles on an H200, of every row with a program: forward
-reports/h200/simulator/schedules_2k_8k_* and unseen, reports/h200/speed/paper_grid (512, 2048 and 8192 keys), flash4 and
-decode; backward reports/h200/simulator/backward. A test computes them again from these files.
+Verbs print them beside a simulated time. They are mean absolute errors of simulated over measured cycles on an H200,
+over every row that has a program: forward reports/h200/simulator/schedules_2k_8k_* and unseen,
+reports/h200/speed/paper_grid (512, 2048 and 8192 keys), flash4 and decode; backward reports/h200/simulator/backward. A
+test computes them again from these files.
 
 Constants are frozen by hash, and what was read when is in reports/decisions: all of these rows had been read when the
 model became what it is (decision 0021). Rows that it had not seen are those of grid unseen3 alone.
@@ -18,7 +18,7 @@ from fa3_simulator.cta import AnyConfig
 
 
 class HeldOut(NamedTuple):
-    """Rows of a group and their mean absolute error, relative to the measured time."""
+    """The number of timed rows of a group, and their mean absolute error relative to the measured time."""
 
     group: str
     rows: int
@@ -39,28 +39,32 @@ BACKWARD = {"flash3": (63, 0.054), "gluon": (40, 0.053)}
 
 
 def held_out(config: AnyConfig) -> HeldOut | None:
-    """The group of a configuration: kernel family and dtype, of a backward the family; None where nothing was timed.
+    """Return the group of a configuration: its family and dtype, or for a backward its family.
+
+    None where nothing was timed.
 
     >>> held_out(Config("e4m3")).rows
     163
     """
     if isinstance(config, Config):
-        found = FORWARD.get((config.family, config.dtype))
-        return found and HeldOut(f"{config.family} {config.dtype}", *found)
-    found = BACKWARD.get(config.family)
-    return found and HeldOut(f"{config.family} backward", *found)
+        figures = FORWARD.get((config.family, config.dtype))
+        return figures and HeldOut(f"{config.family} {config.dtype}", *figures)
+    figures = BACKWARD.get(config.family)
+    return figures and HeldOut(f"{config.family} backward", *figures)
 
 
 def places(cycles: list[float], error: float) -> list[int]:
-    """Place of each of rising ``cycles``, from 1: what is within ``error`` of the first of a tie shares its place.
+    """Return the place of each of ``cycles``, which rise, from 1.
+
+    Cycles within a relative ``error`` of the first of a place share that place.
 
     >>> places([100, 102, 104, 106], 0.03)
     [1, 1, 3, 3]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     first = 0
     for index, value in enumerate(cycles):
         if value > cycles[first] * (1 + error):
             first = index
-        found.append(first + 1)
-    return found
+        numbers.append(first + 1)
+    return numbers

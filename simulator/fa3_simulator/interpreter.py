@@ -1,7 +1,7 @@
-"""The same model as :mod:`fa3_simulator.engine`, run by compiled loops.
+"""The same model as :mod:`fa3_simulator.engine`, run by the compiled loops of :mod:`fa3_simulator.loops`.
 
-No code is shared with the engine: a property test holds the two to equal ticks. It records no spans, only what tuning
-needs.
+It is fast, and :mod:`fa3_simulator.cta` and the tuner use it. It records no spans, only the end, busy ticks and marks;
+timelines come from the engine. The two share no code, and a property test holds them to equal ticks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fa3_simulator.trace import DeadlockError
 
 
 class Timing(NamedTuple):
-    """Ticks: of the whole run, busy by resource, and of every MARK per actor in order."""
+    """Ticks of a run: when it ends, how long each resource is busy, and when each actor passes its MARKs, in order."""
 
     end: int
     busy: dict[str, int]
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
 
 
 def _state_of(program: Program, costs: Costs) -> loops.State:
-    """Return a run that has not begun."""
+    """Return the state of a run that has not begun."""
     count = len(program.actors)
     ops = np.concatenate([actor.ops for actor in program.actors])
     ends = np.cumsum([len(actor.ops) for actor in program.actors])
@@ -65,12 +65,12 @@ def _state_of(program: Program, costs: Costs) -> loops.State:
 
 
 def simulate(program: Program, costs: Costs) -> Timing:
-    """Run a program; the ticks of :func:`fa3_simulator.engine.simulate`.
+    """Run a program; the result has the same ticks as that of :func:`fa3_simulator.engine.simulate`.
 
     Raises
     ------
     DeadlockError
-        Naming the actors that cannot go on and what they wait for.
+        If some actors cannot go on; the message names them and what they wait for.
     """
     state = _state_of(program, costs)
     loops.run(state)

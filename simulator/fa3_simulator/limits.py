@@ -1,6 +1,5 @@
-"""How large a launch is simulated: one that our kernels can count, of so many tiles that all can be
-handed out here.
-"""
+"""How large a launch may be to be simulated: our kernels must be able to count it, and its tiles must not be so many
+that handing them out takes too long."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from fa3_kernels.plan.choose import check_sizes
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_reference.problem import AttentionProblem
 
-MOST_TILES = 1 << 18  # of 64 rows: handing out as many takes some seconds, and a ranking two minutes
+MOST_TILES = 1 << 18  # tiles of 64 rows: handing out this many takes some seconds, and a ranking two minutes
 
 
 def check_forward(problem: AttentionProblem, num_splits: int = 1) -> None:

@@ -1,4 +1,7 @@
-"""Without warp specialisation: two warpgroups in lock-step, as :mod:`fa3_kernels.gluon.forward_lockstep`."""
+"""The warpgroups of a forward kernel without warp specialisation, which run in lock-step and load for themselves.
+
+They are transcribed from :mod:`fa3_kernels.gluon.forward_lockstep`; :mod:`fa3_simulator.forward` builds the CTA.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from fa3_simulator.schedules import TileBlocks
 
 
 class Lockstep(Consumer):
-    """One warpgroup of a kernel without warp specialisation: number 0 starts every load, after a CTA barrier."""
+    """One warpgroup of a kernel without warp specialisation. Number 0 starts every load, after a barrier of the CTA."""
 
     def __init__(self, builder: Builder, shared: Resources, index: int) -> None:
         super().__init__(builder, shared, index, 255)
         self.barrier = shared.epilogue[index]
 
     def join_warps(self) -> None:
-        """Triton's barrier over the CTA in front of the wait for K; another is in front of that for V."""
+        """Add Triton's barrier over the CTA in front of the wait for K; another is in front of the wait for V."""
         self.stream.delay("warp_skew_cycles")
         self.stream.bar_sync(self.barrier)
 
@@ -29,7 +32,7 @@ class Lockstep(Consumer):
         stream = self.stream
         shared = self.shared
         stages = self.s.num_stages
-        base = 0  # steps of the tiles before: parities go on, as in one long kernel
+        base = 0  # steps of the tiles before; the parities of barriers go on from tile to tile
         for number, tile in enumerate(tiles):
             self.tile = number
             stream.mark("tile")
@@ -61,7 +64,7 @@ class Lockstep(Consumer):
         stream.mark("end")
 
     def step_of(self, base: int, j: int, tile: TileBlocks) -> None:
-        """Block ``j`` of a tile whose first step is ``base``."""
+        """Add block ``j`` of a tile whose first step is ``base``."""
         stream = self.stream
         shared = self.shared
         stages = self.s.num_stages
@@ -83,6 +86,6 @@ class Lockstep(Consumer):
         self.row_max(base + j, j < tile.masked)
         self.early()
         stream.wgmma_wait(0)
-        stream.delay("warp_skew_cycles")  # the CTA meets behind the exponentials
+        stream.delay("warp_skew_cycles")  # the warps meet at the CTA's barrier in front of the next load
         self.load(shared.v_full, shared.v, base + j - 1 + stages, wanted=j - 1 + stages < tile.blocks)
         self.finish_softmax()

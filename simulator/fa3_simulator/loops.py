@@ -1,6 +1,8 @@
-"""The compiled loops of :mod:`fa3_simulator.interpreter`, over a program's tables.
+"""The compiled loops of :mod:`fa3_simulator.interpreter`, which run a program's tables.
 
-All that changes stands in the arrays of a :class:`State`, which each function is given.
+The model is described in :mod:`fa3_simulator.engine`, which runs it in plain Python. Everything that changes during a
+run is in the arrays of a :class:`State`, which every function gets as ``s``. Besides, ``a`` is the index of an actor,
+``now`` the current tick, and ``x`` the first operand of an operation.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SCAL
 from fa3_simulator.costs import SMEM as SMEM_COLUMN
 from fa3_simulator.program import Op
 
-# Numba's cache on disk is renewed when this file changes, not when another does: the numbers that the loop was compiled
-# with are written here, and compared with their origin at import. Names of fields are part of a compiled function's
-# signature.
+# Numba's cache on disk is renewed when this file changes, not when another file does. So the numbers that the loops are
+# compiled with are written here, and compared with their origin at import. Names of fields are part of a compiled
+# function's signature.
 (
     VECTOR,
     WGMMA,
@@ -36,23 +38,23 @@ from fa3_simulator.program import Op
     MARK,
     REDUCE,
 ) = range(17)
-_BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # RESOURCES, whose busy ticks are counted
+_BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # the RESOURCES whose busy ticks are counted
 TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
 PIPE_COUNT = 2
 CHUNKS, FIRST_PIPE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD = (0, 1, 3, 4, 5, 6)  # columns of Costs.work
 PIECE_SIZE = 4096
-IN_FLIGHT = 6  # wgmma groups and stores of an actor that a wait may leave, and one
-MOST_LOADS = 64  # under way at a time from each origin
+IN_FLIGHT = 6  # one more than the wgmma groups, or stores, of an actor that a wait may leave in flight
+MOST_LOADS = 64  # loads under way at a time from each origin
 NEVER = np.iinfo(np.int64).max
-DONE = -1  # what an operation returns that is over; otherwise the tick at which its actor goes on
+DONE = -1  # returned by an operation that is over; otherwise it returns the tick at which its actor goes on
 _OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD)
 _ORIGIN_OF_THEM = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
 if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
     raise ImportError("the interpreter's constants differ from those of program and costs")
 
 
-# Without counts of references, and each function inlined into its caller: a state of 19 arrays is handed on at no cost.
-# With them the loop takes 70 times as long. Nothing here allocates memory or returns an array.
+# Without reference counts, and with each function inlined into its caller, handing on a state of 19 arrays costs
+# nothing; with reference counts the loop takes 70 times as long. So nothing here allocates memory or returns an array.
 _inlined = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
 
 
@@ -61,32 +63,33 @@ def _record(*names: str) -> np.dtype:
 
 
 ACTOR = _record(
-    "pc",
-    "last",
+    "pc",  # row of the current operation
+    "last",  # row behind its last operation
     "threads",
     "part",  # chunks or instructions of the current operation that are done
     "wake",  # NEVER while asleep
     "sleeps_on",  # mbarrier x, or mbarriers + named barrier; -1 where on none
     "parity",
-    "counted",  # groups of wgmma
-    "issued",  # instructions of wgmma
-    "marked",
+    "counted",  # groups of wgmma so far
+    "issued",  # instructions of wgmma so far
+    "marked",  # marks so far
     "until",  # end of the chunk of vector work under way
-    "holds",  # what it makes of others' time, in 1/64
+    "holds",  # how long other chunks take beside this one at least, in 1/64 of their own time
 )
 MBARRIER = _record("arrivals", "pending", "bytes", "phase")
 NAMED = _record("threads", "arrived")
-# The tensor core's times are kept less what vector work had taken by then.
+# Ticks at which the resources of the SM are free. Vector work takes time from the tensor core: ``taken`` is how much so
+# far, ``loss`` the share that the last instruction loses, and the tensor core's times are kept less ``taken``.
 CORE = _record("end", "tensor", "port", "egress", "taken", "loss")
 ORIGIN = _record("head", "tail", "ingress")
 SCALAR_FIELDS = _record(*SCALARS)
 
 
 class State(NamedTuple):
-    """Holds the tables of a run, which stay as they are, and what it changes; records are rows of arrays."""
+    """Holds the tables of a run, which stay as they are, and the records that it changes, which are rows of arrays."""
 
-    ops: np.ndarray
-    gemm: np.ndarray
+    ops: np.ndarray  # (operations, 5), those of all actors one behind the other
+    gemm: np.ndarray  # as :class:`~fa3_simulator.costs.Costs` has it, and so are the three below
     work: np.ndarray
     work_slow: np.ndarray
     delay: np.ndarray
@@ -97,8 +100,8 @@ class State(NamedTuple):
     core: np.ndarray  # (1,)
     origins: np.ndarray  # of loads: L2 and HBM
     loads: np.ndarray  # (origins, MOST_LOADS, 4), rings: next piece, pieces left, mbarrier, bytes
-    wants: np.ndarray  # (actors, pipes): of its vector work alone, in 1/64 of a pipe
-    slowed: np.ndarray  # (actors, pipes): by those that share the pipe, in 1/64
+    wants: np.ndarray  # (actors, pipes): what its vector work needs of a pipe when it runs alone, in 1/64 of the pipe
+    slowed: np.ndarray  # (actors, pipes): how long it takes by those that share the pipe, in 1/64 of its time alone
     groups: np.ndarray  # (actors, IN_FLIGHT): completion of the newest group, of the one before and so on
     stored: np.ndarray  # (actors, IN_FLIGHT): when stores have read their slots, likewise
     flight: np.ndarray  # (actors, window), rings: completion of the last instructions
@@ -108,7 +111,7 @@ class State(NamedTuple):
 
 @_inlined
 def _complete(s, b, now):
-    """End the phase of mbarrier ``b`` if all has arrived, and wake those who wait for it."""
+    """End the phase of mbarrier ``b`` if all arrivals and bytes are there, and wake the actors that wait for it."""
     barrier = s.mbarriers[b]
     if barrier.pending > 0 or barrier.bytes > 0:
         return
@@ -123,7 +126,7 @@ def _complete(s, b, now):
 
 @_inlined
 def _push(newest, value):
-    """Put a value in front of others, of which the last is dropped."""
+    """Put a value in front of the array ``newest``; its last value drops out."""
     for i in range(newest.size - 1, 0, -1):
         newest[i] = newest[i - 1]
     newest[0] = value
@@ -131,7 +134,7 @@ def _push(newest, value):
 
 @_inlined
 def _vector(s, a, now, x):
-    """Run one chunk of vector work: as long as it takes alone, or as those let it that share its pipes."""
+    """Run one chunk of vector work: it takes its time alone, or longer where others share its pipes."""
     me = s.actors[a]
     if me.part == s.work[x, CHUNKS]:
         return DONE
@@ -164,7 +167,7 @@ def _vector(s, a, now, x):
 
 @_inlined
 def _held(s, a, now):
-    """Return how many 64ths as long a chunk takes beside the vector work of others at least."""
+    """Return how long a chunk takes at least beside the vector work of others, in 1/64 of its time alone."""
     held = np.int64(64)
     for other in range(s.actors.size):
         if other != a and s.actors[other].until > now:
@@ -174,7 +177,7 @@ def _held(s, a, now):
 
 @_inlined
 def _wgmma(s, a, now, x):
-    """Issue one instruction, or wait until as many as are admitted have left room for it."""
+    """Issue one instruction, or wait until the window of admitted instructions has room for it."""
     me = s.actors[a]
     core = s.core[0]
     instructions = s.gemm[x, 0]
@@ -202,7 +205,7 @@ def _wgmma(s, a, now, x):
 
 @_inlined
 def _load(s, a, now, pc):
-    """Put a copy by TMA behind those of its origin; its pieces land one by one."""
+    """Queue a copy by TMA behind the other copies from its origin, L2 or HBM; its pieces land one by one."""
     scalars = s.scalars[0]
     size = s.ops[pc, 2]
     far = s.ops[pc, 4]
@@ -224,7 +227,7 @@ def _load(s, a, now, pc):
 
 @_inlined
 def _leave(s, now, size, adds):
-    """Send so many bytes to global memory behind what leaves before."""
+    """Send ``size`` bytes to global memory behind those that leave before; ``adds`` if they are added there."""
     scalars = s.scalars[0]
     ticks = -(-size // PIECE_SIZE) * (scalars.piece_reduce if adds else scalars.piece_store)
     s.core[0].egress = max(now, s.core[0].egress) + ticks
@@ -247,7 +250,7 @@ def _store(s, a, now, size, adds):
 
 @_inlined
 def _wait(s, a, now, x, parity):
-    """Poll an mbarrier, and fall asleep where its phase is not over."""
+    """Poll an mbarrier, and fall asleep if its phase is not over."""
     if (s.mbarriers[x].phase & 1) != parity:
         return now + s.scalars[0].mbarrier_poll
     s.actors[a].sleeps_on = x
@@ -257,7 +260,7 @@ def _wait(s, a, now, x, parity):
 
 @_inlined
 def _join(s, a, now, x, sleeps):
-    """Arrive at a named barrier, and sleep there; the last one wakes all, itself too."""
+    """Arrive at a named barrier, and sleep there if ``sleeps``; the last to arrive wakes all sleepers."""
     place = s.mbarriers.size + x
     if sleeps:
         s.actors[a].sleeps_on = place
@@ -276,7 +279,7 @@ def _join(s, a, now, x, sleeps):
 
 @_inlined
 def _begin(s, a, now, kind, pc):
-    """Do what takes its time once; return when its actor goes on."""
+    """Start an operation that has one duration, not parts; return the tick at which its actor goes on."""
     x = s.ops[pc, 1]
     if kind == LOAD:
         return _load(s, a, now, pc)
@@ -294,7 +297,7 @@ def _begin(s, a, now, kind, pc):
 
 @_inlined
 def _step(s, a, now):
-    """Do the current operation, or a part of it; return when its actor goes on, or that it is over."""
+    """Do the current operation or its next part; return the tick at which the actor goes on, or DONE."""
     me = s.actors[a]
     kind = s.ops[me.pc, 0]
     x = s.ops[me.pc, 1]
@@ -303,7 +306,7 @@ def _step(s, a, now):
     if kind == WGMMA:
         return _wgmma(s, a, now, x)
     if kind in (LOAD, STORE, REDUCE, WAIT, BAR_SYNC, DELAY):
-        if me.part:
+        if me.part:  # it was started before, and its time is over now
             return DONE
         me.part = 1
         return _begin(s, a, now, kind, me.pc)
@@ -326,7 +329,7 @@ def _step(s, a, now):
 
 @_inlined
 def _advance(s, a, now):
-    """Run an actor until something takes time."""
+    """Run an actor until one of its operations takes time, or all are done."""
     me = s.actors[a]
     s.core[0].end = max(s.core[0].end, now)
     resume = now
@@ -342,7 +345,7 @@ def _advance(s, a, now):
 
 @_inlined
 def _land(s, far):
-    """Write the next piece of the first load from an origin to shared memory."""
+    """Write the next piece of the oldest load from an origin, L2 or HBM, to shared memory."""
     scalars = s.scalars[0]
     core = s.core[0]
     entry = s.loads[far, s.origins[far].head % MOST_LOADS]
@@ -360,8 +363,11 @@ def _land(s, far):
 
 @njit(cache=True, _nrt=False)  # type: ignore[call-overload]
 def run(s):
-    """Run to the end, or until nobody can go on: pieces of loads first, then the actor that wakes first."""
-    # Plain numbers would be literals to numba at first, for which it compiles each function that is called once more.
+    """Run a state to the end, or until no actor can go on.
+
+    What comes first in time goes first. At one tick pieces of loads go before actors, and lower indices before higher.
+    """
+    # numba takes plain numbers for literals at first, and would compile every function called with them once more
     nobody = np.int64(-1)
     never = np.int64(NEVER)
     while True:

@@ -1,6 +1,8 @@
 """Hardware constants with their origin, read from ``machines/*.toml``.
 
 A constant carries a value, its unit, where it comes from and how it was obtained; reports list the assumed ones.
+:mod:`fa3_simulator.costs` turns the constants into costs of operations. What error bounds assume of a machine is in
+:mod:`fa3_reference.bounds.device`.
 """
 
 from __future__ import annotations
@@ -42,11 +44,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """One GPU, equal to itself alone, so that what was simulated on it is quickly found again.
+    """The constants of one GPU. A machine equals only itself, so that caches of simulations find it quickly.
 
-    Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores.
-    Times at another SM clock: on-chip cycles stay; memory latency and HBM bandwidth are wall-clock constants
-    (``*_ns``).
+    Cycles are SM clocks; pipe intervals are cycles per warp instruction on one of the four sub-cores. At another SM
+    clock, on-chip cycles stay the same, while memory latency and HBM bandwidth are wall-clock constants (``*_ns``).
 
     Parameters
     ----------
@@ -57,17 +58,17 @@ class Machine:
     max_clock_mhz : Constant
         Largest SM clock.
     smem_bytes : Constant
-        Shared memory of a CTA, opt-in.
+        Shared memory that a CTA may opt in to.
     registers : Constant
         32-bit registers of an SM.
     tensor_flops_16bit : Constant
         Dense FLOP per cycle and SM; e4m3 twice that.
     wgmma_tail_cycles : Constant
-        Last instruction's issue slot to visible accumulators.
+        From the end of a group's last instruction to visible accumulators.
     wgmma_issue_cycles : Constant
         Between two wgmma of one warpgroup, of 128 columns; others in proportion.
     wgmma_window : Constant
-        Instructions admitted per warpgroup.
+        Instructions of one warpgroup that may be in flight.
     wgmma_rs_cycles : Constant
         Additional cycles of an instruction whose A comes from registers.
     smem_bytes_per_cycle : Constant
@@ -81,11 +82,11 @@ class Machine:
     mufu_cycles : Constant
         Interval of an exponential in the special-function unit.
     mufu_lone_cycles : Constant
-        Interval of an exponential of one warp alone, among the other instructions of a softmax, which it hides.
+        Interval of an exponential where one warp runs alone; the other instructions of its softmax hide behind it.
     shuffle_cycles : Constant
-        Interval of one of the four shuffles that reduce two rows over a quad, with what waits for them.
+        Interval of one of the four shuffles that reduce two rows over a quad, with the instructions that wait for them.
     trip_cycles : Constant
-        Matrices loaded, permuted and stored by one warp: latency.
+        Latency of one trip: a warp loads matrices, permutes them and stores them.
     issue_under_wgmma : Constant
         Factor on ``issue_cycles`` while wgmma runs.
     alu_under_wgmma : Constant
@@ -101,47 +102,47 @@ class Machine:
     trip_under_wgmma : Constant
         Factor on ``trip_cycles`` while wgmma runs.
     fma_tensor_cycles : Constant
-        What a multiply-add takes from the tensor core, beside wgmma of 128 columns.
+        Time that a multiply-add takes from the tensor core while wgmma of 128 columns run.
     fma_tensor_narrow : Constant
-        Share of that for 64 columns.
+        Factor on that for wgmma of 64 columns.
     fma_tensor_wide : Constant
-        And for 256.
+        Factor on that for wgmma of 256 columns.
     held_up_factor : Constant
-        How many times as long other warps take beside multiply-adds alone.
+        How many times as long other warps take beside a warp that issues multiply-adds alone.
     mbarrier_hop_cycles : Constant
-        Last arrival to a waiting warp running.
+        From the last arrival at an mbarrier until a waiting warp runs.
     mbarrier_poll_cycles : Constant
-        A wait that finds its phase complete.
+        Duration of a wait at an mbarrier whose phase is complete.
     named_barrier_cycles : Constant
-        Last arrival to a waiting warp running.
+        From the last arrival at a named barrier until a waiting warp runs.
     warp_skew_cycles : Constant
-        From the first to the last of a warpgroup's warps, beside another warpgroup.
+        From the first to the last of a warpgroup's warps where another warpgroup runs beside it.
     tma_issue_cycles : Constant
-        Producer warp, per bulk instruction of at most tma_box_bytes.
+        Time of the producer warp for each bulk instruction of at most tma_box_bytes.
     tma_box_bytes : Constant
         Largest bulk instruction of TMA.
     memory_latency_ns : Constant
-        TMA load to a complete barrier but for its bytes, all SMs loading.
+        From a TMA load to its complete barrier, less the time of its bytes, while all SMs load.
     l2_bytes_per_cycle : Constant
-        Per SM, all SMs loading.
+        Rate from L2 to one SM while all SMs load.
     hbm_bytes_per_ns : Constant
-        HBM to one SM, all SMs loading.
+        Rate from HBM to one SM while all SMs load.
     hbm_lone_bytes_per_cycle : Constant
-        Of one SM while the others load nothing from there.
+        Rate from HBM to one SM while the others load nothing from there.
     store_bytes_per_cycle : Constant
-        Of TMA stores of one SM.
+        Rate of TMA stores of one SM.
     reduce_bytes_per_ns : Constant
-        Of fp32 that one SM adds to global memory, by TMA or from registers.
+        Rate at which one SM adds fp32 to global memory, by TMA or from registers.
     l2_latency_ns : Constant
-        A thread's load from L2, or what it wrote becoming visible there.
+        Latency of a thread's load from L2, and of its writes becoming visible there.
     proxy_fence_cycles : Constant
-        Fence.proxy.async behind matrix stores.
+        Duration of fence.proxy.async behind matrix stores.
     cold_code_cycles : Constant
-        Instruction fetch of half of what a tile executes once, per consumer.
+        Instruction fetch of half of the code that a tile executes once, per consumer.
     launch_cycles : Constant
-        Kernel launch to the first instruction of a CTA, and from its end to the next launch.
+        From kernel launch to the first instruction of a CTA, plus from its end to the next launch.
     drain_cycles : Constant
-        What that takes longer behind a forward's loads and stores.
+        Additional cycles of that behind a forward's loads and stores.
     """
 
     name: str
@@ -202,7 +203,7 @@ class Machine:
         Returns
         -------
         dict of str to Constant
-            With units and origins; ``machine[name]`` is the value alone.
+            Constants with units and origins; ``machine[name]`` is the value alone.
         """
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
 
@@ -212,13 +213,13 @@ class Machine:
         Returns
         -------
         list of str
-            In declaration order.
+            Their names, in declaration order.
         """
         return [name for name, constant in self.constants().items() if constant.kind == "assumed"]
 
 
 def built_in() -> list[str]:
-    """Names of the machine files that ship.
+    """Return the names of the machine files that ship with the package.
 
     >>> built_in()
     ['h100', 'h200']
@@ -244,6 +245,8 @@ def load(name: str) -> Machine:
     ------
     ValueError
         If the name is unknown or the file is malformed; the message names key and line.
+    OSError
+        If the file cannot be read.
 
     Examples
     --------
@@ -261,7 +264,7 @@ def load(name: str) -> Machine:
 
 
 def parse(text: str, origin: str = "machine file") -> Machine:
-    """Build a machine from the text of its file; ValueError as in :func:`load`."""
+    """Build a machine from the text of its file; ``origin`` names it in messages. ValueError as in :func:`load`."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -296,7 +299,7 @@ def _constant(table: object, key: str, where: str) -> Constant:
 
 
 def _line(text: str, key: str) -> int:
-    """Line on which a table of this name starts (0 when written in an unusual way)."""
+    """Return the line on which a table of this name starts; 0 where it is written in an unusual way."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(rf"\s*(\[\s*)?{re.escape(key)}\s*[\]=]", line):
             return number

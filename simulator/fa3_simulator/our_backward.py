@@ -1,12 +1,15 @@
 """The warps of our backward kernel, transcribed from :mod:`fa3_kernels.gluon.backward` and what Triton makes of it.
 
-Triton adds barriers over a warpgroup's warps, in front of what is written to shared memory and in front of wgmma that
-reads it; they stand here as in the PTX of the launches that the audit compiles, from which those around the exchange of
-dS are taken (:mod:`fa3_kernels.gluon.surplus_barriers`). The fence that shows staged dQ to TMA is executed by the warp
-that adds it, behind the barrier.
+:mod:`fa3_simulator.backward` builds the whole CTA from these consumers; those of upstream are in that module.
 
-Behind the last row block of a tile the scores of one more are computed that does not exist. They are of whatever its
-slot holds and nobody reads them, so that the operand is none of the ring's.
+Triton adds barriers over a warpgroup's warps in front of writes to shared memory, and in front of wgmma and TMA that
+read what was written. ``join_warps`` is such a barrier. They are placed as in the PTX of the launches that the audit
+compiles, without the ones around the exchange of dS, which are removed there
+(:mod:`fa3_kernels.gluon.surplus_barriers`). The fence that shows staged dQ to TMA is executed by the warp that adds dQ,
+behind the barrier.
+
+Behind the last row block of a tile the kernel computes the scores of one row block more, which does not exist. It reads
+whatever is in the slot and nobody uses the result, so the program names an operand outside the ring (``_ANY``).
 """
 
 from __future__ import annotations
@@ -18,14 +21,17 @@ _ANY = (Slot("any row block", 0),)
 
 
 class _Ours(BackwardConsumer):
-    """A consumer of our kernel: what both kinds of it have in common."""
+    """What both kinds of consumers of our kernel have in common."""
 
     def weights(self, *, is_masked: bool) -> None:
         self.stream.vector(self.work["beside exp2"])
         super().weights(is_masked=is_masked)
 
     def hand_on(self, name: str, *, joins: bool) -> None:
-        """dQ, or a part of it, to the warp that adds it."""
+        """Hand dQ, or the part of it in accumulator ``name``, to the warp that adds it to memory.
+
+        ``joins``: the compiled code has a barrier over the warps in front of this write.
+        """
         stream = self.stream
         shared = self.shared
         w = self.index
@@ -39,7 +45,7 @@ class _Ours(BackwardConsumer):
 
 
 class Paired(_Ours):
-    """One of two warpgroups with half of the keys each."""
+    """One of two warpgroups that compute all five products, each for half of the keys."""
 
     def begin(self) -> None:
         self.wait_full(self.shared.q_full, self.step)
@@ -86,21 +92,22 @@ class Paired(_Ours):
         shared = self.shared
         w = self.index
         stream.wgmma_wait(0)
-        stream.bar_sync(shared.both)  # the other one has read these keys for its dQ
+        stream.bar_sync(shared.both)  # the other warpgroup has read these keys for its dQ
         for name in ("dV", "dK"):
             stream.read(self.accumulators[name])
         stream.write(shared.v[w])
-        self.join_warps()
+        self.join_warps()  # Triton's barrier between two writes to shared memory
         stream.write(shared.k[w])
         stream.vector(self.work["dK and dV to shared memory"])
         self.fence()
         stream.store(shared.v[w], shared.v[w].bytes)
-        self.join_warps()
+        self.join_warps()  # one thread starts the store of what all warps have written
         stream.store(shared.k[w], shared.k[w].bytes)
 
 
 class Split(_Ours):
-    """At head_dim 192 and 256 the first of two warpgroups forms S and keeps dV, the second dP and dK; both all keys."""
+    """One of two warpgroups that share the products at head_dim 192 and 256: the first computes S and dV of all keys,
+    the second dP and dK."""
 
     dout = 0  # the slot of dO of a row block
 
@@ -158,7 +165,7 @@ class Split(_Ours):
         self.join_warps()
 
     def queries(self) -> None:
-        """A share of dQ's channels, behind dV or dK; what those read is handed back when they are done."""
+        """Add this warpgroup's channels of dQ, behind its dV or dK, and hand back the slot that dV or dK has read."""
         stream = self.stream
         shared = self.shared
         q = self.step % self.s.num_stages
@@ -176,10 +183,10 @@ class Split(_Ours):
         stream = self.stream
         shared = self.shared
         slot = shared.k[0] if self.index else shared.v[0]
-        stream.bar_sync(shared.both)  # the other one has read K and V
+        stream.bar_sync(shared.both)  # the other warpgroup has read K and V
         stream.read(self.accumulators["dK" if self.index else "dV"])
         stream.write(slot)
         stream.vector(self.work["dK and dV to shared memory"])
         self.fence()
-        self.join_warps()
+        self.join_warps()  # one thread starts the store of what all warps have written
         stream.store(slot, slot.bytes)

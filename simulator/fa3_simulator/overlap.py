@@ -1,11 +1,11 @@
-"""How well a schedule overlaps: efficiencies, and a ledger that gives every idle tensor core tick one
-cause.
+"""How well a schedule overlaps: efficiencies, and a ledger that gives every idle tick of the tensor core one cause.
 
-With T the time of a run and T_r the busy time of resource r: tensor efficiency U = T_tensor / T; overlap efficiency B =
-max_r T_r / T, 1 when the busiest resource never waits; hidden softmax H = 1 - (T - T_tensor) / T_softmax, where
-T_softmax is the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is. Where it is
-negative, the tensor core idles for longer than that work takes, and so for another reason. Of a backward it says
-nothing about the softmax, for dS and dQ are vector work too.
+They are computed from a program and its :class:`~fa3_simulator.trace.Trace`. Let T be the time of a run and T_r the
+busy time of resource r. The tensor efficiency is U = T_tensor / T. The overlap efficiency is B = max_r T_r / T, which
+is 1 when the busiest resource never waits. The hidden softmax is H = 1 - (T - T_tensor) / T_softmax, where T_softmax is
+the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is. H is negative where the
+tensor core idles for longer than that work takes, so for another reason. For a backward H says nothing about the
+softmax, as dS and dQ are vector work too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Efficiencies of one run; ``binds`` is the busiest resource; ``ledger`` in ticks, summing to T - T_tensor."""
+    """Efficiencies of one run; ``binds`` names the busiest resource, and ``ledger`` has the idle ticks of each cause,
+    which sum to T - T_tensor."""
 
     tensor_efficiency: float
     overlap_efficiency: float
@@ -62,7 +63,7 @@ class Overlap:
 
 
 def softmax_ticks(program: Program, costs: Costs) -> int:
-    """Vector work and row statistics of all actors that issue wgmma, each run alone on an idle machine."""
+    """Return the ticks of the vector work of all actors that issue wgmma, each run alone on an idle machine."""
     total = 0
     for actor in program.actors:
         rows = actor.ops.tolist()
@@ -75,7 +76,7 @@ def softmax_ticks(program: Program, costs: Costs) -> int:
 
 
 def _cause(program: Program, actor: int, index: int) -> str:
-    """Ledger entry of an operation that the next issuer was busy with."""
+    """Return the cause, one of CAUSES, for an operation that held up the warpgroup which issues the next wgmma."""
     kind = int(program.actors[actor].ops[index][0])
     text = program.describe(actor, index)
     if kind == Op.WAIT:
@@ -108,16 +109,16 @@ def _stages_dq(program: Program, actor: int, index: int) -> bool:
 def ledger(program: Program, trace: Trace) -> dict[str, int]:
     """Attribute every tick in which the tensor core idles.
 
-    What multiply-adds took from wgmma under way comes first. The rest of an idle stretch belongs to the warpgroup that
-    ends it by issuing: what that one was doing is the cause. Before the first instruction all is prologue, after the
-    last one epilogue.
+    The time that multiply-adds took from wgmma under way comes first. The rest of an idle stretch belongs to the
+    warpgroup that ends it by issuing: the operation that it was busy with is the cause. Everything before the first
+    instruction is prologue, and everything after the last one epilogue.
 
     Returns
     -------
     dict
         Cause -> ticks, summing exactly to ``trace.end - trace.busy["tensor"]``.
     """
-    found: Counter[str] = Counter()
+    idle_ticks: Counter[str] = Counter()
     spans: dict[int, list] = {}
     for span in trace.spans:
         spans.setdefault(span.actor, []).append(span)
@@ -125,11 +126,11 @@ def ledger(program: Program, trace: Trace) -> dict[str, int]:
     free = 0
     for number, burst in enumerate(trace.bursts):
         lost = min(burst.taken, max(0, burst.start - free))
-        found["multiply-adds"] += lost
+        idle_ticks["multiply-adds"] += lost
         free += lost
         idle = burst.start - free
         if idle > 0 and number == 0:
-            found["prologue"] += idle
+            idle_ticks["prologue"] += idle
         elif idle > 0:
             mine = spans[burst.actor]
             i = cursor[burst.actor]
@@ -140,19 +141,19 @@ def ledger(program: Program, trace: Trace) -> dict[str, int]:
             while i < len(mine) and mine[i].start < burst.start:
                 piece = min(mine[i].stop, burst.start) - max(mine[i].start, free)
                 if mine[i].row == burst.row and int(program.actors[burst.actor].ops[burst.row][0]) == Op.WGMMA:
-                    found["operand fetch"] += piece
+                    idle_ticks["operand fetch"] += piece
                 else:
-                    found[_cause(program, burst.actor, mine[i].row)] += piece
+                    idle_ticks[_cause(program, burst.actor, mine[i].row)] += piece
                 left -= piece
                 i += 1
-            found["issue"] += left
+            idle_ticks["issue"] += left
         free = burst.stop
-    found["epilogue"] += trace.end - free
-    return {cause: found[cause] for cause in CAUSES if found[cause]}
+    idle_ticks["epilogue"] += trace.end - free
+    return {cause: idle_ticks[cause] for cause in CAUSES if idle_ticks[cause]}
 
 
 def measure(program: Program, costs: Costs, trace: Trace) -> Overlap:
-    """Efficiencies and ledger of a run."""
+    """Return the efficiencies and the ledger of a run."""
     resources = {name: trace.busy[name] for name in RESOURCES}
     binds = max(resources, key=lambda name: resources[name])
     alone = softmax_ticks(program, costs)

@@ -1,7 +1,8 @@
-"""Keys and values in pages of a cache: a copy by TMA for every page, and the tiles of launches over a cache.
+"""How a launch of our forward is simulated where keys and values lie in pages of a cache.
 
-Pages cost the producer time, as every copy has its instruction and its entry of the page table; what is copied is the
-same. The kernel that schedules a batch on the GPU, in front of the others, is not simulated.
+Every page is a copy by TMA of its own. That costs the producer time, for its instruction and its entry of the page
+table; the bytes are the same. :func:`paged` changes the machine and the tile accordingly. The kernel that schedules a
+batch on the GPU, in front of the others, is not simulated.
 """
 
 from __future__ import annotations
@@ -16,27 +17,36 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator.cta import AnyConfig
 from fa3_simulator.machine import Machine
 
-# Of a copy of a page, its entry of the page table read. Launches over pages of 16 keys on an H200 fit it, at 1755 MHz,
-# which was not recorded beside them (reports/h200/serving): 104 in 16 bits and 115 in e4m3.
+# Cycles of the producer for a copy of a page, reading its entry of the page table included. Fitted to launches over
+# pages of 16 keys on an H200 at 1755 MHz, a clock that was not recorded beside them (reports/h200/serving): 104 in 16
+# bits and 115 in e4m3.
 PAGE_CYCLES = 110.0
 
 
 def paged(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, page_size: int, *, keeps_tile: bool = False
 ) -> tuple[Config, Machine]:
-    """Return a launch and a machine as they are where keys and values lie in pages.
+    """Return the configuration and the machine with which to simulate a launch whose keys and values lie in pages.
 
     Parameters
     ----------
     problem : AttentionProblem
-        Of sequences alike.
+        What is computed; all its sequences have one length.
     config : Config
-        Of our own kernels.
+        A forward of our own kernels.
     machine : Machine
+        The GPU, for a launch without pages.
     page_size : int
         Keys of a page, a multiple of 8 that divides the keys of a tile, or is a multiple of them.
     keeps_tile : bool
-        Whether the tile stays as it is in ``config``; otherwise :func:`fa3_kernels.plan.choose.over_cache` says it.
+        Whether the tile stays as it is in ``config``; otherwise :func:`fa3_kernels.plan.choose.over_cache` chooses it.
+
+    Returns
+    -------
+    config : Config
+        The configuration, with the tile of a launch over a cache.
+    machine : Machine
+        The same machine where a page holds a tile or more; otherwise one whose TMA copies at most a page at a time.
 
     Raises
     ------

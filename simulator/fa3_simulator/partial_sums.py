@@ -1,9 +1,11 @@
 """A consumer of our FP8 kernel where P V is summed in parts, transcribed from :mod:`fa3_kernels.gluon.forward_fp8`.
 
-A part is a chunk of the keys (``promotion_interval``) and a slice of the channels (as many as registers allow); without
-promotion at head_dim 256 there is one, straight into O. Two parts are in flight at a time and Q K^T of the next block
-follows the last one; with promotion at 192 and 256, or without overlap, each is waited for before the next. The softmax
-then waits for all of them, so that only the other warpgroup's GEMMs run under it.
+A part is a chunk of the keys (``promotion_interval``) times a slice of the channels (as many as registers allow).
+Without promotion at head_dim 256 there is one part, straight into O. Two parts are in flight at a time, and Q K^T of
+the next block follows the last one. With promotion at 192 and 256, or without overlap, each part is waited for before
+the next is started. The softmax then waits for all of them, so that only the other warpgroup's GEMMs run under it.
+:mod:`fa3_simulator.forward` decides which kernels have this consumer; the others have
+:class:`fa3_simulator.consumer.Consumer`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
 
 
 class PartsConsumer(Consumer):
-    """One consumer warpgroup that starts P V in front of the next scores."""
+    """One consumer warpgroup that starts P V of a block, in parts, in front of the scores of the next block."""
 
     def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
         super().__init__(builder, shared, index, registers)
@@ -27,16 +29,18 @@ class PartsConsumer(Consumer):
         self.width = s.head_dim_v // slices  # channels of a part
         self.part = Gemm("P V", s.tile_n * s.bits // 256 // chunks, self.width, s.bits, True)
         self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
-        elements = self.width // 2  # of a lane
+        elements = self.width // 2  # elements of a lane
         self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
 
     def issue_part(self, part: int) -> None:
         self.issue(self.part, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
 
     def add_parts(self, early: bool, last: Callable[[], None]) -> None:
-        """Add all parts of P V; ``last`` starts what follows, before the last part is waited for if ``early``.
+        """Start all parts of P V and add those that are done to O.
 
-        Those of the last chunk of the keys are added in the softmax, unless registers are too short for that.
+        ``last`` starts what follows; if ``early`` it is called before the last part is waited for, and each part is
+        started before the one in front of it is waited for. The parts of the last chunk of the keys are added in the
+        softmax, unless registers are too short for that.
         """
         count = len(self.outputs)
         self.issue_part(0)
@@ -51,12 +55,13 @@ class PartsConsumer(Consumer):
                 last() if is_last else self.issue_part(part + 1)
 
     def add_part(self, part: int) -> None:
-        """Add a part that is done; the factor of the rescaling is in the same instruction."""
+        """Add a part that is done to O; the same multiply-add rescales O."""
         self.stream.read(self.outputs[part])
         self.stream.vector(self.add)
 
     def rotated_block(self) -> None:
-        """Two or three GEMMs in flight: parts of P V, each started when an earlier one is added, then the scores."""
+        """Add P V and the next scores with two or three GEMMs in flight: a part of P V, or then a piece of the scores,
+        is started when an earlier part has been added."""
         step = self.step
         count = len(self.outputs)
         pieces = max(1, self.s.tile_n // self.width)
@@ -108,7 +113,7 @@ class PartsConsumer(Consumer):
         self.finish_softmax()
 
     def last_output(self, number: int, lead: int | None) -> None:
-        if lead is not None:  # with two slots for Q, whatever the switches say
+        if lead is not None:  # the next tile's Q has a slot of its own
             self.wait_full(self.shared.q_full, number + 1)
         self.take_turn()
         if lead is None:

@@ -1,4 +1,8 @@
-"""The producer of a warp-specialised forward kernel: loads by TMA, and for e4m3 the transpose of V."""
+"""The producer of a warp-specialised forward kernel: loads by TMA, and for e4m3 the transpose of V.
+
+:mod:`fa3_simulator.forward` builds the whole CTA; its consumers are in :mod:`fa3_simulator.consumer`. The loads of a
+backward are in :mod:`fa3_simulator.backward`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from fa3_simulator.vector_work import transpose_trip, transpose_trips
 
 
 def _place(count: int, period: int) -> int:
-    """Return what a count of steps or tiles means to rings that come round in ``period``: from the second round on the
-    same.
+    """Return the place of a count of steps or tiles in rings that come round in ``period``.
+
+    The first round has places of its own, as nobody waits for slots in it; all later rounds are alike.
 
     >>> [_place(count, 4) for count in (3, 4, 7, 8, 13)]
     [3, 4, 7, 4, 5]
@@ -20,19 +25,17 @@ def _place(count: int, period: int) -> int:
 
 
 class Producer:
-    """Loads Q, K and V by TMA; a warpgroup that transposes V too does so a step behind the loads."""
+    """Adds the loads of Q, K and V by TMA; where V is transposed too, that is done a step behind the loads."""
 
     def __init__(self, builder: Builder, shared: Resources, registers: int) -> None:
         self.shared = shared
         self.s = shared.config
         self.stream = builder.actor("producer", WARPGROUP_THREADS if self.s.transposes_v else WARP_THREADS, registers)
         self.step = 0
-        self.pending: int | None = None  # step whose V is not handed over yet
+        self.pending: int | None = None  # step whose V is not loaded, or not transposed, yet
 
     def run(self, tiles: list[TileBlocks]) -> None:
-        """Add all tiles of the CTA. The first time round nobody waits for slots; from then on loads repeat
-        themselves.
-        """
+        """Add all tiles of the CTA; from the second round of the rings on the operations are repeated."""
         self.step = 0
         self.pending = None
         s = self.s
@@ -48,12 +51,12 @@ class Producer:
     def load_tile(self, number: int, blocks: int) -> None:
         s = self.s
         if s.query_slots == 1:
-            self.finish_pending()  # or the tile before could not end and hand Q back
+            self.finish_pending()  # without its V the tile before could not end and hand its only slot of Q back
         if not copies_queries(s):
             self.load_q(number)
         for block in range(blocks):
             stored = self.shared.stored if number and block == 0 and s.traits.output_in_v else None
-            if stored:
+            if stored:  # O of the tile before must have left V's memory
                 self.load_block(stored, number - 1)
             else:
                 place = (_place(self.step, 2 * s.num_stages), self.pending is None)
@@ -69,7 +72,8 @@ class Producer:
         self.stream.load(shared.q_full[slot], mine, is_far=True)
 
     def load_block(self, stored: Mbarrier | None, tile: int) -> None:
-        """K, then V; in front of it ``stored`` is waited for, of the tile before, as O borrows V's memory."""
+        """Load K of a block, then V. Where ``stored`` is given, wait in between until O of the tile before has left V's
+        memory; ``tile`` is the number of that tile."""
         s = self.s
         shared = self.shared
         slot = self.step % self.s.num_stages
@@ -98,7 +102,7 @@ class Producer:
         self.stream.load(shared.v_full[slot], shared.v[slot : slot + 1])
 
     def finish_pending(self) -> None:
-        """Hand over the V that is behind: transpose it, or load it only now."""
+        """Finish the V that is pending, if there is one: transpose it and hand it over, or load it only now."""
         if self.pending is None:
             return
         step = self.pending
@@ -123,7 +127,7 @@ class Producer:
         self.stream.arrive(shared.v_ready[slot])
 
     def join_warps(self, times: int) -> None:
-        """Barriers of a transposing producer's four warps that Triton puts around copies and trips."""
+        """Add Triton's barriers over the four warps of a transposing producer, around copies and trips."""
         if self.s.transposes_v and self.s.traits.joins_warps:
             for _ in range(times):
                 self.stream.bar_sync(self.shared.producer)

@@ -1,8 +1,9 @@
-"""A schedule as data: what each warp or warpgroup does, in order.
+"""A schedule as data: what each warp or warpgroup of a CTA does, in order, and the builder of such programs.
 
-The same program is read twice, for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
-operation is a row of five integers: the :class:`Op` and up to four operands, which are indices into the program's
-lists.
+Consumers and producers of the kernels write programs (:mod:`fa3_simulator.consumer`, :mod:`fa3_simulator.producer`).
+The same program is read for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
+operation is a row of five integers: the :class:`Op` and up to four operands, which are sizes or indices into the
+program's lists.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Op(IntEnum):
     BAR_SYNC = 10  # named barrier
     DELAY = 11  # machine constant in cycles, as an index into Program.delays
     READ = 12  # slot: the actor's own threads read it
-    WRITE = 13  # slot
+    WRITE = 13  # slot: the actor's own threads write it
     FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
     MARK = 15  # label
     REDUCE = 16  # bytes: vector reductions of the actor's own threads from registers to global memory
@@ -51,7 +52,8 @@ class Gemm(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Warp instructions by pipe of one warp, issued in ``chunks`` equal parts; shared memory traffic of all warps."""
+    """Vector work: the instructions of one warp by pipe, issued in ``chunks`` equal parts, and the shared memory
+    traffic of all warps of the actor."""
 
     name: str
     chunks: int
@@ -63,8 +65,8 @@ class Work(NamedTuple):
     shuffle: int = 0
     other: int = 0  # what needs the dispatch port alone: addresses, moves, branches
     smem_bytes: int = 0
-    stall: int = 0  # cycles in which nothing can be issued, as results are awaited
-    trips: int = 0  # one behind the other: load matrices, wait, permute, store
+    stall: int = 0  # cycles in which the warp issues nothing, as it waits for results
+    trips: int = 0  # how often, one behind the other, it loads matrices, waits, permutes and stores them
 
 
 class Mbarrier(NamedTuple):
@@ -81,8 +83,8 @@ class NamedBarrier(NamedTuple):
 class Slot(NamedTuple):
     """A buffer in shared memory, or an accumulator (bytes 0).
 
-    It has memory of its own, or lies in a ``memory`` that others share: in equal parts, which begin at the bytes ``at``
-    of it.
+    It has memory of its own, or it lies in a named ``memory`` that other slots share: in equal parts, which begin at
+    the bytes ``at`` of that memory.
     """
 
     name: str
@@ -92,19 +94,20 @@ class Slot(NamedTuple):
 
 
 def regions(slots: Sequence[Slot]) -> dict[tuple[int, ...], int]:
-    """Return how many bytes belong to which slots: two slots overlap where a region belongs to both.
+    """Cut shared memory into regions by the slots that cover them; return the bytes of each region.
 
-    A slot with memory of its own is a region, an accumulator too.
+    A key holds the indices of the slots that cover the region: two slots overlap if one key holds both. A slot with
+    memory of its own is one region, and so is an accumulator, of 0 bytes.
 
     Raises
     ------
     ValueError
-        For a slot in shared memory that has no equal parts.
+        If a slot in a named memory has no bytes, or its bytes cannot be cut into equal parts.
 
     >>> regions([Slot("v[0]", 96, "v"), Slot("v[1]", 96, "v", (96,)), Slot("out", 128, "v", (0, 64))])
     {(0, 2): 96, (1, 2): 32, (1,): 64}
     """
-    found: dict[tuple[int, ...], int] = {(i,): slot.bytes for i, slot in enumerate(slots) if not slot.memory}
+    sizes: dict[tuple[int, ...], int] = {(i,): slot.bytes for i, slot in enumerate(slots) if not slot.memory}
     memories: dict[str, list[tuple[int, int, int]]] = {}  # by memory, of each part: slot, first byte, end
     for i, slot in enumerate(slots):
         if not slot.memory:
@@ -114,13 +117,13 @@ def regions(slots: Sequence[Slot]) -> dict[tuple[int, ...], int]:
             raise ValueError(f"a slot in {slot.memory} must have equal parts of a byte or more, got {slot}")
         size = slot.bytes // parts
         memories.setdefault(slot.memory, []).extend((i, first, first + size) for first in slot.at)
-    for held in memories.values():
-        edges = sorted({edge for _, *ends in held for edge in ends})
+    for spans in memories.values():
+        edges = sorted({edge for _, *ends in spans for edge in ends})
         for first, end in pairwise(edges):
-            holders = tuple(dict.fromkeys(i for i, low, high in held if low <= first < high))
+            holders = tuple(dict.fromkeys(i for i, low, high in spans if low <= first < high))
             if holders:
-                found[holders] = found.get(holders, 0) + end - first
-    return found
+                sizes[holders] = sizes.get(holders, 0) + end - first
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One CTA."""
+    """The program of one CTA: its actors, and the lists that the operands of their operations index."""
 
     name: str
     actors: tuple[Actor, ...]
@@ -149,11 +152,11 @@ class Program:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of the buffers, bytes that several share once, and of the mbarriers."""
+        """Shared memory of the buffers and of the mbarriers; bytes that several buffers share count once."""
         return sum(regions(self.slots).values()) + 8 * len(self.mbarriers)
 
     def describe(self, actor: int, index: int) -> str:
-        """One operation in words, for messages and timelines."""
+        """Return operation ``index`` of an actor in words, for messages and timelines."""
         kind, x = (int(v) for v in self.actors[actor].ops[index][:2])
         op = Op(kind)
         names = {
@@ -180,7 +183,7 @@ class Program:
 
 @dataclass(slots=True)
 class _Names:
-    """Items by first use."""
+    """Numbers items by their first use: a call returns the index of an item."""
 
     index: dict = field(default_factory=dict)
 
@@ -190,18 +193,18 @@ class _Names:
 
 @dataclass(slots=True)
 class Stream:
-    """Operations of one actor under construction."""
+    """Operations of one actor under construction; each method adds the operation of its name."""
 
     program: Builder
     name: str
     threads: int
     registers: int
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    parts: list[np.ndarray] = field(default_factory=list)  # what stands in front of the rows
-    known: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    parts: list[np.ndarray] = field(default_factory=list)  # operations in front of the rows
+    known: dict[Hashable, np.ndarray] = field(default_factory=dict)  # operations of each key of :meth:`repeated`
 
     def restart(self) -> None:
-        """Drop all operations, but know again what was repeated."""
+        """Drop all operations, but keep those that :meth:`repeated` knows."""
         self.rows = []
         self.parts = []
 
@@ -216,7 +219,11 @@ class Stream:
         self.rows = []
 
     def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
-        """Add what ``emit`` adds, which is called once for every key: the same operations belong to equal keys."""
+        """Add the operations that ``emit(*arguments)`` adds to this stream.
+
+        It is called once for every key and its operations are copied from then on, so equal keys must mean equal
+        operations.
+        """
         if self.rows:
             self._close()
         if key not in self.known:
@@ -239,13 +246,14 @@ class Stream:
         self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
 
     def wgmma_wait(self, in_flight: int) -> None:
-        """Wait until at most so many groups of wgmma are in flight; ValueError for less than none."""
+        """Wait until at most ``in_flight`` groups of wgmma are in flight; ValueError for a negative number."""
         if in_flight < 0:
             raise ValueError(f"a wait leaves 0 groups of wgmma or more in flight, got {in_flight}")
         self._add(Op.WGMMA_WAIT, in_flight)
 
     def load(self, barrier: Mbarrier, slots: Iterable[Slot], *, is_far: bool = False) -> None:
-        """Expect the bytes of all slots and load them; ``is_far``, from HBM, as no other CTA has loaded them."""
+        """Expect the bytes of all slots at a barrier, and load them: from L2, or with ``is_far`` from HBM, where no
+        other CTA has loaded them before."""
         slots = tuple(slots)
         index = self.program.mbarriers(barrier)
         self._add(Op.EXPECT, index, sum(slot.bytes for slot in slots))
@@ -274,14 +282,17 @@ class Stream:
         self._add(Op.BAR_SYNC, self.program.named_barriers(barrier))
 
     def release(self, barrier: Mbarrier | NamedBarrier) -> None:
-        """Hand a slot of a ring back."""
+        """Hand a slot of a ring back, by an arrival at its barrier of either kind."""
         if isinstance(barrier, NamedBarrier):
             self.bar_arrive(barrier)
         else:
             self.arrive(barrier)
 
     def acquire(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
-        """Wait until a slot's ``use``-th occupant (from 0) may be written."""
+        """Wait until the slot for the ``use``-th content of a ring (from 0) may be written.
+
+        The first content of every slot needs no wait.
+        """
         slot = use % len(barriers)
         turn = use // len(barriers)
         barrier = barriers[slot]
@@ -309,7 +320,7 @@ class Stream:
 
 
 class Builder:
-    """Collects streams; names become indices at first use."""
+    """Collects the streams of a program; gemms, barriers, slots and so on get their indices at first use."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -323,7 +334,7 @@ class Builder:
         return stream
 
     def restart(self) -> None:
-        """Drop all operations for another program: of the same actors, and with names that keep their indices."""
+        """Drop all operations to build another program with the same actors; names keep their indices."""
         for stream in self.streams:
             stream.restart()
 

@@ -1,4 +1,7 @@
-"""What the warps of one CTA share: slots, mbarriers and named barriers of a configuration."""
+"""What the warps of one CTA of a forward share: the slots, mbarriers and named barriers of a configuration.
+
+Those of a backward are in :mod:`fa3_simulator.backward_resources`.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,20 @@ from fa3_simulator.schedules import copies_queries
 
 
 def slots(name: str, count: int, size: int) -> tuple[Slot, ...]:
-    """Return a ring's slots of so many bytes, one behind the other in the ring's memory."""
+    """Return the ``count`` slots of a ring, ``size`` bytes each, one behind the other in the ring's memory."""
     return tuple(Slot(f"{name}[{i}]", size, name, (i * size,)) for i in range(count))
 
 
 def filled(name: str, count: int, arrivals: int = 1) -> tuple[Mbarrier, ...]:
-    """Return the barriers of a ring that say that a slot has been filled."""
+    """Return the barriers of a ring that tell that a slot has been filled, by ``arrivals`` arrivals."""
     return tuple(Mbarrier(f"{name}_full[{i}]", arrivals) for i in range(count))
 
 
 def emptied(
     name: str, count: int, config: Config | BackwardSchedule, first: int
 ) -> tuple[Mbarrier | NamedBarrier, ...]:
-    """Return the barriers through which a ring's slots are handed back: named ones from ``first`` on, or mbarriers."""
+    """Return the barriers through which a ring's slots are handed back: mbarriers, or named ones with identities from
+    ``first`` on."""
     if not config.traits.named_rings:
         return tuple(Mbarrier(f"{name}_empty[{i}]", config.consumers) for i in range(count))
     threads = slot_threads(config.consumers, 4 if isinstance(config, Config) and config.transposes_v else 1)
@@ -37,8 +41,8 @@ def emptied(
 def _outputs_in_v(config: Config, v_bytes: int) -> tuple[Slot, ...]:
     """Return O of each consumer in V's memory, as upstream lays it out (hopper/epilogue_fwd.hpp).
 
-    O begins where V does, or ends there where it is larger. A panel has the channels of a swizzled row, and below each
-    other the rows of all consumers; the next one lies behind it.
+    O begins where V does, but where O is larger both end at the same byte. O is cut into panels of the channels of a
+    swizzled row. A panel holds the rows of all consumers, one consumer behind the other, and the next panel follows.
     """
     width = gcd(config.head_dim_v, SWIZZLED_BYTES // 2)
     part = WARPGROUP_ROWS * width * 2
@@ -63,16 +67,16 @@ class Resources:
         each = range(s.consumers)
         stages = s.num_stages
         q_stages = s.query_slots
-        self.bytes_of = {name: size for name, (_, size) in buffers(s).items()}  # of one buffer
-        first = int(NamedBarrierId.K_EMPTY)  # where our kernels' rings fit two slots; deeper rings follow on
+        self.bytes_of = {name: size for name, (_, size) in buffers(s).items()}  # bytes of one buffer of each kind
+        first = int(NamedBarrierId.K_EMPTY)  # identities of the rings, and behind them those of the turns
         turns = first + 2 * stages + q_stages if s.traits.named_rings else first
         of_v = self.bytes_of["v"]
-        # of one warpgroup each; one ring slot after the other
+        # one slot for each warpgroup's rows; one ring slot after the other
         self.q = tuple(Slot(f"q[{i}].{w}", self.bytes_of["q"]) for i in range(q_stages) for w in each)
         self.k = slots("k", stages, self.bytes_of["k"])
         self.v = slots("v", stages, of_v)
         self.v_raw = slots("v_raw", stages, self.bytes_of["v_raw"]) if s.transposes_v else ()  # before the transpose
-        # of one warpgroup each; none where O leaves through Q's slots
+        # one slot for each warpgroup's rows; none where O leaves through Q's slots
         self.out = tuple(Slot(f"out.{w}", self.bytes_of["out"]) for w in each if "out" in self.bytes_of)
         if s.traits.output_in_v:
             self.out = _outputs_in_v(s, stages * of_v)
@@ -88,11 +92,11 @@ class Resources:
         }
         self.turn = tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in each)
         self.epilogue = tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
-        if not s.warp_specialized:  # the only barrier there is
+        if not s.warp_specialized:  # the only barrier that such a kernel has
             self.epilogue = (NamedBarrier("cta", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
         self.producer = NamedBarrier("producer", 1 + s.consumers, WARPGROUP_THREADS)  # over the warps that transpose
         self.stored = Mbarrier("o_stored", 1)  # O has left V's memory
-        # of all consumers: they have read V, and then O of each is in its memory
+        # over all consumers: when all have read V, and again when O of each is in V's memory
         self.together = NamedBarrier("epilogue", 1, WARPGROUP_THREADS * s.consumers)
 
 

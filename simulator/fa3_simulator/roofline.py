@@ -1,4 +1,8 @@
-"""Printed beside the simulation: the roofline no schedule can beat, and a closed form of two constants."""
+"""Simple models that are printed beside the simulation: bounds that no schedule can beat, and a closed form.
+
+:func:`lower_bound` holds for any tile and schedule, :func:`roofline` for the tiles of one configuration, and
+:func:`closed_form` is an estimate with two fitted constants. The simulation itself is :mod:`fa3_simulator.run`.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,20 @@ from fa3_simulator.schedules import TileBlocks
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
 CLOSED_FORM_MUFU = 1.5
 CLOSED_FORM_TILE_CYCLES = 3500
-SUB_CORES = 4  # of an SM, each with a special-function unit
+SUB_CORES = 4  # sub-cores of an SM, each with a special-function unit
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Cycles of the longest CTA on each resource if it alone had to be waited for; ``binds`` is the largest."""
+    """Cycles that each resource needs if nothing else has to be waited for; ``binds`` names the largest."""
 
     tensor: float
     mufu: float
     smem: float
     l2: float
     hbm: float
-    issue: float  # of a warp's instructions
-    reduce: float  # what is added to global memory
+    issue: float  # issue of a warp's instructions
+    reduce: float  # additions to global memory
 
     @property
     def binds(self) -> str:
@@ -44,27 +48,27 @@ class Roofline:
 
 
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
-    """Return the cycles of all GEMMs of one tile and one block."""
+    """Return the tensor core's cycles for all GEMMs of one tile and one block, at full rate."""
     gemms, bits = _gemms(config)
-    narrow = gemms // 2  # of V's channels
+    narrow = gemms // 2  # GEMMs over the channels of V; the others are over those of Q and K
     channels = (gemms - narrow) * config.head_dim + narrow * getattr(config, "head_dim_v", config.head_dim)
     flops = 2.0 * channels * config.tile_m * config.tile_n
     return flops / (machine["tensor_flops_16bit"] * (16 // bits))
 
 
 def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
-    """One exponential per score, at full rate."""
-    per_warp = config.tile_n / 2  # instructions for 16 rows
+    """Return the special-function unit's cycles for one tile and one block: one exponential per score, at full rate."""
+    per_warp = config.tile_n / 2  # instructions of 32 lanes for 16 rows
     return per_warp * machine["mufu_cycles"] * (config.tile_m // WARPGROUP_ROWS)
 
 
 def lower_bound(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Roofline:
-    """Return what no tile and no schedule can beat, forward or backward as ``config`` is, in SM cycles.
+    """Return the SM cycles that no tile and no schedule can beat, for a forward or a backward as ``config`` is.
 
-    GEMMs and exponentials of the pairs that are visible, evenly over all SMs, and HBM for every tensor once, each at
-    full rate. What depends on tiles is 0.
+    They are those of GEMMs and exponentials of all visible pairs, evenly over all SMs, and of HBM for every tensor
+    once, each at full rate. Resources whose load depends on the tile are 0.
     """
     gemms, bits = _gemms(config)
     pairs = visible_pairs(problem) * problem.nheads / machine["sms"]
@@ -76,13 +80,13 @@ def lower_bound(
 
 
 def _gemms(config: AnyConfig) -> tuple[int, int]:
-    """GEMMs over a tile and a block, two forward and five backward, and the bits of their operands."""
+    """Return the number of GEMMs of a tile and a block, two forward and five backward, and their operands' bits."""
     return (2, config.bits) if isinstance(config, Config) else (5, 16)
 
 
 def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
-    """Return, of a tile's program, cycles of the shared memory port, bytes loaded, instructions of a warp, bytes
-    added.
+    """Return four numbers of the program of a tile with so many blocks: cycles of the shared memory port, bytes loaded,
+    instructions of a warp, and bytes added to global memory.
     """
     program = program_of(config, [TileBlocks(blocks)])
     tables = costs(program, machine)
@@ -109,14 +113,15 @@ def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
 def roofline(
     problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float | None = None
 ) -> Roofline:
-    """Lower bounds of the busiest CTA, whose blocks are at least the average: of each resource what blocks need.
+    """Return lower bounds for the tiles of a configuration: what its blocks need of each resource.
 
-    ``clock_mhz``, the maximum by default, is what HBM's time is counted in.
+    They are those of the busiest CTA, but for L2 and HBM, which all CTAs share. Times in nanoseconds become cycles of
+    ``clock_mhz``, the machine's maximum by default.
     """
     blocks = sum(tile.blocks for tile in longest_cta(problem, config, int(machine["sms"])))
     total = sum(tile.blocks for tile in all_tiles(problem, config))
     config = launched(problem, config)
-    smem, size, issue, added = _traffic(config, machine, 5) - _traffic(config, machine, 4)
+    smem, size, issue, added = _traffic(config, machine, 5) - _traffic(config, machine, 4)  # of one block more
     clock = clock_mhz or machine["max_clock_mhz"]
     return Roofline(
         blocks * tensor_cycles_per_block(config, machine),
@@ -130,7 +135,10 @@ def roofline(
 
 
 def closed_form(problem: AttentionProblem, config: Config, machine: Machine) -> float:
-    """Cycles of a launch: blocks * max(tensor, 1.5 MUFU) + 3500 per tile + launch, on the busiest SM."""
+    """Return the cycles of a forward launch by a closed form, on the busiest SM.
+
+    It is blocks * max(tensor, 1.5 MUFU) + 3500 per tile + launch, with the cycles of a block on both resources.
+    """
     tiles = longest_cta(problem, config, int(machine["sms"]))
     per_block = max(tensor_cycles_per_block(config, machine), CLOSED_FORM_MUFU * mufu_cycles_per_block(config, machine))
     blocks = sum(tile.blocks for tile in tiles)

@@ -1,10 +1,11 @@
-"""A whole launch: tiles handed to the SMs, the longest CTA simulated.
+"""A whole launch: its tiles are handed to the SMs, and the CTA with the most work is simulated.
 
-Tiles go to the CTA that is free first: of our kernels as their static schedule (:mod:`fa3_kernels.plan.tile_order`)
-has it, else longest first or by the counter of FlashAttention-3 (:mod:`fa3_simulator.tile_queue`). Time is launch + the
-CTA with the most work + what CTAs of a forward wait for each other (:mod:`fa3_simulator.contention`), or what HBM needs
-for every tensor once. A backward adds the kernels in front and behind, and keys in parts the one that merges them;
-where key tiles of a backward take turns, all CTAs are simulated together.
+:func:`estimate` is what verbs and the tuner call. Tiles go to the CTA that is free first: our kernels hand them out by
+their static schedule (:mod:`fa3_kernels.plan.tile_order`), others longest first or by the counter of FlashAttention-3
+(:mod:`fa3_simulator.tile_queue`). The time is that of the launch, plus that of the CTA with the most work
+(:mod:`fa3_simulator.cta`) and what CTAs of a forward wait for each other (:mod:`fa3_simulator.contention`); or, if that
+is longer, what HBM needs to move every tensor once. A backward adds the kernels in front and behind, and keys cut into
+parts add the kernel that merges them. Where key tiles of a backward take turns, all CTAs are simulated together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fa3_simulator.turns import makespan
 
 @lru_cache(maxsize=64)
 def visible_pairs(problem: AttentionProblem) -> float:
-    """Pairs of a query and a key that it sees, of one head and all sequences."""
+    """Return the number of pairs of a query and a key that it sees, for one head and all sequences."""
     left, right = problem.window
     last = 0 if problem.causal else right
     pairs = 0.0
@@ -48,9 +49,9 @@ def visible_pairs(problem: AttentionProblem) -> float:
 
 
 def flops(problem: AttentionProblem, head_dim: float) -> float:
-    """4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention.
+    """Return 4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention.
 
-    Of sequences the sum; with a window 4 * head_dim for every pair that is visible.
+    Sequences of their own lengths are added up; with a window it is 4 * head_dim for every visible pair.
     """
     if problem.window == (-1, -1):
         pairs = sum(float(s.seqlen_q * s.seqlen_k) for s in problem.sequences()) / (2 if problem.causal else 1)
@@ -60,13 +61,13 @@ def flops(problem: AttentionProblem, head_dim: float) -> float:
 
 
 def operations(problem: AttentionProblem, config: AnyConfig) -> float:
-    """Return what TFLOP/s are counted from: :func:`flops`, and backward two and a half times as many; of no padding."""
+    """Return the operations that TFLOP/s are counted from: :func:`flops`, times 2.5 for a backward; without padding."""
     head_dim = (problem.head_dim + problem.head_dim_v) / 2
     return flops(problem, head_dim) * (1 if isinstance(config, Config) else 2.5)
 
 
 def moved_bytes(problem: AttentionProblem, config: AnyConfig) -> float:
-    """Return what a main kernel moves at least, every tensor once and none of its padding; forward with a 16-bit
+    """Return the least bytes that a main kernel moves: every tensor once and without padding; a forward has a 16-bit
     output.
     """
     if not isinstance(config, Config):
@@ -84,20 +85,21 @@ class Estimate:
     Parameters
     ----------
     cycles : float
-        From launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later; with
+        From launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later; plus
         ``around_cycles``.
     cta_cycles : float
-        Of the CTA that ends last.
+        Duration of the CTA that ends last.
     hbm_cycles : float
         Time in which HBM moves every tensor of the main kernel once.
     tensor_cycles, mufu_cycles : float
-        Those of that CTA in which the tensor core, and the special-function unit, work.
+        How long the tensor core, and the special-function unit, are busy in that CTA.
     tiles : tuple of TileBlocks
         Tiles of that CTA, in order.
     clock_mhz : float
         SM clock.
     around_cycles : float
-        Of the kernels in front of and behind the main one: of a backward, and what merges the parts of the keys.
+        Duration of the kernels in front of and behind the main one: those of a backward, and the one that merges the
+        parts of the keys.
     """
 
     cycles: float
@@ -126,14 +128,14 @@ class Estimate:
 
 
 def check_problem(problem: AttentionProblem, num_splits: int = 1) -> None:
-    """Raise ValueError for what no forward program is written for, and for a launch that is too large."""
+    """Raise ValueError for a problem that no forward program is written for, and for a launch that is too large."""
     if problem.is_varlen or problem.window != (-1, -1) or problem.softcap:
         raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
     check_forward(problem, num_splits)
 
 
 def in_words(problem: AttentionProblem) -> str:
-    """Return what is computed, in half a line.
+    """Return a problem in words, half a line long.
 
     >>> in_words(AttentionProblem(32, 32, 8, 1, 8192, 128))
     'fp16 d128 dense, 32 x 32/8 heads, 1 x 8192'
@@ -145,21 +147,21 @@ def in_words(problem: AttentionProblem) -> str:
 
 
 def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:
-    """Row tiles of one head, of K and V where rows are packed, top to bottom; those without a key have 0 blocks.
+    """Return the row tiles of one head, or of one head of K and V where rows are packed, top to bottom.
 
-    Where keys are cut into parts, the parts of each, but those without a key.
+    A tile without a key has 0 blocks. Where keys are cut into parts, each part with a key counts as a tile.
 
     Raises
     ------
     ValueError
-        For more than 64 packed heads where the kernel pads them to a power of two, all in one warpgroup; and as
-        :func:`check_problem`.
+        If a kernel that pads packed heads to a power of two would have more than 64 of them, the rows of a warpgroup;
+        and as :func:`check_problem`.
     """
     return [part for parts in _row_parts(problem, config) for part in parts]
 
 
 def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlocks]]:
-    """The parts of every row tile."""
+    """Return the parts of every row tile, as :func:`row_tiles` does in one list."""
     check_problem(problem, config.num_splits)
     shape = shape_of(problem, pack_gqa=config.pack_gqa)
     heads = shape.group if config.pack_gqa else 1
@@ -183,7 +185,7 @@ def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlock
 
 
 def _parts(blocks: int, plain: int, num_splits: int) -> list[TileBlocks]:
-    """A tile whose first ``plain`` blocks are not masked, or its parts."""
+    """Return a tile whose first ``plain`` blocks are not masked, or its parts with a key, as a list."""
     if num_splits == 1:
         return [TileBlocks(blocks, blocks - plain)]
     parts = split_ranges(range(blocks), num_splits)
@@ -191,19 +193,25 @@ def _parts(blocks: int, plain: int, num_splits: int) -> list[TileBlocks]:
 
 
 def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
-    """The configuration as compiled for a problem: how row maxima are taken depends on whether keys are hidden."""
+    """Return the configuration as it is compiled for a problem: the way to take row maxima depends on the mask."""
     if not isinstance(config, Config):
         return config
     return replace(config, integer_max=config.takes_integer_max(problem.causal))
 
 
 def as_program(config: AnyConfig) -> AnyConfig:
-    """The configuration without what only says which tiles there are: equal ones have one program."""
+    """Return the configuration without the fields that only decide which tiles there are.
+
+    Two configurations for which it is equal have the same program for the same tiles.
+    """
     return replace(config, num_splits=1, pack_gqa=copies_queries(config)) if isinstance(config, Config) else config
 
 
 def all_tiles(problem: AttentionProblem, config: AnyConfig, ctas: int | None = None) -> list[TileBlocks]:
-    """Tiles of all heads as they are handed out: row tiles forward, ours to ``ctas``; key tiles backward."""
+    """Return the tiles of all heads in the order in which they are handed out: row tiles forward, key tiles backward.
+
+    The order of our forward kernels depends on the number of CTAs.
+    """
     if not isinstance(config, Config):
         return [tile.work for tile in key_tiles(problem, config)]
     if config.traits.is_built_here:
@@ -219,18 +227,19 @@ def all_tiles(problem: AttentionProblem, config: AnyConfig, ctas: int | None = N
 def longest_cta(
     problem: AttentionProblem, config: AnyConfig, ctas: int, tile_cost: float = TILE_COST
 ) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA with the most work, when each goes to the CTA that is free first.
+    """Return the tiles of the CTA with the most work, where each tile goes to the CTA that is free first.
 
-    ``tile_cost``: what a tile costs beside its blocks, in blocks; our kernels hand them out at a price of their own.
+    It is () where there are no tiles. ``tile_cost`` is the time of a tile beside its blocks, in blocks; our kernels
+    hand tiles out at a price of their own.
     """
     is_static = isinstance(config, Config) and config.traits.is_built_here
     order = _order(problem, as_ordered(config), ctas)
     handed = _handed_out(order, ctas, TILE_COST if is_static else tile_cost)
-    return max(handed, key=lambda mine: _work(mine, tile_cost), default=())  # of the first CTA that ends last
+    return max(handed, key=lambda mine: _work(mine, tile_cost), default=())  # the first of several that end last
 
 
 def as_ordered(config: AnyConfig) -> AnyConfig:
-    """The configuration without what its tiles do not depend on: equal ones hand them out alike."""
+    """Return the configuration with only the fields that its tiles depend on: equal ones hand out the same tiles."""
     if not isinstance(config, Config):
         return config
     kept = ("dtype", "head_dim", "tile_m", "tile_n", "promotion_interval", "num_splits", "pack_gqa", "family")
@@ -248,13 +257,17 @@ def _work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:
 
 @lru_cache(maxsize=256)
 def _handed_out(order: tuple[TileBlocks, ...], ctas: int, price: float) -> tuple[tuple[TileBlocks, ...], ...]:
-    """Tiles of every CTA, those alike once."""
+    """Return the tiles of every CTA; CTAs with equal tiles count once."""
     assigned, _ = assign([tile.blocks for tile in order], ctas, price)
     return tuple(dict.fromkeys(tuple(order[i] for i in mine) for mine in assigned))
 
 
 def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[TileBlocks, ...]:
-    """Tiles of the CTA that ends last, by what blocks and tiles take simulated; alike where no keys are hidden."""
+    """Return the tiles of the CTA that ends last.
+
+    Where tiles differ in their blocks, the time of a tile beside its blocks decides; it is taken from the simulated
+    times of a short and a long tile.
+    """
     sms = int(cta.machine["sms"])
     if not isinstance(config, Config) or not problem.causal or not is_persistent(config):
         return longest_cta(problem, config, sms)
@@ -264,25 +277,28 @@ def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[Ti
 
 
 def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, clock_mhz: float) -> float:
-    """SM cycles in which HBM moves every tensor of a launch once, at the rate of all SMs; L2 holds none before."""
+    """Return the SM cycles in which HBM moves every tensor of a launch once, at the rate of all SMs, from a cold L2."""
     return moved_bytes(problem, config) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
 def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
-    """Cycles of the last CTA where key tiles take turns, each step being as long as in a CTA that never waits."""
+    """Return the cycles of the last CTA where key tiles take turns, from the steps of a CTA that never waits."""
     assert isinstance(cta.config, BackwardSchedule)
     short, long = (cta.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
     machine = cta.machine
     size = 4 * cta.config.tile_m * cta.config.head_dim
-    waits = 1 if cta.config.signals_early else 2  # for the turn to be read, and for the sum to be visible
+    waits = 1 if cta.config.signals_early else 2  # trips to L2: to read the turn, and for the sum to become visible
     added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
     cycles = (block, short - SHORT * block, added)
     return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
 
 
 def _waited(problem: AttentionProblem, config: Config, cta: Cta, tiles: tuple[TileBlocks, ...], cycles: float) -> float:
-    """Cycles that the CTAs of a forward launch wait for each other; alone one takes ``cycles`` for ``tiles``."""
+    """Return the cycles that the CTAs of a forward launch wait for each other.
+
+    The longest CTA takes ``cycles`` for its ``tiles`` when it runs alone.
+    """
     short, long = (cta.alone(TileBlocks(blocks))[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
     tile = max(0.0, cycles - block * sum(tile.blocks for tile in tiles)) / len(tiles)
@@ -305,18 +321,21 @@ def estimate(
     problem : AttentionProblem
         Forward dense or causal; backward with windows and sequences of their own lengths too.
     config : Config or BackwardSchedule
+        The kernel: a Config for a forward, a BackwardSchedule for a backward.
     machine : Machine
+        The GPU.
     clock_mhz : float, optional
         SM clock, the machine's maximum by default.
 
     Returns
     -------
     Estimate
+        The simulated time and what it is made of.
 
     Raises
     ------
     ValueError
-        For a problem that no program is written for.
+        For a problem that no program is written for, and for a launch that is too large.
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
@@ -324,17 +343,17 @@ def estimate(
         as_program(config), machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group)
     )
     tiles = tiles_of(problem, cta, config)
-    found = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
+    longest = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
     waited = 0.0
     drain = 0.0
     if isinstance(config, Config):
         around = merge_cycles(problem, config, machine, clock)
         drain = machine["drain_cycles"]
-        waited = _waited(problem, config, cta, tiles, found.cta) if tiles else 0.0
+        waited = _waited(problem, config, cta, tiles, longest.cta) if tiles else 0.0
     else:
         around = backward_launch.around_cycles(problem, config, machine, clock)
         if config.turns != "free" and tiles:
-            found = found._replace(cta=_in_turns(problem, cta))
+            longest = longest._replace(cta=_in_turns(problem, cta))
     hbm = hbm_cycles(problem, config, machine, clock)
-    cycles = max(found.cta + waited, hbm) + machine["launch_cycles"] + drain + around
-    return Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, around)
+    cycles = max(longest.cta + waited, hbm) + machine["launch_cycles"] + drain + around
+    return Estimate(cycles, longest.cta, hbm, longest.tensor, longest.mufu, tiles, clock, around)

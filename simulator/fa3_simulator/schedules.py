@@ -1,5 +1,7 @@
-"""What a compiler makes of a configuration: how many registers it needs, and where waits and barriers
-come to stand.
+"""What the compiler makes of a forward configuration: how many registers it needs, and where waits end up.
+
+:mod:`fa3_simulator.consumer` writes its programs by these. The record ``TileBlocks`` is used in all of the simulator,
+and the names of schedule switches by verbs. The layout of a backward is :mod:`fa3_simulator.backward_schedule`.
 """
 
 from __future__ import annotations
@@ -8,22 +10,23 @@ from typing import NamedTuple
 
 from fa3_kernels.plan.config import SWITCHES, Config, Setting
 
-# Without overlap, ptxas puts so large a share of a block's exponentials in front of handing on the turn: 35 of 66, 14
-# of 34 (fp16_d128_no_overlap).
+# Without overlap, ptxas puts this share of a block's exponentials in front of handing on the turn: 35 of 66, 14 of 34
+# in the two copies of the loop (fp16_d128_no_overlap).
 LATE_TURN = 0.5
-# Of 16 bits: 16 of 32 at head_dim 64, 32 and 64 of 64 in the two copies at 128, 64 of 128 at 256.
+# Share of the multiplications that rescale O which ptxas puts behind the exponentials, by head_dim, for 16-bit
+# operands: 16 of 32 at 64, 32 and 64 of 64 in the two copies of the loop at 128, 64 of 128 at 256.
 LATE_RESCALING = {64: 0.5, 128: 0.75, 256: 0.5}
 
 
 class TileBlocks(NamedTuple):
-    """Says what a tile holds: of a row tile blocks of keys, of a key tile of a backward blocks of rows.
+    """Says how many blocks a tile visits: blocks of keys for a row tile, blocks of rows for a backward's key tile.
 
     Parameters
     ----------
     blocks : int
         Blocks that the tile visits.
     masked : int
-        Those among them that are masked element by element.
+        How many of them are masked element by element.
     """
 
     blocks: int
@@ -49,9 +52,10 @@ def late_turn(config: Config) -> float:
 
 
 def late_rescaling(config: Config) -> float:
-    """Share of the multiplications that rescale O which stand behind the exponentials, or where P V is added in front.
+    """Return the share of the multiplications that rescale O which are not among the exponentials.
 
-    In FlashAttention-3 all are among the exponentials.
+    They come behind the exponentials, or in front of them where promoted sums are added. In FlashAttention-3 all are
+    among the exponentials.
     """
     if not config.traits.is_built_here:
         return 0.0
@@ -59,15 +63,18 @@ def late_rescaling(config: Config) -> float:
 
 
 def starts_both(config: Config) -> bool:
-    """Tell whether Q K^T of the next block is issued first and P V, of all keys, behind it; in our FP8 not always."""
+    """Tell whether Q K^T of the next block is issued first and the whole of P V behind it.
+
+    It is false for our FP8 kernels where they issue P V in parts in front of Q K^T.
+    """
     in_parts = config.is_fp8 and config.traits.promotes
     in_one = config.overlaps and config.pv_parts == (1, 1)
     return not in_parts or in_one or config.holds_turn
 
 
 def registers_needed(config: Config) -> int:
-    """Registers of a consumer thread: S (two in three stages), O, P as operand, Q if it is held, a promoted partial,
-    the rest.
+    """Return the registers that a consumer thread needs: for S (two of them with three stages), O, P as an operand, Q
+    if it is in registers, a promoted partial sum, and the rest.
     """
     c = config
     scores = (c.softmax_stages - 1) * c.tile_n // 2
@@ -76,27 +83,25 @@ def registers_needed(config: Config) -> int:
     p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
     parts = output if starts_both(c) else (c.sums_in_flight if c.adds_in_place else 1) * output // c.pv_parts[0]
     partial = parts if c.promotion_interval else 0
-    held = scores + p + partial if c.overlaps else max(scores, p + partial)
-    return held + output + queries + c.traits.other_registers[c.is_fp8]
+    block = scores + p + partial if c.overlaps else max(scores, p + partial)
+    return block + output + queries + c.traits.other_registers[c.is_fp8]
 
 
 def serializes(config: Config) -> bool:
-    """Tell whether ptxas, short of registers, waits for every single wgmma (its warning C7512)."""
+    """Tell whether ptxas waits for every single wgmma, as it is short of registers (its warning C7512)."""
     return config.traits.is_serialised and registers_needed(config) > config.registers[1]
 
 
 def copies_queries(config: Config) -> bool:
-    """Tell whether consumers copy Q of packed heads themselves: TMA reads only groups that are padded to a power of
-    two.
-    """
+    """Tell whether consumers copy Q of packed heads themselves, as TMA reads only groups padded to a power of two."""
     return config.pack_gqa and not config.traits.pads_group
 
 
-WORDS = {"overlap": "overlap (two stages)", "overlap3": "overlap3 (three)"}  # of switches that exclude each other
+WORDS = {"overlap": "overlap (two stages)", "overlap3": "overlap3 (three)"}  # for switches that exclude each other
 
 
 def switches(config: Config) -> str:
-    """Name a configuration's switches, as :func:`read_switches` reads them.
+    """Return the names of a configuration's switches, joined as :func:`read_switches` reads them; "none" for no switch.
 
     >>> switches(Config(softmax_stages=3))
     'pingpong+overlap3'
@@ -111,7 +116,7 @@ def switches(config: Config) -> str:
 
 
 def read_switches(text: str) -> dict[str, Setting]:
-    """Fields of a configuration, from switches joined with ``+``, or ``none``.
+    """Return the fields of a configuration that switches stand for, joined with ``+``, or ``none``.
 
     Raises
     ------
@@ -127,8 +132,8 @@ def read_switches(text: str) -> dict[str, Setting]:
         raise ValueError(f"schedule is made of {', '.join(known)}, or none, got {', '.join(unknown)}")
     fields: dict[str, Setting] = {}
     for choices in SWITCHES:
-        given = [name for name in choices if name in names]
-        if len(given) > 1:
-            raise ValueError(f"schedule takes {' or '.join(WORDS[name] for name in given)}, got {text}")
-        fields |= choices[given[0] if given else ""]
+        mine = [name for name in choices if name in names]
+        if len(mine) > 1:
+            raise ValueError(f"schedule takes {' or '.join(WORDS[name] for name in mine)}, got {text}")
+        fields |= choices[mine[0] if mine else ""]
     return fields

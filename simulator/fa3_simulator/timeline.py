@@ -1,4 +1,7 @@
-"""Pictures of a run: Chrome / Perfetto trace, a Gantt chart for the terminal, and SVG."""
+"""Pictures of a run: Chrome / Perfetto trace, a Gantt chart for the terminal, and SVG.
+
+:func:`bars` turns a trace of :mod:`fa3_simulator.engine` into rectangles, and the other functions draw these.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from fa3_simulator.trace import Trace
 
 
 class Bar(NamedTuple):
-    """One rectangle: row name, what is done, and cycles."""
+    """One rectangle of a picture: its row, what is done, and from which cycle to which."""
 
     row: str
     name: str
@@ -38,7 +41,10 @@ _KINDS = {
 
 
 def bars(program: Program, trace: Trace) -> list[Bar]:
-    """Return all spans and tensor core bursts, rows in the order of the actors, the tensor core first."""
+    """Return the bars of a run: bursts of the tensor core first, then the spans of all actors.
+
+    Bursts of one product that follow each other without a gap are one bar.
+    """
     drawn: list[Bar] = []
     for burst in trace.bursts:
         name = program.describe(burst.actor, burst.row).removeprefix("issue ")
@@ -58,11 +64,14 @@ def bars(program: Program, trace: Trace) -> list[Bar]:
 
 
 def chrome_trace(processes: Mapping[str, Sequence[Bar]], clock_mhz: float) -> dict:
-    """Chrome trace-event JSON, for Perfetto: processes by name, one thread per row, microseconds at ``clock_mhz``."""
-    found: list[dict] = []
+    """Return Chrome trace-event JSON, for Perfetto, as an object ready for ``json.dump``.
+
+    Each of ``processes`` is a process of that name with one thread per row; times are microseconds at ``clock_mhz``.
+    """
+    events: list[dict] = []
     for number, (name, drawn) in enumerate(processes.items(), 1):
-        found += _events(drawn, clock_mhz, name, number)
-    return {"traceEvents": found, "displayTimeUnit": "ns"}
+        events += _events(drawn, clock_mhz, name, number)
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
 def _events(drawn: Sequence[Bar], clock_mhz: float, process: str, pid: int) -> list[dict]:
@@ -88,7 +97,10 @@ def _events(drawn: Sequence[Bar], clock_mhz: float, process: str, pid: int) -> l
 
 
 def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100) -> str:
-    """Rows of one letter per slice of time: what filled most of it."""
+    """Return a chart of the cycles from ``start`` to ``stop``: a line per row, of ``width`` letters, and a legend.
+
+    A letter stands for the kind that fills most of its slice of time, a blank for slices that are mostly empty.
+    """
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     label = max(len("tensor core"), *map(len, rows)) + 1  # pictures under one another begin in one column
     step = (stop - start) / width
@@ -104,14 +116,14 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
                 if (overlap := min(bar.stop, right) - max(bar.start, left)) > 0:
                     share[bar.kind] = share.get(bar.kind, 0.0) + overlap
             best = max(share, key=lambda kind: share[kind], default="")
-            cells.append(LETTERS[best] if best and share[best] > step / 4 else " ")
+            cells.append(LETTERS[best] if best and share[best] > step / 4 else " ")  # less than a quarter is empty
         lines.append(f"{row:<{label}}{''.join(cells)}")
     legend = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
     return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
 
 
 def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str) -> str:
-    """The same as a standalone SVG picture with a tooltip on every bar; dark where the reader's screen is."""
+    """Return the same chart as a standalone SVG picture with a tooltip on every bar, in the reader's colour scheme."""
     width = 1200
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     left = 130

@@ -1,5 +1,7 @@
-"""What a simulated run leaves behind: spans of every actor, bursts of the tensor core, marks, busy
-times, in ticks.
+"""What a run of :mod:`fa3_simulator.engine` leaves behind: spans of every actor, bursts of the tensor core, marks and
+busy times, all in ticks.
+
+:mod:`fa3_simulator.overlap` and :mod:`fa3_simulator.timeline` read it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from fa3_simulator.costs import TICKS
 
 
 class Span(NamedTuple):
-    """Holds what an actor did between two ticks; ``row`` is that of the operation."""
+    """One operation of an actor, from tick to tick; ``row`` is its index in the actor's operations."""
 
     actor: int
     row: int
@@ -20,7 +22,10 @@ class Span(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Tensor core time of one wgmma instruction; what vector work took since the one before adds to that one's."""
+    """Tensor core time of one wgmma instruction, issued by operation ``row`` of an actor.
+
+    ``taken`` are the ticks that vector work took from the tensor core since the burst before; they delayed that burst.
+    """
 
     actor: int
     row: int
@@ -36,12 +41,12 @@ class Mark(NamedTuple):
 
 
 class DeadlockError(RuntimeError):
-    """Nothing goes on: each unfinished actor waits for something that nobody will do."""
+    """A program cannot go on: each unfinished actor waits for something that no actor will do."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """One run: ``end`` in ticks; spans and bursts in order of their start per actor; ``busy`` ticks by resource."""
+    """One run: ``end`` in ticks; spans of each actor and bursts in order of their start; ``busy`` ticks by resource."""
 
     end: int = 0
     spans: list[Span] = field(default_factory=list)

@@ -1,4 +1,8 @@
-"""Simulate all legal tiles and schedules for a problem and rank them."""
+"""Simulates all legal tiles and schedules for a problem and ranks them; the verb ``tune`` prints the ranking.
+
+One launch is simulated in :mod:`fa3_simulator.run`. What a launch chooses without simulating is in
+``fa3_kernels.plan.choose``.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ from fa3_simulator.run import Estimate, as_program, estimate
 from fa3_simulator.schedules import TileBlocks, registers_needed
 from fa3_simulator.tile_queue import tile_heads
 
-PEER = "flash3"  # whose choice is marked among the schedules
-TOP = (1, 3)  # schedules, simulated fastest, that a regret is told of
+PEER = "flash3"  # the family whose choice is marked among the schedules
+TOP = (1, 3)  # numbers of schedules, those simulated fastest, for which :func:`agreement` returns a regret
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +61,23 @@ class Ranked:
 
     @property
     def launched_by(self) -> str:
-        """Initials of the families whose launch has the tile and the schedule."""
+        """Initials of the families whose launch takes this tile and schedule: G for ours, F for FlashAttention-3."""
         return "G" * self.is_gluon_buildable + "F" * self.is_flash3_choice
 
     @property
     def is_launchable(self) -> bool:
-        """Tell whether it is our kernel's own forward that a launch takes, by its choices."""
+        """Tell whether this is a forward of our own kernels that a launch can take."""
         return isinstance(self.config, Config) and self.config.traits.is_built_here and self.is_gluon_buildable
 
 
 def candidates(
     problem: AttentionProblem, *, family: str = OURS, pack_gqa: bool | None = False, sms: int = 0
 ) -> Iterator[Config]:
-    """Configurations whose fields are legal; most do not fit and are dropped by :func:`misfit`.
+    """Yield the forward configurations whose fields are legal; most do not fit, which :func:`misfit` tells.
 
-    Channels are those that a launch of the family computes. Where a family promotes, it is every 128 keys, or every
-    tile of fewer, as ours ships. ``pack_gqa`` None: packed and not. ``sms``: keys are cut into parts too, where tiles
-    are fewer.
+    They have the channels that a launch of the family computes. A family that promotes does so every 128 keys, or every
+    tile if it has fewer, as ours ships. ``pack_gqa`` None yields configurations with packed heads and without. Keys are
+    cut into parts too where a problem has fewer tiles than ``sms``.
     """
     head_dim, head_dim_v = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
@@ -81,7 +85,7 @@ def candidates(
     axes += [choices.values() for choices in SWITCHES]
     for tile_m, tile_n, stages, *chosen, registers, packed in product(*axes, (True, False), packs):
         switches = dict(ChainMap(*chosen))
-        if tile_m == 64 and switches["pingpong"]:
+        if tile_m == 64 and switches["pingpong"]:  # one warpgroup has nobody to take turns with
             continue
         config = Config(
             problem.dtype,
@@ -101,7 +105,9 @@ def candidates(
 
 
 def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int]:
-    """Parts of the keys that are worth a look: one, what the family itself takes, and what fills the SMs once or twice.
+    """Return the numbers of key parts that are worth simulating, ascending.
+
+    They are one, the family's own choice, and those that fill the SMs once and twice.
 
     >>> part_counts(AttentionProblem(1, 32, 8, 1, 65536, 128), Config(pack_gqa=True), 132)
     [1, 16, 33]
@@ -116,16 +122,16 @@ def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int
 
 
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
-    """Return why a configuration does not fit an SM, or None."""
+    """Return why a configuration does not fit an SM, in words, or None if it fits."""
     needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
     if needed > config.registers[1]:
         return f"about {needed} registers, a consumer thread has {config.registers[1]}"
-    found = [f.text for f in footprint(program_of(config, [TileBlocks(1)]), machine)]
-    return found[0] if found else None
+    reasons = [f.text for f in footprint(program_of(config, [TileBlocks(1)]), machine)]
+    return reasons[0] if reasons else None
 
 
 def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
-    """Tell whether Q, K and V fit shared memory. It is a cheap test to begin with: most misfits fail only here."""
+    """Tell whether Q, K and V fit shared memory: a cheap first test, which most configurations that do not fit fail."""
     if not isinstance(config, Config):
         return True
     shared = resources_of(config)
@@ -134,7 +140,7 @@ def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
 
 
 def check_fits(config: AnyConfig, machine: Machine) -> None:
-    """Raise ValueError for a configuration that does not fit an SM, with the tiles with which the rest of it does."""
+    """Raise ValueError for a configuration that does not fit an SM; the message names tiles that would fit."""
     if reason := misfit(config, machine):
         raise ValueError(f"this schedule does not fit an SM of the {machine.name}: {reason}{_hint(config, machine)}")
 
@@ -148,16 +154,20 @@ def _hint(config: AnyConfig, machine: Machine) -> str:
 
 
 def fitting_tiles(config: Config, machine: Machine) -> list[tuple[int, int]]:
-    """Tiles with which the rest of a forward fits: of each number of rows that the family builds the most keys."""
-    found = []
+    """Return the tiles (rows, keys) with which a forward fits whose other fields stay as they are.
+
+    For every number of rows that the family builds it is the tile with the most keys; the configuration's own number of
+    rows comes first.
+    """
+    tiles = []
     for rows in sorted({config.tile_m, *config.size.rows}, key=lambda rows: rows != config.tile_m):
         for keys in range(256, 0, -K_STEP[config.dtype]):
             if not config.traits.takes_keys(keys) or keys % (config.promotion_interval or keys):
                 continue
             if not misfit(replace(config, tile_m=rows, tile_n=keys, num_consumer_warpgroups=0), machine):
-                found.append((rows, keys))
+                tiles.append((rows, keys))
                 break
-    return found
+    return tiles
 
 
 def tune(
@@ -171,22 +181,23 @@ def tune(
 ) -> list[Ranked]:
     """Simulate every configuration of a family that fits, forward or backward, and rank by time.
 
-    ``pack_gqa`` True and False are forward configurations with the heads of a group packed, and without; by default
-    both.
+    ``pack_gqa`` True takes only forward configurations with the heads of a group packed, False only those without, and
+    None both.
 
     Returns
     -------
     list of Ranked
-        Fastest first; where HBM binds all alike, the one whose CTAs would be done first.
+        Fastest first; where HBM makes several equally fast, the one whose longest CTA would end first. Empty where
+        nothing fits.
     """
-    found = (
+    configs = (
         backward_choice.candidates(problem, family, machine["smem_bytes"])
         if backward
         else candidates(problem, family=family, pack_gqa=pack_gqa, sms=int(machine["sms"]))
     )
     ranked = []
     fits = {}
-    for config in found:
+    for config in configs:
         program = as_program(config)
         if program not in fits:
             fits[program] = _rings_fit(program, machine) and not misfit(program, machine)
@@ -201,14 +212,14 @@ def tune(
 
 
 def _is_gluon_buildable(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Tell whether our launch has the same tile and schedule; of a backward it has one, which nobody chooses."""
+    """Tell whether a launch of ours can take this tile and schedule; a backward has exactly one for each problem."""
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, OURS)
     return is_launchable(problem, config)
 
 
 def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Tell whether FlashAttention-3 launches its tile and schedule when asked to choose, and has a kernel for it."""
+    """Tell whether FlashAttention-3 has a kernel for the problem and chooses this tile and schedule by itself."""
     if isinstance(config, BackwardSchedule):
         return config == shipped_schedule(problem, PEER)
     peer = FAMILIES[PEER]
@@ -222,39 +233,42 @@ def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:
-    """Return how much slower the best of ``among`` is than the best of all; None where there is none."""
+    """Return how much slower the first of ``among`` is than the first of ``ranked``: 0.1 is 10 %; None if ``among`` is
+    empty."""
     return among[0].estimate.cycles / ranked[0].estimate.cycles - 1 if among else None
 
 
 def without_duplicates(ranked: list[Ranked]) -> list[list[Ranked]]:
-    """The fastest variant of every tile, and of those that ours or FlashAttention-3 launches, if that is another.
+    """Return the fastest variant of every tile, and the fastest that each family launches, if that is another one.
 
-    In one list are those that take the same time, as HBM binds them alike: a tile once, and first one that is launched.
+    Entries that take the same time, as HBM limits them all, are in one list, where a tile occurs once and an entry that
+    a family launches comes first.
     """
-    told: set[tuple[tuple[int, int], str]] = set()
-    kept = []
+    facts: set[tuple[tuple[int, int], str]] = set()
+    entries = []
     for entry in ranked:
         tile = entry.config.tile_m, entry.config.tile_n
-        says = {(tile, fact) for fact in ("fastest", *entry.launched_by)}
-        if says - told:
-            kept.append(entry)
-        told |= says
-    groups = (list(alike) for _, alike in groupby(kept, lambda entry: entry.estimate.cycles))
+        own = {(tile, fact) for fact in ("fastest", *entry.launched_by)}
+        if own - facts:
+            entries.append(entry)
+        facts |= own
+    groups = (list(alike) for _, alike in groupby(entries, lambda entry: entry.estimate.cycles))
     return [_once(sorted(alike, key=lambda entry: not entry.launched_by)) for alike in groups]
 
 
 def _once(alike: list[Ranked]) -> list[Ranked]:
-    """The first entry of every tile."""
+    """Return the first entry of every tile."""
     tiles = {(entry.config.tile_m, entry.config.tile_n): entry for entry in reversed(alike)}
     return [entry for entry in alike if entry in tiles.values()]
 
 
 def agreement(simulated: np.ndarray, measured: np.ndarray) -> tuple[float, tuple[float, ...]]:
-    """Kendall's tau of two (schedules,) arrays of cycles, 0 where one is all ties; regret of choosing by the first.
+    """Return how well simulated cycles order measured ones, two arrays (schedules,): Kendall's tau, and regrets.
 
-    The regret of the top k: the best measured of the k simulated fastest, over the best measured of all, minus 1.
+    tau is 0 where all entries of one array are equal. There is one regret for each k of :data:`TOP`: the best measured
+    time of the k simulated fastest, over the best measured of all, minus 1.
     """
-    from scipy.stats import kendalltau  # a second of imports
+    from scipy.stats import kendalltau  # imported here, as it takes a second
 
     order = measured[np.argsort(simulated, kind="stable")]
     tau, _ = map(float, kendalltau(simulated, measured))

@@ -1,17 +1,17 @@
 """The turns of a deterministic backward: in which order key tiles add their parts of dQ to a row block.
 
-Every order is a rank of the key tiles that see a row block; a CTA may add when the one before has, visibly. It is read
-as a program whose actors are CTAs, so that the engine times it, and finds the deadlock of an order that has one, and
-:mod:`fa3_simulator.hazards` finds the addition that is signalled before it is there.
+Every order ranks the key tiles that see a row block. A CTA may add its part when the part before is visible in memory.
+An order is written as a program whose actors are CTAs: :mod:`fa3_simulator.interpreter` times it and finds the deadlock
+of an order that has one, and :mod:`fa3_simulator.hazards` finds an addition that is signalled before it is visible.
 
-No order deadlocks in which a tile waits only for tiles that are handed out before it: of all tiles that are not done
-take the one that was handed out first. The CTA that has it has done all it was given before, so it runs; those that it
-may wait for are done; so it goes on. ``ascending`` and ``descending`` are such orders, with tiles handed out alike. In
-``shift`` the tiles of a head begin at different row blocks, each one behind the tile of the keys before it, and wait
-for tiles that were handed out later: all tiles of a group must be on CTAs of their own at the same time. Then a step
-waits only for smaller steps, and for equal ones of smaller keys. Tiles of equal length, which go to the CTAs in turn,
-are on CTAs of their own in groups of at most as many as there are CTAs; tiles under a mask or of packed sequences are
-not, and there shifting is refused.
+An order in which a tile waits only for tiles that are handed out before it cannot deadlock. For of all tiles that are
+not done take the one that was handed out first: its CTA has done everything that it was given before, so the tile runs;
+all tiles that it may wait for are done; so it goes on. ``ascending`` and ``descending`` are such orders, where tiles
+are handed out in the same order. In ``shift`` the tiles of a head begin at different row blocks, each one block behind
+the tile of the keys before it, and wait for tiles that are handed out later. So all tiles of a group must be on CTAs of
+their own at the same time. Then a step waits only for smaller steps, and for equal steps of smaller keys. Tiles of
+equal length go to the CTAs in turn, so that groups of at most as many tiles as there are CTAs are on CTAs of their own.
+Tiles under a mask or of packed sequences are not, and there shifting is refused.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Builder, Mbarrier, Program, Slot, Work
 
 RowBlock = tuple[int, int]  # head and row block
-# what a CTA takes for a row block, for a tile beside its row blocks, and to add and signal one part of dQ
+# cycles of a CTA for a row block, for a tile beside its row blocks, and to add and signal one part of dQ
 StepCycles = tuple[float, float, float]
-MOST_STEPS = 100_000  # of a program; a longer launch is that of its first heads, and so much longer
-MOST_OF_A_HEAD = 1 << 18  # which take half a minute
+MOST_STEPS = 100_000  # steps of a program; of a longer launch the first heads are run, and the time is scaled up
+MOST_OF_A_HEAD = 1 << 18  # steps of one head, which take half a minute
 
 
 def visits(tile: KeyTile, turns: str) -> list[int]:
-    """Row blocks of a tile in the order they are visited.
+    """Return the row blocks of a tile in the order in which they are visited.
 
     >>> visits(KeyTile(0, 2, 0, 4, 0), "shift")
     [2, 3, 0, 1]
@@ -44,7 +44,8 @@ def visits(tile: KeyTile, turns: str) -> list[int]:
 
 
 def ranks(tiles: Sequence[KeyTile], turns: str, group: int) -> dict[tuple[KeyTile, int], int]:
-    """The turn of every tile at every row block it visits, from 0; ``group`` tiles of a head shift together."""
+    """Return the turn of every tile at every row block that it visits, from 0; ``group`` tiles of a head shift
+    together."""
     order: dict[RowBlock, list[tuple[tuple[int, ...], KeyTile]]] = {}
     for tile in tiles:
         for step, block in enumerate(visits(tile, turns)):
@@ -55,7 +56,7 @@ def ranks(tiles: Sequence[KeyTile], turns: str, group: int) -> dict[tuple[KeyTil
 
 
 def _steps(tiles: Sequence[KeyTile], turns: str) -> Iterator[tuple[KeyTile, int, bool]]:
-    """Row blocks of a CTA one after the other, and whether a tile begins with them."""
+    """Yield the steps of a CTA: the tile, the row block, and whether the tile begins with it."""
     for tile in tiles:
         for number, block in enumerate(visits(tile, turns)):
             yield tile, block, number == 0
@@ -64,9 +65,9 @@ def _steps(tiles: Sequence[KeyTile], turns: str) -> Iterator[tuple[KeyTile, int,
 def turns_program(
     assigned: Sequence[Sequence[KeyTile]], turns: str, cycles: StepCycles, group: int | None = None
 ) -> Program:
-    """Program of all CTAs with the tiles each was given: one actor computes, one adds a part behind it.
+    """Return a program of all CTAs, each with its tiles of ``assigned``: one actor computes, one adds a part behind it.
 
-    ``group``: tiles of a head that shift together, by default as many as there are CTAs.
+    ``group`` is how many tiles of a head shift together; None stands for as many as there are CTAs.
     """
     turn_of = ranks([tile for tiles in assigned for tile in tiles], turns, group or len(assigned))
     awaited = {(tile.head, block, turn) for (tile, block), turn in turn_of.items()}
@@ -99,12 +100,12 @@ def turns_program(
 
 
 def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: Machine) -> float:
-    """Cycles to the end of the last CTA; ``tiles`` as they are handed out, each to the CTA that is free first.
+    """Return the cycles to the end of the last CTA; ``tiles`` go in this order to the CTA that is free first.
 
     Raises
     ------
     DeadlockError
-        For an order that has one.
+        If the order deadlocks.
     ValueError
         For heads of more than :data:`MOST_OF_A_HEAD` steps.
     """
@@ -116,15 +117,15 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
             break
         steps += tile.blocks
         heads.add(tile.head)
-    kept = [tile for tile in tiles if tile.head in heads]
-    of_a_head = sum(tile.blocks for tile in kept) // max(1, len(heads))
+    first = [tile for tile in tiles if tile.head in heads]
+    of_a_head = sum(tile.blocks for tile in first) // max(1, len(heads))
     if of_a_head > MOST_OF_A_HEAD:
         raise ValueError(f"turns are simulated for at most {MOST_OF_A_HEAD} steps of a head, got {of_a_head}")
-    assigned, _ = assign([tile.blocks for tile in kept], int(machine["sms"]))
-    program = turns_program([[kept[i] for i in mine] for mine in assigned], turns, cycles)
-    return interpreter.simulate(program, costs(program, machine)).cycles * total / sum(tile.blocks for tile in kept)
+    assigned, _ = assign([tile.blocks for tile in first], int(machine["sms"]))
+    program = turns_program([[first[i] for i in mine] for mine in assigned], turns, cycles)
+    return interpreter.simulate(program, costs(program, machine)).cycles * total / sum(tile.blocks for tile in first)
 
 
 def _signal(head: int, block: int, turn: int) -> Mbarrier:
-    """Says that the parts before ``turn`` of a row block have been added."""
+    """Return the barrier that says that the parts before ``turn`` of a row block have been added."""
     return Mbarrier(f"turn {turn} of row block {head}.{block}", 1)

@@ -1,19 +1,20 @@
-"""Hazards of a kernel for any number of tiles of any number of blocks each.
+"""Proves that a kernel has no hazards for any number of tiles of any number of blocks each.
 
-What a CTA does is a word: a block more of the tile it works on, or the first block of another tile. The operations that
-a word fixes, whatever follows it, are a prefix of every actor's stream. Executed until nobody can go on they leave one
-state in every order, as :mod:`fa3_simulator.hazards` shows, and the execution of any longer word passes through it.
+:mod:`fa3_simulator.hazards` checks one list of tiles. Here such a list is a word; each of its letters is one more block
+of the tile that the CTA works on, or the first block of another tile. The operations that a word fixes, whatever
+follows it, are a prefix of every actor's stream. Executed until no actor can go on, they leave the same state in every
+order, as :mod:`fa3_simulator.hazards` shows, and the execution of any longer word passes through this state.
 
-Two words with equal states have equal futures. A state is all that the rules of the checker read: operations left over
-and those that each possible next letter and the end of the program add; barriers; who has read what; and vector clocks,
-of whose numbers only the order matters, so that each is replaced by how many of the values it can be compared with it
-reaches. There are finitely many of them, as rings have finitely many slots. So words are tried shortest first, none is
-continued whose state a shorter one has left, and when no word is left every word of any length has the hazards of one
-that was executed, to its end, by the checker.
+Two words with equal states have equal futures. A state is everything that the rules of the checker read: the operations
+left over, and those that each possible next letter and the end of the program add; barriers; who has read what; and
+vector clocks. Only the order of the numbers in clocks matters, so each number is replaced by how many of the values
+that it can be compared with it has reached. There are finitely many states, as rings have finitely many slots. So words
+are tried shortest first, and a word is not continued if a shorter one has left the same state. When no word is left,
+every word of any length has the hazards of a word that the checker has executed to its end.
 
-One step is taken on trust and tested apart: that a program's streams repeat themselves, so that what two letters add
-behind equal next letters is equal as well. The programs are written by loops over tiles and blocks, which know of
-their number only its remainder by the slots of a ring.
+One step is assumed here and tested elsewhere: that a program's streams repeat themselves, so that what two letters add
+behind equal next letters is equal as well. The programs are written by loops over tiles and blocks, in which only the
+remainder of their numbers by the slots of a ring matters.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from fa3_simulator.program import Actor, Builder, Op, Program, regions
 from fa3_simulator.schedules import TileBlocks
 
 Word = tuple[int, ...]  # blocks of each tile
-Stream = list[tuple[int, ...]]
-Streams = list[Stream]
+Stream = list[tuple[int, ...]]  # operations of one actor
+Streams = list[Stream]  # one for each actor
 MOST_WORDS = 2000
-IN_FLIGHT = 8  # wgmma groups or stores that a wait can tell apart: more than any has
+IN_FLIGHT = 8  # wgmma groups or stores in flight that a wait can tell apart: more than any kernel has
 
 
 class Proof(NamedTuple):
     """Says what the execution of many words found.
 
-    ``words`` executed stand for all; ``is_complete`` is False where the limit or a finding ended the search, the one
-    in the last of ``words`` then. ``longest`` is the number of blocks of the longest word.
+    ``findings`` are the hazards of the last word that was executed, and ``words`` is how many were. ``is_complete`` is
+    False where the limit or a finding ended the search; where it is True the words stand for all. ``longest`` is the
+    number of blocks of the longest word.
     """
 
     findings: list[Hazard]
@@ -50,17 +52,20 @@ class Proof(NamedTuple):
 
 
 class _Family:
-    """Programs of one kernel with common indices of slots and barriers, without what touches nothing shared."""
+    """Programs of one kernel for many words, with common indices of slots and barriers.
+
+    Operations that touch nothing shared are left out. ``make`` builds the program of a list of tiles.
+    """
 
     def __init__(self, make: Callable[[list[TileBlocks]], Program]) -> None:
         self.make, self.names = make, Builder("any")
         self.known: dict[Word, Streams] = {}
         self.actors: tuple[Actor, ...] = ()
         self.waiting: list[frozenset[int]] = []  # actors at each mbarrier, then at each named barrier
-        self.touching: list[frozenset[int]] = []  # those that may overwrite each region of memory, or read it
+        self.touching: list[frozenset[int]] = []  # actors that may overwrite or read each region of memory
 
     def prepare(self, word: Word) -> None:
-        """See all slots and barriers, and who uses them, in the program of a long word."""
+        """Learn all slots and barriers, and which actors use them, from the program of a long word."""
         streams = self.streams(word)
 
         def users(count: int, *fields: tuple[Op, int]) -> list[frozenset[int]]:
@@ -87,7 +92,7 @@ class _Family:
         return [self._common(program, row) for row in _counted_loads(rows)]
 
     def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
-        """A row whose operands are indices into the lists of all programs; sizes are left out."""
+        """Return a row whose operands are indices into the lists of all programs; sizes that do not matter are 0."""
         names = self.names
         (kind, *operands) = row
 
@@ -95,7 +100,7 @@ class _Family:
             return x if x < 0 else names.slots(program.slots[x])
 
         def gemm(x: int) -> int:
-            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16))
+            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16))  # its size does not matter
 
         def mbarrier(x: int) -> int:
             return names.mbarriers(program.mbarriers[x])
@@ -131,17 +136,20 @@ class _Family:
 
 
 def _counted_loads(rows: list[list[int]]) -> list[list[int]]:
-    """Count the bytes that a barrier expects in loads where just those loads follow, so that sizes do not matter."""
-    found = [row.copy() for row in rows]
+    """Count the bytes that a barrier expects in loads, of 1 each, where exactly those loads follow the expectation.
+
+    Then the sizes of loads do not matter.
+    """
+    counted = [row.copy() for row in rows]
     for i, (kind, barrier, size, _, _) in enumerate(rows):
         if kind != Op.EXPECT:
             continue
         stop = next((j for j in range(i + 1, len(rows)) if rows[j][:2] != [Op.LOAD, barrier]), len(rows))
         if sum(row[2] for row in rows[i + 1 : stop]) == size:
-            found[i][2] = stop - i - 1
-            for row in found[i + 1 : stop]:
+            counted[i][2] = stop - i - 1
+            for row in counted[i + 1 : stop]:
                 row[2] = 1
-    return found
+    return counted
 
 
 def _following(word: Word, *, is_persistent: bool) -> list[Word]:
@@ -155,8 +163,9 @@ def _common_length(streams: Sequence[Stream]) -> int:
 
 
 def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True) -> tuple:
-    """Return what :func:`prove` sees of a kernel: two kernels of one shape have the same proof."""
+    """Return everything that :func:`prove` reads of a kernel: two kernels of one shape have the same proof."""
     family = _Family(make)
+    # one word in which every ring goes round several times, and a short one
     words = ((9, 9, 9), (1, 2, 1)) if is_persistent else ((27,), (1,))
     streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
     n = family.names
@@ -171,24 +180,26 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     Parameters
     ----------
     make : callable
-        The program of a CTA with the tiles of a list. Where masks begin must change none but local operations.
+        Builds the program of a CTA from its list of tiles. Masks must change no operations but those that touch nothing
+        shared, as all tiles are tried without them.
     is_persistent : bool
         Whether a CTA may have more than one tile.
     most : int
-        Words to try.
+        How many words to try at most.
 
     Returns
     -------
     Proof
-        Without findings and complete: no list of tiles has a race, a deadlock or a misused barrier, in any order.
+        If it has no findings and is complete, no list of tiles has a race, a deadlock or a misused barrier, in any
+        order.
     """
     family = _Family(make)
     family.prepare((9, 9, 9) if is_persistent else (27,))
     todo: list[Word] = [(1,)]
     seen: set[tuple] = set()
-    found: dict[Hazard, None] = {}
+    hazards: dict[Hazard, None] = {}
     words = longest = 0
-    while todo and not found and words < most:
+    while todo and not hazards and words < most:
         word = todo.pop(0)
         checker = Checker(family.program(word))
         state = _state(checker, family, word, is_persistent=is_persistent)
@@ -196,15 +207,15 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
             continue
         seen.add(state)
         checker.stops = list(map(len, checker.ops))
-        found.update(dict.fromkeys(checker.run()))
+        hazards.update(dict.fromkeys(checker.run()))
         words = words + 1
         longest = max(longest, sum(word))
         todo += _following(word, is_persistent=is_persistent)
-    return Proof(list(found), words, longest, not todo)
+    return Proof(list(hazards), words, longest, not todo)
 
 
 def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool) -> tuple:
-    """Run the prefix of a word until it comes to rest; returns where, and what may come next."""
+    """Run the prefix that a word fixes until no actor can go on; return the state there, and what may come next."""
     following = _following(word, is_persistent=is_persistent)
     ends = [family.streams(word), *(family.streams(x) for x in following)]
     after = [family.streams(y) for x in following for y in _following(x, is_persistent=is_persistent)]
@@ -218,17 +229,18 @@ def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool
 
 
 def _next(family: _Family, word: Word, fixed: Sequence[int], is_persistent: bool) -> tuple:
-    """Return what a letter fixes beyond the word before it."""
+    """Return the operations of each actor that the last letter of ``word`` fixes behind the first ``fixed`` ones."""
     streams = [family.streams(x) for x in (word, *_following(word, is_persistent=is_persistent))]
     stops = [_common_length([s[a] for s in streams]) for a in range(len(fixed))]
     return tuple(tuple(streams[0][a][fixed[a] : stop]) for a, stop in enumerate(stops))
 
 
 def normal_form(checker: Checker, family: _Family) -> tuple:
-    """Return all that the future of an execution at rest depends on, with clocks by their order alone.
+    """Return everything that the future of an execution at rest depends on, with clocks by their order alone.
 
-    A clock that is kept at a barrier says nothing by what all that wait there know already, an access to a slot nothing
-    where all that may touch it know of its end. What a named barrier has released was acquired when its round ended.
+    Of a clock that is kept at a barrier only the part counts that some actor waiting there does not know yet. An access
+    to a slot does not count once all actors that may touch the slot know of its end. The clock that a named barrier
+    released does not count either, as its actors acquired it when the round ended.
     """
     c = checker
     live = [_unknown(c, x, who) for x, who in zip(c.access, family.touching, strict=True)]
@@ -270,7 +282,7 @@ def normal_form(checker: Checker, family: _Family) -> tuple:
 
 
 def _counted(c: Checker, component: int) -> int:
-    """Return how many wgmma groups or stores an actor has started; of its own clock, where it stands."""
+    """Return the value of one of an actor's three components: its own clock, wgmma groups started, stores started."""
     kind, actor = divmod(component, c.actors)
     return (c.clock[actor][actor], c.groups[actor], c.stores[actor])[kind]
 
@@ -283,7 +295,7 @@ def _unknown(c: Checker, access: Access, touching: frozenset[int]) -> list[tuple
 
 
 def _compared(c: Checker, live: Sequence[Sequence[tuple[int, int]]]) -> list[list[int]]:
-    """Return by component, ascending, the values that entries of clocks can still be compared with."""
+    """Return for each component, ascending, the values that entries of clocks can still be compared with."""
     limits: list[set[int]] = [set() for _ in range(c.size)]
     for component in range(3 * c.actors):
         limits[component].add(_counted(c, component))

@@ -1,6 +1,7 @@
-"""What one thing costs a schedule: how many times as fast a CTA would be if that took no time at all.
+"""What one kind of work costs a schedule: how many times as fast a CTA would be if that took no time at all.
 
-The program runs again with those of its costs at zero, all else being equal: what it hides behind, or waits for, stays.
+The program runs again in :mod:`fa3_simulator.engine` with those costs at zero and all else equal. So work that hides
+behind other work, or waits for it, gains little.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
 from fa3_simulator.trace import Trace
 
-# Constants of a machine, and scalars of Costs, that are zero where a thing is free. Copies are those by TMA, with the
-# time they have the port of shared memory, and the transposition of V in FP8.
+# For each kind of work the constants of a machine, and the scalars of Costs, that are zero where it is free. "copies"
+# are those by TMA, with their time at the port of shared memory, and the transposition of V in FP8.
 FREE: dict[str, tuple[str, ...]] = {
     "exponentials": ("mufu_port_cycles", "mufu_cycles", "mufu_lone_cycles"),
     "copies": (
@@ -40,15 +41,18 @@ FREE: dict[str, tuple[str, ...]] = {
 
 
 def costs_without(thing: str, program: Program, machine: Machine, clock_mhz: float | None) -> Costs:
-    """Cost tables of a program in which one of :data:`FREE` takes no time."""
+    """Return the cost tables of a program in which ``thing``, a key of :data:`FREE`, takes no time."""
     of_machine = {name: replace(getattr(machine, name), value=0.0) for name in FREE[thing] if name not in SCALARS}
     tables = costs(program, replace(machine, **of_machine), clock_mhz)
-    kept = np.array([name not in FREE[thing] for name in SCALARS])
-    return tables._replace(scalars=tables.scalars * kept)
+    mask = np.array([name not in FREE[thing] for name in SCALARS])
+    return tables._replace(scalars=tables.scalars * mask)
 
 
 def speedups(program: Program, machine: Machine, clock_mhz: float | None, trace: Trace) -> dict[str, float]:
-    """Times as fast as in ``trace``, the program's run on this machine, by what of :data:`FREE` is free."""
+    """Return for each key of :data:`FREE` how many times as fast the program runs without it as in ``trace``.
+
+    ``trace`` is the program's run on this machine with all costs.
+    """
     return {
         thing: trace.cycles / simulate(program, costs_without(thing, program, machine, clock_mhz)).cycles
         for thing in FREE

@@ -1,4 +1,8 @@
-"""Which kernels a probe starts, with which arguments, on a machine without a GPU."""
+"""The calls of kernels that a launch starts, with their arguments, made on a machine without a GPU.
+
+:mod:`fa3_kernels.audit.compile` compiles them; the reports and ``fa3verify`` read them too. The launches that ship
+stand in :mod:`fa3_kernels.audit.shipped`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Descriptor(NamedTuple):
-    """Holds what a TMA descriptor says: elements, block, extents and strides of the view."""
+    """Holds what a TMA descriptor says of a view: type of the elements, block, extents and strides."""
 
     dtype: str
     block_shape: tuple[int, ...]
@@ -28,15 +32,15 @@ class Descriptor(NamedTuple):
 
 
 def calls_of(launch: Launch) -> tuple[Call, ...]:
-    """Return the kernels that a launch starts on an H200, in order. The quantiser's need torch and Triton.
+    """Return the calls of kernels that a launch starts on an H200, in order; the quantiser's need torch and Triton.
 
-    The host's tables stand in the places of their pointers, and descriptors in those of views. The quantiser's
-    arguments are tensors without storage.
+    Tables that the host makes stand in the places of their pointers, and descriptors in the places of views. The
+    quantiser's arguments are tensors without storage.
 
     Raises
     ------
     ValueError
-        As the launch itself.
+        For a launch that the kernels do not take, as when it is launched.
     """
     if launch.function == "quantize_qkv":
         return _quantizer_calls(launch)
@@ -56,7 +60,9 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
 def _given(
     calls: Iterable[Call], tables: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Call, ...]:
-    """Calls of a plan with its tables, and with descriptors of contiguous tensors of these shapes."""
+    """Return the calls of a plan with its tables in them, and with descriptors of contiguous tensors of these
+    shapes.
+    """
 
     def given(argument: Any) -> Any:
         if isinstance(argument, View | Block):
@@ -68,6 +74,7 @@ def _given(
 
 
 def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[Call, ...]:
+    """Return the calls of a backward; ``shapes`` are those of q, k, v and out."""
     problem = launch.problem
     plan = backward_plan(without_lengths(problem), H200_SMS, **launch.choices)
     rows_q = problem.q_shape[0] if problem.is_varlen else 0
@@ -77,6 +84,7 @@ def _backward_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple
 
 
 def _append_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[Call, ...]:
+    """Return the call that writes to a cache, for a cache that has room for the longest sequence."""
     problem = launch.problem
     cache = problem.cache
     assert cache is not None
@@ -94,7 +102,7 @@ def _append_calls(launch: Launch, shapes: dict[str, tuple[int, ...]]) -> tuple[C
 
 
 def _shapes(launch: Launch) -> tuple[tuple[int, ...], ...]:
-    """Shapes of q, k and v; of a cache so many pages, or rows, as the longest sequences need."""
+    """Return the shapes of q, k and v; a cache has as many pages, or rows, as the longest sequences need."""
     problem = launch.problem
     if problem.cache is None:
         return problem.q_shape, problem.k_shape, problem.v_shape
@@ -104,7 +112,7 @@ def _shapes(launch: Launch) -> tuple[tuple[int, ...], ...]:
 
 
 def plan_for(launch: Launch) -> Plan:
-    """Plan a launch of contiguous operands."""
+    """Plan the forward of a launch, with contiguous operands, on an H200; ValueError as :func:`calls_of`."""
     problem = launch.problem
     choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
@@ -130,6 +138,7 @@ def plan_for(launch: Launch) -> Plan:
 
 
 def _contiguous(shape: tuple[int, ...], dtype: str) -> TensorLayout:
+    """Return the layout of a contiguous tensor on a GPU."""
     strides = [1]
     for n in reversed(shape[1:]):
         strides.append(strides[-1] * max(n, 1))
@@ -137,6 +146,7 @@ def _contiguous(shape: tuple[int, ...], dtype: str) -> TensorLayout:
 
 
 def _quantizer_calls(launch: Launch) -> tuple[Call, ...]:
+    """Return the calls of the quantiser; torch and Triton are imported here, as only these calls need them."""
     import torch
 
     from fa3_kernels.gluon.quantize import plan_quantize

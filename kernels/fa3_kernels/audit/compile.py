@@ -1,4 +1,8 @@
-"""Compile a kernel for sm_90a without a GPU and report what ptxas made of it."""
+"""Compile a kernel for sm_90a without a GPU, and report what ptxas made of it.
+
+Needs torch and Triton. The calls are those of :mod:`fa3_kernels.audit.calls`; on a GPU :mod:`fa3_kernels.gluon.run`
+compiles the same kernels.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class FakeTensor:
-    """Stands for a device tensor: a Triton dtype and an aligned address are all that specialisation reads."""
+    """Stands for a tensor on a GPU: Triton reads only its dtype and its address, which is 0 and therefore aligned."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -63,12 +67,12 @@ class Compiled:
 
 
 def compile_call(call: Call) -> Compiled:
-    """Compile the kernel of a call for Hopper, and report."""
+    """Compile the kernel of a call for Hopper and report on it; CalledProcessError if ptxas or nvdisasm fails."""
     return _reported(build_call(call), call.options)
 
 
 def build_call(call: Call) -> Any:
-    """Compile the kernel of a call for Hopper: what Triton keeps of it."""
+    """Compile the kernel of a call for Hopper and return what Triton keeps of it; RuntimeError as its checks say."""
     kernels = run.KERNELS | quantize.KERNELS
     built = _build(kernels[call.kernel], tuple(map(_as_compiled, call.arguments)), call.options)
     check_wait(call, built.asm["ptx"])
@@ -76,7 +80,7 @@ def build_call(call: Call) -> Any:
 
 
 def _as_compiled(argument: Any) -> Any:
-    """An argument of a call as the compiler reads it: dtypes and blocks, but no address."""
+    """Return an argument of a call as the compiler reads it: with dtypes and blocks, but without an address."""
     if isinstance(argument, Pointer):
         return FakeTensor(DTYPES[argument.dtype])
     if isinstance(argument, np.ndarray):
@@ -90,6 +94,7 @@ def _as_compiled(argument: Any) -> Any:
 
 
 def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
+    """Compile a kernel as Triton does at a launch, up to its binary."""
     backend = make_backend(HOPPER)
     keywords = {"debug": False, **options}
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -104,11 +109,13 @@ def _build(kernel: Any, args: tuple, options: Mapping[str, int]) -> Any:
 
 
 def _reported(compiled: Any, options: Mapping[str, int]) -> Compiled:
+    """Assemble a compiled kernel's PTX again, with the flags of its options, and report."""
     fusion = () if options.get("enable_fp_fusion", True) else ("--fmad=false",)
     return _report(compiled.asm["ptx"], compiled.metadata.shared, fusion)
 
 
 def _report(ptx: str, smem_bytes: int, flags: tuple[str, ...]) -> Compiled:
+    """Run ptxas and nvdisasm on PTX and collect their figures."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         cubin = Path(folder, "kernel.cubin")

@@ -1,4 +1,7 @@
-"""What our kernels launch, as hashes, by which measurements and verdicts name what they are evidence of."""
+"""Hashes of what our kernels launch; measurements and verdicts name by them what they are evidence of.
+
+They are read from the accepted file ``audit.json``, which ``python -m fa3_reports audit --accept`` writes.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,27 @@ ACCEPTED = Path(__file__).parent / "audit.json"
 
 
 def accepted_rows() -> dict[str, dict[str, Any]]:
-    """Return the figures of every compiled kernel, and what every probe launches, as they were accepted; by kernel."""
+    """Return what was accepted, by kernel: the figures of every compiled kernel, and what every probe launches."""
     body = json.loads(ACCEPTED.read_text(encoding="utf-8"))
     return body["kernels"] | body["launches"]
 
 
 def launch_keys(of: str) -> dict[str, str]:
-    """Return a key of every launch that a measurement may be evidence of, by the name of its probe, as accepted.
+    """Return a key of every accepted launch that a measurement may be evidence of, by the name of its probe.
 
-    It is of what the GPU gets for each kernel of the launch, and of the PTX where the audit compiles it; that both are
-    those of the code in this tree is what ``python -m fa3_reports audit`` says, and of the launches a test.
+    The key is a hash of what the GPU gets for each kernel of the launch, and of the kernel's PTX if the audit compiles
+    it. ``python -m fa3_reports audit`` checks that both are those of the code in this tree; a test checks the launches.
 
     Parameters
     ----------
     of : {"forward", "packed", "paged", "quantize", "timeline", "backward"} or several of them, as ``Evidence`` lists
-        The forward of batched sequences, of packed ones, of caches and sinks; the quantiser; kernels that keep
-        timelines; those of the gradients.
+        In this order: the forward of batched sequences, of packed ones, of caches and sinks; the quantiser; kernels
+        that keep timelines; kernels of the gradients.
 
     Raises
     ------
     ValueError
-        For a word that no launch is evidence of.
+        For a word that ``Evidence`` does not list.
     """
     if of not in get_args(Evidence):
         raise ValueError(f"evidence must be of {', '.join(get_args(Evidence))} launches, got {of!r}")
@@ -59,5 +62,5 @@ def evidence_sha256(of: str) -> str:
 
 
 def evidence_facts(of: Evidence) -> dict[str, object]:
-    """Return what provenance says of the kernels: of which launches it is, their hash and their keys."""
+    """Return what a measurement records of the kernels: which launches it is evidence of, their hash and their keys."""
     return {"evidence_of": of, "launches_sha256": evidence_sha256(of), "launches": launch_keys(of)}

@@ -1,8 +1,9 @@
-"""What a disassembly says: the loops with tensor work, and uniform registers that are read before they are set.
+"""Read the disassembly of a kernel: loops with tensor work, and uniform registers that are read before they are set.
 
-ptxas 12.8 can merge equal address computations of two loops although the first loop, which sets the register, may be
-skipped; wgmma then reads from a wrong address. Such a register is not assigned on every path from the entry, which a
-forward data-flow analysis over the instructions finds. No GPU and no Triton needed.
+The audit of the reports asks for both. The second one is a bug of the compiler: ptxas 12.8 can merge equal address
+computations of two loops although the first loop, which sets the register, may be skipped; wgmma then reads from a
+wrong address. Such a register is not assigned on every path from the entry, which a forward data-flow analysis over the
+instructions finds. No GPU and no Triton is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*(.*?);")
-_NO_RESULT = (
+_NO_RESULT = (  # opcodes that set no register: their first operand is read
     "ST",
     "BAR",
     "BRA",
@@ -28,7 +29,7 @@ _NO_RESULT = (
     "WARPSYNC",
     "USETMAX",
 )
-# What of a loop is counted, by how an opcode begins.
+# The opcodes that are counted in a loop, by how they begin.
 _LOOP = (
     "HGMMA",
     "QGMMA",
@@ -74,9 +75,10 @@ def counts(opcodes: Iterable[str], prefixes: Iterable[str]) -> dict[str, int]:
 
 
 def tensor_loops(sass: str) -> list[dict[str, int]]:
-    """Instructions of one iteration of every innermost loop with tensor and special-function work, in the code's order.
+    """Count the instructions of every innermost loop that has tensor and special-function work, in the code's order.
 
-    A loop is what lies between a label and a branch back to it; the first ones are the steps over key blocks.
+    A loop is the code between a label and a branch back to it. Each result has the instructions of one iteration in
+    all, and by opcode. The first loops are the steps over key blocks.
     """
     code, labels = parse(sass)
     opcodes = [instruction.opcode for instruction in code]
@@ -94,6 +96,7 @@ def tensor_loops(sass: str) -> list[dict[str, int]]:
 
 
 def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list[int]:
+    """Return the indices of the instructions that may follow instruction ``i``."""
     guard, opcode, operands = code[i]
     targets = [labels[name] for name in re.findall(r"\.L_x_\d+", operands) if name in labels]
     if opcode.startswith("BRX"):
@@ -105,7 +108,10 @@ def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list
 
 
 def _sets_and_reads(instruction: Instruction) -> tuple[set[int], set[int]]:
-    """Uniform registers an instruction sets and reads. A guarded one counts as setting its result."""
+    """Return the uniform registers that an instruction sets, and those that it reads.
+
+    A guarded instruction counts as setting its result.
+    """
     _, opcode, operands = instruction
     result, _, rest = operands.partition(",")
     sets: set[int] = set()
@@ -125,7 +131,10 @@ def _sets_and_reads(instruction: Instruction) -> tuple[set[int], set[int]]:
 
 
 def undefined_uniform_registers(sass: str) -> list[str]:
-    """Return instructions that may read a uniform register which no instruction before them on some path sets.
+    """Return the instructions that may read a uniform register that is not set on some path from the entry.
+
+    Each is returned as text, with the registers. A forward data-flow analysis finds, for every instruction, the
+    registers that are set on all paths to it; instructions that no path reaches are left out.
 
     >>> branch = "/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n"
     >>> undefined_uniform_registers(branch + ".L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
@@ -150,9 +159,9 @@ def undefined_uniform_registers(sass: str) -> list[str]:
             if merged != before:
                 assigned[j] = merged
                 work.append(j)
-    found = []
+    lines = []
     for instruction, (_, reads), before in zip(code, flow, assigned, strict=True):
         if before is not None and (missing := sorted(reads - before)):
             names = ", ".join(f"UR{n}" for n in missing)
-            found.append(f"{instruction.opcode} {instruction.operands.strip()}: {names}")
-    return found
+            lines.append(f"{instruction.opcode} {instruction.operands.strip()}: {names}")
+    return lines

@@ -1,4 +1,8 @@
-"""Every compiled kernel that ships, as the launches that reach it."""
+"""Every compiled kernel that ships, as a list of launches that reach all of them.
+
+The audit compiles these launches (:mod:`fa3_kernels.audit.calls`). A new compile-time switch of a kernel needs a launch
+here that turns it on.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ from fa3_reference.problem import AttentionProblem, Dtype
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch: a problem, the choices of a caller, what is called, and of how many steps a CTA keeps a timeline.
+    """One launch: a problem, the choices of a caller, the function called, and the steps of a timeline (0 keeps none).
 
-    Of shipped launches the problem's kind matters, not its sizes.
+    Of a shipped launch only the kind of its problem matters, not the sizes.
     """
 
     name: str
@@ -29,8 +33,9 @@ class Launch:
 
     @property
     def evidence(self) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
-        """Return what launches are evidence of: a forward of batched sequences, or of packed ones, scheduled on the
-        GPU, or of what serving adds to them, pages and sinks.
+        """Return the kind of launches that this one belongs to, by which :mod:`.evidence` groups them.
+
+        A forward is one of batched sequences, of packed ones, which are scheduled on the GPU, or of caches and sinks.
         """
         if self.function == "quantize_qkv":
             return "quantize"
@@ -43,8 +48,8 @@ class Launch:
         return "packed" if self.problem.is_varlen else "forward"
 
 
-# What of a problem changes the compiled code: which keys are hidden, how rows lie in tiles, and where results go.
-# Name: (seqlen_k, semantics, choices); 1024 keys are whole tiles, 1000 are not.
+# Kinds of problems that differ in their compiled code: which keys are hidden, how rows lie in tiles, where results go.
+# By name: (seqlen_k, semantics, choices). 1024 keys are whole tiles, 1000 are not.
 _MASKS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "dense": (1024, {}, {}),
     "tail": (1000, {}, {}),
@@ -56,9 +61,9 @@ _MASKS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "no_pingpong": (1024, {}, {"pingpong": False}),
     "no_overlap": (1024, {}, {"intra_wg_overlap": False}),
 }
-_BFLOAT16 = ("dense", "causal")  # otherwise the same code but for the format in its instructions
+_BFLOAT16 = ("dense", "causal")  # bf16 kernels are those of fp16 with another format in the instructions
 _FP8 = ("dense", "causal", "window", "softcap", "splits")
-_E4M3_ONLY = ("dense", "causal")  # chained, and with descales by block
+_E4M3_ONLY = ("dense", "causal")  # compiled with chained sums as well, and with descales by block
 
 
 _NARROW_V = ((192, 128),)  # sizes of Q and K with a smaller one of V: those of multi-head latent attention
@@ -68,6 +73,7 @@ _BOTH = ("dense", "tail", "splits", "dense_chained", "dense_blocks")
 
 
 def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
+    """Return the launches of the forward of one dtype and pair of head_dim and head_dim_v."""
     tall = {"tile": (192, 128)} if d == 64 else {}
     launches = [
         Launch(
@@ -109,8 +115,8 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
     return [Launch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
 
 
-# What serving adds to packed sequences: pages that are parts of a tile or whole ones, rows, sinks. Name: (page_size, as
-# _MASKS).
+# Kinds of caches: pages that are parts of a tile or whole tiles, rows without pages, sinks. By name: (page_size,
+# semantics, choices).
 _PAGED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pages16_causal": (16, {"causal": True}, {}),
     "pages256_sinks_splits": (256, {"sinks": True}, {"num_splits": 3}),
@@ -125,17 +131,19 @@ _PAGED_ALONE: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # where
 
 
 def _paged(dtype: Dtype, d: int, v: int) -> list[Launch]:
+    """Return the launches over a cache of one dtype and pair of head_dim and head_dim_v."""
     size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
     kinds = _PAGED | (_PAGED_ALONE if (dtype, d) == ("fp16", 128) else {})
-    found = []
+    launches = []
     for name, (page_size, semantics, choices) in kinds.items():
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
         lengths |= {"head_dim": d, "head_dim_v": v, "dtype": dtype, "cache": Cache(page_size), **semantics}
-        found.append(Launch(f"{size}_{name}", AttentionProblem.varlen(**lengths), {"pack_gqa": True, **choices}))
-    return found
+        launches.append(Launch(f"{size}_{name}", AttentionProblem.varlen(**lengths), {"pack_gqa": True, **choices}))
+    return launches
 
 
 def _appending() -> list[Launch]:
+    """Return the launches that write to a cache."""
     lengths: dict[str, Any] = {"seqlens_q": (2, 1), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
     lengths |= {"head_dim": 128, "causal": True}
     caches: tuple[tuple[str, Dtype, Cache], ...] = (
@@ -151,6 +159,7 @@ def _appending() -> list[Launch]:
 
 
 def _quantisers(d: int) -> list[Launch]:
+    """Return the launches of the quantiser at one head_dim."""
     problem = AttentionProblem(2, 8, 2, 1000, 1000, d, dtype="bf16")
     choices: dict[str, dict[str, Any]] = {"plain": {}, "rotated": {"rotate": True}}
     if d == 128:
@@ -158,7 +167,8 @@ def _quantisers(d: int) -> list[Launch]:
     return [Launch(f"quantize_d{d}_{name}", problem, x, "quantize_qkv") for name, x in choices.items()]
 
 
-# As _MASKS. A fixed order of dQ is compiled apart: causal tiles then fold, and packed ones go round as dense ones do.
+# By name, as in _MASKS. Kernels with a fixed order of dQ are compiled apart: causal tiles fold in them, and packed ones
+# go round as dense ones do.
 _BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "dense": (1024, {}, {}),
     "in_turn": (1024, {}, {"is_deterministic": True}),
@@ -167,6 +177,7 @@ _BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 
 def _backward(d: int) -> list[Launch]:
+    """Return the launches of the backward at one head_dim."""
     launches = [
         Launch(name, AttentionProblem(2, 4, 2, 1000, keys, d, **semantics), choices)
         for name, (keys, semantics, choices) in _BACKWARD.items()

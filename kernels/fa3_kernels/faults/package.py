@@ -1,7 +1,9 @@
-"""A changed package of the twin beside the sound one: what depends on the changed module is loaded again.
+"""Load a changed copy of the twin beside the sound one, so that a planted mistake can be run and judged.
 
-The truth, the bound, the plan of a launch and the modules below the changed one are those of the untouched package, so
-that nothing that judges a mistake can have it.
+The copy is a package with a name of its own. Only the changed module and the modules that import it are loaded again
+for the copy. The truth, the bound, the plan of a launch and the twin's other modules are shared with the sound package,
+so nothing that judges a mistake can contain it. :mod:`fa3_kernels.faults.table` says which mistakes are planted; the
+mutation study of the reports loads its own edits in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _UNCACHED = "fa3_kernels.faults.uncached"
 
 
 class Changed(Protocol):
-    """A module of the twin, and what stands in its place."""
+    """A change of one module: the name of a module of the twin, and the syntax tree that is run in its place."""
 
     @property
     def module(self) -> str: ...
@@ -35,14 +37,20 @@ class Changed(Protocol):
 
 
 class Rewrite:
-    """Says which texts of a module of the twin are replaced, each by what: ``Rewrite("softmax", (before, after))``."""
+    """Replaces texts in the source of one module of the twin: ``Rewrite("softmax", (before, after), ...)``."""
 
     def __init__(self, module: str, *edits: tuple[str, str]) -> None:
         self.module = module
         self.edits = edits
 
     def tree(self) -> ast.Module:
-        """Return the module's tree; ValueError unless each text stands in it exactly once."""
+        """Return the syntax tree of the rewritten module.
+
+        Raises
+        ------
+        ValueError
+            Unless each ``before`` stands exactly once in the source, as the edits in front of it have left it.
+        """
         text = source(self.module)
         for before, after in self.edits:
             if text.count(before) != 1:
@@ -53,39 +61,43 @@ class Rewrite:
 
 @cache
 def modules() -> tuple[str, ...]:
-    """Return the modules of the twin, in alphabetical order."""
+    """Return the names of the twin's modules, without the package's, in alphabetical order."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__"))
 
 
 @cache
 def source(module: str) -> str:
-    """Return the text of a module of the twin."""
+    """Return the source text of a module of the twin; FileNotFoundError for a name that is none."""
     return (FOLDER / f"{module}.py").read_text(encoding="utf-8")
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Modules of the twin that a module imports, also inside functions."""
-    found = set()
+    """Return the modules of the twin that a module imports by ``from``, also inside functions."""
+    names = set()
     for node in ast.walk(ast.parse(source(module))):
         if isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
-            found.add((node.module or "").removeprefix(f"{PACKAGE}."))
-    return frozenset(found)
+            names.add((node.module or "").removeprefix(f"{PACKAGE}."))
+    return frozenset(names)
 
 
 @cache
 def dependent(module: str) -> frozenset[str]:
-    """The module and all that import it, directly or not."""
-    found = {module}
-    while more := {m for m in modules() if imports(m) & found} - found:
-        found |= more
-    return frozenset(found)
+    """Return the module itself and every module of the twin that imports it, directly or through others."""
+    again = {module}
+    while more := {m for m in modules() if imports(m) & again} - again:
+        again |= more
+    return frozenset(again)
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the modules of one changed package; all others are the sound package's."""
+    """Finds and runs the modules of one changed copy, whose package is called ``alias``.
+
+    Python asks it for every import that is not loaded yet. It answers for the copy's package and for the modules that
+    are loaded again, and leaves all others to Python's own finders.
+    """
 
     def __init__(self, alias: str, changed: Changed) -> None:
         self.alias = alias
@@ -96,34 +108,46 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return how a module of the copy is loaded; None for every other module.
+
+        Python calls this with the full name of a module that is being imported.
+        """
         package, _, name = fullname.rpartition(".")
         if fullname == self.alias:
             return spec_from_loader(fullname, self, is_package=True)
         if package != self.alias or name not in self.again:
-            return None
+            return None  # not a module of this copy: the next finder is asked
         spec = spec_from_loader(fullname, self, origin=str(FOLDER / f"{name}.py"))
         if spec is not None:
-            spec.has_location = True  # tables lie beside the file
+            spec.has_location = True  # sets __file__: mufu_tables reads a table that lies beside its own file
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run a module of the copy: the changed one from its new tree, the others from their source, with imports
+        redirected.
+        """
         name = module.__name__.rpartition(".")[2]
         if module.__name__ == self.alias:
-            return
+            return  # the package itself is empty, as the twin's is
         tree = self.tree if name == self.module else ast.parse(source(name))
         tree = ast.fix_missing_locations(_Redirected(self.alias, self.again).visit(tree))
         exec(compile(tree, str(FOLDER / f"{name}.py"), "exec"), module.__dict__)
 
 
 class _Redirected(ast.NodeTransformer):
-    """Imports of modules that are loaded again go to the mutant's package, of compilation to the one without cache."""
+    """Redirects the imports in a module of the copy.
+
+    A module that is loaded again is imported from the copy, every other one from the sound package. The twin's
+    ``compiled`` is replaced by :mod:`fa3_kernels.faults.uncached`, which stores no compiled loop.
+    """
 
     def __init__(self, alias: str, again: frozenset[str]) -> None:
         self.alias = alias
         self.again = again
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
-        if node.module == PACKAGE:
+        """Return the import, or the two imports, that take its place."""
+        if node.module == PACKAGE:  # one statement may name modules of both kinds: it becomes one or two
             ours = [alias for alias in node.names if alias.name in self.again]
             others = [alias for alias in node.names if alias.name not in self.again]
             parts = [(self.alias, ours), (PACKAGE, others)]
@@ -136,10 +160,28 @@ class _Redirected(ast.NodeTransformer):
 
 
 def load(alias: str, changed: Changed) -> str:
-    """Make a changed package importable in this process under a name that no other has, and return the name.
+    """Make a changed copy of the twin importable in this process.
 
-    What importing it raises comes with the first import from it; what keeps its source from being edited is raised
-    here.
+    Nothing of the copy is imported yet: errors of its code are raised by the first import from it.
+
+    Parameters
+    ----------
+    alias : str
+        Name of the copy's package, which no other copy in this process may have.
+    changed : Changed
+        The module that differs, and its syntax tree.
+
+    Returns
+    -------
+    str
+        The alias.
+
+    Raises
+    ------
+    RuntimeError
+        If this process has a copy of that name.
+    ValueError
+        If the source cannot be edited, as :meth:`Rewrite.tree` says.
     """
     if any(isinstance(finder, _Finder) and finder.alias == alias for finder in sys.meta_path):
         raise RuntimeError(f"this process has a package {alias} already")

@@ -1,7 +1,9 @@
-"""Planted mistakes: single ones that real attention kernels have shipped with, each a rewrite of the twin's source.
+"""The planted mistakes: bugs that real attention kernels have shipped with, each as a rewrite of the twin's source.
 
-``faults.toml`` says of each what goes wrong, and which text of the twin is replaced by what. A rewrite whose text no
-longer stands in the twin raises ValueError: it cannot silently plant nothing.
+``faults.toml`` says for every mistake what goes wrong and which text of the twin is replaced by which.
+:mod:`fa3_kernels.faults.package` loads the changed twin. A rewrite whose text does not stand in the twin raises
+ValueError, so that a mistake cannot silently be planted nowhere. Users of this table are the tests that ask whether a
+mistake is found, and ``fa3verify``'s own check of its comparisons.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from fa3_kernels.faults.package import Rewrite, load
 
 
 class Fault(StrEnum):
-    """One planted mistake."""
+    """Mistakes of the forward; the value is the entry ``[Fault.value]`` of faults.toml."""
 
     DROPPED_LAST_TILE = "dropped_last_tile"
     MISSED_RESCALE = "missed_rescale"
@@ -54,7 +56,7 @@ class Fault(StrEnum):
 
 
 class QuantizerFault(StrEnum):
-    """One planted mistake of the quantiser."""
+    """Mistakes of the quantiser; the value is the entry ``[QuantizerFault.value]`` of faults.toml."""
 
     NEIGHBOUR_DESCALE = "neighbour_descale"
     TRUNCATED_CODES = "truncated_codes"
@@ -67,7 +69,7 @@ class QuantizerFault(StrEnum):
 
 
 class BackwardFault(StrEnum):
-    """One planted mistake of the backward."""
+    """Mistakes of the backward; the value is the entry ``[BackwardFault.value]`` of faults.toml."""
 
     NO_ROW_DOTS = "no_row_dots"
     NEIGHBOUR_ROW_DOT = "neighbour_row_dot"
@@ -102,18 +104,19 @@ def _table() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def description(fault: AnyFault) -> str:
-    """Return what goes wrong, in words."""
+    """Return in words what goes wrong."""
     return _table()[type(fault).__name__][fault]["what"]
 
 
 def rewrite(fault: AnyFault) -> Rewrite:
-    """Return what is changed in the twin."""
+    """Return the change of the twin's source that plants the mistake."""
     row = _table()[type(fault).__name__][fault]
+    # one edit stands in the row itself, several in its list "edits"
     return Rewrite(row["module"], *((edit["before"], edit["after"]) for edit in row.get("edits", [row])))
 
 
 def planted(fault: AnyFault) -> str:
-    """Return the name of a package of the twin that has this mistake; it is loaded on first use.
+    """Return the name of a changed copy of the twin that has this mistake; it becomes importable on first use.
 
     Raises
     ------
@@ -125,11 +128,17 @@ def planted(fault: AnyFault) -> str:
 
 @cache
 def _loaded(kind: type[AnyFault], name: str) -> str:
-    """Load a mistake once; two kinds may have mistakes of one name, which as texts are equal."""
+    """Load a mistake once.
+
+    The kind is part of the key: members of two enumerations may share a name, and as strings they then are equal.
+    """
     return load(f"fa3_twin_with_{kind.__name__.lower()}_{name}", rewrite(kind(name)))
 
 
 def faulty(fault: AnyFault) -> Callable[..., Any]:
-    """Return the function of the twin that computes with this mistake: its forward, quantize_qkv or backward."""
+    """Return the function of the changed twin that computes with this mistake: forward, quantize_qkv or backward.
+
+    It takes what the sound function takes. ValueError as :func:`planted` says.
+    """
     function = _FUNCTIONS[type(fault)]
     return getattr(import_module(f"{planted(fault)}.{function.removesuffix('_qkv')}"), function)

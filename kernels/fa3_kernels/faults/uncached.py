@@ -1,7 +1,7 @@
-"""Compilation without a cache: what mutants take for :mod:`fa3_kernels.twin.compiled`.
+"""Compilation without a cache, which changed copies of the twin use in place of :mod:`fa3_kernels.twin.compiled`.
 
-Numba finds a stored loop by its file, its line and its bytecode, of which constants are no part. A mutant's loop may
-have all three of the original, so that it must neither be looked up nor stored.
+Numba identifies a stored loop by its file, its line and its bytecode; constants are not part of the bytecode. A changed
+loop may agree with the original in all three, so it must be neither looked up in the cache nor stored there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numba
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop on first call, with the options of the original and in this process only."""
+    """Compile a loop on its first call, with the options of the original, for this process alone."""
     return numba.njit(nogil=True, error_model="numpy")(function)
 
 

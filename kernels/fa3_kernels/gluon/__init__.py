@@ -1,4 +1,8 @@
-"""The GPU kernels, in Gluon (Triton 3.6) for Hopper: the bits of :mod:`fa3_kernels.twin`. To import it needs no GPU."""
+"""The GPU kernels, in Gluon (Triton 3.6) for Hopper, whose bits are those of :mod:`fa3_kernels.twin`; importing needs
+no GPU.
+
+Start reading at :mod:`fa3_kernels.gluon.launch` (host) or :mod:`fa3_kernels.gluon.pipeline` (device).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ SUPPORTED_TRITON = "3.6"  # Gluon is experimental: private names, barrier ids an
 
 
 def unsupported() -> str | None:
-    """Return why the kernels cannot be compiled here, or None. Looks at installed packages only."""
+    """Return why the kernels cannot be compiled here, or None if they can; only installed packages are looked at."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"package {package} is not installed (extra 'gpu')"

@@ -1,8 +1,10 @@
-"""The kernel that writes new keys and values to a cache, rotated, and rotates the queries: before attention.
+"""The kernel that writes new keys and values to a cache, and rotates them and the queries, before attention.
 
-A program is one row of queries and one of new keys. Of a pair of channels (x, y) that an angle rotates, in fp32 with
-every product and sum rounded: x cos - y sin and x sin + y cos; then rounded to the operands' format. Written in Triton
-as :mod:`fa3_kernels.gluon.packed_order`: there is no layout to choose, and the interpreter runs it on a CPU.
+A program handles one row of the queries and one row of the new keys and values. An angle rotates a pair of channels (x,
+y) to x cos - y sin and x sin + y cos, in fp32 with every product and sum rounded; the result is then rounded to the
+operands' format. :mod:`fa3_kernels.gluon.launch_append` starts the kernel, :mod:`fa3_kernels.twin.append` has its
+arithmetic. It is written in Triton, as :mod:`fa3_kernels.gluon.packed_order` is: there is no layout to choose, and
+Triton's interpreter runs it on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import triton.language as tl
 
 @triton.jit
 def _owner(starts, row, batch):
-    """The packed sequence that holds a row, and where it starts; ``batch`` and beyond for a row that none holds."""
+    """Return the packed sequence that holds a row, and where it starts.
+
+    For a row that no sequence holds the number is ``batch`` or larger.
+    """
     CHUNK: tl.constexpr = 128
     sequence = 0
     for first in range(0, batch, CHUNK):
@@ -38,7 +43,10 @@ def _move(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Copy a row of all heads; its first ROTARY channels rotated by the angles at ``cos`` and ``sin``."""
+    """Copy a row of all heads, with its first ROTARY channels rotated by the angles at ``cos`` and ``sin``.
+
+    HEADS heads are moved at a time. With ROTARY 0 the angles are not read.
+    """
     column = tl.arange(0, CHANNELS)
     HALF: tl.constexpr = ROTARY // 2
     if INTERLEAVED:
@@ -115,22 +123,23 @@ def append(
     CHANNELS: tl.constexpr,
     CHANNELS_V: tl.constexpr,
 ):
-    """Write rows; the grid is the most of the rows of q, of k and of the sequences.
+    """Write rows; the grid is as large as the largest of the rows of q, the rows of k, and the number of sequences.
 
     Parameters
     ----------
     q_rotated : like q, contiguous
-        Written where ROTARY, with positions of their own where STEPS_QUERIES.
+        Written where ROTARY is not 0. With STEPS_QUERIES the position of a query grows with its row, otherwise all
+        queries of a sequence have the position of its first new key.
     rotary_cos, rotary_sin : (angles, ROTARY / 2)
         Their last row serves positions behind it.
     starts_q, starts_k : int32 (batch + 1,)
         Of the rows of q and of k.
     seqlens : int32 (batch,)
-        Keys in the cache, behind which the new ones are written as far as there is ``room``.
+        Keys in the cache. New ones are written behind them as far as the cache has ``room``; the rest are dropped.
     rotary_seqlens : int32 (batch,)
         Positions of the first new key and query.
     used : int32 (batch,)
-        Written: the keys that there are then.
+        Written by the program of a sequence's number: keys of the sequence, new ones counted, with or without room.
     page_table, table_row, page_keys, page_rows
         As :mod:`fa3_kernels.gluon.pages`.
     """

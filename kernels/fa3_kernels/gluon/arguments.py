@@ -1,4 +1,7 @@
-"""What a caller hands over beside q, k and v: factors, starts of packed sequences, pages, sinks."""
+"""Arguments of a call beside q, k and v, and their checks: descales, starts of packed sequences, pages, sinks.
+
+The public functions and the framework adapters make these records; the launches in this folder take them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from fa3_reference.problem import AttentionProblem
 
 
 class Descales(NamedTuple):
-    """Factors of e4m3 operands: float32 (batch, heads) or (batch, heads, blocks), and rows per block of q, k and v.
+    """Descales of e4m3 operands, float32 (batch, heads) or (batch, heads, blocks), and rows per block of q, k and v.
 
-    They multiply the stored operand to give its value; finite and > 0, which is not checked: it would wait for the GPU.
+    A descale multiplies the stored operand to give its value; None counts as 1, and 0 rows as one block. Values must be
+    finite and > 0, which is not checked: that would wait for the GPU.
     """
 
     q: torch.Tensor | None = None
@@ -23,11 +27,11 @@ class Descales(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Starts of packed sequences, int32 (batch + 1,) beside q, and the longest lengths there may be.
+    """Starts of packed sequences, int32 (batch + 1,) on the GPU of q, and the longest lengths there may be.
 
     The starts are read on the GPU alone. They must rise from 0 to the number of rows, and no sequence may be longer
-    than said: neither can be checked without a wait. Starts that break this read and write nothing outside the
-    tensors, but rows beyond the longest length are not computed.
+    than the longest lengths say; checking either would take a wait. Starts that break this rule read and write nothing
+    outside the tensors, but rows beyond the longest length are not computed.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -69,7 +73,10 @@ NO_DESCALES = Descales()
 
 
 def whole(name: str, number: Any) -> int:
-    """Return a number of a caller as an int; one that is on the GPU is waited for, and a traced one stays as it is."""
+    """Return a number that a caller gave as an int.
+
+    A number on the GPU is waited for, a traced one stays as it is. ValueError for anything but an integer.
+    """
     if isinstance(number, int | torch.SymInt):
         return cast(int, number)
     try:
@@ -79,7 +86,9 @@ def whole(name: str, number: Any) -> int:
 
 
 def packed_by(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_q: Any, max_k: Any) -> Packed:
-    """Take the starts and longest lengths that a caller gives."""
+    """Return the starts and longest lengths that a caller gave as a record; ValueError where one of two starts is
+    None.
+    """
     if starts_q is None or starts_k is None:
         missing = "cu_seqlens_q" if starts_q is None else "cu_seqlens_k"
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be given together, got None for {missing}")
@@ -87,7 +96,7 @@ def packed_by(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_
 
 
 def packed_of(problem: AttentionProblem) -> Packed | None:
-    """The starts of a problem's packed sequences on a GPU, or None if it has none."""
+    """Return the starts of a problem's packed sequences on a GPU; None for a problem without packed sequences."""
     if not problem.is_varlen:
         return None
     of_q, of_k = (torch.from_numpy(x).to("cuda") for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
@@ -95,7 +104,10 @@ def packed_of(problem: AttentionProblem) -> Packed | None:
 
 
 def check_starts(q: torch.Tensor, packed: Packed | Paged) -> None:
-    """Raise ValueError for starts that the kernels cannot read; what they hold is seen on the GPU alone."""
+    """Raise ValueError for starts that the kernels cannot read; what they hold is seen on the GPU alone.
+
+    For a cache :func:`check_cache` is asked.
+    """
     if isinstance(packed, Paged):
         check_cache(q, packed)
         return
@@ -111,7 +123,7 @@ def check_starts(q: torch.Tensor, packed: Packed | Paged) -> None:
 
 
 def check_cache(q: torch.Tensor, cache: Paged) -> None:
-    """Raise ValueError for lengths and a page table that the kernels cannot read."""
+    """Raise ValueError for lengths and a page table of a cache that the kernels cannot read."""
     batch = cache.cu_seqlens_q.numel() - 1
     table = cache.page_table
     columns = max(1, table.shape[1]) if table.ndim == 2 else 1
@@ -124,7 +136,7 @@ def check_cache(q: torch.Tensor, cache: Paged) -> None:
 
 
 def check_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Raise ValueError for sinks that the kernels cannot read."""
+    """Raise ValueError for sinks that the kernels cannot read; None passes."""
     if sinks is None:
         return
     shape = (q.shape[-2],)

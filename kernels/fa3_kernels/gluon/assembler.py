@@ -1,8 +1,8 @@
-"""Have kernels assembled by the ptxas that Triton ships, whatever else the process has chosen.
+"""Have kernels assembled by the ptxas that Triton ships, whatever the process has chosen elsewhere.
 
-The audit, the bits and the times are of its machine code. Once a process has used ``torch.compile``, Inductor has set
-TRITON_PTXAS_PATH to torch's own ptxas, by which Triton then assembles every kernel. That of CUDA 13.0 gives the same
-bits, and code that takes up to 15 % longer (``reports/notes/assembler.md``).
+Audited code, bits and times belong to the machine code of that ptxas. When a process has used ``torch.compile``,
+Inductor has set TRITON_PTXAS_PATH to torch's own ptxas, which Triton then uses for every kernel. The one of CUDA 13.0
+gives the same bits, but code that takes up to 15 % longer (``reports/notes/assembler.md``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _VARIABLE = "TRITON_PTXAS_PATH"
 
 @contextmanager
 def own_ptxas() -> Iterator[None]:
-    """Assemble by Triton's own ptxas inside the block, if it ships one that runs; the choice outside comes back."""
+    """Assemble by Triton's own ptxas inside the block, if it ships one that runs; afterwards the old choice holds
+    again.
+    """
     chosen: Any = vars(knobs.nvidia).get("ptxas")
     if _VARIABLE not in os.environ and chosen is None:
         yield
@@ -32,7 +34,10 @@ def own_ptxas() -> Iterator[None]:
 
 
 def assembled_by_own_ptxas(kernel: Any) -> Any:
-    """Have a kernel that Triton compiles at its first launch assembled so; its other launches cost nothing for it."""
+    """Make a kernel that Triton compiles at its first launch use its own ptxas for that; return the kernel.
+
+    Later launches cost nothing for it.
+    """
     compiled = kernel._do_compile
 
     def by_own_ptxas(*given: Any, **named: Any) -> Any:

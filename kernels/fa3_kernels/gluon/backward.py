@@ -1,24 +1,26 @@
-"""The backward kernel: two consumer warpgroups of 64 keys, a TMA producer warp and a warp that adds dQ in memory.
+"""The backward kernel: two consumer warpgroups of 64 keys, a TMA producer warp, and a warp that adds dQ in memory.
 
 A CTA keeps one tile of K and V and walks over the row blocks of all query heads that share it, so that dK and dV of a
-group are one chain of additions. S and dP are formed transposed (keys by rows): their P and dS are then, in registers,
-the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K both warpgroups exchange dS through shared memory, each
-forms half of the tile, and a warp of its own adds the halves to fp32 sums in memory by TMA. The scores of the next row
-block are issued with dK of this one, so that its exponentials run beside dP. The order of every operation on a value is
-that of :mod:`fa3_kernels.twin.backward`.
+group of heads are one chain of additions. S and dP are formed transposed (keys by rows), so that their P and dS are, in
+registers, the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K the two warpgroups exchange dS through shared
+memory and form half of the tile each; the fourth partition adds the halves to fp32 sums in memory by TMA
+(:mod:`.backward_dq`). The scores of the next row block are issued with dK of this one, so that its exponentials run
+beside dP. At head_dim 192 and 256 the consumers are those of :mod:`.backward_wide`. :mod:`.backward_pipeline` has the
+producer and says what each barrier guards; :mod:`.backward_ends` has the kernels before and after this one. The order
+of every operation on a value is that of :mod:`fa3_kernels.twin.backward`.
 
-Around that exchange Triton puts two barriers over the warps of a warpgroup. :mod:`.surplus_barriers` takes them out, as
-named barriers order all that they do:
+Triton puts two barriers over the warps of a warpgroup around the exchange of dS. :mod:`.surplus_barriers` takes them
+out of the compiled code, since named barriers order everything that they would order:
 
 - *dS before the products of dQ that read it.* Every thread executes the fence behind its own store and then meets all
   256 threads in ``exchange()``, which stands in front of the products.
-- *The products of dQ before dS overwrites what they read.* A slot's last products are those of two row blocks before.
-  Every warp of both warpgroups waits for them, and then comes to the ``exchange()`` of the row block between, behind
-  which alone the slot is written again.
-- *One staged dQ before the next.* A thread writes the same elements in every row block, and DQ_EMPTY and DQ_FULL, for
-  which all 128 threads come, stand around the TMA that reads them.
+- *The products of dQ before dS overwrites what they read.* There are two slots for dS, so the last products that read a
+  slot are those of two row blocks before. Every warp of both warpgroups waits for these products, and then comes to the
+  ``exchange()`` of the row block between. The slot is written again only behind that.
+- *One staged dQ before the next.* A thread writes the same elements in every row block. DQ_EMPTY and DQ_FULL, for which
+  all 128 threads come, stand around the TMA that reads them.
 - *Waits for mbarriers.* No thread misses a phase: a slot of Q, dO or keys is loaded again only after all 256 threads
-  have released it, each behind its own wait. The statistics, which are read beside these barriers, are a slot of Q's.
+  have released it, each behind its own wait. The statistics are read beside these barriers and belong to a slot of Q.
 """
 
 from __future__ import annotations
@@ -54,22 +56,22 @@ from fa3_kernels.gluon.geometry import WARPGROUP_ROWS
 from fa3_kernels.gluon.pipeline import slot_barrier
 from fa3_kernels.gluon.surplus_barriers import surplus_barriers
 
-SURPLUS = gl.constexpr(2)
+SURPLUS = gl.constexpr(2)  # barriers of Triton's in a row block that are left out
 
 
 @gluon.jit
 def _keys(p):
-    """K as a matrix, at an address that is new to the compiler.
+    """Return K as parts of its channels, at an address that is new to the compiler.
 
-    LLVM otherwise computes the descriptors of K's products once and holds them in 16 registers of every thread, from
-    which each step moves them to uniform ones (R2UR, for which a warp waits), and ptxas spills what has no room.
+    Otherwise LLVM computes the descriptors of K's products once and holds them in 16 registers of every thread. Each
+    step then moves them to uniform registers (R2UR, for which a warp waits), and ptxas spills what has no room.
     """
     return parts(p.k_smem, opaque(0), p.variant.qk_boxes)
 
 
 @gluon.jit
 def _own(tile, WARPGROUP: gl.constexpr):
-    """The keys of a warpgroup."""
+    """Return a warpgroup's 64 keys of every part of a tile."""
     result = ()
     for i in gl.static_range(len(tile)):
         result = result + (tile[i].slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS),)
@@ -78,13 +80,16 @@ def _own(tile, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _issue_scores(p, zeros, step, WARPGROUP: gl.constexpr):
-    """Start S^T = K Q^T from zero."""
+    """Start S^T = K Q^T of a warpgroup's keys and of row block ``step``, from zero."""
     return product(_own(_keys(p), WARPGROUP), parts(p.q_smem, step & 1, p.variant.qk_boxes), zeros)
 
 
 @gluon.jit
 def _issue_dq(p, zeros, ds, WARPGROUP: gl.constexpr):
-    """Start a warpgroup's share of dQ = dS K: some of the channels, or half of the rows."""
+    """Start a warpgroup's share of dQ = dS K, from zero: some of the channels, or half of the rows.
+
+    ``ds`` is the dS of both warpgroups in shared memory, (keys, rows).
+    """
     keys = _keys(p)
     rows: gl.constexpr = zeros.shape[0]
     channels: gl.constexpr = zeros.shape[1]
@@ -100,7 +105,7 @@ def _issue_dq(p, zeros, ds, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _store_keys(desc, where, buffers, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Start the store of a warpgroup's keys of dK or dV."""
+    """Start the TMA store of a warpgroup's 64 keys of dK or dV, box by box of the channels."""
     channels: gl.constexpr = desc.block_type.shape[-1]
     dim: gl.constexpr = len(desc.block_type.shape) - 2
     for i in gl.static_range(BOXES):
@@ -110,7 +115,7 @@ def _store_keys(desc, where, buffers, BOXES: gl.constexpr, WARPGROUP: gl.constex
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: its 64 keys of every tile of this CTA."""
+    """Run a consumer warpgroup: its 64 keys of every tile of this CTA, and its share of their dQ."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     dtype: gl.constexpr = p.q_desc.dtype
     staged = share_of_dq(p, WARPGROUP)
@@ -137,7 +142,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         cursor = rows.start
         for i in range(steps):
             step = opaque(step)
-            slot = step & 1
+            slot = step & 1  # of two for Q, dO and dS; the phase of an mbarrier is that of its use, (step >> 1) & 1
             first_row = (rows.first + cursor) * tile_m
             cursor = advanced(p, rows, cursor)
             s = warpgroup_mma_wait(0, deps=(s_next,))
@@ -158,25 +163,26 @@ def _consume(p, WARPGROUP: gl.constexpr):
             surplus_barriers(SURPLUS)
             shared_ds.slice(WARPGROUP * WARPGROUP_ROWS, WARPGROUP_ROWS).store(ds16)
             fence_async_shared()
-            exchange()
+            exchange()  # the other warpgroup's dS is stored, too
             dq = _issue_dq(p, dq_zeros, shared_ds, WARPGROUP)
             surplus_barriers("end")
             dk = add_product(dk, ds16, parts(p.q_smem, slot, p.variant.qk_boxes))
             dq_dv = warpgroup_mma_wait(len(dk), deps=(dq,) + dv)
             dq = dq_dv[0]
             dv = dq_dv[1:]
-            slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)
-            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
+            slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)  # dP and dV have read dO
+            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)  # the dQ staged before has been read
             staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1
             mbarrier.wait(p.q_full.index(next_slot), ((step + 1) >> 1) & 1, pred=i + 1 < steps)
             s_next = _issue_scores(p, zeros, step + 1, WARPGROUP)
             dk = awaited(dk, len(dk))
-            slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
+            slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)  # S and dK have read Q
             step += 1
-        warpgroup_mma_wait(0, deps=(s_next,))
-        exchange()  # the other warpgroup has read K for its dQ
+        warpgroup_mma_wait(0, deps=(s_next,))  # behind the last row block these scores mean nothing
+        # dK and dV leave through the memory of K and V. Both warpgroups join first, as each reads all of K for its dQ.
+        exchange()
         store_parts(dv, dtype, values)
         store_parts(scaled(dk, p.softmax_scale), dtype, _own(_keys(p), WARPGROUP))
         fence_async_shared()
@@ -232,7 +238,7 @@ def backward(
     softmax_scale,
     VARIANT: gl.constexpr,
 ):
-    """Persistent kernel; see :mod:`fa3_kernels.plan.backward` for the meaning of the arguments."""
+    """Run the persistent kernel; :mod:`fa3_kernels.plan.backward` makes its arguments and says what they mean."""
     sizes = (nheads, group, seqlen_q, seqlen_k, left, right, gang, fold, turn, num_blocks)
     p = program(
         (q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc),

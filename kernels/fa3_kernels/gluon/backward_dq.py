@@ -1,7 +1,9 @@
-"""The warp of the backward kernel that adds dQ to fp32 sums in memory.
+"""The warp of the backward kernel that adds dQ to fp32 sums in memory, by TMA.
 
-In deterministic mode it waits for its turn at every row block, in the order of
-:meth:`fa3_kernels.plan.key_tiles.Walk.parts`.
+It runs as the fourth partition of :mod:`fa3_kernels.gluon.backward`. A consumer warpgroup stages its share of dQ in
+shared memory. DQ_FULL tells this warp that the share is staged, DQ_EMPTY tells the warpgroup that TMA has read it; each
+warpgroup has its own pair. In deterministic mode the warp waits for its turn at every row block, in the order of
+:meth:`fa3_kernels.plan.key_tiles.Walk.parts`: a counter in memory per row block says how many parts its dQ has taken.
 """
 
 from triton._C.libtriton import ir
@@ -30,7 +32,7 @@ DQ_THREADS = gl.constexpr(barriers.slot_threads(1))
 
 @gluon.jit
 def warpgroup_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Arrive or sync where one consumer warpgroup meets the warp that adds dQ."""
+    """Arrive or sync at a barrier of one consumer warpgroup and the warp that adds dQ."""
     named_barrier(OPERATION, FIRST + WARPGROUP, DQ_THREADS)
 
 
@@ -43,7 +45,9 @@ def add_in_memory(desc, coordinates, buffer, _semantic=None):
 
 @gluon.jit
 def _seen(word):
-    """How many parts a row block's dQ has taken, as memory says now."""
+    """Return how many parts a row block's dQ has taken, as memory says at this moment; ``word`` is its counter's
+    address.
+    """
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -51,7 +55,10 @@ def _seen(word):
 
 @gluon.jit
 def _take_turn(word, count, seen):
-    """Wait until a row block's dQ has taken ``count`` parts; memory is not asked where ``seen`` says so already."""
+    """Wait until a row block's dQ has taken ``count`` parts; memory is not read where ``seen`` is that many already.
+
+    The fence puts the additions by TMA behind the wait.
+    """
     gl.inline_asm_elementwise(
         "{ .reg .pred %waits; .reg .b32 %taken; mov.b32 %taken, $3; WAIT: setp.lt.s32 %waits, %taken, $2; "
         "@%waits ld.acquire.gpu.global.b32 %taken, [$1]; @%waits bra WAIT; fence.proxy.async.global; mov.b32 $0, 0; }",
@@ -65,6 +72,7 @@ def _take_turn(word, count, seen):
 
 @gluon.constexpr_function
 def _pass_asm(pending):
+    """PTX that waits for all but ``pending`` additions and then, in one lane, adds 1 to the counter."""
     return (
         f"{{ .reg .pred %first; .reg .b32 %lane; cp.async.bulk.wait_group {pending}; fence.proxy.async.global; "
         "bar.warp.sync -1; mov.u32 %lane, %laneid; setp.eq.s32 %first, %lane, 0; "
@@ -74,9 +82,9 @@ def _pass_asm(pending):
 
 @gluon.jit
 def _pass_turn(word, PENDING: gl.constexpr):
-    """Say that a part was added, once all but PENDING later additions truly are in memory.
+    """Count a part as added, once all but PENDING later additions are in memory.
 
-    A wait for the reads of shared memory alone would be too early.
+    Waiting only until TMA has read shared memory would be too early.
     """
     asm: gl.constexpr = _pass_asm(PENDING)
     gl.inline_asm_elementwise(asm, "=r,l", [word], dtype=gl.int32, is_pure=False, pack=1)
@@ -84,13 +92,13 @@ def _pass_turn(word, PENDING: gl.constexpr):
 
 @gluon.constexpr_function
 def _share(variant, warpgroup):
-    """Boxes of dQ that a warpgroup stages, as (first, count)."""
+    """Return the boxes of dQ that a warpgroup stages, as (first, count)."""
     return groups(variant.qk_boxes)[warpgroup] if variant.qk_boxes > 1 else (warpgroup, 1)
 
 
 @gluon.jit
 def share_of_dq(p, WARPGROUP: gl.constexpr):
-    """Where a warpgroup stages its share of dQ, or the part that it hands on."""
+    """Return the buffer where a warpgroup stages its share of dQ, or one part of it at a time."""
     if p.variant.qk_boxes > 1:
         return parts(p.dq_smem, 0, p.variant.qk_boxes)[WARPGROUP]
     else:
@@ -99,7 +107,7 @@ def share_of_dq(p, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
-    """Start the additions of what a warpgroup has staged."""
+    """Start the additions of the boxes that a warpgroup has staged."""
     first: gl.constexpr = _share(p.variant, WARPGROUP)[0]
     stop: gl.constexpr = first + _share(p.variant, WARPGROUP)[1]
     for i in gl.static_range(first, stop):
@@ -108,7 +116,10 @@ def _add_boxes(p, tile, head, block, part, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _start_part(p, tile, head, block, part):
-    """Start the additions of what both warpgroups hand on of a row block, or of one half of it."""
+    """Wait until both warpgroups have staged a part of a row block's dQ, and start its additions.
+
+    ``part`` numbers the parts in which a share is handed on: one, or two at head_dim 256.
+    """
     for w in gl.static_range(2):
         warpgroup_barrier("sync", DQ_FULL, w)
         fence_async_shared()  # of what the consumers wrote: here it costs them no time
@@ -117,7 +128,7 @@ def _start_part(p, tile, head, block, part):
 
 @gluon.jit
 def _hand_back(p):
-    """Give what is staged back to the consumers, as soon as memory has read it."""
+    """Give the buffers back to the warpgroups, each as soon as TMA has read it."""
     for w in gl.static_range(2):
         tma.store_wait(1 - w)  # the second warpgroup's share is one box
         warpgroup_barrier("arrive", DQ_EMPTY, w)
@@ -125,11 +136,11 @@ def _hand_back(p):
 
 @gluon.jit
 def _add_in_turn(p, tile, head, rows):
-    """Add all row blocks of a head, each in its turn, for which memory is asked while it reads the one before.
+    """Add all row blocks of a head, each in its turn; the counter of the next one is read while TMA reads this one.
 
-    A turn is passed when its part is in memory. Of parts in two halves, as at head_dim 256, that is not waited for
-    until the first half of the next row block is on its way, so that the consumers have the buffers back in time:
-    :mod:`fa3_kernels.plan.key_tiles` gives tiles a distance of two row blocks there.
+    A turn is passed when the part is in memory. At head_dim 256 a part comes in two halves, and the warp waits for
+    memory only when the first half of the next row block is on its way, so that the consumers have the buffers back in
+    time. :mod:`fa3_kernels.plan.key_tiles` puts two row blocks between tiles there.
     """
     dq_parts: gl.constexpr = p.variant.dq_parts
     is_late: gl.constexpr = dq_parts == 2
@@ -159,7 +170,9 @@ def _add_in_turn(p, tile, head, rows):
 
 @gluon.jit
 def add_dq(p):
-    """The warp that adds dQ: by TMA to fp32 sums in memory, in deterministic mode when its turn has come."""
+    """Run the warp that adds dQ: for every row block of every tile of this CTA, in deterministic mode each in its
+    turn.
+    """
     dq_parts: gl.constexpr = p.variant.dq_parts
     number = 0
     entry = gl.load(p.tiles)

@@ -1,5 +1,8 @@
-"""What runs before and after the backward kernel: D, the lse in log2 units and zeroed sums; then dQ
-from its sums.
+"""The kernels before and after the backward kernel.
+
+The first one computes D = rowsum(dO * O) and the lse in log2 units and zeroes the sums of dQ. The last one makes dQ of
+its sums. Both run four warps a program, one program a row block of a head; :mod:`fa3_kernels.gluon.backward` is the
+kernel between them.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 @gluon.constexpr_function
 def _layout(channels):
-    """8 channels a thread, 16 threads a row; 8 where there are 64."""
+    """Return a layout with 8 channels a thread and 16 threads a row, or 8 threads where there are 64 channels."""
     threads = min(16, channels // 8)
     return gl.BlockedLayout([1, 8], [32 // threads, threads], [4, 1], [1, 0])
 
 
 @gluon.jit
 def _rows_of(starts_q, seqlen_q, TILE_M: gl.constexpr, IS_VARLEN: gl.constexpr):
-    """First row in memory, length and first row block of a program's sequence."""
+    """Return the first row in memory, the length and the first row block of a program's sequence.
+
+    Sequences that are longer than ``seqlen_q`` are cut to it.
+    """
     batch = gl.program_id(2)
     if IS_VARLEN:
         start = gl.load(starts_q + batch)
@@ -52,7 +58,9 @@ def backward_start(
     HEAD_DIM: gl.constexpr,
     IS_VARLEN: gl.constexpr,
 ):
-    """One row block of a head; neighbouring programs take the heads of the same rows, which lie side by side.
+    """Compute D and the lse of one row block of a head, and zero its sums of dQ.
+
+    Neighbouring programs take the heads of the same rows, which lie side by side in memory.
 
     Parameters
     ----------
@@ -92,7 +100,7 @@ def backward_start(
     natural = gl.load(lse + lse_index, mask=exists, other=0.0)
     log2 = gl.where(natural == float("-inf"), 0.0, natural) * LOG2_E
     at = stats + block.to(gl.int64) * 2 * TILE_M + row
-    gl.store(at, gl.where(exists, -log2, float("-inf")))
+    gl.store(at, gl.where(exists, -log2, float("-inf")))  # -inf makes P of rows that do not exist 0
     gl.store(at + TILE_M, dots)
     sums = (block.to(gl.int64) * TILE_M + row) * HEAD_DIM
     sums = gl.expand_dims(sums, 1) + gl.expand_dims(column, 0)
@@ -118,7 +126,7 @@ def backward_finish(
     HEAD_DIM: gl.constexpr,
     IS_VARLEN: gl.constexpr,
 ):
-    """dQ of one row block of a head: its sums times softmax_scale, rounded once, (rows, nheads, head_dim)."""
+    """Write dQ of one row block of a head, (rows, nheads, head_dim): its sums times softmax_scale, rounded once."""
     start, length, first_block = _rows_of(starts_q, seqlen_q, TILE_M, IS_VARLEN)
     first_row = gl.program_id(1) * TILE_M
     if first_row >= length:

@@ -1,8 +1,7 @@
-"""What a tile of the backward is: keys of an entry, the row blocks it visits, its mask, and where its
-rows lie.
+"""The geometry of a backward tile: keys of an entry, the row blocks that it visits, its mask, and where its rows lie.
 
-The rules are those of :mod:`fa3_kernels.plan.key_tiles`, which the twin follows and which states them. ``p`` is the
-:class:`fa3_kernels.gluon.backward_pipeline.Program`.
+The rules are those of :mod:`fa3_kernels.plan.key_tiles`, which states them and which the twin follows; the forward has
+:mod:`fa3_kernels.gluon.geometry`. ``p`` is the :class:`fa3_kernels.gluon.backward_pipeline.Program`.
 """
 
 from triton.experimental import gluon
@@ -16,13 +15,15 @@ from fa3_kernels.plan import key_tiles
 
 @gluon.jit
 def opaque(x):
-    """``x`` itself, as a new value: what is computed from it is not held in registers from one step to the next."""
+    """Return ``x`` as a value new to the compiler, so that what is computed from it is not kept in registers across
+    steps.
+    """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @aggregate
 class KeyTile:
-    """One entry of the schedule, decoded."""
+    """One decoded entry of the schedule: a key block of a kv head of a sequence."""
 
     batch: gl.tensor
     kv_head: gl.tensor
@@ -44,7 +45,7 @@ class KeyTile:
 
 @gluon.jit
 def key_tile(p, entry):
-    """Decode an entry: key block in the lower half, sequence and kv head in the upper one."""
+    """Decode an entry: the key block in its lower half, sequence and kv head in the upper one."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     block = (entry & 0x7FFFFFFF).to(gl.int32)
@@ -71,13 +72,13 @@ SPACING_OF_WIDE = gl.constexpr(key_tiles.SPACING_OF_WIDE)
 
 @gluon.constexpr_function
 def _spacing(variant, tile_m, tile_n):
-    """Row blocks between tiles, see :func:`fa3_kernels.plan.key_tiles.spacing_of`."""
+    """Return the row blocks between neighbouring tiles of a gang, see :func:`fa3_kernels.plan.key_tiles.spacing_of`."""
     return SPACING_OF_WIDE.value if variant.is_wide else tile_n // tile_m
 
 
 @gluon.jit
 def _gang(p, tile):
-    """Key tiles of a sequence that go round together."""
+    """Return how many key tiles of a sequence go round together: a shorter packed sequence has room for fewer."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     spacing: gl.constexpr = _spacing(p.variant, tile_m, tile_n)
@@ -110,7 +111,10 @@ class RowBlocks:
 
 @gluon.jit
 def row_blocks(p, tile):
-    """Row blocks of a tile; all of them are masked where keys lie beyond the sequence."""
+    """Return the row blocks that a tile visits; all of them are masked where its keys reach beyond the sequence.
+
+    1 << 30 stands for a limit behind all rows. A tile whose keys all lie beyond the sequence visits none.
+    """
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     offset = tile.seqlen_k - tile.seqlen_q
@@ -140,7 +144,11 @@ def row_blocks(p, tile):
 
 @gluon.jit
 def advanced(p, rows, cursor):
-    """The next row block, counted from the first; the walk over one head ends where it began."""
+    """Return the row block to visit next, counted from the first one; behind the last one of a head it is the start
+    again.
+
+    A tile that folds goes up from its start to the end, then down from in front of its start to 0.
+    """
     if p.variant.folds:
         onward = gl.where(cursor >= rows.start, cursor + 1, cursor - 1)
         onward = gl.where(onward == rows.count, rows.start - 1, onward)
@@ -151,7 +159,10 @@ def advanced(p, rows, cursor):
 
 @gluon.jit
 def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
-    """Transposed scores of a warpgroup's keys with -inf where the window hides or the sequence ends."""
+    """Set transposed scores of a warpgroup's keys to -inf where the window hides or the sequence ends.
+
+    A column is a row of Q, so each key has a range of columns that see it. 1 << 30 stands for no limit.
+    """
     key = tile.first_key + WARPGROUP * WARPGROUP_ROWS + gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout))
     key = opaque(key)
     diagonal = key - (tile.seqlen_k - tile.seqlen_q) - first_row
@@ -167,7 +178,7 @@ def visible_scores(p, s, tile, first_row, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def key_coordinates(p, tile, row):
-    """Return where rows of K, V, dK or dV start."""
+    """Return the coordinates of a row of K, V, dK or dV."""
     if p.variant.is_varlen:
         return [RAGGED_ROWS, tile.k_start + tile.seqlen_k, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
     else:
@@ -176,6 +187,7 @@ def key_coordinates(p, tile, row):
 
 @gluon.jit
 def query_coordinates(p, tile, head, row):
+    """Return the coordinates of a row of Q or dO of a query head."""
     if p.variant.is_varlen:
         return [RAGGED_ROWS, tile.q_start + tile.seqlen_q, head, RAGGED_ROWS - tile.seqlen_q + row, 0]
     else:
@@ -184,13 +196,13 @@ def query_coordinates(p, tile, head, row):
 
 @gluon.jit
 def block_index(p, tile, head, block):
-    """Return which row block of all heads this is."""
+    """Return the index of a row block among those of all heads."""
     return head * p.num_blocks + tile.first_block + block
 
 
 @gluon.jit
 def dq_coordinates(p, tile, head, block, part, BOX: gl.constexpr):
-    """Return where a part of a staged box of dQ lies in the sums."""
+    """Return where a part of a staged box of dQ lies in the sums, which are (rows of all heads, channels)."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     rows: gl.constexpr = p.dq_desc.block_type.shape[0]
     channels: gl.constexpr = p.dq_desc.block_type.shape[1]
@@ -203,7 +215,10 @@ def dq_coordinates(p, tile, head, block, part, BOX: gl.constexpr):
 
 @gluon.jit
 def parts_before(p, tile, block):
-    """Return how many tiles add to a row block before this one, see :func:`fa3_kernels.plan.key_tiles.Walk.parts`."""
+    """Return how many tiles add to a row block's dQ before this one, in deterministic mode.
+
+    The order is that of :meth:`fa3_kernels.plan.key_tiles.Walk.parts`.
+    """
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = p.k_desc.block_type.shape[-2]
     spacing: gl.constexpr = _spacing(p.variant, tile_m, tile_n)
@@ -226,11 +241,12 @@ def parts_before(p, tile, block):
             short = gl.maximum(last + 1 - p.fold, 0)
             return gl.where(tile.block < p.fold, short + tile.block, last - tile.block)
         elif p.variant.folds:
+            # the place in the tile's own gang, and all tiles of the gangs before it
             is_long = tile.block < p.fold
             gang = gl.where(is_long, tile.block, blocks - 1 - tile.block) % stride
             count = gl.where(is_long, tile.block, last - tile.block) // stride
             for other in gl.static_range(stride):
-                # Short tiles of a gang lie so far from a multiple of the stride.
+                # distance of the short tiles of gang ``other`` from a multiple of the stride
                 offset = (blocks - 1 - other) % stride
                 short = (gl.maximum(last, p.fold - 1) - offset + stride) // stride
                 short = short - (p.fold - 1 - offset + stride) // stride

@@ -1,4 +1,13 @@
-"""Roles and rings of the backward kernel: named barriers, what every partition sees, and the producer."""
+"""What the partitions of the backward kernel share: named barriers, the Program record, and the TMA producer warp.
+
+The consumers are those of :mod:`fa3_kernels.gluon.backward` or :mod:`fa3_kernels.gluon.backward_wide`; a fourth
+partition, :mod:`fa3_kernels.gluon.backward_dq`, adds dQ. An mbarrier ``*_full`` says that TMA has filled a slot:
+``q_full`` that of Q and the row statistics, ``dout_full`` that of dO, ``kv_full`` K and V. A named barrier ``*_EMPTY``
+says that all consumer threads have read a slot for the last time; the producer waits for it before it loads again.
+EXCHANGE is met by all 256 consumer threads: in front of the products that read the other warpgroup's dS, and before K
+and V are overwritten by dK and dV. SCORES_READY is met where one warpgroup reads the scores of the other, at head_dim
+192 and 256.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -30,19 +39,19 @@ EXCHANGE_THREADS = gl.constexpr(2 * barriers.WARPGROUP_THREADS)
 
 @gluon.jit
 def exchange():
-    """Both consumer warpgroups have come here."""
+    """Wait until all threads of both consumer warpgroups have come here."""
     named_barrier("sync", EXCHANGE, EXCHANGE_THREADS)
 
 
 @gluon.jit
 def scores_ready(OPERATION: gl.constexpr):
-    """Let the warpgroup that forms the scores meet the other one, which reads them."""
+    """Arrive in the warpgroup that has stored the scores, sync in the one that reads them."""
     named_barrier(OPERATION, SCORES_READY, EXCHANGE_THREADS)
 
 
 @aggregate
 class Program:
-    """Holds what every partition of the kernel sees.
+    """Holds what every partition of the kernel sees: arguments, buffers in shared memory, mbarriers and the variant.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -129,7 +138,10 @@ class Program:
 
 @gluon.jit
 def program(descriptors, pointers, sizes, variant: gl.constexpr):
-    """Allocate shared memory and mbarriers."""
+    """Allocate the shared memory and the mbarriers of the backward kernel and return its Program.
+
+    The fence makes the initialised mbarriers visible to TMA.
+    """
     q_desc, k_desc, v_desc, dout_desc, dq_desc, stats_desc, dk_desc, dv_desc = descriptors
     tile_m: gl.constexpr = q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
@@ -164,13 +176,14 @@ def program(descriptors, pointers, sizes, variant: gl.constexpr):
 
 @gluon.jit
 def _add_part(sums, left, right):
+    """Start adding ``left``, from registers, times ``right`` to one part of a sum."""
     operand: gl.constexpr = gl.DotOperandLayout(0, sums.type.layout, 2)
     return warpgroup_mma(gl.convert_layout(left, operand, assert_trivial=True), right, sums, is_async=True)
 
 
 @gluon.jit
 def add_product(sums, left, right):
-    """Start adding the product of weights, from registers, and a tile to the parts of a sum."""
+    """Start adding the product of weights, from registers, and a tile to a sum, part by part of its channels."""
     result = ()
     for i in gl.static_range(len(sums)):
         result = result + (_add_part(sums[i], left, right[i]),)
@@ -179,7 +192,7 @@ def add_product(sums, left, right):
 
 @gluon.jit
 def scaled(sums, factor):
-    """The parts of a sum times a number."""
+    """Multiply all parts of a sum by a number."""
     result = ()
     for i in gl.static_range(len(sums)):
         result = result + (sums[i] * factor,)
@@ -188,14 +201,14 @@ def scaled(sums, factor):
 
 @gluon.jit
 def store_parts(sums, dtype: gl.constexpr, tile):
-    """Round the parts of dK or dV to shared memory."""
+    """Round the parts of dK or dV and store them to shared memory."""
     for i in gl.static_range(len(sums)):
         tile[i].store(sums[i].to(dtype))
 
 
 @gluon.jit
 def statistics(p, step, WHICH: gl.constexpr, s_layout: gl.constexpr):
-    """-lse in log2 units (0) or D (1) of a row block, one per column of S^T."""
+    """Return -lse in log2 units (WHICH 0) or D (1) of a row block, one number per column of S^T."""
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     both = p.stats_smem.index(step & 1)
     return gl.expand_dims(both.slice(WHICH * tile_m, tile_m).load(gl.SliceLayout(0, s_layout)), 0)
@@ -203,7 +216,10 @@ def statistics(p, step, WHICH: gl.constexpr, s_layout: gl.constexpr):
 
 @gluon.jit
 def probabilities(p, tile, rows, s, first_row, lse, WARPGROUP: gl.constexpr):
-    """P of a block and what the softcap multiplies dS with."""
+    """Return P of a block, transposed, and the factor that a softcap puts on dS, which is 1 without one.
+
+    Blocks are masked only where some of their rows and keys do not see each other.
+    """
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     is_masked = (first_row < rows.right_unmasked) | (first_row + tile_m > rows.left_unmasked)
     slope = 1.0
@@ -218,7 +234,7 @@ def probabilities(p, tile, rows, s, first_row, lse, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _load_keys(p, tile, number):
-    """Start the loads of K and V of a tile once those of the tile before are no longer read."""
+    """Start the loads of K and V of tile ``number``, once the consumers have stored dK and dV of the tile before."""
     if number > 0:
         slot_barrier("sync", KV_EMPTY, p.variant.slot_threads, 0)
     where = key_coordinates(p, tile, tile.first_key)
@@ -231,7 +247,11 @@ def _load_keys(p, tile, number):
 
 @gluon.jit
 def produce(p):
-    """The producer warp: K and V of every tile of this CTA, behind the first row block; then the other row blocks."""
+    """Run the producer warp: load K and V of every tile of this CTA, and Q, statistics and dO of its row blocks.
+
+    K and V of a tile are loaded behind its first row block, whose slots are free earlier. A tile without a row block
+    has them loaded too, as the consumers wait for them.
+    """
     tile_m: gl.constexpr = p.q_desc.block_type.shape[-2]
     stats: gl.constexpr = p.stats_desc.block_type.shape[0]
     number = 0
@@ -266,6 +286,6 @@ def produce(p):
                 if step == first:
                     _load_keys(p, tile, number)
                 step += 1
-        if step == first:
+        if step == first:  # no row block sees the tile
             _load_keys(p, tile, number)
         number += 1

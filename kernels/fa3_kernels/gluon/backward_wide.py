@@ -1,8 +1,10 @@
-"""The consumers of the backward at head_dim 192 and 256, where two warpgroups' registers hold dK and dV of 64 keys.
+"""The consumers of the backward at head_dim 192 and 256, where a warpgroup holds dK or dV, not both.
 
-The first warpgroup forms S^T and keeps dV, the second dP^T and keeps dK. The second takes the scores from the first
-through shared memory, in binary32, and forms P once more. It gives dS back, and each forms some of the channels of dQ:
-half of 256, which it hands on in two parts, and of 192 the first 128, or the last 64.
+The two warpgroups share a tile of 64 keys. The first one forms S^T and keeps dV, the second one forms dP^T and keeps
+dK. The second one reads the scores of the first from shared memory, in binary32, and computes P again from them. It
+gives dS back through shared memory, and each warpgroup forms some of the channels of dQ: at 256 one half, handed on in
+two parts; at 192 the first 128, or the last 64. All else is as in :mod:`fa3_kernels.gluon.backward`, which starts these
+consumers; :mod:`fa3_kernels.gluon.backward_pipeline` says what each barrier guards.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from fa3_kernels.gluon.pipeline import slot_barrier
 
 @gluon.jit
 def _hand_on(p, dq, WARPGROUP: gl.constexpr):
-    """Give a part of dQ to the warp that adds it."""
+    """Stage a part of dQ for the warp that adds it: wait for the buffer, store, and say that it is full."""
     warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
     share_of_dq(p, WARPGROUP).store(dq)
     warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
@@ -46,9 +48,9 @@ def _hand_on(p, dq, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _tile(p, buffers, BOXES: gl.constexpr):
-    """K or V in parts of its channels; at head_dim 192 at an address new to the compiler, as in ``backward.py``.
+    """Return K or V in parts of its channels; at head_dim 192 at an address new to the compiler, as in ``backward.py``.
 
-    At 256 that gains nothing.
+    At 256 a new address gains nothing.
     """
     if p.variant.qk_boxes > 1:
         return parts(buffers, opaque(0), BOXES)
@@ -58,7 +60,7 @@ def _tile(p, buffers, BOXES: gl.constexpr):
 
 @gluon.jit
 def _issue_dq(p, ds, zeros, WARPGROUP: gl.constexpr):
-    """Start a warpgroup's share of dQ = dS K, in the parts in which it hands it on."""
+    """Start a warpgroup's share of dQ = dS K, as a tuple of the parts in which it is handed on."""
     keys = _tile(p, p.k_smem, p.variant.qk_boxes)
     count: gl.constexpr = p.variant.dq_parts
     channels: gl.constexpr = zeros.shape[1]
@@ -74,7 +76,7 @@ def _issue_dq(p, ds, zeros, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _store(desc, where, buffers, total, BOXES: gl.constexpr):
-    """Start the store of dK or dV, by way of shared memory."""
+    """Round dK or dV to the shared memory of K or V, and start the TMA store from there."""
     channels: gl.constexpr = desc.block_type.shape[-1]
     store_parts(total, desc.dtype, parts(buffers, 0, BOXES))
     fence_async_shared()
@@ -84,7 +86,7 @@ def _store(desc, where, buffers, total, BOXES: gl.constexpr):
 
 @gluon.jit
 def consume_wide(p, WARPGROUP: gl.constexpr):
-    """The consumer warpgroup of S and dV (0), or of dP and dK (1)."""
+    """Run a consumer warpgroup: the one of S and dV (0), or the one of dP and dK (1)."""
     tile: gl.constexpr = WARPGROUP_ROWS
     channels: gl.constexpr = share_of_dq(p, WARPGROUP).shape[1]
     dtype: gl.constexpr = p.q_desc.dtype
@@ -108,7 +110,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
         cursor = rows.start
         for _i in range(rows.count * p.group):
             step = opaque(step)
-            slot = step & 1
+            slot = step & 1  # of two for Q and its statistics; the phase of the mbarrier is (step >> 1) & 1
             first_row = (rows.first + cursor) * tile
             cursor = advanced(p, rows, cursor)
             dout_slot = step % p.variant.dout_stages
@@ -122,7 +124,7 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 s = warpgroup_mma_wait(0, deps=(s,))
                 slot_barrier("arrive", Q_EMPTY, p.variant.slot_threads, slot)
                 p.scores_smem.store(s)
-                scores_ready("arrive")
+                scores_ready("arrive")  # they are overwritten behind the exchange() that follows their reading
             else:
                 mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
                 dp = product(_tile(p, p.v_smem, p.variant.v_boxes), dout, zeros)
@@ -131,10 +133,10 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 s = p.scores_smem.load(s_layout)
             weights, slope = probabilities(p, this, rows, s, first_row, lse, 0)
             if WARPGROUP == 0:
-                left = weights.to(dtype)
+                left = weights.to(dtype)  # P, the left operand of dV
                 mbarrier.wait(p.dout_full.index(dout_slot), dout_phase)
                 total = add_product(total, left, dout)
-                exchange()
+                exchange()  # the other warpgroup has stored dS
             else:
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, dout_slot)
@@ -158,7 +160,8 @@ def consume_wide(p, WARPGROUP: gl.constexpr):
                 other = warpgroup_mma_wait(len(dq) - 1 - part, deps=(dq[part],))
                 _hand_on(p, other, WARPGROUP)
             step += 1
-        exchange()  # the other warpgroup has read K and V
+        # dK and dV leave through the memory of K and V. Both warpgroups join first, as the other one reads them, too.
+        exchange()
         where = key_coordinates(p, this, this.first_key)
         if WARPGROUP == 0:
             _store(p.dv_desc, where, p.v_smem, total, p.variant.v_boxes)

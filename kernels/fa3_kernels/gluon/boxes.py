@@ -1,7 +1,9 @@
-"""Tiles in boxes of channels: a tensor has a power of two of channels, three boxes side by side have three times that.
+"""Tiles in boxes of channels, so that a tile may have 96 or 192 channels although Triton's tensors have powers of two.
 
-A tile of 192 channels is three boxes of 64, as TMA copies them; products take the first two as one operand of 128
-channels and the third as another one. Shared memory and registers are those of the true size.
+A tile of 192 channels is three boxes of 64 side by side, as TMA copies them. Products take the first two boxes as one
+operand of 128 channels and the third as another one. So shared memory and registers are those of the true size.
+:func:`fa3_kernels.plan.call.boxes` says how many boxes a size has: one, or three. Forward and backward kernels use this
+module.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ power_of_two = gluon.constexpr_function(_power_of_two)
 
 @gluon.constexpr_function
 def groups(boxes):
-    """Boxes that make one operand, as (first, count): two and one, or the only one."""
+    """Return the boxes that make one operand each, as pairs (first, count): of three boxes two and one, else the only
+    one.
+    """
     return ((0, 2), (2, 1)) if boxes == 3 else ((0, 1),)
 
 
 @gluon.constexpr_function
 def slices_of(slices, boxes, channels):
-    """Slices of a sum, as (first channel, channels): equal ones; for one slice of three boxes, two boxes and the third.
+    """Return the slices of a sum of P V as pairs (first channel, channels), where a box has ``channels``.
 
-    A box has ``channels``.
+    Slices are equal, but for one slice of three boxes: then they are the first two boxes and the third.
     """
     if slices == 1:
         return tuple((channels * first, channels * count) for first, count in groups(boxes))
@@ -36,21 +40,23 @@ def slices_of(slices, boxes, channels):
 
 @gluon.jit
 def allocate_boxes(desc, COUNT: gl.constexpr):
-    """Shared memory for COUNT boxes of a descriptor."""
+    """Allocate shared memory for COUNT boxes of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
 
 
 @gluon.constexpr_function
 def _widened(shape, count, dim):
+    """Return a shape whose dimension ``dim`` is ``count`` times as large."""
     dim = dim % len(shape)
     return [*shape[:dim], count * shape[dim], *shape[dim + 1 :]]
 
 
 @gluon.jit
 def joined(buffers, first, COUNT: gl.constexpr, DIM: gl.constexpr = -1):
-    """COUNT boxes from ``first`` on as one buffer: in the swizzled layout a box of all rows follows the other.
+    """Return COUNT boxes from ``first`` on as one buffer along dimension DIM, without a copy.
 
-    DIM is the dimension along which they lie side by side; of transposed boxes the first.
+    In the swizzled layout a box of all rows is followed by the next one. DIM is the last dimension, or the first one
+    for transposed boxes.
     """
     box = buffers.index(first)
     if COUNT > 1:
@@ -60,7 +66,7 @@ def joined(buffers, first, COUNT: gl.constexpr, DIM: gl.constexpr = -1):
 
 @gluon.jit
 def parts(buffers, number, BOXES: gl.constexpr):
-    """Tile ``number`` of a ring, of BOXES boxes, as matrices of ascending channels."""
+    """Return tile ``number`` of a ring, a tile being BOXES boxes, as a tuple of matrices of ascending channels."""
     found: gl.constexpr = groups(BOXES)
     result = ()
     for i in gl.static_range(len(found)):
@@ -70,7 +76,7 @@ def parts(buffers, number, BOXES: gl.constexpr):
 
 @gluon.jit
 def load_boxes(desc, where, full, buffers, number, BOXES: gl.constexpr):
-    """Start the loads of tile ``number`` of a ring, of BOXES boxes."""
+    """Start the loads of tile ``number`` of a ring, of BOXES boxes, all of which report to the mbarrier ``full``."""
     channels: gl.constexpr = desc.block_type.shape[-1]
     for i in gl.static_range(BOXES):
         tma.async_copy_global_to_shared(desc, where[:-1] + [i * channels], full, buffers.index(number * BOXES + i))
@@ -78,13 +84,16 @@ def load_boxes(desc, where, full, buffers, number, BOXES: gl.constexpr):
 
 @gluon.jit
 def _no_slice(CHANNELS: gl.constexpr, K: gl.constexpr):
+    """Return zeros (64, CHANNELS) in the layout of a wgmma accumulator."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHANNELS, K])
     return gl.zeros([WARPGROUP_ROWS, CHANNELS], gl.float32, layout)
 
 
 @gluon.jit
 def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr, SLICES: gl.constexpr = 1, K: gl.constexpr = 16):
-    """Zeros for 64 rows of BOXES boxes of CHANNELS, see :func:`slices_of`; an instruction adds K products."""
+    """Return zeros for 64 rows of BOXES boxes of CHANNELS, in the slices of :func:`slices_of`; one instruction adds K
+    products.
+    """
     found: gl.constexpr = slices_of(SLICES, BOXES, CHANNELS)
     result = ()
     for i in gl.static_range(len(found)):
@@ -94,7 +103,7 @@ def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr, SLICES: gl.constexpr = 
 
 @gluon.jit
 def product(left, right, zeros):
-    """Start the product of two tiles over their channels, in ascending parts, from zero."""
+    """Start the product of two tiles over their channels, from zero, in ascending parts; nothing is waited for."""
     sums = warpgroup_mma(left[0], right[0].permute((1, 0)), zeros, use_acc=False, is_async=True)
     for i in gl.static_range(1, len(right)):
         sums = warpgroup_mma(left[i], right[i].permute((1, 0)), sums, is_async=True)
@@ -103,7 +112,7 @@ def product(left, right, zeros):
 
 @gluon.jit
 def awaited(sums, PENDING: gl.constexpr):
-    """The parts of a sum, waited for until no more than PENDING later products are under way."""
+    """Return the parts of a sum once no more than PENDING later products are under way."""
     if len(sums) == 1:
         return (warpgroup_mma_wait(PENDING, deps=sums),)
     else:

@@ -1,4 +1,7 @@
-"""Split-KV combine: merge the splits' fp32 partials in ascending order, as :func:`fa3_kernels.twin.forward.combine`."""
+"""The kernel that merges the fp32 partial results of split-KV, in ascending order, as :mod:`fa3_kernels.twin.combine`.
+
+The plan of a launch (:mod:`fa3_kernels.plan.plan`) puts it behind the forward where the keys are split.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from fa3_kernels.gluon.dependent import await_grid
 
 @gluon.jit
 def _lses(pointers, first, num_splits, one_split, AT_ONCE: gl.constexpr):
-    """The lse of AT_ONCE parts from ``first`` on; -inf, which weighs nothing, of those that do not exist."""
+    """Return the lse of AT_ONCE parts from ``first`` on; -inf, which weighs nothing, for parts that do not exist."""
     loaded = ()
     for i in gl.static_range(AT_ONCE):
         loaded = loaded + (gl.load(pointers + gl.minimum(first + i, num_splits - 1) * one_split),)
@@ -24,7 +27,10 @@ def _lses(pointers, first, num_splits, one_split, AT_ONCE: gl.constexpr):
 
 @gluon.jit
 def _start(staged, pointers, part, num_splits, one_part):
-    """Start the copies of parts to shared memory; those that do not exist are left out."""
+    """Start to copy the rows of some parts to shared memory; parts that do not exist are not read.
+
+    The caller waits for the group, and leaves out of its sum what was not read.
+    """
     is_there = gl.expand_dims(part < num_splits, 1)
     async_copy.async_copy_global_to_shared(staged, pointers + gl.expand_dims(part, 1) * one_part, mask=is_there)
     async_copy.commit_group()
@@ -46,9 +52,10 @@ def combine(
     AT_ONCE: gl.constexpr,
     WAITS: gl.constexpr = False,
 ):
-    """Merge ROWS output rows, AT_ONCE parts of them at a time: their copies are under way together.
+    """Merge ROWS output rows, one program; AT_ONCE parts of them are copied to shared memory together.
 
-    WAITS says that the grid starts before the one in front of it has ended.
+    The lse of the parts is read three times: for the maximum, for the sum of weights, and for each weight. WAITS says
+    that this grid starts before the one in front of it has ended, so that it must wait for its results.
 
     Parameters
     ----------
@@ -68,7 +75,7 @@ def combine(
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // columns_in_warp, columns_in_warp], [4, 1], [1, 0])
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     exists = row < num_rows
-    row = gl.minimum(row, num_rows - 1)
+    row = gl.minimum(row, num_rows - 1)  # programs beyond the rows read the last one, and store nothing
     sequence = row // (seqlen_q * nheads)
     position = row // nheads % seqlen_q
     lse_index = (sequence * nheads + row % nheads) * seqlen_q + position
@@ -104,7 +111,7 @@ def combine(
         for i in gl.static_range(AT_ONCE):
             weight = softmax.ex2(lses[i] - base) * inverse
             added = gl.fma(staged.slice(i * ROWS, ROWS).load(layout), gl.expand_dims(weight, 1), merged)
-            merged = gl.where(first + i < num_splits, added, merged)  # a sum of -0 stays one
+            merged = gl.where(first + i < num_splits, added, merged)  # adding 0 would turn a sum of -0 into +0
         if first + AT_ONCE < num_splits:
             _start(staged, parts, first + AT_ONCE + part, num_splits, one_part)
     out_offset = gl.expand_dims(row.to(gl.int64) * head_dim, 1) + gl.expand_dims(column, 0)

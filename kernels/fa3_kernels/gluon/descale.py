@@ -1,8 +1,9 @@
-"""Dequantisation factors inside the e4m3 kernel: per row of Q, per key tile of K and V.
+"""Dequantisation factors inside the e4m3 forward kernel: per row of Q, per key tile of K and V.
 
-In the order of :mod:`fa3_kernels.twin.forward`: c = max(scale_log2 * q_descale * k_descale, 2^-126); O takes on
-v_descale of the block before / v_descale of the block, and v_descale of the last block in the epilogue. Factors that
-differ by block travel with K: the producer puts them into shared memory, so that no consumer waits for global memory.
+They are taken in the order of :mod:`fa3_kernels.twin.forward`. A score's factor is c = max(scale_log2 * q_descale *
+k_descale, 2^-126). In each step O is multiplied by v_descale of the block before / v_descale of this block, and at the
+end by v_descale of the last block. Factors that differ by block travel with K: the producer puts them into shared
+memory, so that no consumer waits for global memory. The slot of K, with its barriers, guards them.
 """
 
 from triton.experimental import gluon
@@ -53,21 +54,23 @@ class Scaling:
 
 @gluon.jit
 def _key_descale(x, tile, block):
+    """Return the descale of K in a key block."""
     return gl.load(x.k_descale + tile.batch * x.k_batch + tile.kv_head * x.k_head + block * x.k_block)
 
 
 @gluon.jit
 def value_descale(x, tile, block):
-    """Descale of V in a key block."""
+    """Return the descale of V in a key block."""
     return gl.load(x.v_descale + tile.batch * x.v_batch + tile.kv_head * x.v_head + block * x.v_block)
 
 
 @gluon.jit
 def load_factors(p, x, tile, block, first_visited):
-    """Producer: descale of K in a key block, of V in the block visited before it, and of V in this one.
+    """Load, in the producer, the descales of K in a key block, of V in the block visited before it, and of V in this
+    one.
 
-    All are loaded: of two values of which one is what the other was a step before, Triton 3.6 carries one round the
-    loop.
+    All three are loaded in every step. Triton 3.6 would carry only one of two values round a loop if one of them is
+    what the other was a step before.
     """
     if p.variant.block_descales:
         before = value_descale(x, tile, gl.minimum(block + 1, first_visited))
@@ -78,7 +81,7 @@ def load_factors(p, x, tile, block, first_visited):
 
 @gluon.jit
 def store_factors(p, x, k_factor, v_before, v_this, slot):
-    """Producer: put the factors of a block beside its K: the ratio is what O takes on with it, correctly rounded."""
+    """Put, in the producer, the factors of a block beside its K; the ratio of V's descales is correctly rounded."""
     if p.variant.block_descales:
         layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         ones = gl.full([WARPGROUP_ROWS], 1.0, gl.float32, layout)
@@ -88,9 +91,10 @@ def store_factors(p, x, k_factor, v_before, v_this, slot):
 
 @gluon.jit
 def row_factors(p, x, entry, LAYOUT: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Factor of the scores per row of the tile of a schedule entry: of Q and the softmax, and of K unless by block.
+    """Return the factor of the scores per row of the tile of a schedule entry.
 
-    Rows that do not exist get the factor of one that does.
+    It has the descale of Q and the softmax scale, and the descale of K unless that differs by block. Rows that do not
+    exist, and an entry that ends the schedule, get the factor of one that exists.
     """
     tile = read_tile(p, gl.maximum(entry, 0))
     row = gl.arange(0, WARPGROUP_ROWS, LAYOUT)
@@ -108,9 +112,10 @@ def row_factors(p, x, entry, LAYOUT: gl.constexpr, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _read(buffer, LAYOUT: gl.constexpr):
-    """Load factors; the volatile identity keeps the load in front of the release of the slot, which is volatile too.
+    """Load factors from shared memory in front of the release of the slot.
 
-    Without it LLVM moved the load to its use, behind the release: the producer could overwrite it (seen on an H200).
+    The volatile identity keeps the load there, because the release is volatile too. Without it LLVM moved the load to
+    its use behind the release, when the producer may overwrite the slot (seen on an H200).
     """
     asm: gl.constexpr = "mov.b32 $0, $1;"
     return gl.inline_asm_elementwise(asm, "=f,f", [buffer.load(LAYOUT)], dtype=gl.float32, is_pure=False, pack=1)
@@ -118,9 +123,11 @@ def _read(buffer, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def block_factors(p, x, row_factor, step):
-    """Consumer: factor of the scores of block ``step`` per row, and what O takes on with it.
+    """Return, in a consumer, the factor of the scores of block ``step`` per row, and the factor by which O is
+    multiplied.
 
-    Between the wait for K, with which they travel, and the release of its slot: under the GEMM that makes the scores.
+    It is called between the wait for K, with which the factors travel, and the release of its slot, so that it runs
+    beside the GEMM of the scores. Without factors by block the second one is 1.
     """
     if p.variant.block_descales:
         slot = step % p.variant.stages

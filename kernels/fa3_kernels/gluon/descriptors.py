@@ -1,4 +1,4 @@
-"""TMA descriptors of the views of a plan, as Triton takes them."""
+"""Make Triton's TMA descriptors from the views of a plan (:mod:`fa3_kernels.plan.call`)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ DTYPES = {
 
 @lru_cache(maxsize=64)
 def block_layout(block: tuple[int, ...], dtype: gl.dtype) -> gl.NVMMASharedLayout:
-    """Shared layout of a block: rows of channels, swizzled as TMA and wgmma share it, or numbers in a row."""
+    """Return the shared layout of a block: swizzled as TMA and wgmma share it, or plain for a row of numbers.
+
+    A block of one dimension is a row of numbers, such as row statistics.
+    """
     if len(block) == 1:
         return gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, 1)
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)  # pyright: ignore[reportReturnType]
 
 
 def descriptor(view: View | Block, x: torch.Tensor | Any) -> TensorDescriptor:
-    """The view of a tensor; ``x`` may be anything with dtype, shape, stride() and data_ptr()."""
+    """Return the descriptor of a view of a tensor; ``x`` may be anything with dtype, shape, stride() and data_ptr()."""
     shape, strides = view.of(tuple(x.shape), x.stride())
     layout = block_layout(view.block, DTYPES[view.dtype])
     return TensorDescriptor(x, list(shape), list(strides), list(view.block), layout)

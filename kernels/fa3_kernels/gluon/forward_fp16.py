@@ -1,9 +1,9 @@
-"""The fp16 and bf16 forward kernel: two or three consumer warpgroups of 64 rows and one TMA producer warp.
+"""The fp16 and bf16 forward kernel: one to three consumer warpgroups of 64 rows and one TMA producer warp.
 
-Schedule of FlashAttention-3 (arXiv 2407.08608, algorithm 2): Q K^T of the next block is issued together with P V of
-this one, and the softmax of the next block runs under P V. Across tiles too, where shared memory holds two Q tiles: the
-first Q K^T of the next tile is issued with the last P V of this one. The order of every operation on a value is that of
-:mod:`fa3_kernels.twin.forward`.
+The schedule is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2): Q K^T of the next key block is issued together
+with P V of this one, and the softmax of the next block runs beside P V. Where shared memory holds two Q tiles this goes
+on across tiles. :mod:`fa3_kernels.gluon.pipeline` has the producer and says what each barrier guards. The order of
+every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from fa3_kernels.gluon.stamps import (
 
 @gluon.jit
 def _packed(x):
-    """A matrix of 16-bit elements with two columns in each int32, (64, columns / 2).
+    """Return a matrix of 16-bit elements with two columns in each int32, (64, columns / 2).
 
-    Opaque to LLVM, which would otherwise carry 16-bit values from one loop to the next and put every pair together
-    again in every step (64 PRMT of about 460 instructions).
+    LLVM does not see through the packing. Otherwise it would carry 16-bit values from one loop to the next and put
+    every pair together again in every step (64 PRMT of about 460 instructions).
     """
     columns: gl.constexpr = x.shape[1]
     even, odd = gl.split(gl.reshape(x, [WARPGROUP_ROWS, columns // 2, 2]))
@@ -69,7 +69,7 @@ def _packed(x):
 
 @gluon.jit
 def _unpacked(p, words):
-    """What :func:`_packed` was given."""
+    """Undo :func:`_packed`."""
     even, odd = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
     )
@@ -80,20 +80,20 @@ def _unpacked(p, words):
 
 @gluon.jit
 def _rounded(p, probabilities):
-    """P in the operand format, round to nearest even, packed."""
+    """Round P to nearest even in the operand format, and pack it."""
     return _packed(probabilities.to(p.q_desc.dtype))
 
 
 @gluon.jit
 def _issue_part(probabilities, v, o):
-    """Start one part of the channels of O = O + P V."""
+    """Start one part of the channels of O = O + P V, asynchronously."""
     operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
     return warpgroup_mma(gl.convert_layout(probabilities, operand, assert_trivial=True), v, o, is_async=True)
 
 
 @gluon.jit
 def _issue_output(p, words, o, step):
-    """Start O = O + P V, with packed P from registers."""
+    """Start O = O + P V of key block ``step``, with packed P from registers; O is a tuple of parts of its channels."""
     probabilities = _unpacked(p, words)
     v = parts(p.v_smem, step % p.variant.stages, p.variant.v_boxes)
     result = ()
@@ -106,7 +106,7 @@ def _issue_output(p, words, o, step):
 def _softmax(
     p, tile, s, row_max, thread_sums, first_key, IS_FIRST: gl.constexpr, MASKED: gl.constexpr, WARPGROUP: gl.constexpr
 ):
-    """Cap and mask one block and advance the running statistics."""
+    """Cap and mask the scores of one block, and advance the running statistics as :func:`softmax.update` does."""
     if p.variant.softcap:
         s = softmax.capped(s, p.cap_scale)
     if MASKED:
@@ -118,7 +118,10 @@ def _softmax(
 def _step(
     p, tile, q, zeros, o, operand, row_max, thread_sums, step, first_key, MASKED: gl.constexpr, WARPGROUP: gl.constexpr
 ):
-    """P V of block ``step`` and scores and softmax of the next one."""
+    """Run one step of a consumer warpgroup: P V of block ``step``, and scores and softmax of the next block.
+
+    With overlap both products are in flight at once; a slot is released as soon as the product that reads it is done.
+    """
     at_step(p, step)
     v_slot = step % p.variant.stages
     v_phase = phase(step, p.variant.stages)
@@ -132,7 +135,7 @@ def _step(
         o = _issue_output(p, operand, o, step)
         pass_turn(p, WARPGROUP)
         stamp(p, ISSUED)
-        s = warpgroup_mma_wait(len(o), deps=(s,))
+        s = warpgroup_mma_wait(len(o), deps=(s,))  # the parts of P V may still be under way
         release(p, K_EMPTY, k_slot)
         stamp(p, SCORES)
         probabilities, row_max, thread_sums, rescale = _softmax(
@@ -160,7 +163,7 @@ def _step(
 
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
-    """Q of a warpgroup in tile ``number``."""
+    """Return this warpgroup's Q of tile ``number`` in shared memory, in parts of its channels."""
     return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
 
 
@@ -172,7 +175,7 @@ def _held_part(x):
 
 @gluon.jit
 def _held_queries(p, number, WARPGROUP: gl.constexpr):
-    """Q of a warpgroup in registers, packed: products then read no rows of shared memory; nothing where it is not."""
+    """Return this warpgroup's packed Q in registers, so that products read no rows of shared memory; else nothing."""
     result = ()
     if p.variant.holds_queries:
         q = _queries(p, number, WARPGROUP)
@@ -191,11 +194,10 @@ def _operands(p, words, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
-    """Q for one more loop over key blocks, from registers if it is held; else the volatile identity makes its address a
-    new value.
+    """Return Q for one more loop over key blocks: unpacked if it is held, else its address as a value new to ptxas.
 
-    ptxas 12.8 otherwise takes parts of Q's wgmma descriptor from registers that the loop before sets, even where that
-    loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
+    Without that ptxas 12.8 takes parts of Q's wgmma descriptor from registers that the loop before sets, even where
+    that loop is skipped: seen in SASS, and as an illegal memory access, when P was first carried packed.
     """
     number = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
     if p.variant.holds_queries:
@@ -207,7 +209,7 @@ def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
-    """Wait for Q and the first K of a tile and start its first scores."""
+    """Wait for Q and the first K of a tile, then start its first scores in this warpgroup's turn."""
     mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
     mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
@@ -218,7 +220,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _finish(p, operand, o, step, WARPGROUP: gl.constexpr):
-    """The last P V of a tile."""
+    """Add the last P V of a tile to O, and release its slot of V."""
     mbarrier.wait(p.v_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
     o = _issue_output(p, operand, o, step)
@@ -230,7 +232,7 @@ def _finish(p, operand, o, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl.constexpr):
-    """The last P V of a tile together with the first scores of tile ``number``, which are left in flight."""
+    """Add the last P V of a tile to O and start the first scores of tile ``number``, void unless ``is_more``."""
     slot = number % p.variant.query_slots
     mbarrier.wait(p.q_full.index(slot), phase(number, p.variant.query_slots), pred=is_more)
     mbarrier.wait(p.v_full.index(step % p.variant.stages), phase(step, p.variant.stages))
@@ -247,13 +249,13 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
 
 @gluon.jit
 def _consume(p, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: its 64 rows of every tile of this CTA."""
+    """Run a consumer warpgroup: its 64 rows of every tile of this CTA, the key blocks of each from right to left."""
     tile_n: gl.constexpr = p.tile_n
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 16])
     crosses_tiles: gl.constexpr = not p.variant.out_in_query_slot
     mask_first: gl.constexpr = p.variant.is_first_block_masked
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
-    if p.variant.consumers - 1 == WARPGROUP:
+    if p.variant.consumers - 1 == WARPGROUP:  # the first turn is warpgroup 0's
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
@@ -311,7 +313,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         else:
             o = _finish(p, operand, o, step, WARPGROUP)
             store(p, read_tile_again(p, this_entry), o, row_max, thread_sums, WARPGROUP)
-            tma.store_wait(0)
+            tma.store_wait(0)  # TMA has read O, which is staged in the slot of Q
             release(p, Q_EMPTY, 0)
         step += 1
     if crosses_tiles:
@@ -367,7 +369,7 @@ def forward_fp16(
     tile_pages=None,
     sinks=None,
 ):
-    """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
+    """Run the persistent kernel; :func:`fa3_kernels.gluon.launch.forward` has the meaning of the arguments."""
     declare_stamps(VARIANT)
     if VARIANT.integer_max:
         softmax.declare_sign()

@@ -1,13 +1,16 @@
-"""The e4m3 forward kernel: consumer warpgroups of 64 rows and one warpgroup that loads by TMA and transposes V.
+"""The e4m3 forward kernel: one to three consumer warpgroups of 64 rows, and one warpgroup that loads and transposes V.
 
-P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion), where the rescaling of O
-is the same fused multiply-add: e4m3 wgmma keeps 13 bits of its sum, and chained through it the output loses 10 % at 8k
-keys when V has mean 1. Registers decide the order. S of the next block is started first and P V behind it, where V has
-up to 128 channels or nothing is promoted; with promotion at 128 in two slices of the channels, one partial sum each,
-and 96 or 192 channels as those of two boxes and of the third.
-Sums over chunks of the keys have two parts in flight, and S is started behind the last of them. With promotion at 192
-and 256 a slice, and S, is started when the one before is done. The order of every operation on a value is that of
-:mod:`fa3_kernels.twin.forward`.
+P V of a block is summed by the tensor core from zero and then added to O in fp32 (promotion); the rescaling of O is
+part of the same fused multiply-add. The reason is that e4m3 wgmma keeps 13 bits of its sum: chained through it, the
+output loses 10 % at 8k keys when V has mean 1.
+
+How many products are in flight depends on the registers. Where V has up to 128 channels, or nothing is promoted, S of
+the next block is started first and P V behind it; with promotion at 128 channels P V is taken in two slices with one
+partial sum each, of 96 and 192 channels these are two boxes and the third. Sums over chunks of the keys have two parts
+in flight, and S is started behind the last of them. With promotion at 192 and 256 channels each slice, and S, is
+started when the one before is done. :mod:`fa3_kernels.gluon.sums_fp8` and :mod:`fa3_kernels.gluon.rotated_fp8` have
+these orders, :mod:`fa3_kernels.gluon.produce_fp8` the producer, and :mod:`fa3_kernels.gluon.pipeline` says what each
+barrier guards. The order of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
 """
 
 from triton.experimental import gluon
@@ -64,10 +67,11 @@ from fa3_kernels.gluon.sums_fp8 import add_block, add_parts, finish, scaled_now,
 
 @gluon.jit
 def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Cap and mask the scores of one block; they and the factor that takes them to log2 units.
+    """Cap and mask the scores of one block; return them and the factor that takes them to log2 units.
 
-    One loop over the blocks, with the mask in a branch: of two loops, masked and unmasked, ptxas 12.8 computed the
-    wgmma descriptors of Q only on the path through the first (seen in SASS; wrong bits on an H200 when it was empty).
+    One loop visits all blocks, and the mask stands in a branch. With two loops, masked and unmasked, ptxas 12.8
+    computed the wgmma descriptors of Q only on the path through the first loop (seen in SASS; wrong bits on an H200
+    when it was empty).
     """
     tile_n: gl.constexpr = s.shape[1]
     if p.variant.softcap:
@@ -83,7 +87,11 @@ def _scores(p, x, tile, s, c, block, is_masked, MASKED: gl.constexpr, WARPGROUP:
 def _step(
     p, x, tile, blocks, q, zeros, o, words, rescale, row_max, thread_sums, c, step, block, WARPGROUP: gl.constexpr
 ):
-    """P V of block ``step`` and scores and softmax of the next one, ``block``."""
+    """Run one step of a consumer warpgroup: P V of block ``step``, and scores and softmax of the next one, ``block``.
+
+    ``words`` is P in packed chunks of the keys, ``c`` the factor of the scores by row, ``rescale`` what O is multiplied
+    with before P V of this step is added.
+    """
     layout: gl.constexpr = gl.DotOperandLayout(0, o[0].type.layout, 4)
     stages: gl.constexpr = p.variant.stages
     limited: gl.constexpr = p.variant.is_right_limited or p.variant.is_left_limited
@@ -132,13 +140,13 @@ def _step(
 
 @gluon.jit
 def _queries(p, number, WARPGROUP: gl.constexpr):
-    """Q of a warpgroup in tile ``number``."""
+    """Return this warpgroup's Q of tile ``number`` in shared memory, in parts of its channels."""
     return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
 
 
 @gluon.jit
 def _in_registers(q, OPERAND: gl.constexpr):
-    """Q as operands in registers: the products of a tile's other blocks then read K alone from shared memory."""
+    """Return Q as operands in registers; products of the tile's other blocks then read K alone from shared memory."""
     result = ()
     for i in gl.static_range(len(q)):
         result = result + (q[i].load(OPERAND),)
@@ -147,7 +155,7 @@ def _in_registers(q, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
-    """Wait for Q and the first K of a tile and start its first scores."""
+    """Wait for Q and the first K of a tile, then start its first scores in this warpgroup's turn."""
     mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
     mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
@@ -158,7 +166,7 @@ def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _consume(p, x, WARPGROUP: gl.constexpr):
-    """A consumer warpgroup: its 64 rows of every tile of this CTA."""
+    """Run a consumer warpgroup: its 64 rows of every tile of this CTA, the key blocks of each from right to left."""
     tile_n: gl.constexpr = p.tile_n
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile_n, 32])
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
@@ -166,7 +174,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     interval: gl.constexpr = p.variant.promotion_interval if p.variant.promotion_interval else tile_n
     crosses_tiles: gl.constexpr = p.variant.query_slots > 1
     zeros = gl.zeros([WARPGROUP_ROWS, tile_n], gl.float32, s_layout)
-    if p.variant.consumers - 1 == WARPGROUP:
+    if p.variant.consumers - 1 == WARPGROUP:  # the first turn is warpgroup 0's
         pass_turn(p, WARPGROUP)
     number = 0
     step = 0
@@ -237,7 +245,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             else:
                 o = finish(p, x, o, words, rescale, step, WARPGROUP)
             store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP)
-            tma.store_wait(0)
+            tma.store_wait(0)  # TMA has read O, which is staged in the slot of Q
             release(p, Q_EMPTY, 0)
         step += 1
     if crosses_tiles:
@@ -317,7 +325,10 @@ def forward_fp8(
     tile_pages=None,
     sinks=None,
 ):
-    """Persistent kernel; see :func:`fa3_kernels.gluon.launch.forward` for the meaning of the arguments."""
+    """Run the persistent kernel; :func:`fa3_kernels.gluon.launch.forward` has the meaning of the arguments.
+
+    A descale is followed by its strides by sequence, head and block.
+    """
     v_shape: gl.constexpr = slot_shape(v_desc.block_type.shape, VARIANT.page_boxes, VARIANT.v_panels)
     tile_n: gl.constexpr = v_shape[-2]
     channels: gl.constexpr = v_shape[-1]

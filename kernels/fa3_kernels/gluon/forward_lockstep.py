@@ -1,8 +1,11 @@
 """The forward without warp specialisation, for the ablation: two warpgroups load, multiply and exponentiate in step.
 
-Every warp of the CTA runs the same code; one thread starts the TMA loads of a slot after a barrier over all of them,
-where the specialised kernel has a producer warp that waits. One row tile per CTA, dense or causal. The bits are those
-of :mod:`fa3_kernels.gluon.forward_fp16`.
+All eight warps of the CTA run the same code. One thread starts the TMA loads into a slot, after a barrier over the
+whole CTA, behind which no warp reads the slot. The specialised kernels have a producer warp that waits in their place
+(:mod:`fa3_kernels.gluon.pipeline`).
+
+A CTA computes one row tile of a dense or causal problem; :func:`fa3_kernels.plan.choose.check_lockstep` refuses
+everything else. The bits are those of :mod:`fa3_kernels.gluon.forward_fp16`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,11 @@ STAGES = gl.constexpr(2)
 
 @gluon.jit
 def _load(desc, smem, full, where, step, pred):
-    """Start the load of one key tile into the slot of a step, after a barrier over the CTA."""
+    """Start the load of one key tile of K or V into the slot of a step, after a barrier over the CTA.
+
+    ``where`` are the coordinates of the tile. Steps count key tiles from the right; ``pred`` is false for a step that
+    the row tile does not have, and nothing is loaded then.
+    """
     slot = step % STAGES
     mbarrier.expect(full.index(slot), desc.block_type.nbytes, pred=pred)
     tma.async_copy_global_to_shared(desc, where, full.index(slot), smem.index(slot), pred=pred)
@@ -34,12 +41,16 @@ def _load(desc, smem, full, where, step, pred):
 
 @gluon.jit
 def _wait(full, step):
+    """Wait until the key tile of a step is in its slot; a slot's phase flips with every load into it."""
     mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
 
 @gluon.jit
 def _masked(s, diagonal, seqlen_k, first_key, IS_CAUSAL: gl.constexpr):
-    """-inf for keys beyond the sequence or above the diagonal; ``diagonal`` is the last key that row 0 sees."""
+    """Set scores to -inf for keys beyond the sequence or above the diagonal.
+
+    ``diagonal`` is the last key that row 0 sees, ``first_key`` the first one of the tile.
+    """
     rows = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     if IS_CAUSAL:
         stop = gl.minimum(rows + (diagonal + 1), seqlen_k)
@@ -64,7 +75,12 @@ def forward_lockstep(
     HAS_KEY_TAIL: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Grid (row tiles, batch * nheads). Descriptors are dense views (batch, nheads, seqlen, head_dim)."""
+    """Compute one row tile of one head; the grid is (row tiles, batch * nheads).
+
+    Descriptors are dense views (batch, nheads, seqlen, head_dim) of fp16 or bf16. ``group`` query heads share a kv
+    head. lse_ptr is float32 (batch, nheads, seqlen_q), natural. HAS_KEY_TAIL says that the last key tile reaches beyond
+    the keys. With OVERLAP the softmax of a key tile runs beside P V of the one before.
+    """
     dtype: gl.constexpr = q_desc.dtype
     tile_m: gl.constexpr = q_desc.block_type.shape[-2]
     tile_n: gl.constexpr = k_desc.block_type.shape[-2]
@@ -111,27 +127,28 @@ def forward_lockstep(
         s = _masked(s, diagonal, seqlen_k, (blocks - 1) * tile_n, IS_CAUSAL)
     probabilities, row_max, thread_sums, _ = softmax.update(s, row_max, thread_sums, scale_log2)
     operand = gl.convert_layout(probabilities.to(dtype), operand_layout, assert_trivial=True)
-    for j in range(1, blocks):
+    for j in range(1, blocks):  # scores and softmax of key tile j from the right, P V of tile j - 1
         key = (blocks - 1 - j) * tile_n
         _wait(k_full, j)
         _wait(v_full, j - 1)
         k = matrix(k_smem.index(j % STAGES)).permute((1, 0))
         v = matrix(v_smem.index((j - 1) % STAGES))
-        if OVERLAP:
+        if OVERLAP:  # both products are in flight; 1 may be left, so that the softmax below runs beside P V
             s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
             sums = warpgroup_mma(operand, v, o, is_async=True)
             s = warpgroup_mma_wait(1, deps=(s,))
-        else:
+        else:  # one product after the other, then the softmax
             o = warpgroup_mma_wait(0, deps=(warpgroup_mma(operand, v, o, is_async=True),))
             sums = o
             s = warpgroup_mma_wait(0, deps=(warpgroup_mma(q, k, zeros, use_acc=False, is_async=True),))
-        later = key - STAGES * tile_n
+        later = key - STAGES * tile_n  # the tile that takes the slot of K just read
         _load(k_desc, k_smem, k_full, [batch, kv_head, later, 0], j + STAGES, j + STAGES < blocks)
         if IS_CAUSAL:
             s = _masked(s, diagonal, seqlen_k, key, True)
         probabilities, row_max, thread_sums, rescale = softmax.update(s, row_max, thread_sums, scale_log2)
         if OVERLAP:
             o = warpgroup_mma_wait(0, deps=(sums,))
+        # V is read one step behind K: the slot of tile j - 1 takes tile j + 1
         _load(v_desc, v_smem, v_full, [batch, kv_head, later + tile_n, 0], j + 1, j + 1 < blocks)
         o = softmax.scaled(o, rescale)
         operand = gl.convert_layout(probabilities.to(dtype), operand_layout, assert_trivial=True)
@@ -139,6 +156,7 @@ def forward_lockstep(
     v = matrix(v_smem.index((blocks - 1) % STAGES))
     o = warpgroup_mma_wait(0, deps=(warpgroup_mma(operand, v, o, is_async=True),))
     inverse, lse = softmax.finalize(row_max, thread_sums)
+    # O leaves through the buffer of Q, which no product reads any more
     matrix(q_smem).store(softmax.scaled(o, inverse).to(dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out_desc, [batch, head, first_row, 0], q_smem)

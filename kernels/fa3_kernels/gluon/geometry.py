@@ -1,8 +1,8 @@
-"""What a tile is: entries of the schedule, key blocks, masks, and the coordinates of rows for TMA and
-for pointers.
+"""The geometry of a forward tile: entries of the schedule, key blocks, masks, and where rows lie for TMA and for
+pointers.
 
-The rules are those of :mod:`fa3_kernels.plan.tiles`, which the twin follows and which states them. ``p`` is the
-:class:`fa3_kernels.gluon.pipeline.Program`.
+The rules are those of :mod:`fa3_kernels.plan.tiles`, which states them and which the twin follows; the backward has
+:mod:`fa3_kernels.gluon.backward_geometry`. ``p`` is the :class:`fa3_kernels.gluon.pipeline.Program`.
 """
 
 import math
@@ -19,7 +19,7 @@ RAGGED_ROWS = gl.constexpr(1 << 30)  # extent of the row dimension of a ragged d
 
 @aggregate
 class Tile:
-    """One entry of the schedule, decoded. ``head`` counts kv heads with PackGQA, query heads otherwise.
+    """One decoded entry of the schedule: a row tile of a head. ``head`` counts kv heads with PackGQA, else query heads.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -43,7 +43,7 @@ class Tile:
 
 @aggregate
 class KeyBlocks:
-    """Key blocks of a tile: [first, stop), visited from the right; which of them need which mask."""
+    """Key blocks of a tile, [first, stop), visited from the right, and which of them need a mask."""
 
     first: gl.tensor
     stop: gl.tensor
@@ -60,19 +60,23 @@ class KeyBlocks:
 
 @gluon.constexpr_function
 def _rows(shape):
+    """Return the product of all dimensions but the last."""
     return math.prod(shape[:-1])
 
 
 @gluon.jit
 def matrix(buffer):
-    """Shared tile of any rank as a matrix: its last dimension and all the others."""
+    """Return a shared tile of any rank as a matrix: the last dimension are its columns, all others its rows."""
     rows: gl.constexpr = _rows(buffer.shape)
     return buffer.reshape([rows, buffer.shape[-1]])
 
 
 @gluon.jit
 def read_tile(p, entry):
-    """Decode an entry: m_block in 20 bits, split in 12, sequence and head in the upper half."""
+    """Decode a schedule entry: m_block in its lowest 20 bits, the split in 12, sequence and head in the upper half.
+
+    The layout is that of :mod:`fa3_kernels.plan.tile_order`. Lengths of packed sequences are read from memory.
+    """
     position = (entry & 0xFFFFF).to(gl.int32) * p.variant.tile_positions
     split = ((entry >> 20) & 0xFFF).to(gl.int32)
     row_head = (entry >> 32).to(gl.int32)
@@ -100,16 +104,21 @@ def read_tile(p, entry):
 
 @gluon.jit
 def read_tile_again(p, entry):
-    """The same; the volatile identity makes the compiler decode anew instead of holding a tile in registers."""
+    """Decode an entry as :func:`read_tile`, at a point where its values are needed again.
+
+    The volatile identity hides that the entry is the same, so that the compiler decodes it anew instead of holding the
+    tile in registers.
+    """
     entry = gl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [entry], dtype=gl.int64, is_pure=False, pack=1)
     return read_tile(p, entry)
 
 
 @gluon.jit
 def key_blocks(p, tile):
-    """Blocks that some row of the tile sees; with split-KV those of this split.
+    """Return the key blocks that some row of the tile sees; with split-KV those of this split.
 
-    Of tiles that are worked on though they see no key it is the block behind the sequence, of which TMA makes zeros.
+    A tile that sees no key may still be worked on (``keeps_empty``). It gets one block, the one behind the last key:
+    TMA fills it with zeros, and the mask hides all of it.
     """
     tile_n: gl.constexpr = p.tile_n
     offset = tile.seqlen_k - tile.seqlen_q
@@ -141,7 +150,10 @@ def key_blocks(p, tile):
 
 @gluon.jit
 def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
-    """Scores of a warpgroup's rows with -inf for keys that the window hides or that lie beyond the sequence."""
+    """Set the scores of a warpgroup's rows to -inf for keys that the window hides or that lie beyond the sequence.
+
+    ``s`` is (64, tile_n); ``first_key`` is the key of its first column.
+    """
     rows = gl.arange(0, WARPGROUP_ROWS, gl.SliceLayout(1, s.type.layout)) >> p.variant.pack_log2
     position = tile.position + WARPGROUP * p.variant.warpgroup_positions
     diagonal = position + tile.seqlen_k - tile.seqlen_q
@@ -157,7 +169,7 @@ def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
-    """Return where a warpgroup's rows of Q and O start: coordinates of the dense, ragged or packed descriptor."""
+    """Return the coordinates of a warpgroup's first row of Q and O, in the dense, ragged or packed descriptor."""
     row = tile.position + WARPGROUP * p.variant.warpgroup_positions
     if p.variant.is_varlen:
         ragged_row = RAGGED_ROWS - tile.seqlen_q + row
@@ -174,7 +186,7 @@ def query_coordinates(p, tile, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def key_coordinates(p, tile, row):
-    """Return where a key tile of K or V starts."""
+    """Return the coordinates of the key tile of K or V whose first key is ``row``."""
     if p.variant.is_varlen:
         stop = tile.k_start + tile.seqlen_k
         return [RAGGED_ROWS, stop, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + row, 0]
@@ -184,7 +196,7 @@ def key_coordinates(p, tile, row):
 
 @gluon.jit
 def output_rows(p, tile, layout: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Return, of every row of a warpgroup, its index into lse, its row of a (rows, nheads) output, and whether it
+    """Return, for each of a warpgroup's rows, its index into lse, its row of a (rows, nheads) output, and whether it
     exists.
     """
     row = gl.arange(0, WARPGROUP_ROWS, layout)

@@ -1,4 +1,10 @@
-"""Host side of the Gluon forward: a request is looked up or checked, planned once, and its calls are run."""
+"""Host side of the forward: a request is checked once, planned once, and its calls are run at every launch.
+
+:mod:`fa3_kernels.api`, :mod:`fa3_kernels.cached` and :mod:`fa3_kernels.operators` call :func:`forward`. The checks
+stand in :mod:`fa3_kernels.plan.request`, the plan in :mod:`fa3_kernels.plan.plan`, and :mod:`fa3_kernels.gluon.run`
+starts kernels; :mod:`fa3_kernels.gluon.launch_backward` does the same for gradients. The work of a launch is looking up
+its family by what the checks depend on, so that a repeated launch checks nothing again.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +28,23 @@ _DEFAULT_CHOICES = Choices()
 
 
 def operand(x: torch.Tensor) -> TensorLayout:
-    """A tensor as the checks see it."""
+    """Return the layout of a tensor, which is all that the checks read of it."""
     return TensorLayout(tuple(x.shape), tuple(x.stride()), str(x.dtype).removeprefix("torch."), str(x.device))
 
 
 @lru_cache(maxsize=8)
 def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a GPU; ValueError unless it is Hopper."""
+    """Return the number of multiprocessors of a GPU; ValueError unless it is Hopper."""
     found = torch.cuda.get_device_properties(device)
     check_capability((found.major, found.minor), found.name)
     return found.multi_processor_count
 
 
 def check_capability(capability: tuple[int, int], name: str) -> None:
-    """Raise ValueError unless a GPU is Hopper: the instructions of these kernels exist on compute capability 9.0
-    alone."""
+    """Raise ValueError unless a GPU is Hopper.
+
+    The instructions of these kernels exist on compute capability 9.0 alone.
+    """
     if capability[0] != 9:
         major, minor = capability
         raise ValueError(f"a Hopper GPU (compute capability 9.0) is needed, got {name} with {major}.{minor}")
@@ -44,15 +52,17 @@ def check_capability(capability: tuple[int, int], name: str) -> None:
 
 @lru_cache(maxsize=8)
 def _one(device: torch.device) -> torch.Tensor:
+    """Return a descale of 1, float32 (1, 1, 1), on a device."""
     return torch.ones((1, 1, 1), dtype=torch.float32, device=device)
 
 
 class _Family:
-    """Holds what launches share that differ in addresses and in the number of keys, or in the lengths of packed
+    """Holds what launches share that differ only in addresses, in the number of keys, or in the lengths of packed
     sequences.
     """
 
     def __init__(self, request: Request, device: torch.device) -> None:
+        """Plan a first launch, for what all launches of the family have in common."""
         self.request = request
         self.device = device
         self.sms = num_sms(device)
@@ -64,13 +74,18 @@ class _Family:
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
         self.shares_plans = not self.is_packed and shares_plans(request)
+        # int32 counts elements of the output and partial rows, see fa3_kernels.plan.choose.check_outputs
         of_a_row = request.problem.nheads * max(request.choices.num_splits, power_of_two(first.config.head_dim))
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
         self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
         self.last: tuple = (None, (), {})  # what the last launch was of, its calls and numbers
 
     def plan(self, seqlen_k: int) -> tuple[Plan, PlanOnGpu]:
-        """The plan for a number of keys, and what it needs on the GPU."""
+        """Return the plan for a number of keys, made at its first use, and what it needs on the GPU.
+
+        Numbers of keys that share a plan are rounded up to one of them; with packed sequences the plan does not depend
+        on the number.
+        """
         keys = 0 if self.is_packed else seqlen_k
         if self.shares_plans:
             keys = shared_keys(self.request, seqlen_k, self.tile_n)
@@ -85,7 +100,10 @@ class _Family:
         return found
 
     def descales(self, given: Descales) -> dict[str, torch.Tensor]:
-        """The descales as the kernel reads them; those that it has for fewer heads or larger blocks are repeated."""
+        """Return the descales as the kernel reads them, by its names for them.
+
+        None becomes 1. A descale that is given for fewer heads or larger blocks than the kernel reads is repeated.
+        """
         found = {}
         for name, x, layout in zip(("q_descale", "k_descale", "v_descale"), given[:3], self.request.descales):
             if x is None or layout is None:
@@ -103,7 +121,7 @@ _Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of q, k and
 
 
 def forget() -> None:
-    """Drop all requests and plans, but for those that a CUDA graph has captured."""
+    """Drop all kept requests and plans; what a CUDA graph has captured stays valid."""
     _families.clear()
 
 
@@ -117,7 +135,12 @@ def _family(
     packed: Packed | Paged | None,
     sinks: torch.Tensor | None,
 ) -> _Family:
-    """Look a request up, or check it; the key leaves out how many keys there are, and of packed rows how many."""
+    """Look up the family of a launch, or check the launch and make one; ValueError for what the kernels do not take.
+
+    The key leaves out the number of keys, and for packed sequences the numbers of rows. A launch whose k and v differ
+    in that number is therefore checked even if its family is known, and so is one with too many rows of packed queries;
+    the check then raises.
+    """
     q, k, v = operands
     q_shape, k_shape, v_shape = shapes
     q_strides, k_strides, v_strides = strides
@@ -258,7 +281,10 @@ def _run(
     stamps: torch.Tensor | None,
     needs_lse: bool,
 ) -> tuple[torch.Tensor, Any]:
-    """Outputs, workspace and kernels of one launch on the current device."""
+    """Make the outputs and the workspace of one launch on the current device, and start its kernels.
+
+    ``shapes`` are those of q, k and v. lse is None for packed sequences unless ``needs_lse``.
+    """
     device = family.device
     *batch, rows_q, nheads, _ = shapes[0]
     rows_k = shapes[1][-3]
@@ -305,7 +331,10 @@ def _run(
 
 
 def _packed_workspace(plan: Plan, packed: Packed | Paged, values: dict[str, int], device: torch.device) -> torch.Tensor:
-    """One tensor for lse, unless the caller wants it, four int32 per sequence and the schedule, aligned to 16 bytes."""
+    """Make one tensor for lse, if the caller wants none, for four int32 per sequence and for the schedule.
+
+    Each part is aligned to 16 bytes. The addresses are put into ``values``.
+    """
     of_lse = 0 if "lse" in values else 2 * -(-values["num_rows"] // 4)  # in int64
     of_sequences = 2 * plan.problem.batch
     count = of_lse + of_sequences + values["ctas"] * values["width"]
@@ -324,7 +353,10 @@ def _packed_workspace(plan: Plan, packed: Packed | Paged, values: dict[str, int]
 
 
 def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Workspace of the splits; those without a key block keep (0, -inf)."""
+    """Make the workspace of the splits, partial outputs and their lse, and put the addresses into ``values``.
+
+    Splits without a key block are not written by the kernel and keep (0, -inf).
+    """
     rows = (plan.numbers or values)["num_rows"]
     splits = plan.config.num_splits
     partial = torch.empty((splits, rows, power_of_two(plan.config.head_dim_v)), dtype=torch.float32, device=device)
@@ -338,6 +370,7 @@ def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[
 
 
 def _check_stamps(plan: Plan, stamps: torch.Tensor) -> None:
+    """Raise ValueError unless the array of stamps fits the launch."""
     ctas = len(plan.tables["schedule"]) if plan.tables else plan.num_sms
     wanted = stamps_shape(plan, ctas)
     fits = stamps.ndim == 4 and stamps.shape[0] >= ctas and tuple(stamps.shape[1:]) == wanted[1:]

@@ -1,4 +1,8 @@
-"""Host side of the launch that writes new keys and values to a cache, and rotates them and the queries."""
+"""Host side of the launch that writes new keys and values to a cache, and rotates them and the queries.
+
+:func:`fa3_kernels.cached.flash_attn_with_kvcache` calls it before the forward. The kernel is
+:mod:`fa3_kernels.gluon.append`.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,26 @@ from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.request import TMA_BYTES
 
-_bound: dict[tuple, tuple[Call, PlanOnGpu]] = {}  # calls, and their kernels once they are compiled
+# by what a call depends on: the call, and its kernel once it is compiled
+_bound: dict[tuple, tuple[Call, PlanOnGpu]] = {}
 
 
 def forget() -> None:
-    """Drop all calls, but for those that a CUDA graph has captured."""
+    """Drop all kept calls; what a CUDA graph has captured stays valid."""
     _bound.clear()
 
 
 def _check_integers(name: str, x: torch.Tensor, count: int, device: torch.device) -> None:
+    """Raise ValueError unless a tensor is int32 (count,), contiguous, on the device."""
     if x.dtype != torch.int32 or x.shape != (count,) or not x.is_contiguous() or x.device != device:
         raise ValueError(f"{name} must be int32 ({count},), contiguous, on {device}, got {x.dtype} {(*x.shape,)}")
 
 
 def _rotary_dim(q: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> int:
-    """Check the angles, and return how many channels they rotate."""
+    """Check the angles, and return how many channels they rotate: 0 without angles.
+
+    ValueError for one of two tables, and for tables of another shape, dtype or device than they must have.
+    """
     if cos is None and sin is None:
         return 0
     if cos is None or sin is None:
@@ -61,7 +70,8 @@ def append(
     cache : Paged
     starts_k : int32 (batch + 1,)
         Of the rows of k and v.
-    rotary : rotary_cos, rotary_sin, and int32 (batch,) positions, by default ``cache.seqused_k``
+    rotary : rotary_cos, rotary_sin, and int32 (batch,) positions
+        Without cos and sin nothing is rotated; without positions those are ``cache.seqused_k``.
     is_interleaved : bool
         Whether channels 2 i and 2 i + 1 are rotated together, else i and i + rotary_dim / 2.
     steps_queries : bool
@@ -69,7 +79,7 @@ def append(
 
     Returns
     -------
-    q : rotated, or as it is
+    q : a rotated copy, or q itself where nothing is rotated
     seqused_k : int32 (batch,)
         The keys that there are now.
 

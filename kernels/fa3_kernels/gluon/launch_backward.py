@@ -1,4 +1,8 @@
-"""Host side of the Gluon backward: a launch is looked up or checked, planned once, and its three kernels are run."""
+"""Host side of the backward: a launch is checked once, planned once, and its three kernels are run at every call.
+
+:mod:`fa3_kernels.operators` and :mod:`fa3_kernels.frameworks` call :func:`backward`; its plan stands in
+:mod:`fa3_kernels.plan.backward`, the forward's host side in :mod:`fa3_kernels.gluon.launch`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _launches: dict[tuple, _Ready] = {}
 
 
 def forget() -> None:
-    """Drop all plans, but for those that a CUDA graph has captured."""
+    """Drop all kept plans; what a CUDA graph has captured stays valid."""
     _launches.clear()
 
 
@@ -49,7 +53,10 @@ def check_of_forward(
     q: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless the gradients of output and lse, and what the forward returned, fit q and v."""
+    """Raise ValueError unless dout and dlse, and the out and lse that the forward returned, fit q and v.
+
+    Without a ``dlse`` (None) it is not checked.
+    """
     of_out = (*q.shape[:-1], v.shape[-1])
     of_lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     for name, x, shape, dtype in (
@@ -121,7 +128,11 @@ def backward(
 
 
 def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool) -> _Ready:
-    """Look a launch up, or check and plan it; the key leaves out how many packed rows there are."""
+    """Look up the plan of a launch, or check and make it; ValueError for what the kernels do not take.
+
+    The key leaves out the numbers of packed rows. A launch whose k and v differ in that number is therefore checked
+    even if its plan is known; the check then raises.
+    """
     q, k, v = operands
     lengths = None
     first = 0
@@ -177,7 +188,9 @@ def _planned(
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy that kernels can read 16 bytes at a time: nobody chooses where a gradient lies."""
+    """Return the tensor, or a copy that kernels can read 16 bytes at a time: a caller cannot choose where a gradient
+    lies.
+    """
     x = x.contiguous()
     return x.clone() if x.data_ptr() % 16 else x
 
@@ -185,7 +198,10 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 def _run(
     ready: _Ready, tensors: tuple[torch.Tensor, ...], packed: Packed | None, dlse: torch.Tensor | None
 ) -> _Gradients:
-    """Gradients, workspace and kernels of one launch on the current device."""
+    """Make the gradients and the workspace of one launch on the current device, and start its kernels.
+
+    ``tensors`` are dout, q, k, v, out and lse.
+    """
     plan, on_gpu = ready
     _, q, k, v, _, _ = tensors
     dout, out, lse = (_aligned(tensors[i]) for i in (0, 4, 5))

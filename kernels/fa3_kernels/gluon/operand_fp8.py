@@ -1,9 +1,10 @@
-"""Probabilities as the e4m3 operand (A, in registers) of P V: rounded without a shuffle, carried as opaque words.
+"""Probabilities as the e4m3 operand of P V, in registers: rounded without a shuffle, carried as words.
 
-A thread of the fp32 accumulator holds, of every 16 keys, the keys 8 octet + 2 lane + element; of the e4m3 operand it
-must hold four neighbours. Key 8 octet + 2 lane + element is therefore given position 4 lane + 2 octet + element:
-:mod:`fa3_kernels.gluon.v_transpose` stores V in the same order, and the tensor core adds the 32 products of one
-instruction as one exact sum, so that no bit depends on it (:mod:`fa3_kernels.twin.wgmma_exact`).
+The consumers of the e4m3 forward pack P with these functions. Of every 16 keys a thread of the fp32 accumulator holds
+the keys 8 octet + 2 lane + element; of the e4m3 operand it must hold four neighbours. So key 8 octet + 2 lane + element
+takes the position 4 lane + 2 octet + element. :mod:`fa3_kernels.gluon.v_transpose` stores V in the same order. No bit
+depends on the order, as the tensor core adds the 32 products of one instruction as one exact sum
+(:mod:`fa3_kernels.twin.wgmma_exact`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _ROUND_FOUR = gl.constexpr(
 
 @gluon.jit
 def pack(p, OPERAND: gl.constexpr):
-    """Round P float32 (rows, keys) to e4m3: int32 (rows, keys / 4), the bytes of two octets.
+    """Round P float32 (rows, keys) to e4m3 and pack four keys in a word: int32 (rows, keys / 4).
 
-    Carried over a loop edge as 32 bits: of 16 or 8, every half or byte would get a register of its own and be put
-    together again in each step (16 or 112 byte moves).
+    A word has two keys of each of two octets. P is carried over the edge of a loop as 32 bits: as 16 or 8 bits, every
+    half or byte would get a register of its own and be put together again in each step (16 or 112 byte moves).
     """
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]
@@ -39,10 +40,11 @@ def pack(p, OPERAND: gl.constexpr):
 
 @gluon.jit
 def unpack(words, OPERAND: gl.constexpr):
-    """The operand e4m3 (rows, keys) of packed words: names for registers, no instruction.
+    """Return the e4m3 operand (rows, keys) of packed words; registers get other names, and no instruction is made.
 
-    Two words are the same four keys of rows r and r + 8. As int8 each becomes one output whose four elements the tensor
-    calls (element, row + 8); the second of these is in truth the octet, and the output the row.
+    Two words are the same four keys of rows r and r + 8. As int8 each becomes an output with four elements, which
+    Triton believes to be (element, row + 8). In truth the second of these is the octet, and which output it is tells
+    the row; the permutation sets that right.
     """
     rows: gl.constexpr = words.shape[0]
     quads: gl.constexpr = words.shape[1]
@@ -60,7 +62,7 @@ def unpack(words, OPERAND: gl.constexpr):
 
 @gluon.jit
 def key_halves(x):
-    """(rows, keys) as its left and its right half."""
+    """Split (rows, keys) into its left and its right half."""
     rows: gl.constexpr = x.shape[0]
     keys: gl.constexpr = x.shape[1]
     return gl.split(gl.permute(gl.reshape(x, [rows, 2, keys // 2]), (0, 2, 1)))
@@ -68,7 +70,7 @@ def key_halves(x):
 
 @gluon.jit
 def pack_chunks(p, OPERAND: gl.constexpr, CHUNK: gl.constexpr):
-    """A tuple of packed chunks of CHUNK keys, left to right."""
+    """Return P in packed chunks of CHUNK keys, a tuple from left to right."""
     if p.shape[1] == CHUNK:
         return (pack(p, OPERAND),)
     else:

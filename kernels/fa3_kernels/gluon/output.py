@@ -1,4 +1,7 @@
-"""O of a warpgroup as the parts of its channels: rescaled, and stored by the 16-bit forward."""
+"""O of a consumer warpgroup, as parts of its channels: rescaled, and stored by the 16-bit forward.
+
+The e4m3 forward stores its O by :mod:`fa3_kernels.gluon.output_fp8`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def scaled(o, factor):
 
 @gluon.jit
 def _staging(p, WARPGROUP: gl.constexpr):
-    """Return the ring of boxes in which a warpgroup stages its O, and which tile of it: its own, or that of its Q."""
+    """Return the ring of boxes in which a warpgroup stages its O for TMA, and which tile of the ring is its own.
+
+    The ring has a tile for each warpgroup; where memory is short it is the warpgroup's buffer of Q, with one tile.
+    """
     if p.variant.out_in_query_slot:
         block: gl.constexpr = p.out_desc.block_type.shape
         of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)
@@ -33,7 +39,10 @@ def _staging(p, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Write a part of O in fp32 to the workspace, of rows of ROW channels, and return the rows of the splits before."""
+    """Write a part of O in fp32 to the workspace of the splits, and return the rows of the splits before this one.
+
+    The workspace has rows of ROW channels; FIRST is the part's first channel.
+    """
     layout: gl.constexpr = part.type.layout
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     channels: gl.constexpr = part.shape[1]
@@ -48,7 +57,10 @@ def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP
 
 @gluon.jit
 def sinks_of(p, tile, LAYOUT: gl.constexpr):
-    """The score of each row's sink, in a tuple, -inf in all parts of the keys but the first; nothing without sinks."""
+    """Return the score of each row's sink as a tuple of one; an empty one without sinks.
+
+    Only the first part of the keys takes the sink: in all others its score is -inf.
+    """
     if p.variant.has_sinks:
         head = gl.zeros([WARPGROUP_ROWS], gl.int32, LAYOUT) + tile.head
         if p.variant.pack > 1:
@@ -61,9 +73,10 @@ def sinks_of(p, tile, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
-    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+    """Normalise O, round it once and write it by TMA, which clips rows beyond the sequence; write lse.
 
-    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    All threads of the warpgroup run this. A split writes fp32 and the base-2 lse to the workspace instead, straight
+    from registers.
     """
     row_layout: gl.constexpr = row_max.type.layout
     of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
@@ -80,7 +93,7 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     else:
         buffers, number = _staging(p, WARPGROUP)
         staged = parts(buffers, number, boxes)
-        tma.store_wait(0)
+        tma.store_wait(0)  # TMA has read the O that was staged before
         for i in gl.static_range(len(staged)):
             staged[i].store(o[i].to(p.q_desc.dtype))
         fence_async_shared()

@@ -1,4 +1,7 @@
-"""O of the e4m3 forward: kept in slices of channels, summed from parts of P V, stored with its columns in V's order."""
+"""O of the e4m3 forward: kept in slices of channels, summed from parts of P V, stored with its columns in V's order.
+
+The consumer warpgroups run all of this; :mod:`fa3_kernels.gluon.output` stores O of the 16-bit forward.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,7 +18,7 @@ from fa3_kernels.gluon.v_transpose import channels_in_order
 
 @gluon.jit
 def values(p, x, step, SLICE: gl.constexpr):
-    """V^T (channels, keys) of block ``step``, of the channels of a slice of O."""
+    """Return V^T (channels, keys) of block ``step``, of the channels of one slice of O, in shared memory."""
     slot = step % p.variant.stages
     boxes: gl.constexpr = p.variant.v_boxes
     channels: gl.constexpr = p.v_channels
@@ -31,7 +34,10 @@ def values(p, x, step, SLICE: gl.constexpr):
 
 @gluon.jit
 def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
-    """Start one part of P V: a chunk of the keys, a slice of the channels; from zero, or without promotion from O."""
+    """Start one part of P V: a chunk of the keys times a slice of the channels. UNIT numbers the parts, slices fastest.
+
+    With promotion a part starts from zero, without it from O.
+    """
     chunk: gl.constexpr = UNIT // len(o)
     index: gl.constexpr = UNIT % len(o)
     layout: gl.constexpr = o[index].type.layout
@@ -49,7 +55,7 @@ def issue_part(p, x, words, o, step, UNIT: gl.constexpr):
 
 @gluon.jit
 def with_part(p, o, rescale, part, UNIT: gl.constexpr):
-    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
+    """Return O with one finished part added; the first part of a block rescales O in the same fma."""
     index: gl.constexpr = UNIT % len(o)
     if not p.variant.promotion_interval:
         changed = part
@@ -62,7 +68,7 @@ def with_part(p, o, rescale, part, UNIT: gl.constexpr):
 
 @gluon.jit
 def _in_order(o, WIDTH: gl.constexpr):
-    """O as slices of at most WIDTH channels, with their columns in the order of V's."""
+    """Return O in slices of at most WIDTH channels, with their columns in the order of V's."""
     result = ()
     for i in gl.static_range(len(o)):
         if o[i].shape[1] > WIDTH:
@@ -75,14 +81,16 @@ def _in_order(o, WIDTH: gl.constexpr):
 
 @gluon.constexpr_function
 def _at_most(n, limit):
+    """Return the smaller one of two compile-time numbers."""
     return min(n, limit)
 
 
 @gluon.jit
 def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
-    """Normalise; round once and write O by TMA, which clips rows beyond the sequence, and the lse.
+    """Normalise O, round it once and write it by TMA, which clips rows beyond the sequence; write lse.
 
-    A split writes fp32 and the base-2 lse to the workspace instead, straight from registers.
+    O is staged a few boxes at a time, as many as shared memory has room for. A split writes fp32 and the base-2 lse to
+    the workspace instead, straight from registers.
     """
     row_layout: gl.constexpr = row_max.type.layout
     out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
@@ -110,7 +118,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         at_once: gl.constexpr = out_width // width
         parts: gl.constexpr = slices // at_once
         for group in gl.static_range(0, parts, staged):
-            tma.store_wait(0)
+            tma.store_wait(0)  # TMA has read what these buffers held
             for part in gl.static_range(group, _at_most(group + staged, parts)):
                 buffer = matrix(buffers.index(first_buffer + part - group))
                 for i in gl.static_range(at_once):
@@ -125,7 +133,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _staging(p, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Return the boxes where O is staged, and the first one: a warpgroup's own, or its buffer of Q."""
+    """Return the ring of boxes in which O is staged, and the first box of this warpgroup; or its buffer of Q."""
     if p.variant.out_in_query_slot:
         block: gl.constexpr = p.out_desc.block_type.shape
         of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)

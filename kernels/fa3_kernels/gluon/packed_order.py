@@ -1,9 +1,10 @@
-"""The kernel that makes the tile schedule of packed sequences from ``cu_seqlens`` on the GPU, so that no call waits.
+"""The kernel that makes the tile schedule of packed sequences on the GPU, from ``cu_seqlens``, so that no call waits.
 
-Tests hold it to ``tests/kernels/packed_schedule.py``, entry by entry. Every program makes the list of one CTA
-of the forward kernel: it finds the sequences of its units, decodes them into tiles, keeps those that see a key, and
-writes zeros and -inf for the others. Written in Triton rather than Gluon: there is no layout to choose, and Triton's
-interpreter runs it on a CPU.
+Each program makes the list of one CTA of the forward kernel: it finds the sequences of the CTA's units of work, decodes
+the units into tiles, keeps the tiles that see a key, and writes zeros and -inf for the others.
+:mod:`fa3_kernels.plan.packed_order` states the rule, and tests hold the kernel to ``tests/kernels/packed_schedule.py``,
+entry by entry. It is written in Triton rather than Gluon: there is no layout to choose, and Triton's interpreter runs
+it on a CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ _INTEGERS = [
 
 @triton.jit
 def _lengths(cu_seqlens, sequence, batch, total, longest):
-    """Start and length of sequences; starts that do not rise, or leave the tensor, are cut to what exists."""
+    """Return the start and the length of sequences; starts that do not rise, or leave the tensor, are cut to what
+    exists.
+
+    Sequences from ``batch`` on have length 0, and none is longer than ``longest``.
+    """
     exists = sequence < batch
     start = tl.load(cu_seqlens + sequence, mask=exists, other=0)
     stop = tl.load(cu_seqlens + sequence + 1, mask=exists, other=0)
@@ -45,7 +50,11 @@ def _lengths(cu_seqlens, sequence, batch, total, longest):
 
 @triton.jit
 def _keys(seqlens, sequence, batch, total, longest, first_keys):
-    """Start and length of the keys of sequences; in a cache the first key, in front of which no key counts."""
+    """Return the start and the length of the keys of sequences.
+
+    In a cache (``first_keys`` given) ``seqlens`` are the numbers of keys in it; those in front of the first key do not
+    count. Otherwise ``seqlens`` are the starts of packed keys.
+    """
     if first_keys is None:
         return _lengths(seqlens, sequence, batch, total, longest)
     else:
@@ -58,7 +67,7 @@ def _keys(seqlens, sequence, batch, total, longest, first_keys):
 
 @triton.jit
 def _units(seqlen_q, positions, tiles_per_unit, tile_heads, num_splits):
-    """Units of the row tiles of sequences, of all heads and splits."""
+    """Return the units of work of sequences, over all heads and splits; a unit is one row tile, or a pair of them."""
     return tl.cdiv(tl.cdiv(seqlen_q, positions), tiles_per_unit) * tile_heads * num_splits
 
 
@@ -66,7 +75,7 @@ def _units(seqlen_q, positions, tiles_per_unit, tile_heads, num_splits):
 def _fill(
     out, lse, head, q_start, seqlen_q, first, positions, group, nheads, total_q, head_dim, HEAD_DIM: tl.constexpr
 ):
-    """Write 0 and -inf for the rows of a tile that sees no key; ``group`` heads of it are packed."""
+    """Write 0 and -inf for the rows of a tile that sees no key; a tile of packed heads has ``group`` of them."""
     ROWS: tl.constexpr = 16
     column = tl.arange(0, HEAD_DIM)
     for position in range(first, min(first + positions, seqlen_q), ROWS):
@@ -119,10 +128,11 @@ def packed_order(
     Parameters
     ----------
     cu_seqlens_q, cu_seqlens_k : int32 (batch + 1,)
-        Of a cache, instead of the latter, the number of its keys, int32 (batch,).
+        For a cache the second one is the number of its keys, int32 (batch,).
     sequences : int32 (batch, 4)
         Written by program 0: q_start, seqlen_q, k_start, seqlen_k.
     schedule : int64 (ctas, width)
+        Written: the entries of each CTA, then -1.
     out, lse : outputs of the forward, (total_q, nheads, head_dim) and float32 (nheads, total_q)
         Rows of tiles without a key are written here, unless the keys are split.
     max_seqlen_q, max_seqlen_k : int
@@ -134,7 +144,7 @@ def packed_order(
     SORTED : bool
         Whether the sequences are sorted by their keys.
     ENTRIES, CHUNK : int
-        Entries and sequences looked at together, powers of two.
+        How many entries, and how many sequences, are looked at together; powers of two.
     HEAD_DIM : int
         Power of two that holds head_dim.
     first_keys : int32 (batch,), optional
@@ -142,7 +152,7 @@ def packed_order(
     KEEPS_EMPTY : bool
         Whether tiles that see no key are kept.
     LETS_NEXT : bool
-        Whether the grid behind may start at once, which then waits for this one's results.
+        Whether the next grid may start at once; it then waits for this one's results itself.
     """
     if LETS_NEXT:
         tl.inline_asm_elementwise(
@@ -152,6 +162,7 @@ def packed_order(
     ctas = tl.num_programs(0)
     lane = tl.arange(0, CHUNK)
 
+    # Program 0 writes the lengths; every program counts the units and looks for the sequence with the fewest keys.
     total = 0
     shortest = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
     for first in range(0, batch, CHUNK):
@@ -175,7 +186,8 @@ def packed_order(
         turn = index // tiles_per_unit
         unit = turn * ctas + tl.where(turn % 2 == 1, ctas - 1 - cta, cta)
 
-        # The sequence of each unit, where its units start, and its lengths.
+        # The sequence of each unit, where its units start, and its lengths. Each unit belongs to one sequence, so a sum
+        # over all sequences picks the values of that one.
         owner = tl.zeros([ENTRIES], tl.int32)
         of_owner = tl.zeros([ENTRIES], tl.int32)
         own_q_start = tl.zeros([ENTRIES], tl.int32)
@@ -259,6 +271,7 @@ def packed_order(
                         HEAD_DIM,
                     )
 
+    # A CTA without a tile repeats the shortest one, whose bits are the same each time.
     if written == 0:
         spare = tl.full([], 0, tl.int64)
         if shortest == 0x7FFFFFFFFFFFFFFF:  # no tile sees a key: an empty sequence beside one key

@@ -1,15 +1,17 @@
 """K and V in pages of a cache: where the rows of a key tile lie, and their loads, one box of TMA a page.
 
-``p.pages`` are page_table, int32 (batch, entries); its entries a sequence; the keys of a page; the rows from one page
-to the next; and how many pages a key tile lies in. The last is a number that no compiler knows, for unrolled the loop
-over pages spilled 260 bytes of the producer's 24 registers, and ptxas gave the consumers others.
+The producers load K and V through :func:`load_slot`, whether or not they lie in pages. ``p.pages`` is a tuple:
+page_table, int32 (batch, entries); entries of a sequence; keys of a page; rows from one page to the next; and the
+number of pages of a key tile. The last one is passed as a number that no compiler knows, because the unrolled loop over
+pages spilled 260 bytes of the producer's 24 registers, and ptxas gave the consumers others.
 
-Entries behind the last key of a sequence are not read. A box that ends behind it is clipped by the ragged view
-(:mod:`fa3_kernels.plan.call`), so that what a page holds there, NaN included, never reaches shared memory: a weight of
-0 times NaN is NaN.
+Entries behind the last key of a sequence are not read. A box that reaches behind that key is clipped by the ragged view
+(:mod:`fa3_kernels.plan.call`). So nothing that a page holds there reaches shared memory; a NaN would, as a weight of 0
+times NaN is NaN.
 
-A page of fewer keys than a tile is a box of TMA of its own, of channels that fill one row of the swizzled layout: in
-that layout a tile is panels of so many channels, each of all rows, and pages lie below each other in a panel.
+A page with fewer keys than a tile is copied as a box of its own, with as many channels as fill one row of the swizzled
+layout. In that layout a tile consists of panels of so many channels, each with all rows; the pages of a tile lie below
+each other in a panel.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from fa3_kernels.gluon.geometry import RAGGED_ROWS, key_coordinates
 
 @gluon.constexpr_function
 def slot_shape(block, pages, panels):
-    """Shape of a box of a slot of K or V, of the box that TMA copies: as many pages below each other, panels aside."""
+    """Return the shape of one box of a slot of K or V, from the shape of the block that TMA copies.
+
+    The box has ``pages`` blocks below each other and ``panels`` side by side; 0 pages is a cache without pages.
+    """
     return [*block[:-2], max(1, pages) * block[-2], panels * block[-1]]
 
 
 @gluon.jit
 def allocate_slots(desc, COUNT: gl.constexpr, PAGES: gl.constexpr, PANELS: gl.constexpr):
-    """Shared memory for COUNT boxes of K or V."""
+    """Allocate shared memory for COUNT boxes of K or V."""
     if PAGES > 1:
         shape: gl.constexpr = slot_shape(desc.block_type.shape, PAGES, PANELS)
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, desc.dtype)
@@ -41,7 +46,7 @@ def allocate_slots(desc, COUNT: gl.constexpr, PAGES: gl.constexpr, PANELS: gl.co
 
 @gluon.jit
 def _page(p, tile, key):
-    """The page that holds a key; 0 for keys that there are not, whose entries may be anything."""
+    """Return the page that holds a key; 0 for a key that the sequence does not have, whose entry may be anything."""
     rows: gl.constexpr = p.k_desc.block_type.shape[-2]
     if p.variant.page_boxes > 1:  # a box is a page, and a division by a constant a shift
         index = key // rows
@@ -53,11 +58,10 @@ def _page(p, tile, key):
 
 @gluon.jit
 def first_page(p, tile, row):
-    """The page of the key tile that begins at ``row``, in a tuple: the first, where there are several; none without
-    pages.
+    """Return the page of the first key of the tile that begins at ``row``, as a tuple; an empty one without pages.
 
-    The producer finds it one tile ahead, so that no load of K or V waits for the page table: of entries side by side
-    the others are then in L1.
+    The producer asks for it one tile ahead, so that no load of K or V waits for the page table. The entries of the
+    tile's other pages lie beside it and are then in L1.
     """
     if p.variant.page_boxes:
         return (_page(p, tile, row),)
@@ -67,12 +71,12 @@ def first_page(p, tile, row):
 
 @gluon.jit
 def _copy_page(p, tile, key, page, i, operand, slot, COUNT: gl.constexpr):
-    """Start the copies of the rows of a page that begin at ``key``, as page ``i`` of a slot of K or V."""
+    """Start the copies of the rows of a page from key ``key`` on, as page ``i`` of a slot of K or V, panel by panel."""
     desc, full, smem = operand
     pages: gl.constexpr = p.variant.page_boxes
     channels: gl.constexpr = desc.block_type.shape[-1]
     start = page * p.pages[3] + tile.k_start  # row of the cache that holds this key
-    if pages == 1:
+    if pages == 1:  # the tile is a part of a page, or all of it
         start += key % p.pages[2]
     where = [RAGGED_ROWS, start + tile.seqlen_k - key, tile.kv_head, RAGGED_ROWS - tile.seqlen_k + key]
     copies = smem._reinterpret(desc.dtype, [p.variant.stages * COUNT * pages] + desc.block_type.shape, desc.layout)
@@ -83,10 +87,12 @@ def _copy_page(p, tile, key, page, i, operand, slot, COUNT: gl.constexpr):
 
 @gluon.jit
 def load_slot(p, tile, row, first, operands, slot, SIZES: gl.constexpr):
-    """Start the loads of the key tile that begins at ``row`` into a slot: of K, of V, or of both.
+    """Start the loads of the key tile that begins at ``row`` into a slot: of K, of V, or of both; run by the producer.
 
-    ``operands`` are tuples of a descriptor, the barrier of the slot and the buffers, and SIZES their boxes and panels.
-    Pages are copied by twos: a copy waits until TMA has read the registers of the one that had them before.
+    ``operands`` are tuples of a descriptor, the slot's mbarrier and the ring, and SIZES has the boxes and panels of
+    each. ``first`` is what :func:`first_page` gave for the tile.
+
+    Pages are copied two at a time: a copy waits until TMA has read the registers of the copy that used them before.
     """
     for n in gl.static_range(len(operands)):
         desc, full, smem = operands[n]

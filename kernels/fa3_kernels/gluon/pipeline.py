@@ -1,8 +1,15 @@
-"""Roles and rings of the forward kernels: named barriers, what every partition sees, and the TMA producer warp.
+"""What the forward kernels share: their barriers and rings, the Program record, and the TMA producer warp.
 
-Data arrives on mbarriers (``*_full``). Slots are handed back through named barriers: each consumer thread arrives, the
-producer warp waits; that costs a consumer one instruction instead of a barrier over its warpgroup. Pingpong: a
-warpgroup issues its GEMMs only when the one before it has issued its own. Ids: :mod:`fa3_kernels.plan.barriers`.
+A CTA has one to three consumer warpgroups of 64 query rows each and a producer. The producer fills slots of Q, K and V
+in shared memory by TMA, and the consumers read them. An mbarrier ``*_full`` guards a slot against being read too early:
+the producer arms it with the bytes it will load, and consumers wait for it. A named barrier ``*_EMPTY`` guards a slot
+against being overwritten too early: every consumer thread arrives at it after its last read, and the producer warp
+waits. An arrival costs a consumer one instruction, where an mbarrier would take a barrier over its warpgroup. The named
+barriers TURN make the pingpong: a consumer warpgroup issues its GEMMs only when the one before it has issued its own.
+
+The consumers are those of :mod:`fa3_kernels.gluon.forward_fp16` and :mod:`fa3_kernels.gluon.forward_fp8`; the latter
+has a producer of its own, :mod:`fa3_kernels.gluon.produce_fp8`. Ids of named barriers:
+:mod:`fa3_kernels.plan.barriers`.
 """
 
 from triton.experimental import gluon
@@ -26,50 +33,56 @@ TURN_THREADS = gl.constexpr(barriers.TURN_THREADS)
 
 @gluon.constexpr_function
 def _barrier_asm(operation, barrier, threads):
+    """PTX of one arrival or wait at a named barrier; the assembly must give a value, so it gives 0."""
     return f"bar.{operation} {barrier}, {threads}; mov.u32 $0, 0;"
 
 
 @gluon.jit
 def slot_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, THREADS: gl.constexpr, slot):
-    """Arrive or sync at the named barrier of a ring slot."""
+    """Arrive or sync at the named barrier of a ring slot, whose id, FIRST + slot, is known only at run time.
+
+    Both calls name the number of threads that must come; sync waits for them, arrive does not.
+    """
     asm: gl.constexpr = _barrier_asm(OPERATION, "$1", THREADS)
     gl.inline_asm_elementwise(asm, "=r,r", [slot + FIRST], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def release(p, FIRST: gl.constexpr, slot):
-    """A consumer thread has read a slot for the last time."""
+    """Say that this consumer thread has read a slot for the last time; run by every thread of every consumer."""
     slot_barrier("arrive", FIRST, p.variant.slot_threads, slot)
 
 
 @gluon.jit
 def acquire(p, FIRST: gl.constexpr, slot):
-    """The producer warp waits until every consumer thread has released a slot."""
+    """Wait, in the producer, until every consumer thread has released a slot, so that it may be overwritten."""
     slot_barrier("sync", FIRST, p.variant.slot_threads, slot)
 
 
 @gluon.jit
 def named_barrier(OPERATION: gl.constexpr, ID: gl.constexpr, THREADS: gl.constexpr):
-    """Arrive or sync at a named barrier whose id is known when compiled."""
+    """Arrive or sync at a named barrier whose id is known when the kernel is compiled."""
     asm: gl.constexpr = _barrier_asm(OPERATION, ID, THREADS)
     gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def take_turn(p, WARPGROUP: gl.constexpr):
+    """Wait, in a consumer warpgroup, until the one before it has passed its turn; without pingpong do nothing."""
     if p.variant.pingpong:
         named_barrier("sync", TURN + WARPGROUP, TURN_THREADS)
 
 
 @gluon.jit
 def pass_turn(p, WARPGROUP: gl.constexpr):
+    """Let the next consumer warpgroup issue its GEMMs; without pingpong do nothing."""
     if p.variant.pingpong:
         named_barrier("arrive", TURN + (WARPGROUP + 1) % p.variant.consumers, TURN_THREADS)
 
 
 @aggregate
 class Program:
-    """Holds what every partition of the kernel sees.
+    """Holds what every partition of the kernel sees: arguments, buffers in shared memory, mbarriers and the variant.
 
     The decorator reads these annotations as types: no postponed annotations in this file.
     """
@@ -134,7 +147,9 @@ class Program:
 
 @gluon.jit
 def serving(variant: gl.constexpr, page_table, table_entries, page_keys, page_rows, tile_pages, sinks):
-    """What a kernel is given of pages and sinks, as the Program holds it."""
+    """Return a kernel's arguments for pages and sinks as the Program holds them: two tuples, empty where there are
+    none.
+    """
     pages = ()
     if variant.page_boxes:
         pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
@@ -146,13 +161,13 @@ def serving(variant: gl.constexpr, page_table, table_entries, page_keys, page_ro
 
 @gluon.jit
 def phase(step, SLOTS: gl.constexpr):
-    """Parity of the mbarrier of a ring slot at a step."""
+    """Return the parity of the mbarrier of a ring slot at a step: it flips every time that the slot is filled again."""
     return (step // SLOTS) & 1
 
 
 @gluon.jit
 def full_barriers(SLOTS: gl.constexpr):
-    """One mbarrier per slot, armed by the producer alone."""
+    """Make one mbarrier per slot; its count of 1 is the producer, which arms it, and TMA completes the bytes."""
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS):
         mbarrier.init(full.index(i), count=1)
@@ -161,7 +176,11 @@ def full_barriers(SLOTS: gl.constexpr):
 
 @gluon.jit
 def program(descriptors, pointers, sizes, serving, variant: gl.constexpr):
-    """Allocate shared memory and mbarriers of a kernel with Q, K, V and O buffers of one dtype."""
+    """Allocate the shared memory and the mbarriers of a forward kernel and return its Program.
+
+    Rings hold Q, K and V in boxes (:mod:`fa3_kernels.gluon.boxes`). O has buffers of its own, or those of Q where
+    memory is short. The fence makes the initialised mbarriers visible to TMA.
+    """
     q_desc, k_desc, v_desc, out_desc = descriptors
     q_smem = allocate_boxes(q_desc, variant.query_slots * variant.consumers * variant.qk_boxes)
     k_smem = allocate_slots(k_desc, variant.stages * variant.qk_boxes, variant.page_boxes, variant.qk_panels)
@@ -187,14 +206,17 @@ def program(descriptors, pointers, sizes, serving, variant: gl.constexpr):
 
 @gluon.jit
 def issue_scores(p, q, zeros, step):
-    """Start S = Q K^T from zero; ``q`` are the parts of Q."""
+    """Start S = Q K^T of key tile ``step`` from zero, asynchronously; ``q`` are the parts of Q."""
     k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
     return product(q, k, zeros)
 
 
 @gluon.jit
 def load_queries(p, tile, number):
-    """Start the loads of Q of this CTA's tile ``number``."""
+    """Start the loads of Q of this CTA's tile ``number``, counted from 0; run by the producer.
+
+    A slot of Q is acquired from the consumers unless it is used for the first time.
+    """
     consumers: gl.constexpr = p.variant.consumers
     slot = number % p.variant.query_slots
     if number >= p.variant.query_slots:
@@ -219,7 +241,12 @@ def load_keys(
     BOXES: gl.constexpr,
     PANELS: gl.constexpr,
 ):
-    """Start the load of one key tile of K or V; FREE and the event behind it are its stamps."""
+    """Start the load of one key tile of K or V; run by the producer warp.
+
+    ``row`` is its first key, ``page`` what :func:`fa3_kernels.gluon.pages.first_page` gave, ``operand`` a descriptor
+    with its ring and its mbarriers. ``step`` counts the key tiles of the CTA. FREE is the stamp of the acquired slot,
+    and the event behind it that of the started load.
+    """
     desc, smem, full = operand
     slot = step % p.variant.stages
     if step >= p.variant.stages:
@@ -231,7 +258,11 @@ def load_keys(
 
 @gluon.jit
 def produce(p):
-    """The producer warp: Q, then K and V from right to left, of every tile of this CTA."""
+    """Run the producer warp of the 16-bit forward: load Q, then K and V from right to left, of every tile of this CTA.
+
+    The schedule ends with a negative entry. The next entry and the next tile's first page are read one step ahead, so
+    that no load waits for them.
+    """
     tile_n: gl.constexpr = p.tile_n
     number = 0
     step = 0

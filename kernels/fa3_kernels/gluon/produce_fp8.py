@@ -1,4 +1,9 @@
-"""The producer warpgroup of the e4m3 forward: TMA loads, factors that travel with K, and the transposition of V."""
+"""The producer warpgroup of the e4m3 forward: TMA loads, factors that travel with K, and the transposition of V.
+
+All four warps run these functions, as the transposition needs them; :func:`fa3_kernels.gluon.pipeline.produce` is the
+producer warp of the 16-bit forward. A slot of V as loaded is guarded by ``v_full`` and read by this warpgroup alone. A
+slot of transposed V is guarded by ``vt_full``, on which the consumers wait, and handed back through V_EMPTY.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,9 @@ from fa3_kernels.gluon.v_transpose import transpose
 
 @gluon.jit
 def _load_block(p, x, tile, block, factors, page, step):
-    """Start the loads of K and V of a block and put its factors beside them."""
+    """Start the loads of K and V of a block and put its factors beside them, once the consumers have released K's
+    slot.
+    """
     tile_n: gl.constexpr = p.tile_n
     slot = step % p.variant.stages
     at_step(p, step)
@@ -40,6 +47,10 @@ def _load_block(p, x, tile, block, factors, page, step):
 
 @gluon.jit
 def _transpose_block(p, x, step):
+    """Transpose V of a step into its slot of V^T, once V has arrived and the consumers have released that slot.
+
+    The fence makes what was written visible to wgmma before ``vt_full`` lets the consumers read it.
+    """
     slot = step % p.variant.stages
     at_step(p, step)
     mbarrier.wait(p.v_full.index(slot), phase(step, p.variant.stages))
@@ -56,10 +67,11 @@ def _transpose_block(p, x, step):
 
 @gluon.jit
 def produce_fp8(p, x):
-    """Load Q, then K and V from right to left, of every tile of this CTA; V is transposed one step behind its load.
+    """Run the producer: load Q, then K and V from right to left, of every tile of this CTA.
 
-    A slot of V as loaded is free when this warpgroup has transposed it; V_EMPTY hands back the transposed one. Factors
-    are loaded one step ahead. With one Q slot a tile must be finished, its last V transposed, before the next Q fits.
+    V is transposed one step behind its load, and factors are loaded one step ahead. A slot of V as loaded is free as
+    soon as this warpgroup has transposed it. With one Q slot the last V of a tile must be transposed before the next Q
+    is waited for: the consumers need it to finish the tile, and only then release Q.
     """
     number = 0
     step = 0

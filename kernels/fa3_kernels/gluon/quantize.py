@@ -1,4 +1,9 @@
-"""Host side of the quantiser: checks, buffers, and the calls of its kernels."""
+"""Host side of the quantiser: it checks the tensors, makes the buffers, and starts the kernels.
+
+Users call :func:`quantize_qkv`; the audit compiles the calls of :func:`plan_quantize` without a GPU. What may be asked
+for stands in :mod:`fa3_kernels.plan.quantizer`, the kernels in :mod:`fa3_kernels.gluon.quantize_kernel` and
+:mod:`fa3_kernels.gluon.quantize_mean`.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +45,7 @@ KERNELS: dict[str, Any] = {
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple, max_seqlens: tuple) -> None:
+    """Raise ValueError for tensors that the kernels cannot read, with the rule that the first one breaks."""
     tensors = (q, k, v)
     is_packed = q.dim() == 3
     filled = [x for x in tensors if x.numel()]  # the strides of an empty tensor mean nothing
@@ -67,20 +73,25 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple,
 
 
 def _sign_masks(head_dim: int, seed: int) -> np.ndarray:
-    """Bit 15 where the rotation changes the sign, int16 (head_dim,)."""
+    """Return a mask for each channel, int16 (head_dim,): bit 15 where the rotation changes the sign, else 0."""
     signs = QuantizeOptions(rotate=True, seed=seed).signs(head_dim)
     return np.where(signs < 0, -(1 << 15), 0).astype(np.int16)
 
 
 @lru_cache(maxsize=64)
 def _on_device(table: bytes, device: torch.device) -> torch.Tensor:
+    """Copy an int16 table to a device; kept for later calls."""
     return torch.from_numpy(np.frombuffer(table, np.int16).copy()).to(device)
 
 
 def _operand(
     x: torch.Tensor, cu_seqlens: torch.Tensor | None, max_seqlen: int, descale_rows: int, group: int
 ) -> QuantizedOperand:
-    """Buffers and sizes of one operand."""
+    """Make the buffers of one operand and collect its sizes.
+
+    ``descale_rows`` are the rows that share a descale, 0 for a whole sequence; ``group`` heads share one too. The
+    maxima have a buffer of their own only where more than one tile shares a descale.
+    """
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     heads = x.shape[-2]
     rows = tile_rows(descale_rows, x.shape[-1])
@@ -89,7 +100,7 @@ def _operand(
     blocks = max(1, -(-tiles // per_block))
     make_descale = torch.empty if max_seqlen else torch.ones
     descale = make_descale((batch, heads, blocks), dtype=torch.float32, device=x.device)
-    unused = descale.view(torch.int32)
+    unused = descale.view(torch.int32)  # a tensor of the right type, for arguments that the kernel does not read
     amax = unused
     if per_block > 1 or group > 1:
         amax = torch.zeros((batch, heads // group, blocks), dtype=torch.int32, device=x.device)
@@ -114,7 +125,7 @@ def _operand(
 def _correction(
     q: torch.Tensor, k: QuantizedOperand, is_packed: bool, signs: np.ndarray | None, softmax_scale: float
 ) -> tuple[Correction, list[Call]]:
-    """The K mean, and the two launches that compute it."""
+    """Make the buffers of the K mean and of the LSE correction, and the two calls that compute the mean."""
     head_dim = q.shape[-1]
     device = q.device
     batch = k.descale.shape[0]
@@ -168,7 +179,10 @@ def _casts(
     is_packed: bool,
     num_sms: int,
 ) -> Iterator[Call]:
-    """One call for all operands that share tile, head_dim and phase; the maxima come before the casts."""
+    """Yield the calls of the quantiser: one for all operands that share tile, head_dim and phase.
+
+    An operand whose descales each belong to one tile is done in one pass; of others the maxima come before the casts.
+    """
     shapes = [(tile_rows(n, x.x.shape[-1]), x.x.shape[-1]) for n, x in zip(options.descale_rows, operands)]
     fit = [x.tiles_per_block == 1 and x.group == 1 for x in operands]  # one tile is all that shares a descale
     for phase, (rows, head_dim) in product(("one_pass", "amax", "cast"), dict.fromkeys(shapes)):
@@ -275,14 +289,14 @@ def plan_quantize(
     *,
     num_sms: int,
 ) -> tuple[Callable[[], QuantizedTensors[torch.Tensor]], list[Call]]:
-    """Buffers and calls of :func:`quantize_qkv`; the tensors may be ones without storage.
+    """Make the buffers and the calls of :func:`quantize_qkv`; the tensors may be ones without storage.
 
     Returns
     -------
     quantized : callable
         Gives the result once the calls have been started.
     calls : list of Call
-        In order.
+        To be started in this order.
     """
     factor = lse_factor(softmax_scale, q.shape[-1])
     is_packed = q.dim() == 3
@@ -303,11 +317,13 @@ def plan_quantize(
     calls += _casts(operands, options, signs, correction, **kind)
 
     def quantized() -> QuantizedTensors[torch.Tensor]:
+        """Return the result; its tensors are filled once the calls have run."""
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None
         if correction is not None:
             mean = correction.mean[..., : q.shape[-1]]
             if signs is not None:
+                # a mask of -2^15 or 0 becomes a factor of -1 or 1, which takes the rotation's signs off again
                 mean = mean * (1.0 + _on_device(signs.tobytes(), q.device).float() / (1 << 14))
         q_descale, k_descale, v_descale = (x.descale for x in operands)
         return QuantizedTensors(

@@ -1,8 +1,13 @@
-"""Quantiser kernel: fp16 or bf16 tiles to e4m3 with a descale per block, in order of :mod:`fa3_kernels.twin.quantize`.
+"""The quantiser kernel: tiles of fp16 or bf16 become e4m3 with a descale per block.
 
-A tile goes from global to shared memory by cp.async, 16 bytes a thread and swizzled, so that a thread can then read up
-to 128 channels of one row: seven of the rotation's rounds need no other thread, the eighth one shuffle. The buffer is
-free as soon as it is read, and the next tile of the program travels while this one is computed.
+Its order is that of :mod:`fa3_kernels.twin.quantize`. :mod:`fa3_kernels.gluon.quantize` plans and starts it,
+:mod:`fa3_kernels.gluon.quantize_mean` has the kernels of K's mean that run before it, and
+:mod:`fa3_kernels.gluon.quantize_steps` the arithmetic of rotation and mean.
+
+All warps of a program run the same code. A tile goes from global to shared memory by cp.async, 16 bytes a thread and
+swizzled, so that a thread can then read up to 128 channels of one row: seven rounds of the rotation then need no other
+thread, the eighth one needs a shuffle. The buffer is free as soon as it is read, and the next tile of the program is on
+its way while this one is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from fa3_kernels.gluon.quantize_steps import butterflies, store_lse_correction, 
 
 
 class Correction(NamedTuple):
-    """The K mean with the rotation's signs, and where the LSE correction goes."""
+    """Holds the mean of K, with the rotation's signs, and where the LSE correction goes."""
 
     mean: Any  # float32 (batch, nheads_kv, channels)
     lse: Any  # float32 (batch, nheads, seqlen_q) or (nheads, total_q)
@@ -27,7 +32,7 @@ class Correction(NamedTuple):
 
 
 class QuantizedOperand(NamedTuple):
-    """One operand of a launch; strides in elements, ``tiles`` per sequence and head, ``blocks`` descales per head."""
+    """One operand; strides in elements, ``tiles`` and descale ``blocks`` per head; ``group`` heads share a maximum."""
 
     x: Any  # int16 view
     out: Any  # uint8 view, contiguous
@@ -47,32 +52,33 @@ class QuantizedOperand(NamedTuple):
 
 @gluon.constexpr_function
 def load_layout(channels, warps):
+    """Return the layout of a tile as it is loaded: 8 channels, which are 16 bytes, a thread."""
     return gl.BlockedLayout([1, 8], [256 // channels, channels // 8], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def store_layout(channels, lanes, warps):
-    """16 bytes a lane; a warp stores the rows it has in row_layout, so that it waits for no other."""
+    """Return the layout of codes, 16 bytes a lane; a warp stores the rows that it has, so it waits for no other."""
     rows = 512 // channels
     return gl.BlockedLayout([32 // (lanes * rows), 16], [rows, channels // 16], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def shared_layout(channels):
-    """16-byte chunks swizzled over 128 bytes: eight rows' chunks of one column lie in different banks."""
+    """Return 16-byte chunks swizzled over 128 bytes: chunks of a column in eight rows lie in different banks."""
     rows_per_line = max(1, 64 // channels)
     return gl.SwizzledSharedLayout(8, rows_per_line, 8 // rows_per_line, [1, 0])
 
 
 @gluon.constexpr_function
 def row_layout(channels, lanes, warps):
-    """``lanes`` lanes share a row, each with neighbouring channels."""
+    """Return the layout of a tile as it is computed: ``lanes`` lanes share a row, each with neighbouring channels."""
     return gl.BlockedLayout([1, channels // lanes], [32 // lanes, lanes], [warps, 1], [0, 1])
 
 
 @gluon.jit
 def descale_of(amax, norm, SCALE_UP: gl.constexpr):
-    """max / 448, clamped; rounded up to a power of two with SCALE_UP; 1 where the maximum is 0 or NaN."""
+    """Return max / 448, clamped, and with SCALE_UP rounded up to a power of two; 1 where the maximum is 0 or NaN."""
     descale = gl.minimum(gl.maximum(gl.div_rn(amax * norm, 448.0), 2.0**-126), 2.0**126)
     if SCALE_UP:
         descale = ((descale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
@@ -81,7 +87,7 @@ def descale_of(amax, norm, SCALE_UP: gl.constexpr):
 
 @gluon.jit
 def _chosen(q, k, v, q_tiles, k_tiles, index):
-    """The operand a tile belongs to, and its index there: k's from the end, which its mean has just read, q's, v's."""
+    """Return a tile's operand and its index there: k's from the last on, just read for the mean, then q's, then v's."""
     t = k
     at = k_tiles - 1 - index
     if index >= k_tiles:
@@ -95,7 +101,7 @@ def _chosen(q, k, v, q_tiles, k_tiles, index):
 
 @gluon.jit
 def _place(t, index, ROWS: gl.constexpr, PACKED: gl.constexpr):
-    """Return where a tile lies: head, sequence, first row; start and length of the sequence."""
+    """Return where a tile lies: head (fastest), sequence, first row; start and length of the sequence in rows."""
     head = index % t.heads
     sequence = index // t.heads // t.tiles
     start = 0
@@ -108,7 +114,12 @@ def _place(t, index, ROWS: gl.constexpr, PACKED: gl.constexpr):
 
 @gluon.jit
 def _fetch(t, index, smem, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr):
-    """Start to bring a part of a tile into shared memory; rows beyond the sequence and padded channels become zeros."""
+    """Start to copy part PART of a tile into shared memory, by cp.async.
+
+    Rows beyond the sequence and padded channels become zeros: for an element that the mask leaves out cp.async reads no
+    bytes and writes zeros to shared memory (PTX ISA, cp.async with a source size of 0). The caller waits for the group
+    before it reads.
+    """
     rows: gl.constexpr = smem.shape[0]
     channels: gl.constexpr = smem.shape[1]
     layout: gl.constexpr = load_layout(channels, gl.num_warps())
@@ -126,6 +137,7 @@ def _fetch(t, index, smem, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl
 
 @gluon.jit
 def as_float32(bits, IS_BF16: gl.constexpr):
+    """Return int16 bits of bf16 or fp16 as float32."""
     if IS_BF16:
         return bits.to(gl.bfloat16, bitcast=True).to(gl.float32)
     else:
@@ -134,7 +146,7 @@ def as_float32(bits, IS_BF16: gl.constexpr):
 
 @gluon.jit
 def _sign_changed(bits, signs):
-    """Exclusive or of 16-bit patterns with the sign masks of their channels, two at a time."""
+    """Return 16-bit patterns with their signs changed by the sign masks of their channels, two patterns at a time."""
     layout: gl.constexpr = bits.type.layout
     masks = gl.load(signs + gl.arange(0, bits.shape[1], gl.SliceLayout(0, layout)))
     masks = gl.expand_dims(masks, 0) + gl.full(bits.shape, 0, gl.int16, layout)
@@ -145,7 +157,7 @@ def _sign_changed(bits, signs):
 
 @gluon.jit
 def _store(t, y, place, HEAD_DIM: gl.constexpr, PACKED: gl.constexpr, LANES: gl.constexpr):
-    """Write float32 y, already scaled, as e4m3."""
+    """Write float32 ``y``, already scaled, as e4m3; rows beyond the sequence and padded channels are not written."""
     head, sequence, first_row, start, length = place
     rows: gl.constexpr = y.shape[0]
     channels: gl.constexpr = y.shape[1]
@@ -176,7 +188,10 @@ def _conditioned(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Tile of q or k as float32: less the mean of k, rotated. Of q, store the LSE correction on the way."""
+    """Return a part of a tile of q or k as float32: k less its mean, both rotated; store q's LSE correction on the way.
+
+    Without a mean ``correction`` is None.
+    """
     head, sequence, first_row, start, length = place
     if ROTATE:
         bits = _sign_changed(bits, signs)
@@ -211,7 +226,7 @@ def _part(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Return what is to be scaled and cast, from int16 (rows, channels) in row_layout, float32."""
+    """Return part PART of a tile, float32, as it is to be scaled and cast; v is neither centred nor rotated."""
     head, sequence, first_row, start, length = _place(t, index, bits.shape[0] * PARTS, PACKED)
     place = (head, sequence, first_row + PART * bits.shape[0], start, length)
     if is_v:
@@ -223,7 +238,7 @@ def _part(
 
 @gluon.jit
 def _largest(y, LANES: gl.constexpr):
-    """max |y|, in eight chains a thread: one alone waits for every comparison."""
+    """Return max |y|, in eight chains of comparisons a thread: in a single one each would wait for the one before."""
     rows: gl.constexpr = y.shape[0]
     n: gl.constexpr = y.shape[1] // LANES
     eighths = gl.max(gl.reshape(gl.abs(y), [rows, LANES, n // 8, 8]), axis=2)
@@ -251,7 +266,12 @@ def _tile(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Quantise one tile, or find its maximum. ``bits`` is its last part; an earlier one is in ``kept``."""
+    """Quantise one tile, or only find its maximum in PHASE "amax".
+
+    ``bits`` is the last part of the tile. Of a tile in two parts ``kept`` has the first one in shared memory, float32,
+    and ``kept_amax`` its maximum. Maxima of two passes are collected in ``t.amax`` as the bits of floats >= 0, which
+    are ordered as integers. A tile with no row in the sequence stores nothing but the descale 1 of its block.
+    """
     rows: gl.constexpr = bits.shape[0]
     LAST: gl.constexpr = PARTS - 1
     head, sequence, first_row, start, length = _place(t, index, rows * PARTS, PACKED)
@@ -308,14 +328,14 @@ def quantize(
     PACKED: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Tiles of k, then those of q, then those of v, dealt out to the programs in turn; an operand may have none.
+    """Quantise tiles of k, then of q, then of v, dealt out to the programs in turn; an operand may have no tiles.
 
-    The later half of the programs, which share multiprocessors with the others, walk over theirs backwards: v, which is
-    not rotated, then travels while q and k are.
+    The later half of the programs, which share multiprocessors with the others, walk over their tiles backwards where
+    tiles have two parts and K a mean: v, which is not rotated, is then loaded while q and k are computed.
 
     PHASE is "one_pass" where a tile is all that shares a descale, else "amax" and then "cast". A tile has PARTS parts
-    of ROWS rows: one, or two where registers hold no whole tile; the first then waits in shared memory, in float32, for
-    the maximum of the second.
+    of ROWS rows: one part, or two where registers cannot hold a whole tile. The first part then waits in shared memory,
+    in float32, for the maximum of the second one.
     """
     layout: gl.constexpr = row_layout(CHANNELS, LANES, gl.num_warps())
     smem = gl.allocate_shared_memory(gl.int16, [ROWS, CHANNELS], shared_layout(CHANNELS))

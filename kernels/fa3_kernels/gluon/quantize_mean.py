@@ -1,4 +1,8 @@
-"""Mean of k over tokens, in the order of :mod:`fa3_kernels.twin.quantize`: sums of chunks of rows, then over these."""
+"""The kernels of K's mean over the tokens, in the order of :mod:`fa3_kernels.twin.quantize`.
+
+The first kernel sums chunks of rows, the second one the chunks. :mod:`fa3_kernels.gluon.quantize` starts both before
+the quantiser when its caller asks for the mean to be subtracted.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from fa3_kernels.gluon.quantize_steps import log2
 
 @gluon.jit
 def folded_rows(x):
-    """Sum over the rows as a tree: the upper half onto the lower one. float32 (rows, channels) -> (channels,)."""
+    """Sum over the rows as a tree, the upper half onto the lower one. float32 (rows, channels) -> (channels,)."""
     rows: gl.constexpr = x.shape[0]
     channels: gl.constexpr = x.shape[1]
     for i in gl.static_range(log2(rows)):
@@ -31,7 +35,11 @@ def k_mean_chunks(
     IS_BF16: gl.constexpr,
     PACKED: gl.constexpr,
 ):
-    """Sums over chunks of rows, float32 (batch, heads, chunks, CHANNELS); one program a chunk."""
+    """Sum chunks of CHUNK rows: ``partial`` is float32 (batch, heads, chunks, CHANNELS), one program a chunk.
+
+    Rows beyond the sequence and padded channels count as 0. A chunk is added up in slices of SLICE rows, which are then
+    folded.
+    """
     layout: gl.constexpr = load_layout(CHANNELS, gl.num_warps())
     pid = gl.program_id(0)
     head = pid % k.heads
@@ -69,7 +77,11 @@ def k_mean(
     CHANNELS: gl.constexpr,
     PACKED: gl.constexpr,
 ):
-    """Mean of k with the rotation's signs, float32 (batch, heads, CHANNELS); one program a (sequence, head)."""
+    """Compute the mean of k, with the rotation's signs: float32 (batch, heads, CHANNELS), one program a (sequence,
+    head).
+
+    ``signs`` is None without a rotation. The mean of a sequence without keys is 0.
+    """
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 4], [128 // CHANNELS if CHANNELS < 128 else 1, min(32, CHANNELS // 4)], [gl.num_warps(), 1], [1, 0]
     )

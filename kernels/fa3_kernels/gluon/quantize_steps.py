@@ -1,4 +1,8 @@
-"""Rotation and centring of a tile in registers, in the order of :mod:`fa3_kernels.twin.quantize`: steps 2, 3 and 7."""
+"""Rotation and centring of a tile in registers: steps 2, 3 and 7 of :mod:`fa3_kernels.twin.quantize`, in its order.
+
+The quantiser kernel (:mod:`fa3_kernels.gluon.quantize_kernel`) calls these functions; all are on tiles in its
+row_layout, where LANES lanes share a row.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def log2(x):
+    """Return the base-2 logarithm of a power of two."""
     return x.bit_length() - 1
 
 
 @gluon.constexpr_function
 def exchange(lane_distance):
-    """The value of the lane ``lane_distance`` away; and +1 in the lower lane of such a pair, -1 in the upper one."""
+    """PTX that reads the value of the lane ``lane_distance`` away; and PTX that gives +1 in the lower lane of such a
+    pair, -1 in the upper.
+    """
     shuffle = f"shfl.sync.bfly.b32 $0, $1, {lane_distance}, 0x1f, 0xffffffff;"
     side = f"""{{
         .reg .pred p; .reg .b32 lane;
@@ -25,7 +32,7 @@ def exchange(lane_distance):
 
 @gluon.jit
 def _round_in_thread(y, HALF: gl.constexpr):
-    """Butterflies at distance HALF, both ends in one thread."""
+    """Do the butterflies at distance HALF, whose ends are in one thread."""
     rows: gl.constexpr = y.shape[0]
     channels: gl.constexpr = y.shape[1]
     a, b = gl.split(gl.permute(gl.reshape(y, [rows, channels // (2 * HALF), 2, HALF]), (0, 1, 3, 2)))
@@ -35,7 +42,10 @@ def _round_in_thread(y, HALF: gl.constexpr):
 
 @gluon.jit
 def _round_between_lanes(y, LANE_DISTANCE: gl.constexpr):
-    """Butterflies with ends in two lanes: a + b in the lower, a - b in the upper; with +-1 the fma is that sum."""
+    """Do the butterflies whose ends are in two lanes: a + b in the lower lane, a - b in the upper one.
+
+    The fma multiplies by +-1, so it rounds as that sum does.
+    """
     asm: gl.constexpr = exchange(LANE_DISTANCE)
     other = gl.inline_asm_elementwise(asm[0], "=r,r", [y], dtype=gl.float32, is_pure=True, pack=1)
     side = gl.inline_asm_elementwise(asm[1], "=r", [], dtype=gl.float32, is_pure=True, pack=1)
@@ -44,7 +54,7 @@ def _round_between_lanes(y, LANE_DISTANCE: gl.constexpr):
 
 @gluon.jit
 def butterflies(y, LANES: gl.constexpr):
-    """y H without the normalisation, float32 (rows, channels) in row_layout."""
+    """Return y H, not normalised, of float32 (rows, channels) in row_layout, H being Sylvester's Hadamard matrix."""
     for i in gl.static_range(log2(y.shape[1] // LANES)):
         y = _round_in_thread(y, 1 << i)
     for i in gl.static_range(log2(LANES)):
@@ -63,7 +73,7 @@ def neighbours_sum(x):
 
 @gluon.jit
 def _halves(y):
-    """Split float32 (rows, lanes, n) of row_layout into the channels below and from n / 2 on, within each thread."""
+    """Split float32 (rows, lanes, n) into the lower and the upper half of each thread's channels."""
     rows: gl.constexpr = y.shape[0]
     lanes: gl.constexpr = y.shape[1]
     return gl.split(gl.permute(gl.reshape(y, [rows, lanes, 2, y.shape[2] // 2]), (0, 1, 3, 2)))
@@ -71,6 +81,7 @@ def _halves(y):
 
 @gluon.jit
 def _joined(a, b):
+    """Undo :func:`_halves`."""
     rows: gl.constexpr = a.shape[0]
     lanes: gl.constexpr = a.shape[1]
     return gl.reshape(gl.permute(gl.join(a, b), (0, 1, 3, 2)), [rows, lanes, 2 * a.shape[2]])
@@ -78,7 +89,7 @@ def _joined(a, b):
 
 @gluon.jit
 def _mean_of(mean, like, STRIDE: gl.constexpr):
-    """Means of the channels of float32 (rows, lanes, n): ``mean`` points to the first, lanes lie STRIDE apart."""
+    """Load the means of the channels of ``like``, float32 (rows, lanes, n); the lanes' channels begin STRIDE apart."""
     layout: gl.constexpr = gl.SliceLayout(0, like.type.layout)
     lane = gl.arange(0, like.shape[1], gl.SliceLayout(1, layout))
     channel = gl.arange(0, like.shape[2], gl.SliceLayout(0, layout))
@@ -87,14 +98,17 @@ def _mean_of(mean, like, STRIDE: gl.constexpr):
 
 @gluon.jit
 def _in_order(x):
-    """A volatile identity: LLVM would otherwise move all loads before the arithmetic, which spills."""
+    """Return ``x`` by a volatile identity: LLVM would otherwise move all loads before the arithmetic, which spills."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def _less_mean(y, mean, filled, AT: gl.constexpr, STRIDE: gl.constexpr):
-    """float32 (rows, lanes, n), of which ``filled`` rows are of the sequence, less its means, which begin at channel AT
-    of a lane: 16 at a time, as registers do not hold all means."""
+    """Return float32 (rows, lanes, n) less its means, which begin at channel AT of a lane.
+
+    Means are loaded for 16 channels at a time, as registers do not hold all. Only the first ``filled`` rows are of the
+    sequence; the others take -0 times the mean.
+    """
     n: gl.constexpr = y.shape[2]
     if n > 16:
         a, b = _halves(y)
@@ -109,7 +123,7 @@ def _less_mean(y, mean, filled, AT: gl.constexpr, STRIDE: gl.constexpr):
 
 @gluon.jit
 def _dot_mean(y, mean, AT: gl.constexpr, STRIDE: gl.constexpr):
-    """Sums over the channels of float32 (rows, lanes, n) times their means, likewise: (rows, lanes)."""
+    """Return the sums over the channels of float32 (rows, lanes, n) times their means, (rows, lanes)."""
     n: gl.constexpr = y.shape[2]
     if n > 16:
         a, b = _halves(y)
@@ -122,7 +136,7 @@ def _dot_mean(y, mean, AT: gl.constexpr, STRIDE: gl.constexpr):
 
 @gluon.jit
 def without_mean(y, mean, first_row, length, LANES: gl.constexpr):
-    """y - mean; rows beyond a sequence lose no mean and stay 0, or become NaN beside a mean that is not finite."""
+    """Return y - mean; rows beyond the sequence stay 0, or become NaN beside a mean that is not finite."""
     rows: gl.constexpr = y.shape[0]
     n: gl.constexpr = y.shape[1] // LANES
     parts = gl.reshape(y, [rows, LANES, n])
@@ -132,7 +146,10 @@ def without_mean(y, mean, first_row, length, LANES: gl.constexpr):
 
 @gluon.jit
 def store_lse_correction(y, mean, at, softmax_scale, first_row, length, LANES: gl.constexpr):
-    """Store softmax_scale * (q . mean) of a tile's rows from ``at`` on; a tree over the channels, neighbours first."""
+    """Store softmax_scale * (q . mean) for a tile's rows, the first one at ``at + first_row``.
+
+    The sum over the channels is a tree, neighbours first. Rows beyond the sequence are not stored.
+    """
     rows: gl.constexpr = y.shape[0]
     layout: gl.constexpr = gl.SliceLayout(1, y.type.layout)
     n: gl.constexpr = y.shape[1] // LANES

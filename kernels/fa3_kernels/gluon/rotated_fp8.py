@@ -1,12 +1,14 @@
 """P V of the e4m3 forward, promoted at head_dim 192 and 256: in parts of 64 channels whose registers go round.
 
-O takes 96 or 128 of a thread's registers, which leaves room for two accumulators of 32. Two GEMMs are in flight at a
-time: a part of P V is started in the registers of the part that was just added to O, and behind the last parts the
-scores of the next block in pieces of 64 keys. The tensor core has a GEMM of this warpgroup while its multiply-adds run.
+O takes 96 or 128 of a thread's registers, which leaves room for two or three accumulators of 32. So many GEMMs are in
+flight at a time. A part of P V is started in the registers of the part that was just added to O; behind the last parts
+the scores of the next block are started likewise, in pieces of 64 keys. So the tensor core has a GEMM of this warpgroup
+while its multiply-adds run. Smaller heads take :mod:`fa3_kernels.gluon.sums_fp8`.
 
-Two things keep the compilers from undoing it. LLVM moves additions to where O is read next, the end of a tile or the
-next block, where all parts would have to be alive: they are volatile here. ptxas gives a GEMM that starts from zero new
-registers and starts it early: here each is told to continue from the part before under a condition that never holds.
+Two things keep the compilers from undoing this order. LLVM would move additions to where O is read next, the end of a
+tile or the next block, where all parts had to be alive: the additions are volatile. ptxas would give a GEMM that starts
+from zero new registers and start it early: each GEMM is told to continue from the part before under a condition that
+never holds.
 """
 
 from triton.experimental import gluon
@@ -24,19 +26,23 @@ from fa3_kernels.gluon.stamps import ISSUED, OUTPUT, TURN_TAKEN, stamp
 
 @gluon.constexpr_function
 def rotates(slices):
-    """Whether O is kept in so many slices that their sums go round."""
+    """Tell whether O is kept in so many slices that its sums are taken in the order of this module."""
     return slices > 2
 
 
 @gluon.constexpr_function
 def _depth(slices):
-    """GEMMs in flight at a time: as many accumulators as registers hold beside O."""
+    """Return how many GEMMs are in flight at a time: as many accumulators as registers hold beside O."""
     return 2 if slices == 4 else 3
 
 
 @gluon.constexpr_function
 def _behind(unit, units, depth, pieces, groups):
-    """Groups of wgmma that are started behind a part when it is awaited: other parts, and pieces of the scores."""
+    """Return how many groups of wgmma were started behind a part when it is awaited: other parts, and pieces of the
+    scores.
+
+    A piece of the scores has ``groups`` of them, one for each part of Q's channels.
+    """
     following = min(unit + depth, units + max(pieces, 1)) - unit - 1
     parts = min(following, units - unit - 1)
     return parts + (following - parts) * groups
@@ -44,13 +50,16 @@ def _behind(unit, units, depth, pieces, groups):
 
 @gluon.jit
 def _never(p):
-    """False, which neither compiler can know."""
+    """Return a condition that is always false, which neither compiler can know."""
     return p.nheads < 0
 
 
 @gluon.jit
 def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
-    """Start one part of P V in the registers ``free``: a chunk of the keys, a slice of the channels."""
+    """Start one part of P V, a chunk of the keys times a slice of the channels, in the registers ``free``.
+
+    ``continues`` is false: the part starts from zero, whatever ``free`` holds.
+    """
     layout: gl.constexpr = free.type.layout
     operand = unpack(words[UNIT // p.variant.slices], gl.DotOperandLayout(0, layout, 4))
     keys: gl.constexpr = operand.shape[1]
@@ -62,7 +71,7 @@ def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
 
 @gluon.jit
 def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
-    """Start a piece of S = Q K^T in the registers ``free``."""
+    """Start a piece of S = Q K^T, of as many keys as ``free`` has columns, in the registers ``free``."""
     keys: gl.constexpr = free.shape[1]
     k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
     of_piece = k[0].slice(PIECE * keys, keys, dim=0)
@@ -75,7 +84,7 @@ def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
 
 @gluon.jit
 def _added(p, o, rescale, part, UNIT: gl.constexpr):
-    """O with one finished part: rescaled by the same instruction if the part is the first of its block."""
+    """Return O with one finished part added; the first part of a block rescales O in the same fma."""
     index: gl.constexpr = UNIT % p.variant.slices
     if p.variant.slices > UNIT:
         factor = gl.broadcast(softmax.column(rescale, part), part)[0]
@@ -91,6 +100,7 @@ def _added(p, o, rescale, part, UNIT: gl.constexpr):
 
 @gluon.jit
 def _blank(o):
+    """Return zeros like a slice of O, whose registers the first parts take."""
     width: gl.constexpr = o[0].shape[1]
     layout: gl.constexpr = o[0].type.layout
     return gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
@@ -98,9 +108,9 @@ def _blank(o):
 
 @gluon.jit
 def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """Add P V of block ``step`` to O and start the scores of the next one, in pieces; the caller hands on the turn.
+    """Add P V of block ``step`` to O and start the scores of the next block in pieces; the caller passes the turn.
 
-    A piece has as many keys as a part has channels, or fewer in a tile of fewer.
+    A piece has as many keys as a part has channels. A tile of fewer keys is one piece, in registers of its own.
     """
     units: gl.constexpr = p.variant.slices * len(words)
     width: gl.constexpr = o[0].shape[1]
@@ -139,7 +149,7 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def finished_scores(s, zeros):
-    """Scores of all pieces, waited for."""
+    """Wait for all pieces of the scores and return them as one tile."""
     layout: gl.constexpr = zeros.type.layout
     if len(s) == 2:
         left, right = warpgroup_mma_wait(0, deps=s)
@@ -151,7 +161,7 @@ def finished_scores(s, zeros):
 
 @gluon.jit
 def _last_parts(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """Take the turn for the last P V of a tile, part after part in the same registers."""
+    """Take the turn and add the last P V of a tile, part after part in the same registers."""
     never = _never(p)
     mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
@@ -165,7 +175,7 @@ def _last_parts(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """The last P V of a tile."""
+    """Add the last P V of a tile to O, pass the turn and release the slot of V."""
     o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
     pass_turn(p, WARPGROUP)
     release(p, V_EMPTY, step % p.variant.stages)
@@ -174,7 +184,7 @@ def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP: gl.constexpr):
-    """The last P V of a tile, and behind it the first scores of the next one."""
+    """Add the last P V of a tile to O, and start behind it the first scores of the next one, if ``is_more``."""
     o = _last_parts(p, x, o, words, rescale, step, WARPGROUP)
     release(p, V_EMPTY, step % p.variant.stages)
     mbarrier.wait(p.k_full.index((step + 1) % p.variant.stages), phase(step + 1, p.variant.stages), pred=is_more)

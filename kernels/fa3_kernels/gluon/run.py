@@ -1,9 +1,10 @@
-"""Run calls on a GPU: Triton compiles a kernel once per plan, then its launcher is called without Triton's argument
-handling.
+"""Run the calls of a plan on a GPU, without Triton's own handling of arguments.
 
-Triton looks at all arguments of every launch and encodes four TMA descriptors, which takes longer than small problems
-take on the GPU. Here a call is bound to its compiled kernel once. A launch then puts in addresses and sizes, and
-descriptors that are encoded again only for an address, shape or strides not seen before.
+Triton looks at all arguments of every launch and encodes four TMA descriptors each time, which takes longer than small
+problems take on the GPU. Here a call is bound once to its compiled kernel. A launch then puts in addresses and sizes,
+and encodes descriptors only for an address, shape or strides not seen before. The launch modules
+(:mod:`fa3_kernels.gluon.launch`, ``launch_backward``, ``launch_append``) make a :class:`PlanOnGpu` and run calls with
+it; calls are described in :mod:`fa3_kernels.plan.call`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Operands = tuple[tuple[Key, torch.Tensor], ...]  # in the order of a call's view
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """A tensor as Triton's compiler reads it: the type of its elements and its address."""
+    """Stands for a tensor when Triton compiles: the type of its elements and its address are all that it reads."""
 
     dtype: torch.dtype
     address: int
@@ -59,7 +60,10 @@ class _Typed:
 
 
 class LoadedKernel(NamedTuple):
-    """A kernel that Triton compiled and loaded: its launcher, and how descriptors are encoded for it."""
+    """A kernel that Triton compiled and loaded: its launcher, and how descriptors are encoded for it.
+
+    ``encodings`` has swizzle, element size, type and block of each descriptor; ``fill`` encodes one.
+    """
 
     launch: Callable[..., None]
     function: Any
@@ -69,7 +73,7 @@ class LoadedKernel(NamedTuple):
 
 
 class Descriptors:
-    """The encoded descriptors of one view: what a launch passes for it, by the key of the tensor."""
+    """The encoded descriptors of one view, by the key of the tensor: what a launch passes for the view."""
 
     def __init__(self, view: View | Block, encoding: tuple[Any, ...], fill: Callable[..., Any]) -> None:
         self.view = view
@@ -92,9 +96,13 @@ class Descriptors:
 
 
 class BoundCall:
-    """A call of a plan with its compiled kernel, for all launches of the plan; ``shared`` are values of all of them."""
+    """A call of a plan with its compiled kernel, for all launches of the plan.
+
+    ``values`` are addresses and sizes of the first launch, ``shared`` those that all launches share.
+    """
 
     def __init__(self, call: Call, operands: Operands, values: Mapping[str, int], shared: Mapping[str, int]) -> None:
+        """Compile the kernel, and note at which places of its arguments a launch puts in values of its own."""
         known = {**values, **shared}
         compiled = compile_call(call.of(known), operands, known)
         self.launch, self.function, self.metadata = compiled[:3]
@@ -134,7 +142,10 @@ class BoundCall:
 
 
 class PlanOnGpu:
-    """Holds what the launches of a plan share on a GPU: its tables, sizes, and kernels bound to its calls."""
+    """Holds what the launches of a plan share on a GPU: its tables, its sizes, and the kernels bound to its calls.
+
+    RuntimeError if it has tables and is made while a CUDA graph is captured: their copies cannot be captured.
+    """
 
     def __init__(
         self, tables: Mapping[str, np.ndarray], device: torch.device, numbers: Mapping[str, int] | None = None
@@ -147,13 +158,15 @@ class PlanOnGpu:
         self.bound: dict[str, BoundCall] = {}
 
     def run(self, calls: tuple[Call, ...], operands: Operands, values: Mapping[str, int], device: torch.device) -> None:
-        """Start the kernels of a launch on the current stream; ``values`` are what its plan's launches do not share."""
+        """Start the kernels of a launch on the current stream; ``values`` are what the launches of a plan do not
+        share.
+        """
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if torch._C._cuda_isCurrentStreamCapturing() and self not in _captured:
             _captured.append(self)
         if stream != self.stream:
             for table in self.tables.values():
-                table.record_stream(torch.cuda.current_stream(device))
+                table.record_stream(torch.cuda.current_stream(device))  # not freed while this stream may read it
         for call in calls:
             bound = self.bound.get(call.kernel)
             if bound is None:
@@ -165,7 +178,11 @@ _captured: list[PlanOnGpu] = []  # a graph reads their tables whenever it is rep
 
 
 def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> LoadedKernel:
-    """Compile the kernel of a call, or find it among those that Triton keeps."""
+    """Compile the kernel of a call, or find it among those that Triton has stored, and load it.
+
+    RuntimeError for a kernel that needs scratch memory or a cooperative launch, and as :func:`surplus_barriers.check`
+    and :func:`check_wait` say.
+    """
     tensors = iter(x for _, x in operands)
 
     def given(argument: Any) -> Any:
@@ -179,7 +196,7 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
         kernel = KERNELS[call.kernel].warmup(*map(given, call.arguments), grid=call.grid, **call.options)
     surplus_barriers.check(kernel.asm.get("ptx", ""))
     check_wait(call, kernel.asm.get("ptx", ""))
-    # the first loads the binary
+    # reading ``run`` loads the binary, which sets ``function``
     launcher = kernel.run
     meta = kernel.metadata
     if meta.global_scratch_size or meta.profile_scratch_size or meta.launch_cooperative_grid:
@@ -194,6 +211,9 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
 
 
 def _of_encoded_descriptors(launch: Any) -> Any:
-    """The launch function that takes encoded descriptors: Triton 3.6 wraps it for kernels that have descriptors."""
+    """Return the launch function that takes encoded descriptors.
+
+    Triton 3.6 wraps that function for kernels with descriptors; the wrapper holds it in a closure, as ``launcher``.
+    """
     names = launch.__code__.co_freevars if hasattr(launch, "__code__") else ()
     return launch.__closure__[names.index("launcher")].cell_contents if "launcher" in names else launch

@@ -1,7 +1,8 @@
 """Online softmax of one warpgroup's rows, in the order of :mod:`fa3_kernels.twin.softmax`.
 
-Every multiply-add that is fused is written as one; kernels are compiled with enable_fp_fusion=False so that no other
-is.
+The consumers of the forward and backward kernels call these functions. Scores are in the layout of a wgmma accumulator:
+a thread has two neighbouring columns of every eight, in two rows. Every fused multiply-add is written as one; kernels
+are compiled with enable_fp_fusion=False, so that the compiler makes no other.
 """
 
 from __future__ import annotations
@@ -15,28 +16,31 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def _mufu(INSTRUCTION: gl.constexpr, x):
-    """One special-function instruction (.approx.ftz.f32): Triton's own log2 and division are other sequences."""
+    """Run one special-function instruction (.approx.ftz.f32); Triton's own log2 and division are longer sequences."""
     return gl.inline_asm_elementwise(INSTRUCTION, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def ex2(x):
+    """Return 2^x."""
     return _mufu("ex2.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def rcp(x):
+    """Return 1 / x."""
     return _mufu("rcp.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def lg2(x):
+    """Return log2(x)."""
     return _mufu("lg2.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def thread_row_sums(p):
-    """Sum of each quad lane's own columns: pairs first, then serially. (rows, keys) -> (rows, 4), one per thread."""
+    """Sum the columns of each thread: pairs first, then one after the other. (rows, keys) -> (rows, 4 threads)."""
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [rows, keys // 8, 4, 2]), axis=3), axis=1)
@@ -44,7 +48,7 @@ def thread_row_sums(p):
 
 @gluon.jit
 def _of_lane(key, layout: gl.constexpr):
-    """``key`` int32 (rows,) less the first column of each quad lane, 2 * lane, as (rows, 1, 4, 1)."""
+    """Return ``key``, int32 (rows,), less the first column of each of four lanes, 2 * lane, as (rows, 1, 4, 1)."""
     by_lane: gl.constexpr = gl.SliceLayout(3, layout)
     lane = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, by_lane)))
     lane = gl.expand_dims(gl.expand_dims(gl.expand_dims(lane, 0), 1), 3)
@@ -54,10 +58,11 @@ def _of_lane(key, layout: gl.constexpr):
 
 @gluon.jit
 def visible(s, stop, start=None):
-    """-inf for columns at or beyond ``stop`` and before ``start``, int32 (rows,), counted from the block's first key.
+    """Set scores to -inf in columns at or beyond ``stop`` and before ``start``, which count from the block's first key.
 
-    Column 8 i + 2 lane + e: i and e are constants of a register, so that a comparison has an immediate operand and no
-    column number is computed or held.
+    Both limits are int32 (rows,); without ``start`` there is no lower one. A score's column is 8 i + 2 lane + e, where
+    i and e are constants of its register. So 2 lane is taken off the limit, once a row, and each comparison has a
+    constant operand: no column number is computed or held.
     """
     rows: gl.constexpr = s.shape[0]
     keys: gl.constexpr = s.shape[1]
@@ -76,14 +81,17 @@ def visible(s, stop, start=None):
 
 @gluon.jit
 def capped(s, cap_scale):
-    """tanh of the scores in units of the cap; ``cap_scale`` (one, or one per row) is 2 / softcap times their scale."""
+    """Return the tanh of scores over the cap: scores in units of the cap.
+
+    ``cap_scale``, one number or one per row, is 2 / softcap times the factor of the scores.
+    """
     grown = ex2(s * per_row(cap_scale))
     return gl.fma(rcp(grown + 1.0), -2.0, 1.0)
 
 
 @gluon.jit
 def per_row(x):
-    """A factor per row as a column; a scalar stays one."""
+    """Return a factor per row as a column; a scalar stays as it is."""
     if x.type.is_block():
         return gl.expand_dims(x, 1)
     else:
@@ -92,7 +100,9 @@ def per_row(x):
 
 @gluon.jit
 def declare_sign():
-    """Declare, at the head of a kernel, the register in which a warp keeps whether none of its maxima is negative."""
+    """Declare the register in which a warp remembers that none of its maxima is negative; stands at the kernel's
+    head.
+    """
     gl.inline_asm_elementwise(
         ".reg .b32 %none_negative; mov.b32 %none_negative, 0; mov.b32 $0, 0;",
         "=r",
@@ -105,7 +115,10 @@ def declare_sign():
 
 @gluon.constexpr_function
 def _keep_sign_asm(zero):
-    """``zero`` is what a score of 0 has become in the maxima, the two of a thread."""
+    """PTX that sets that register from the two maxima of a thread, by a vote of the warp.
+
+    ``zero`` is what a score of 0 has become in the maxima: minus the offset of P.
+    """
     return (
         "{ .reg .pred %first, %any; "
         f"setp.lt.f32 %first, $2, {zero}; setp.lt.or.f32 %any, $3, {zero}, %first; "
@@ -116,11 +129,12 @@ def _keep_sign_asm(zero):
 
 @gluon.jit
 def _largest_where_none_is_negative(s):
-    """Largest score per row, or below 0 any other, if no running maximum of the warp is negative; else the largest.
+    """Return the largest score per row, by integer comparisons if no running maximum of the warp is negative.
 
-    Bits of a float >= 0 are ordered as integers, of which one instruction compares three where of floats it compares
-    two at the same cost (68 of the 460 instructions of a step become 36). If the largest score is negative, the
-    integers give another negative one, which a running maximum that is not negative does not notice.
+    The bits of floats >= 0 are ordered as integers are, and one integer instruction compares three numbers where one of
+    floats compares two at the same cost (68 of the 460 instructions of a step become 36). If the largest score of a row
+    is negative, the integers give some other negative score; the running maximum, which is not negative, stays the
+    larger one.
     """
     is_simple = gl.inline_asm_elementwise(
         "mov.b32 $0, %none_negative;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -141,9 +155,10 @@ def advance_max(
     INTEGER_MAX: gl.constexpr = False,
     IS_FIRST: gl.constexpr = True,
 ):
-    """Running maximum, in log2 units less the offset, after one block of masked scores.
+    """Return the running maximum, in log2 units less the offset, after one block of masked scores.
 
-    INTEGER_MAX: by integers where their order is known to be right, see :func:`declare_sign`; no bit depends on it.
+    With INTEGER_MAX integers are compared where that is known to be right, see :func:`declare_sign`; no bit depends on
+    it. On the first block of a tile nothing is known yet.
     """
     if INTEGER_MAX and not IS_FIRST:
         largest = _largest_where_none_is_negative(s)
@@ -158,13 +173,13 @@ def advance_max(
 
 @gluon.jit
 def rescaling(row_max, new_max):
-    """The factor that earlier sums take on with a new maximum."""
+    """Return the factor by which earlier sums are multiplied when the maximum changes to ``new_max``."""
     return ex2(row_max - gl.where(new_max == float("-inf"), 0.0, new_max))
 
 
 @gluon.jit
 def exponentials(s, row_max, new_max, thread_sums, scale_log2):
-    """P of a block, the sums with it, and the factor that earlier sums take on; ``row_max`` is the maximum before."""
+    """Return P of a block, the row sums with it, and the factor of earlier sums; ``row_max`` is the maximum before."""
     base = gl.where(new_max == float("-inf"), 0.0, new_max)
     rescale = ex2(row_max - base)
     p = ex2(gl.fma(s, per_row(scale_log2), gl.expand_dims(-base, 1)))
@@ -183,10 +198,10 @@ def update(
     INTEGER_MAX: gl.constexpr = False,
     IS_FIRST: gl.constexpr = True,
 ):
-    """Advance the running statistics by one block of masked scores.
+    """Advance the running statistics by one block of masked scores; return p, row_max, thread_sums and rescale.
 
-    ``scale_log2`` takes them to log2 units, > 0, a scalar or one factor per row. P is scaled by 2 ** P_OFFSET_LOG2.
-    Returns p, row_max, thread_sums, rescale.
+    ``scale_log2`` > 0, a scalar or one factor per row, takes scores to log2 units. P is scaled by 2 ** P_OFFSET_LOG2.
+    ``rescale`` is the factor per row of what O has summed before.
     """
     new_max = advance_max(s, row_max, scale_log2, P_OFFSET_LOG2, INTEGER_MAX, IS_FIRST)
     p, thread_sums, rescale = exponentials(s, row_max, new_max, thread_sums, scale_log2)
@@ -195,21 +210,22 @@ def update(
 
 @gluon.jit
 def column(factor, o):
-    """One factor per row as a column beside ``o``."""
+    """Return one factor per row as a column in the layout of ``o``."""
     return gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout), assert_trivial=True), 1)
 
 
 @gluon.jit
 def scaled(o, factor):
-    """O times one factor per row."""
+    """Multiply O by one factor per row."""
     return o * column(factor, o)
 
 
 @gluon.jit
 def finalize(row_max, thread_sums, sink=None):
-    """Return 1 / row_sum and the base-2 lse; (0, -inf) for a row that saw no key.
+    """Return 1 / row_sum and the base-2 lse of every row; (0, -inf) for a row that saw no key.
 
-    A sink, in nats, is one more term of the sum, taken last; a row that saw no key counts from a maximum of 0 then.
+    A sink, in nats, is one more term of the sum, added last. A row that saw no key but has a sink counts from a maximum
+    of 0.
     """
     row_sum = gl.convert_layout(gl.sum(thread_sums, axis=1), row_max.type.layout, assert_trivial=True)
     if sink is not None:
@@ -223,9 +239,9 @@ def finalize(row_max, thread_sums, sink=None):
 
 @gluon.jit
 def executed(x):
-    """``x`` itself, read by a side effect that never happens: no arithmetic behind it sinks below a later barrier.
+    """Return ``x``, read by a side effect that never happens, so that its arithmetic cannot sink below a later barrier.
 
-    ptxas moves exponentials across named barriers; measured on an H200, a warpgroup that waits for its turn with its
+    ptxas moves exponentials across named barriers. Measured on an H200, a warpgroup that waits for its turn with its
     softmax still to do runs at 467 instead of 670 TFLOP/s.
     """
     return gl.inline_asm_elementwise(

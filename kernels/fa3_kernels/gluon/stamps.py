@@ -1,8 +1,8 @@
-"""Stamps of the SM's clock inside a kernel, for timelines; a kernel without them has none of this code.
+"""Stamps of the SM's clock inside the forward kernels, for timelines; a kernel without them has none of this code.
 
-Where the next stamps go is kept in registers of PTX that are declared once, at the head of the kernel: a stamp is a
-clock read and a store by the first thread of an actor, two instructions. Meaning of the events:
-:mod:`fa3_kernels.plan.stamps`.
+The kernels call these functions where an event may be stamped. A stamp is two instructions: a clock read, and a store
+by the first thread of an actor. The address of the next stamps is kept in PTX registers that are declared once, at the
+head of the kernel. :mod:`fa3_kernels.plan.stamps` says what the events mean and reads the array.
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ _ROW_BYTES = gl.constexpr(4 * timeline.COLUMNS)
 
 @gluon.jit
 def declare_stamps(variant: gl.constexpr):
-    """Declare the registers, at the head of a kernel."""
+    """Declare the registers that the other functions use; stands at the head of a kernel."""
     if variant.stamps:
         gl.inline_asm_elementwise(
             ".reg .b64 %stamp_base, %stamp_row; .reg .pred %stamp_first, %stamp_on; mov.u32 $0, 0;",
@@ -32,7 +32,7 @@ def declare_stamps(variant: gl.constexpr):
 
 @gluon.jit
 def begin_stamps(p, ACTOR: gl.constexpr):
-    """Point an actor's registers to its rows."""
+    """Point the registers of an actor, a consumer warpgroup or the producer, to its rows of the array."""
     if p.variant.stamps:
         row = (gl.program_id(0) * (p.variant.consumers + 1) + ACTOR) * p.variant.stamps
         gl.inline_asm_elementwise(
@@ -48,6 +48,7 @@ def begin_stamps(p, ACTOR: gl.constexpr):
 
 @gluon.constexpr_function
 def _at_step_asm(steps, row_bytes):
+    """PTX that computes the row of a step, and that turns stamps off beyond the last row."""
     return (
         f"mad.wide.s32 %stamp_row, $1, {row_bytes}, %stamp_base; "
         f"setp.lt.and.s32 %stamp_on, $1, {steps}, %stamp_first; mov.u32 $0, 0;"
@@ -56,7 +57,7 @@ def _at_step_asm(steps, row_bytes):
 
 @gluon.jit
 def at_step(p, step):
-    """The stamps that follow are those of a step; beyond the rows there are none."""
+    """Say that the stamps that follow belong to a step; for a step beyond the array nothing is stored."""
     if p.variant.stamps:
         asm: gl.constexpr = _at_step_asm(p.variant.stamps, _ROW_BYTES)
         gl.inline_asm_elementwise(asm, "=r,r", [step], dtype=gl.int32, is_pure=False, pack=1)
@@ -64,11 +65,13 @@ def at_step(p, step):
 
 @gluon.constexpr_function
 def _is_stamped(variant, event):
+    """Tell whether a kernel keeps stamps, and this event is among those that are kept."""
     return variant.stamps > 0 and _EVENTS[event] in timeline.STAMPED
 
 
 @gluon.constexpr_function
 def _stamp_asm(event):
+    """PTX of one stamp; consumer and producer events share the columns, as they have rows of their own."""
     return (
         "{ .reg .b32 %now; mov.u32 %now, %clock; "
         f"@%stamp_on st.global.u32 [%stamp_row+{4 * (event % len(timeline.CONSUMER_EVENTS))}], %now; mov.u32 $0, 0; }}"
@@ -77,7 +80,7 @@ def _stamp_asm(event):
 
 @gluon.jit
 def stamp(p, EVENT: gl.constexpr):
-    """Store the clock as an event of the step."""
+    """Store the clock as an event of the current step."""
     if _is_stamped(p.variant, EVENT):
         asm: gl.constexpr = _stamp_asm(EVENT)
         gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,6 +1,7 @@
-"""P V of the e4m3 forward kernel, summed in parts that are added to O in fp32, with the next scores under way.
+"""P V of the e4m3 forward kernel, summed in parts that are added to O in fp32, while the next scores are under way.
 
-:mod:`fa3_kernels.gluon.rotated_fp8` has the order of the largest heads.
+The consumer warpgroups call these functions. A part is a chunk of the keys times a slice of the channels. At head_dim
+192 and 256 promoted sums take the order of :mod:`fa3_kernels.gluon.rotated_fp8` instead.
 """
 
 from triton.experimental import gluon
@@ -18,7 +19,10 @@ from fa3_kernels.gluon.stamps import OUTPUT, TURN_TAKEN, stamp
 def add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.constexpr, WARPGROUP: gl.constexpr):
     """Add P V of block ``step`` to O part by part and start the scores of the next block.
 
-    EARLY: two parts are in flight at a time, and the scores are started before the last part is waited for.
+    With EARLY two parts are in flight at a time, and the scores are started before the last part is waited for.
+    Otherwise one part is in flight, and the scores are started behind all of them. The turn is taken here and passed
+    once the scores are started. Without a next block (``is_more`` false) K is not waited for, and the scores mean
+    nothing.
     """
     units: gl.constexpr = len(o) * len(words)
     stages: gl.constexpr = p.variant.stages
@@ -54,7 +58,7 @@ def add_block(p, x, q, zeros, o, words, rescale, step, is_more, EARLY: gl.conste
 def start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: gl.constexpr):
     """Start the scores of the next block and P V of block ``step``, in one part per slice of the channels.
 
-    PASSES: the turn is handed on at once, and not by the caller.
+    The turn is taken here. With PASSES it is passed here too, otherwise by the caller.
     """
     stages: gl.constexpr = p.variant.stages
     mbarrier.wait(p.k_full.index((step + 1) % stages), phase(step + 1, stages))
@@ -72,7 +76,7 @@ def start_all(p, x, q, zeros, o, words, step, PASSES: gl.constexpr, WARPGROUP: g
 
 @gluon.jit
 def add_parts(p, o, rescale, products, step):
-    """Wait for the parts of P V of block ``step``, hand back its V and add them to O."""
+    """Wait for the parts of P V of block ``step``, release its slot of V, and add the parts to O."""
     products = awaited(products, 0)
     release(p, V_EMPTY, step % p.variant.stages)
     stamp(p, OUTPUT)
@@ -83,7 +87,7 @@ def add_parts(p, o, rescale, products, step):
 
 @gluon.jit
 def scaled_now(o, factor):
-    """O times one factor per row where this stands: ptxas puts it behind the exponentials otherwise."""
+    """Multiply O by one factor per row at this point of the code: ptxas would put it behind the exponentials."""
     asm: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
     result = ()
     for i in gl.static_range(len(o)):
@@ -95,7 +99,7 @@ def scaled_now(o, factor):
 
 @gluon.jit
 def finish(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """The last P V of a tile."""
+    """Add the last P V of a tile to O, one part at a time, and release its slot of V."""
     units: gl.constexpr = len(o) * len(words)
     mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)

@@ -1,13 +1,13 @@
-"""Take those barriers out of PTX that Triton puts around an exchange between warpgroups and that order
-nothing the exchange does not.
+"""Remove from PTX those barriers of Triton's around an exchange between warpgroups that are surplus.
 
-Triton gives every access to shared memory that follows a conflicting one a barrier over the warps of its warpgroup. It
-reads no inline assembly, so that it does not know the named barriers which order the same accesses over more warps. No
-arrangement of the code spares these barriers: store and product are in one buffer, and nothing else counts as a
-barrier. A kernel therefore marks where they stand, and how many there are; why each is surplus is said there.
+Triton puts a barrier over the warps of a warpgroup in front of every access to shared memory that follows a conflicting
+one. It reads no inline assembly, so it does not know the named barriers, which order the same accesses over more warps.
+No arrangement of the code avoids these barriers: store and product use one buffer, and nothing but Triton's own barrier
+counts for it. So a kernel marks where surplus barriers stand and how many there are, and its module explains why each
+is surplus; :mod:`fa3_kernels.gluon.backward` is that kernel.
 
-The pass is one of Triton's stages for what is compiled inside :func:`left_out` alone. Triton's cache does not know it:
-the markers do, which are part of the kernel's source and which the pass takes out; raise ``VERSION`` with any change.
+The removal is one of Triton's compilation stages, only for what is compiled inside :func:`left_out`. Triton's cache is
+not keyed by it, but by the kernel's source, of which the markers are a part; so raise ``VERSION`` with any change.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _BARRIER = re.compile(r"^\s*bar\.sync\s+\d+, 128;\n", re.MULTILINE)
 
 @gluon.constexpr_function
 def _marker(text):
+    """An instruction without effect whose comment is the marker; the assembly must give a value, so it gives 0."""
     return f"mov.u32 $0, 0; {_MARKER} {text}"
 
 
 @gluon.jit
 def surplus_barriers(TEXT: gl.constexpr):
-    """Mark where surplus barriers begin, by their number, and where they ``end``."""
+    """Mark in a kernel where surplus barriers begin, with their number as TEXT, and where they ``end``."""
     marker: gl.constexpr = _marker(TEXT)  # type: ignore[assignment]
     gl.inline_asm_elementwise(marker, "=r", [], dtype=gl.int32, is_pure=False, pack=1)  # type: ignore[arg-type]
 
@@ -63,7 +64,7 @@ def without_surplus(ptx: str) -> str:
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """Compile without surplus barriers inside the block; other kernels are what they are elsewhere."""
+    """Compile without surplus barriers inside the block; kernels without markers are compiled as elsewhere."""
     given = knobs.runtime.add_stages_inspection_hook
 
     def add_pass(backend: Any, stages: dict[str, Any], *rest: Any) -> None:
@@ -80,6 +81,6 @@ def left_out() -> Iterator[None]:
 
 
 def check(ptx: str) -> None:
-    """Raise RuntimeError for a kernel that was compiled outside of :func:`left_out`, and kept by Triton."""
+    """Raise RuntimeError for PTX that still has a marker: compiled outside of :func:`left_out`, and kept by Triton."""
     if "// surplus barriers" in ptx:
         raise RuntimeError("Triton's cache holds a kernel with surplus barriers: clear it (~/.triton/cache)")

@@ -1,13 +1,15 @@
-"""V^T inside the kernel: e4m3 wgmma reads its second operand only with the keys contiguous, TMA brings the channels so.
+"""V^T inside the e4m3 kernel: wgmma reads its second operand only with the keys contiguous, but TMA brings the channels
+so.
 
-Two bytes (channels 2c, 2c + 1 of one key) are moved as one 16-bit element: ldmatrix with transpose gives a thread two
-neighbouring keys of a channel pair, two byte permutations sort two such registers (keys n, n + 1 and n + 8, n + 9) by
-channel, and stmatrix writes four keys of one channel as one word. That is exactly the key order of
+The producer (:mod:`fa3_kernels.gluon.produce_fp8`) transposes, and the consumers put O's columns in order again. Two
+bytes, channels 2c and 2c + 1 of one key, are moved as one 16-bit element. ldmatrix with transpose gives a thread two
+neighbouring keys of a channel pair. Two byte permutations sort two such registers (keys n, n + 1 and n + 8, n + 9) by
+channel. stmatrix writes four keys of one channel as one word. That is exactly the key order of
 :mod:`fa3_kernels.gluon.operand_fp8`.
 
-Of 16 channels the even ones are written as rows 0 to 7 of V^T and the odd ones as rows 8 to 15: one stmatrix then
-writes eight neighbouring rows, which lie in different banks (rows two apart, in pairs in the same ones). O has its
-columns in that order, and :func:`channels_in_order` gives them back theirs.
+Of 16 channels the even ones are written as rows 0 to 7 of V^T and the odd ones as rows 8 to 15. One stmatrix then
+writes eight neighbouring rows, which lie in different banks; rows two apart would lie in the same banks in pairs. O has
+its columns in that order, and :func:`channels_in_order` restores the order of V.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ _SORT_CHANNELS = gl.constexpr("prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3,
 
 @gluon.constexpr_function
 def _chunk_keys(keys, pairs):
-    """Keys per pass: the producer has 40 registers per thread."""
+    """Return the keys that are transposed at a time: the producer has 40 registers per thread."""
     return min(keys, 32 if pairs >= 32 else 64)
 
 
 @gluon.constexpr_function
 def _chunk_layout(keys, pairs):
-    """Registers and lanes of ldmatrix.trans over (keys, channel pairs): a lane has keys 0, 1, 8, 9 + 2 * (lane % 4).
+    """Return the layout of ldmatrix.trans over (keys, channel pairs): a lane has keys 0, 1, 8, 9 + 2 * (lane % 4).
 
-    Warps lie side by side; of 32 channels, which are 16 pairs, two on top of two.
+    Warps lie side by side along the channels. With 32 channels, which are 16 pairs, two warps lie side by side and two
+    below them.
     """
     registers = [[1, 0], [8, 0]]
     pair = 8
@@ -50,7 +53,7 @@ def _chunk_layout(keys, pairs):
 def transpose(source, destination):
     """Write V^T (head_dim, keys) from V (keys, head_dim), both e4m3 in shared memory, 32 or 64 keys at a time.
 
-    Runs in a partition of four warps. The caller fences before wgmma may read the destination.
+    Runs in a partition of four warps. The caller must fence before wgmma reads the destination.
     """
     keys: gl.constexpr = source.shape[0]
     head_dim: gl.constexpr = source.shape[1]
@@ -75,7 +78,11 @@ def transpose(source, destination):
 
 @gluon.jit
 def channels_in_order(o):
-    """O (rows, channels) with its columns in the order of V's channels: four neighbours per thread, named registers."""
+    """Return O (rows, channels) with its columns in the order of V's channels; registers get other names, no
+    instruction.
+
+    A thread then has four neighbouring columns.
+    """
     rows: gl.constexpr = o.shape[0]
     channels: gl.constexpr = o.shape[1]
     o = gl.permute(gl.reshape(o, [rows, channels // 16, 2, 8]), (0, 1, 3, 2))

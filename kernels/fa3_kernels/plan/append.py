@@ -1,4 +1,8 @@
-"""The launch that writes new keys and values to a cache, and rotates them and the queries, as values."""
+"""The launch that writes new keys and values to a cache, and rotates them and the queries, described as values.
+
+:mod:`fa3_kernels.gluon.launch_append` runs the call, and the audit compiles it; the kernel is
+:mod:`fa3_kernels.gluon.append`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from fa3_kernels.plan.config import require
 from fa3_kernels.plan.request import TensorLayout, pages_of
 from fa3_kernels.plan.tiles import power_of_two
 
-HEADS = 8  # of a row that are moved together
+HEADS = 8  # heads of a row that are moved together
 
 
 class Append(NamedTuple):
@@ -23,11 +27,11 @@ class Append(NamedTuple):
         As of :func:`fa3_kernels.plan.request.pages_of`.
     batch : int
     rotary_dim : int
-        Channels that are rotated; 0 leaves q where it is.
+        Channels that are rotated; with 0 nothing is rotated and q is not copied.
     is_interleaved : bool
         Whether channels 2 i and 2 i + 1 are rotated together, else i and i + rotary_dim / 2.
     steps_queries : bool
-        Whether every query has a position of its own.
+        Whether the position of a query grows with its row; otherwise all queries of a sequence have one.
     """
 
     q: TensorLayout
@@ -43,7 +47,7 @@ class Append(NamedTuple):
 
 
 def append_call(of: Append) -> Call:
-    """Return the call; ValueError for tensors that it does not take."""
+    """Return the call; ValueError for tensors or a rotation that the kernel does not take."""
     pages = pages_of(of.k_cache, of.v_cache, of.page_size)
     nheads_kv = of.k_cache.shape[-2]
     for name, x, cache in (("k", of.k, of.k_cache), ("v", of.v, of.v_cache)):

@@ -1,5 +1,8 @@
-"""The backward: its configuration, and its launch as values, which are what is compiled, the schedule of key tiles and
-the calls of its kernels.
+"""The backward: its configuration for any family, and the plan of a launch of our own.
+
+The configuration is read by the twin, the error bound and the simulator. The plan has what is compiled, the schedule of
+key tiles and the calls of the kernels; :mod:`fa3_kernels.gluon.launch_backward` runs it. The forward has
+:mod:`fa3_kernels.plan.config` and :mod:`fa3_kernels.plan.plan`.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class BackwardConfig:
     num_ctas: int = H200_SMS
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         require(self.dtype in ("fp16", "bf16"), f"dtype must be fp16 or bf16, got {self.dtype!r}")
         sizes = self.backward.tiles
         rule = f"head_dim must be one of {', '.join(map(str, sizes))}, got {self.head_dim}"
@@ -66,11 +70,12 @@ class BackwardConfig:
 
     @property
     def backward(self) -> Backward:
+        """Return what is known of the family's backward."""
         return backward_of(self.family)
 
     @property
     def dots_channels(self) -> int:
-        """Return the channels over which D is added: of ours a power of two, as its kernel in front holds them."""
+        """Return the channels over which D is added; ours pads them to a power of two, as its first kernel does."""
         is_power = traits_of(self.family).builds_powers_of_two
         return power_of_two(self.head_dim) if is_power else self.head_dim
 
@@ -80,7 +85,7 @@ class BackwardConfig:
 
     @property
     def model(self) -> BackwardModel:
-        """Return what the error bound must know: a thread's additions for D, and those between the threads of a row."""
+        """Return what the error bound must know of the kernel, with how many additions for D follow each other."""
         order = self.backward.order
         channels = self.dots_channels
         threads = (128 if channels % 128 == 0 else 64) // order.dots_run
@@ -90,7 +95,7 @@ class BackwardConfig:
 
 
 def backward_of(family: str) -> Backward:
-    """Return what is known of a family's backward; ValueError where that is nothing."""
+    """Return what is known of a family's backward; ValueError if nothing is."""
     traits = traits_of(family)
     if traits.backward is None:
         raise ValueError(f"no backward of {traits.title} ({traits.version}) is known")
@@ -126,9 +131,9 @@ class BackwardVariant:
     Parameters
     ----------
     splits_channels : bool
-        Whether the two warpgroups share the dQ of a tile by channels, or by rows.
+        Whether the two warpgroups divide the dQ of a tile by channels; otherwise by rows.
     is_wide : bool
-        Whether the two warpgroups share a tile's 64 keys, as at head_dim 192 and 256, or have 64 keys each.
+        Whether the two warpgroups share a tile's 64 keys, as at head_dim 192 and 256; otherwise each has 64 keys.
     qk_boxes, v_boxes : int
         Boxes of the channels of Q and K, and of V and dO, see :func:`fa3_kernels.plan.call.boxes`.
     is_deterministic : bool
@@ -136,7 +141,7 @@ class BackwardVariant:
     goes_round : bool
         Whether tiles start at the rows beside their own keys, see :mod:`fa3_kernels.plan.key_tiles`.
     folds : bool
-        Whether tiles with many rows turn back, see there.
+        Whether tiles with many rows turn back, see the same module.
     has_key_tail, is_left_limited, is_right_limited, is_varlen, softcap : bool
         As in :class:`fa3_kernels.plan.variant.Variant`.
     """
@@ -162,10 +167,11 @@ class BackwardVariant:
     dout_stages: int = field(init=False)
     dq_boxes: int = field(init=False)  # that both warpgroups stage
     ds_tiles: int = field(init=False)
-    dq_parts: int = field(init=False)  # in which a warpgroup hands on its share of dQ
+    dq_parts: int = field(init=False)  # that a warpgroup's share of dQ is handed on in
     slot_threads: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Fill the derived fields."""
         derived = {
             "is_masked": self.has_key_tail or self.is_left_limited or self.is_right_limited,
             # A second dO at head_dim 192 gains 5 % where CTAs wait for their turn, and costs 2 % elsewhere.
@@ -181,16 +187,16 @@ class BackwardVariant:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPlan:
-    """Everything about a launch but addresses.
+    """Everything about a launch but its addresses and, for packed sequences, its number of rows.
 
     Parameters
     ----------
     problem : AttentionProblem
-        Of packed sequences with the longest lengths there may be for every sequence.
+        For packed sequences every length is the longest that there may be.
     config : BackwardConfig
     schedule : int64 (ctas, entries)
     kernels : tuple of Call
-        In order; what differs between launches of packed sequences is named in them.
+        In order. What differs between launches of packed sequences stands in them by name.
     """
 
     problem: AttentionProblem
@@ -200,12 +206,14 @@ class BackwardPlan:
 
     @property
     def tables(self) -> dict[str, np.ndarray]:
+        """Return the tensors that the host makes, by the names of their pointers."""
         return {"schedule": self.schedule}
 
     def numbers(self, rows_q: int) -> dict[str, int]:
-        """Return what :class:`fa3_kernels.plan.call.LaunchNumber` names in the calls, of so many packed query rows.
+        """Return the numbers that stand in the calls by name, for a launch of so many packed query rows.
 
-        ``num_blocks`` are the row blocks of one head of all sequences, as sums of dQ are kept.
+        ``num_blocks`` is the number of row blocks of one head, over all sequences: so many have sums of dQ. ``rows_q``
+        is not read for batched sequences.
         """
         tile_m = self.config.tile_m
         problem = self.problem
@@ -279,7 +287,7 @@ def _variant(
 
 
 def _call(kernel: str, arguments: tuple[Any, ...], grid: tuple[int, ...], **options: int) -> Call:
-    """Return a call of four warps, in whose code ptxas fuses nothing."""
+    """Return a call of four warps whose code fuses no multiplication and addition by itself."""
     return Call(kernel, arguments, grid, {"num_warps": 4, "enable_fp_fusion": False, **options})
 
 
@@ -362,7 +370,7 @@ def _views(problem: AttentionProblem, config: BackwardConfig, variant: BackwardV
 
 
 def _finish(problem: AttentionProblem, config: BackwardConfig) -> Call:
-    """Return the call that makes dQ of its sums."""
+    """Return the call that computes dQ from its sums."""
     arguments = (
         DQ_SUMS,
         Pointer("dq", TORCH_NAMES[problem.dtype]),

@@ -1,7 +1,8 @@
 """Hardware named barriers of a CTA: who owns which of the 16 ids, and how many threads meet at each.
 
-An id at the head of a ring stands for as many ids as the ring has slots (or warpgroups). Triton 3.6 takes the first ids
-itself (its partitions synchronise on them); the others belong to the kernels.
+The kernels use these ids; :mod:`fa3_kernels.gluon.pipeline` and :mod:`fa3_kernels.gluon.backward_pipeline` say what
+each barrier guards. The id of a ring is the first of as many ids as the ring has slots, or as there are warpgroups.
+Triton 3.6 takes the first ids itself, as its partitions synchronise on them; the others belong to the kernels.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ WARPGROUP_THREADS = 128
 
 
 class NamedBarrier(IntEnum):
-    """First id of every owner."""
+    """First id of every owner in the forward kernels."""
 
     DEFAULT_PARTITION = 0
     WORKER_SWITCH = 1
     WORKER_PARTITION = 2  # 3 ids: a kernel has at most three partitions besides the default one
     K_EMPTY = 5  # 2 slots
-    V_EMPTY = 7  # 2 slots; e4m3: of V transposed
+    V_EMPTY = 7  # 2 slots; in e4m3 kernels those of transposed V
     Q_EMPTY = 9  # 2 slots
     TURN = 11  # 3 consumer warpgroups
 
@@ -38,7 +39,7 @@ class BackwardBarrier(IntEnum):
 
 
 def slot_threads(num_consumer_warpgroups: int, producer_warps: int = 1) -> int:
-    """Threads that meet when a ring slot is handed back: every consumer arrives, the producer waits.
+    """Return how many threads meet when a ring slot is handed back: every consumer arrives, the producer waits.
 
     >>> slot_threads(2)
     288

@@ -1,5 +1,8 @@
-"""A kernel's launch as a value: its arguments, and among them how TMA sees q, k, v and out: dense, ragged (packed
-sequences) and with folded heads (PackGQA).
+"""A kernel's launch as a value: the kernel's name, its arguments, its grid and its options.
+
+Plans are made of these calls. :mod:`fa3_kernels.gluon.run` runs them on a GPU, and the audit compiles them without one.
+Among the arguments are the views through which TMA sees q, k, v and out: dense, ragged (packed sequences), or with
+folded heads (PackGQA).
 """
 
 from __future__ import annotations
@@ -8,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 RAGGED_ROWS = 1 << 30
-_RAGGED_EXTENT = 0x7FFF0000  # any coordinate is inside
-_WRAP = 1 << 34  # times RAGGED_ROWS and the element size: a multiple of 2^64 bytes
+_RAGGED_EXTENT = 0x7FFF0000  # of the two leading dimensions: every coordinate is inside
+_WRAP = 1 << 34  # a stride in elements; RAGGED_ROWS times it is a multiple of 2^64 bytes
 
 
 def boxes(channels: int) -> int:
-    """Return in how many boxes side by side TMA copies a tile: three where its channels are no power of two.
+    """Return how many boxes side by side TMA copies a tile in: three where its channels are no power of two.
 
     >>> [boxes(n) for n in (64, 96, 128, 192)]
     [1, 3, 1, 3]
@@ -22,14 +25,16 @@ def boxes(channels: int) -> int:
 
 
 class View(NamedTuple):
-    """A tensor in blocks of rows of a head; beyond sequence and head_dim TMA fills with zeros and does not write.
+    """A tensor as TMA sees it: in blocks of rows of a head.
+
+    Beyond the sequence and head_dim TMA reads zeros and writes nothing.
 
     Parameters
     ----------
     name, dtype : str
-        Which tensor, and its elements.
+        Name of the tensor in a launch, and the type of its elements.
     rows, channels : int
-        Of a block.
+        Size of a block.
     group, pack : int
         With ``pack`` > 1 a row of a block is (position, head in group), and the group's heads are padded to ``pack``.
     is_packed : bool
@@ -49,7 +54,7 @@ class View(NamedTuple):
 
     @property
     def block(self) -> tuple[int, ...]:
-        """Shape of a block.
+        """Return the shape of a block.
 
         >>> View("k", "float16", 128, 64).block
         (1, 1, 128, 64)
@@ -59,7 +64,7 @@ class View(NamedTuple):
         return (*(1,) * (3 if self.is_packed else 2), self.rows, self.channels)
 
     def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides of the view of a tensor, in elements.
+        """Return shape and strides of the view of a tensor, in elements.
 
         >>> View("k", "float16", 128, 64).of((2, 300, 4, 64), (76800, 256, 64, 1))
         ((2, 4, 300, 64), (76800, 64, 256, 1))
@@ -78,14 +83,14 @@ class View(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A workspace in blocks of contiguous rows, or of numbers, as it lies in memory."""
+    """A workspace as TMA sees it: in blocks of contiguous rows, or of numbers in a row."""
 
     name: str
     dtype: str
     block: tuple[int, ...]
 
     def of(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides of the workspace itself."""
+        """Return shape and strides of the workspace itself."""
         return shape, strides
 
 
@@ -115,7 +120,7 @@ class Call(NamedTuple):
     options: dict[str, int]
 
     def of(self, numbers: Mapping[str, int]) -> Call:
-        """The call of a launch that has these sizes."""
+        """Return the call with the numbers of a launch in it; KeyError for a number that is not given."""
 
         def given(x: Any) -> Any:
             return numbers[x.name] if isinstance(x, LaunchNumber) else x

@@ -1,4 +1,8 @@
-"""The configuration that a launch of ours uses, PackGQA and splits chosen from the shape, and how large it can be."""
+"""Choose the configuration of a launch of our own, with PackGQA and splits from the shape, and check how large it is.
+
+:mod:`fa3_kernels.plan.request` and :mod:`fa3_kernels.plan.plan` call this. Other families ship what their file in
+:mod:`fa3_kernels.plan.families` says.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from fa3_kernels.plan.variant import smem_bytes
 from fa3_reference.problem import AttentionProblem
 
 MAX_SPLITS = 128
-COMBINE_COST = 5.0  # a second launch, in key blocks of about 1.1 us where few CTAs run; assumed
-SPLIT_COST = 0.2  # one more partial, in key blocks; measured on an H200: 32 more take 5 us, 3 where keys are long
+COMBINE_COST = 5.0  # of a second launch, in key blocks, which take about 1.1 us where few CTAs run; assumed
+SPLIT_COST = 0.2  # of one more part, in key blocks; measured on an H200: 32 more take 5 us, 3 us where keys are long
 H200_SMS = 132
 SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
-SMEM_OVERHEAD_BYTES = 512  # mbarriers and what partitions are handed: 188 to 384 in the shipped kernels (audit.json)
+SMEM_OVERHEAD_BYTES = 512  # mbarriers and arguments of the partitions: 188 to 384 in the shipped kernels (audit.json)
 SIGNIFICANT_BITS = 3  # to which the longest lengths of packed sequences are rounded up
-INDICES = 1 << 31  # of int32
-FREE_REGISTERS = 128  # of the 160 of a consumer thread of three warpgroups, what O, S and P may hold
+INDICES = 1 << 31  # that int32 counts
+FREE_REGISTERS = 128  # that O, S and P may take, of the 160 of a thread of three consumer warpgroups
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -38,8 +42,9 @@ def longest(length: int) -> int:
 
 
 def without_lengths(problem: AttentionProblem) -> AttentionProblem:
-    """Return what the host knows of packed sequences: their number and the longest, here all lengths; others as they
-    are.
+    """Return a problem of packed sequences as the host knows it: with the longest length in place of all lengths.
+
+    Other problems are returned as they are.
     """
     if not problem.is_varlen:
         return problem
@@ -48,7 +53,9 @@ def without_lengths(problem: AttentionProblem) -> AttentionProblem:
 
 
 def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
-    """Pack when a launch ends earlier for it; where nobody fitted that, when it reduces the number of row tiles.
+    """Tell whether to pack the heads of a group: if the launch then ends earlier by the fitted times.
+
+    Where no times were fitted, heads are packed if that makes fewer row tiles.
 
     >>> problem = AttentionProblem(1, 8, 1, 16, 1024, 128)
     >>> choose_pack_gqa(problem, default_config(problem))  # 16 rows of 8 heads: one tile instead of 8
@@ -66,7 +73,7 @@ def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
 
 
 def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = H200_SMS) -> int:
-    """Return the number of splits with the shortest estimated time, in key blocks, on ``num_sms`` CTAs.
+    """Return the number of splits with the shortest estimated time on ``num_sms`` CTAs, the fewest of equal ones.
 
     >>> problem = AttentionProblem(1, 8, 8, 1, 65536, 128)
     >>> choose_num_splits(problem, default_config(problem))  # 8 tiles of 512 key blocks on 132 SMs
@@ -84,7 +91,7 @@ def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = 
 
 
 def check_tile(config: Config) -> None:
-    """Raise ValueError for a configuration of ours that Gluon cannot build, or that no SM holds.
+    """Raise ValueError for a configuration of our family that Gluon cannot build, or that no SM has room for.
 
     Three warpgroups leave a thread 160 registers, of which O takes head_dim / 2, S tile_n / 2 and P tile_n / 4.
     """
@@ -106,7 +113,7 @@ def check_tile(config: Config) -> None:
 
 
 def check_packing(problem: AttentionProblem, pack_gqa: bool | None) -> None:
-    """Raise ValueError where the heads of a group are to be packed and cannot be."""
+    """Raise ValueError if a caller asks for packed heads and they cannot be packed; None and False never raise."""
     require(
         not pack_gqa or problem.group == 1 or can_pack(problem),
         "pack_gqa takes groups of at most 64 heads, and powers of two over packed sequences and pages, "
@@ -123,7 +130,7 @@ def check_head_dims(problem: AttentionProblem) -> None:
 
 
 def check_outputs(rows: int, head_dim: int, num_splits: int) -> None:
-    """Raise ValueError for more elements of the output, as compiled, or more partial rows than int32 counts."""
+    """Raise ValueError if int32 cannot count the elements of the output, as compiled, or the partial rows of splits."""
     if rows * max(num_splits, head_dim) >= INDICES:
         raise ValueError(
             f"at most 2^31 output elements and partial rows, got {rows} rows of {head_dim} and {num_splits} splits"
@@ -133,8 +140,7 @@ def check_outputs(rows: int, head_dim: int, num_splits: int) -> None:
 def check_sizes(problem: AttentionProblem, num_splits: int = 1) -> None:
     """Raise ValueError for a problem that is larger than a launch of our kernels counts.
 
-    Rows of the output times channels, and the keys, are counted in int32, and a tile's place in an entry of the
-    schedule.
+    int32 counts the rows of the output times its channels, and the keys; an entry of the schedule holds a tile's place.
     """
     rows = problem.batch * problem.seqlen_q if problem.seqlens_q is None else sum(problem.seqlens_q)
     keys = problem.seqlen_k if problem.seqlens_k is None else sum(problem.seqlens_k)
@@ -146,7 +152,7 @@ def check_sizes(problem: AttentionProblem, num_splits: int = 1) -> None:
 def check_lockstep(
     problem: AttentionProblem, num_splits: int, pack_gqa: bool | None, tile: tuple[int, int] | None = None
 ) -> None:
-    """Raise ValueError for what the kernel without warp specialisation, of the ablation, does not take."""
+    """Raise ValueError for what the kernel without warp specialisation does not take, which the ablation study runs."""
     rules = (
         (problem.dtype != "e4m3", f"fp16 or bf16, got {problem.dtype}"),
         (
@@ -185,7 +191,7 @@ def config_of(
     Parameters
     ----------
     problem : AttentionProblem
-        Of packed sequences only their number and the longest count, as a launch knows no more.
+        For packed sequences only their number and the longest length matter, as a launch knows no more.
     num_splits : int
         0 lets :func:`choose_num_splits` decide.
     pack_gqa : bool, optional
@@ -225,8 +231,10 @@ def config_of(
 
 
 def over_cache(problem: AttentionProblem, config: Config) -> Config:
-    """Return the configuration as it is over a cache: tiles of one warpgroup where the queries of a sequence have no
-    more rows, as in steps of decoding. A second warpgroup would multiply empty rows; a block then takes twice as long.
+    """Return the configuration for a launch over a cache.
+
+    Where the queries of a sequence have no more rows than one warpgroup, as in steps of decoding, tiles are of one
+    warpgroup. A second one would multiply empty rows, and a block would take twice as long.
 
     >>> step = AttentionProblem(8, 32, 8, 1, 1024, 128)
     >>> over_cache(step, config_of(step)).tile_m
@@ -239,8 +247,8 @@ def over_cache(problem: AttentionProblem, config: Config) -> Config:
 def is_launchable(problem: AttentionProblem, config: Config) -> bool:
     """Tell whether our kernels, launched with these choices for a problem, run this configuration and no other.
 
-    Of another family's configuration: whether ours has one with its tile and schedule, at the channels that ours
-    computes.
+    For another family's configuration it tells whether ours has one with the same tile and schedule, at the channels
+    that ours computes.
 
     >>> problem = AttentionProblem(1, 16, 16, 8192, 8192, 192)
     >>> [is_launchable(problem, Config(head_dim=d, tile_n=64)) for d in (192, 256)]

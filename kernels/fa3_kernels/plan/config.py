@@ -1,4 +1,8 @@
-"""What a kernel was compiled for: tile shape, schedule switches and number formats.
+"""The configuration of a forward kernel of any family: tile shape, schedule switches and number formats.
+
+Twin, error bound, simulator and launches all read it. :func:`default_config` gives what a family ships;
+:mod:`fa3_kernels.plan.choose` says what a launch of our own uses, and :mod:`fa3_kernels.plan.variant` what is then
+compiled. The backward has a configuration of its own (:mod:`fa3_kernels.plan.backward`).
 
 Fields that change bits: dtype, out_dtype, tile_n, promotion_interval, num_splits (and tile_m where infinities or NaN
 meet masked tiles). The rest is schedule only and must never change a bit.
@@ -24,10 +28,11 @@ Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a c
 KERNEL_HEAD_DIMS = tuple(FAMILIES[OURS].head_dims(False))
 K_STEP = {"fp16": 16, "bf16": 16, "e4m3": 32}  # keys or channels per wgmma instruction
 MAX_HEAD_DIM = 256
-HELD_REGISTERS = 192  # of the 240 of a consumer thread of two warpgroups, what O, S, P and Q may hold
+HELD_REGISTERS = 192  # that O, S, P and Q may take, of the 240 of a thread of two consumer warpgroups
 WARPGROUP_ROWS = 64  # rows of the M dimension of one wgmma (PTX ISA, wgmma shapes)
-# The switches of a schedule, of which a configuration has one choice each: its name, empty where it is off, and the
-# fields that it sets. The option --schedule, the names of schedules and the candidates of tune are read from here.
+# The switches of a schedule. A configuration makes one choice of each: the name of the choice, empty where the switch
+# is off, and the fields that it sets. The option --schedule, the names of schedules and the candidates of tune are read
+# from here.
 SWITCHES: tuple[Mapping[str, Mapping[str, Setting]], ...] = (
     {"pingpong": {"pingpong": True}, "": {"pingpong": False}},
     {
@@ -39,7 +44,7 @@ SWITCHES: tuple[Mapping[str, Mapping[str, Setting]], ...] = (
 
 
 def require(ok: bool, rule: str) -> None:
-    """Raise ValueError, with a rule in words, where it is broken."""
+    """Raise ValueError with the rule, in words, unless it is kept."""
     if not ok:
         raise ValueError(rule)
 
@@ -52,9 +57,9 @@ def _size(family: str, is_fp8: bool, head_dim: int) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One kernel of some family: any that wgmma and the family's program allow, compiled by somebody or not.
+    """One kernel of some family: any that wgmma and the family's program allow, whether or not somebody compiles it.
 
-    What is compiled of our own family says :func:`fa3_kernels.plan.choose.check_tile`.
+    :func:`fa3_kernels.plan.choose.check_tile` says which ones of our own family can be built.
 
     Parameters
     ----------
@@ -65,7 +70,7 @@ class Config:
     tile_m, tile_n : int
         Query rows, 64 per consumer warpgroup; keys, a multiple of 16 (32 for e4m3).
     out_dtype : {"", "fp16", "bf16"}
-        Format of the output, by default bf16 of e4m3 kernels; those of 16 bits write their own.
+        Format of the output. Kernels of 16 bits write their own; e4m3 kernels write bf16 by default.
     promotion_interval : int
         e4m3 only: keys after which the P V partial is added to the fp32 accumulator; divides tile_n, multiple of 32.
         0 chains through the tensor core's 13-bit accumulator, as FlashAttention-3 does.
@@ -76,11 +81,11 @@ class Config:
     num_stages : int
         Slots of the K and V rings.
     num_consumer_warpgroups : int
-        0: as tile_m says, see :attr:`consumers`.
+        What tile_m makes necessary, or 0 for that; see :attr:`consumers`.
     pingpong, intra_wg_overlap, pv_from_registers : bool
         Schedule only.
     producer_regs, consumer_regs : int
-        Registers of a thread; 0: as the family's traits say, see :attr:`registers`.
+        Registers of a thread; 0 takes those of the family's traits, see :attr:`registers`.
     warp_specialized : bool
         Schedule only.
     softmax_stages : {2, 3}
@@ -132,6 +137,7 @@ class Config:
             require(ok, rule)
 
     def _rules(self) -> tuple[tuple[bool, str], ...]:
+        """Return every rule of a configuration: whether it is kept, and its words with the value."""
         c = self
         traits = c.traits
         channels = 16 if c.is_fp8 else 8
@@ -198,7 +204,7 @@ class Config:
 
     @property
     def size_v(self) -> Size:
-        """Return the same for head_dim_v: O has as many channels, which decides how P V is summed."""
+        """Return :attr:`size` for head_dim_v: O has so many channels, which decides how P V is summed."""
         return _size(self.family, self.is_fp8, self.head_dim_v)
 
     @property
@@ -223,7 +229,10 @@ class Config:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers per thread of the producer and of a consumer after setmaxnreg; ValueError where nobody knows."""
+        """Return the registers per thread of the producer and of a consumer, after setmaxnreg.
+
+        ValueError for a family whose schedule is not known.
+        """
         require(bool(self.traits.registers), f"the schedule of {self.family} is not known")
         own = self.size.registers if self.consumers == 2 else None
         producer, consumer = own or self.traits.registers[self.is_fp8, self.consumers]
@@ -239,7 +248,7 @@ class Config:
         """Tell whether a warpgroup keeps its Q in registers beside O, S and P, see :attr:`Size.holds_queries`."""
         if not self.size.holds_queries or self.consumers != 2 or not self.warp_specialized:
             return False
-        held = self.head_dim_v // 2 + 3 * self.tile_n // 4 + self.head_dim // 4
+        held = self.head_dim_v // 2 + 3 * self.tile_n // 4 + self.head_dim // 4  # O, S and P, Q
         return held <= HELD_REGISTERS
 
     def keeps_queries(self, hides_keys: bool) -> bool:
@@ -253,7 +262,7 @@ class Config:
         Returns
         -------
         bool
-            :attr:`holds_queries`, and of e4m3 what :attr:`Size.chained_queries` says where no sum is promoted.
+            For 16 bits :attr:`holds_queries`; for e4m3 what :attr:`Size.chained_queries` says, if sums are chained.
         """
         if not self.is_fp8:
             return self.holds_queries
@@ -262,7 +271,7 @@ class Config:
 
     @property
     def query_slots(self) -> int:
-        """Q tiles that are held; with two, tiles overlap."""
+        """Return how many Q tiles shared memory holds; with two, the tiles of a CTA overlap."""
         return self.size.query_slots if self.warp_specialized and not self.holds_queries else 1
 
     @property
@@ -287,7 +296,7 @@ class Config:
 
     @property
     def sums_in_flight(self) -> int:
-        """Return how many of them are under way at a time, as registers leave: then scores of the next block are."""
+        """Return how many partial sums, or pieces of the next scores, are under way at a time, as registers allow."""
         return 2 if self.pv_parts[0] == 4 else 3
 
     @property
@@ -308,15 +317,16 @@ class Config:
 
     @property
     def holds_turn(self) -> bool:
-        """Tell whether a warpgroup hands on its turn when it knows its maxima, not as soon as its GEMMs are started.
+        """Tell whether a warpgroup passes its turn when it knows its maxima, not as soon as its GEMMs are started.
 
-        So it is where Q K^T is started first and P V of all keys behind it, but for chained sums at head_dim 64.
+        Our e4m3 kernels do where Q K^T is started first and P V of all keys behind it, except chained ones at head_dim
+        64, which were slower so.
         """
         is_ours = self.is_fp8 and self.traits.is_built_here and self.overlaps
         return is_ours and self.pv_parts[1] == 1 and (self.promotes or self.head_dim > 64)
 
     def takes_integer_max(self, hides_keys: bool) -> bool:
-        """Tell whether row maxima are taken by integer instructions.
+        """Tell whether row maxima are found by integer instructions, see :func:`fa3_kernels.gluon.softmax.advance_max`.
 
         Parameters
         ----------
@@ -326,7 +336,7 @@ class Config:
         Returns
         -------
         bool
-            What :attr:`integer_max` says, and otherwise what ships for this size.
+            What :attr:`integer_max` says; where that is None, what ships for this size.
         """
         if self.integer_max is not None or not self.warp_specialized:
             return bool(self.integer_max)
@@ -379,8 +389,8 @@ def default_config(
 ) -> Config:
     """Return what a family ships for a problem, with some fields changed.
 
-    Where ours promotes e4m3, it is every 128 keys, or every tile of fewer: the chained accumulator loses 10 % of the
-    output at 8k keys when V has mean 1.
+    Our e4m3 kernels promote every 128 keys, or every tile if it has fewer, because the chained accumulator loses 10 %
+    of the output at 8k keys when V has mean 1.
 
     Parameters
     ----------
@@ -391,7 +401,7 @@ def default_config(
     tile : (int, int), optional
         Query rows and keys; by default those that ship.
     num_splits : int, optional
-        Parts of the keys; 0 is what the family itself chooses, and the default 1 where a caller must ask for parts.
+        Parts of the keys; 0 takes what the family chooses. By default 1, or 0 for a family that splits unasked.
     **changes : bool, int or str
         Other fields of :class:`Config`.
 

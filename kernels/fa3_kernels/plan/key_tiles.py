@@ -1,28 +1,33 @@
 """The backward's key tiles: which CTA works on which, in what order, and in which order dQ takes their parts.
 
-Every key block of a kv head is a tile. Each goes to the CTA that is free first: head by head where all tiles have as
-many rows, otherwise the longest first of a few heads at a time. CTAs side by side then share rows of Q and dO, and sums
-of dQ, that are in L2. In deterministic mode every row block takes the parts of its dQ in a fixed order, and a
-CTA waits for its turn:
+The plan (:mod:`fa3_kernels.plan.backward`) makes its schedule here, the twin adds in the order of :class:`Walk`, and
+:mod:`fa3_kernels.gluon.backward_geometry` repeats the rules on the GPU. The forward's tiles are those of
+:mod:`fa3_kernels.plan.tiles`.
 
-* Dense problems: key blocks come in gangs, of as many as fit the row blocks and the CTAs. Tile ``i`` of a gang starts
-  ``i`` times a spacing down the rows and goes round, so that no two tiles of a gang are nearer to each other at one
-  time. A row block takes gang after gang, and of each first the tile that starts there, then those before it,
-  cyclically.
-* With a mask the rows of a tile start at the diagonal: a row block takes its tiles from right to left.
-* Causal problems fold: a CTA works on the n-th tile from the right, whose rows are few, then on the n-th from the left.
-  The second visits the rows that short tiles see first, ascending, then its others, descending: then all of its gang
-  are at different rows again. A row block takes gang after gang, and of each the short tiles from right to left, then
-  the others from left to right. With a stride of two a gang has every other pair of tiles.
+Every key block of a kv head is a tile, and each tile goes to the CTA that is free first. Where all tiles have equally
+many rows they are taken head by head; otherwise the longest ones of a few heads come first. CTAs that run side by side
+then share rows of Q and dO, and sums of dQ, that are in L2. In deterministic mode every row block takes the parts of
+its dQ in a fixed order, and a CTA waits for its turn:
+
+* Dense problems: key blocks come in gangs, of as many tiles as fit the row blocks and the CTAs. Tile ``i`` of a gang
+  starts ``i`` spacings down the rows and goes round, so that at any time no two tiles of a gang are nearer to each
+  other than a spacing. A row block takes gang after gang. Of each it takes first the tile that starts there, then the
+  tiles before that one, cyclically.
+* With a mask the rows of a tile start at the diagonal, and a row block takes its tiles from right to left.
+* Causal problems fold: a CTA works on the n-th tile from the right, which has few rows, then on the n-th from the left.
+  This second tile first visits the rows that short tiles see, ascending, then its other rows, descending. So the tiles
+  of a gang are at different rows again. A row block takes gang after gang, and of each the short tiles from right to
+  left, then the others from left to right. With a stride of two a gang has every other pair of tiles.
 
 Tiles of 64 rows and 64 keys, as at head_dim 192 and 256, have a spacing of two row blocks. A turn may then be passed
 one row block later than its part was added, so that the warp that adds need not wait for that part to be in memory. In
 all other kernels neighbouring tiles are as far apart as their keys reach. The first gangs of all heads go out before
-the second one of any head, which would only wait for the first of its own head.
+the second gang of any head, which would only wait for the first one of its own head.
 
-No wait can go in a circle. Gangs go out in waves of at most as many units of work as CTAs, one a CTA; masked tiles that
-do not fold go from right to left. So what a tile waits for is of an earlier wave, or runs beside it; and within a gang
-a part is added at a step that is later, by the spacing, than that of every part before it.
+No wait can go in a circle. Gangs go out in waves with at most as many units of work as there are CTAs, and each CTA
+gets one unit. Masked tiles that do not fold go out from right to left. So a tile waits only for tiles of an earlier
+wave, or for ones that run beside it. Within a gang a part is added at a later step, by the spacing, than every part
+before it.
 """
 
 from __future__ import annotations
@@ -40,13 +45,13 @@ from fa3_reference.problem import AttentionProblem
 
 SPACING_OF_WIDE = 2  # row blocks between tiles of a gang where a row block has as many rows as a key block has keys
 TILE_COST = 2.0  # prologue and epilogue of a tile, in row blocks
-L2_BYTES = 32 * 2**20  # of Q, dO and dQ
-HEADS_AT_A_TIME = 16  # at most: with all that fit L2, 512 and 1k causal keys took up to 7 % longer on an H200
-Unit = tuple[float, list[int]]  # what tiles that one CTA works on one after another cost, and their entries
+L2_BYTES = 32 * 2**20  # that Q, dO and dQ of the heads in flight may take
+HEADS_AT_A_TIME = 16  # at most; with all heads that fit L2, 512 and 1k causal keys took up to 7 % longer on an H200
+Unit = tuple[float, list[int]]  # tiles that one CTA works on one after another: their cost, and their entries
 
 
 def visited_rows(mask: Mask, seqlen_q: int, block: int, tile_m: int, tile_n: int) -> range:
-    """Row blocks that some key of a block is visible to.
+    """Return the row blocks to which some key of a key block is visible.
 
     >>> visited_rows(Mask(256, 0, -1, 0), 256, 1, 64, 128)
     range(2, 4)
@@ -81,7 +86,9 @@ def stride_of(tile_m: int, tile_n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Says in which order the tiles of a head walk over row blocks, and row blocks take parts; one sequence's.
+    """Says in which order the tiles of a head visit row blocks, and in which order row blocks take parts.
+
+    It holds for one sequence.
 
     Parameters
     ----------
@@ -90,9 +97,9 @@ class Walk:
     gang : int
         Key tiles that go round together; 0 where a mask hides keys.
     fold : int
-        Key block from which on the rows of causal tiles are few; the tiles before turn back. 0 does not fold.
+        Key block from which on causal tiles count as short; the tiles before it turn back. 0 is a walk without folds.
     turn : int
-        First row block of the tiles from ``fold`` on.
+        First row block that the short tiles visit, where the other tiles start.
     stride : int
         Key blocks between neighbouring tiles of a gang, where tiles fold.
     """
@@ -104,7 +111,7 @@ class Walk:
     stride: int = 1
 
     def rows(self, visited: range, block: int) -> list[int]:
-        """The row blocks of a tile as it visits them.
+        """Return the row blocks of a tile, ``visited``, in the order in which the tile visits them.
 
         >>> Walk(2, gang=2).rows(range(4), 1), Walk(1, fold=2, turn=2).rows(range(4), 0)
         ([2, 3, 0, 1], [2, 3, 1, 0])
@@ -116,7 +123,9 @@ class Walk:
         return [*range(start, visited.stop), *range(visited.start, start)]
 
     def parts(self, blocks: int, row_block: int) -> list[int]:
-        """Key blocks of a sequence in the order in which a row block's dQ takes their parts in deterministic mode.
+        """Return the key blocks of a sequence in the order in which a row block's dQ takes their parts.
+
+        The order holds in deterministic mode. Blocks that the row block does not see are listed, too.
 
         >>> Walk(1, gang=3).parts(5, 2), Walk(1).parts(5, 2), Walk(1, fold=3, turn=3).parts(5, 2)
         ([2, 1, 0, 4, 3], [4, 3, 2, 1, 0], [4, 3, 0, 1, 2])
@@ -139,7 +148,9 @@ class Walk:
 
 
 def walk_of(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int, seqlen_q: int, seqlen_k: int) -> Walk:
-    """The walk over one sequence; of packed ones gangs are powers of two, so that those of shorter ones nest.
+    """Return the walk over one sequence.
+
+    Gangs of packed sequences are powers of two, so that those of shorter ones nest.
 
     >>> walk_of(AttentionProblem(1, 1, 1, 1024, 4096, 64), 64, 128, 132, 1024, 4096)
     Walk(spacing=2, gang=8, fold=0, turn=0, stride=1)
@@ -158,7 +169,10 @@ def walk_of(problem: AttentionProblem, tile_m: int, tile_n: int, num_ctas: int, 
 
 
 def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[int], int]:
-    """Row blocks that each key block of the longest sequence visits, and how many heads are worked on at a time."""
+    """Return how many row blocks each key block of the longest sequence visits, over the heads of a group.
+
+    The second value is how many kv heads are worked on at a time.
+    """
     mask = mask_of(problem, problem.seqlen_q, problem.seqlen_k)
     blocks = range(-(-problem.seqlen_k // tile_n))
     visits = [len(visited_rows(mask, problem.seqlen_q, n, tile_m, tile_n)) * problem.group for n in blocks]
@@ -169,6 +183,7 @@ def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[in
 
 
 def _waves(gangs: Iterator[list[Unit]], num_ctas: int) -> Iterator[list[Unit]]:
+    """Yield whole gangs together, as many as the CTAs have room for at one time."""
     wave: list[Unit] = []
     for gang in gangs:
         if len(wave) + len(gang) > num_ctas:
@@ -180,8 +195,9 @@ def _waves(gangs: Iterator[list[Unit]], num_ctas: int) -> Iterator[list[Unit]]:
 
 
 def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator[list[Unit]]:
-    """Return what must run side by side, and what of it one CTA does: a tile, or with a fold a short one, then a long
-    one.
+    """Yield gangs, whose units must run side by side, each on one CTA.
+
+    A unit is a tile; with a fold it is a short tile and then a long one.
     """
     last = len(visits) - 1
     if walk.fold:
@@ -200,7 +216,10 @@ def _gangs(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> Iterator
 
 
 def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[list[int]]:
-    """Entries of every CTA in deterministic mode."""
+    """Return the entries of every CTA in deterministic mode.
+
+    The CTA with the least work gets the longest unit of each wave.
+    """
     mine: list[list[int]] = [[] for _ in range(min(num_ctas, heads * len(visits)))]
     loads = [0.0] * len(mine)
     for wave in _waves(_gangs(walk, visits, heads, len(mine)), len(mine)):
@@ -215,7 +234,7 @@ def _in_turns(walk: Walk, visits: list[int], heads: int, num_ctas: int) -> list[
 def key_tile_schedule(
     problem: AttentionProblem, num_ctas: int, *, tile_m: int, tile_n: int, walk: Walk, is_deterministic: bool
 ) -> np.ndarray:
-    """Assign every key block of every kv head to a CTA; of packed sequences as if each were the longest.
+    """Assign every key block of every kv head to a CTA; every packed sequence counts as long as the longest.
 
     Returns
     -------

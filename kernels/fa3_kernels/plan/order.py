@@ -1,9 +1,8 @@
-"""In which order a kernel rounds, forward and backward: the switches that tell the bits of one family
-from another's.
+"""The order in which a kernel rounds, forward and backward, as switches in which the families of kernels differ.
 
-The twin runs them and the error bound reads :attr:`Order.softmax`, so that an order is stated once. M is a row's
-running maximum, m that of its raw scores s, c the factor to log2 units, l the row sum, D a row's dot product of dO
-and O, and every operation rounds to binary32.
+Each file of :mod:`fa3_kernels.plan.families` states the order of its family once. The twin runs it, and the error bound
+reads :attr:`Order.softmax`. Below M is a row's running maximum, m that of its raw scores s, c the factor to log2 units,
+l the row sum, D a row's dot product of dO and O; every operation rounds to binary32.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ class Order:
     Parameters
     ----------
     keys : {"right_to_left", "left_to_right"}
-        In which order the key blocks of a row tile are visited.
+        The order in which the key blocks of a row tile are visited.
     diagonal : {"bottom_right", "top_left"}
-        Where a mask ends that is aligned: query 0 sees key seqlen_k - seqlen_q, or key 0, whatever the lengths.
+        How masks are aligned: the diagonal of query 0 is key seqlen_k - seqlen_q, or key 0 whatever the lengths.
     factor : {"float64", "of_float32", "float32", "in_turn", "folded", "folded_log2"}
         How softmax_scale * log2(e) is formed: in float64 and rounded; in float64 of a scale rounded to binary32; as the
         product of two binary32 numbers; or not at all: scores take the scale and then log2(e), each rounded; or Q takes
@@ -67,31 +66,33 @@ class Order:
     combine : {"in_turn", "flash3", "flash2"}
         How splits are merged, see :mod:`fa3_kernels.twin.combine`.
     splits_visible : bool
-        Whether the key blocks that a row tile visits are cut into parts, or all of the sequence's.
+        Whether the key blocks that a row tile visits are cut into parts; otherwise all key blocks of the sequence are.
     rescale_threshold_log2 : float
-        A row's maximum stays, and O and l take no factor, until a block's is larger by more than this in log2 units;
-        weights may then exceed 1. 0 takes every larger maximum.
+        A row's maximum stays as it is, and O and l take no factor, until the maximum of a block is larger by more than
+        this in log2 units; weights may then exceed 1. With 0 every larger maximum is taken.
     row_sum_of : {"weights", "rounded"}
-        Whether l adds the weights, or what they are once rounded to P's format.
+        Whether l adds the weights, or the weights rounded to P's format.
     accumulator : {"wgmma", "fp32"}
         Whether both products are the tensor core's, or binary32 fma one after the other, k ascending.
     probabilities : {"", "fp16", "bf16", "fp32"}
-        A format that P is rounded to before the operands'; "fp32" leaves it unrounded, which the tensor core cannot.
+        A format to which P is rounded before it is rounded to the operands'. "fp32" leaves P unrounded, which the
+        tensor core cannot do.
     p_rounding : {"nearest", "toward_zero"}
         How P is rounded; toward zero makes every output too small.
     key_tiles : {"from_first_key", "from_window"}
-        Whether the key tiles of a row tile are counted from the first key, or from the first one that the window of its
-        first row leaves, so that a window of 128 keys meets one tile less.
+        Whether the key tiles of a row tile begin at the first key of the sequence, or at the first key in the window of
+        the tile's first row; in the latter case a window of 128 keys meets one tile less.
     contracts_promotion : bool
-        Whether a promoted O takes its factor and a block's first part by one fma, or is rounded between.
+        Whether a promoted O takes its factor and the first part of a block in one fma, or is rounded in between.
     sinks_without_keys : bool
-        Whether a row whose tile visits no key block sees its sink, which its lse then is, or is empty; one that sees no
-        key in a tile that visits some sees it anyway.
+        Whether a row whose tile visits no key block still takes its sink, so that its lse is the sink, or is empty. A
+        row without a key in a tile that visits some blocks always takes it.
 
     Raises
     ------
     ValueError
-        For a P of binary32 beside the tensor core's products, or one that is truncated to another format.
+        For probabilities "fp32" with products of the tensor core, and for probabilities that are truncated to a format
+        other than the operands'.
     """
 
     keys: Literal["right_to_left", "left_to_right"] = "right_to_left"
@@ -134,7 +135,7 @@ class Order:
 
     @property
     def unproved(self) -> str:
-        """Return, in words, the step that no error bound is proved for; empty where there is none."""
+        """Return in words the steps for which no error bound is proved; an empty text if there are none."""
         steps = {
             "a truncated P": self.p_rounding == "toward_zero",
             f"a P that passes through {self.probabilities}": self.probabilities not in ("", "fp32"),
@@ -144,12 +145,12 @@ class Order:
 
     @property
     def folds_scale(self) -> bool:
-        """Tell whether Q takes the scale, and is rounded again."""
+        """Tell whether Q is multiplied by the scale and rounded again."""
         return self.factor.startswith("folded")
 
     @property
     def softmax(self) -> SoftmaxOrder:
-        """Return what the error bound reads."""
+        """Return the order as the error bound reads it, which distinguishes fewer steps."""
         sums = {"block_pairs": "pairs", "running": "any"}
         rescale = "contracted" if self.rescale == "contracted" else "always"
         scales = {"of_float32": "float32", "folded_log2": "folded"}
@@ -182,30 +183,32 @@ class BackwardOrder:
     exponent : {"log2", "natural"}
         Whether a weight is ex2(fma(s, c, -fp32(lse * log2 e))), or ex2(fp32(fma(s, softmax_scale, -lse) * log2 e)).
     softcap : {"ex2", "tanh"}
-        As in :class:`Order`; dS is multiplied with fma(-t, t, 1) of that tanh t as its last factor.
+        As in :class:`Order`. The last factor of dS is then fma(-t, t, 1), where t is that tanh.
     contracts_exponent : bool
-        Whether that first multiplication and subtraction are one fma.
+        Whether the first multiplication and the subtraction in the exponent are one fma.
     dots_run : int
-        Neighbouring channels that a thread multiplies one after the other for D; its runs lie as far apart as all
-        threads of a row together are wide. It adds by fma, which is as good as rounding the products: they are exact.
+        Neighbouring channels that a thread multiplies one after the other for D. Between two runs of a thread lie those
+        of the other threads of the row. Sums are by fma, which equals adding rounded products, as these are exact.
     dots_far_first : bool
         Whether the threads of a row exchange their sums over the longest distance first, or over the shortest.
     contracts_ds : bool
         Whether dS is fma(P, dP, -fp32(P * D)), or P * fp32(dP - D).
     scales_ds : bool
-        Whether softmax_scale multiplies dS before it is rounded to 16 bits, or dQ and dK at the end.
+        Whether softmax_scale multiplies dS before dS is rounded to 16 bits; otherwise it multiplies dQ and dK at the
+        end.
     scales_sums : bool
-        Whether dK of a group is scaled when its heads are added, or every head's before.
+        Whether dK of a group is scaled after its heads are added; otherwise dK of every head is scaled before.
     rows : {"ascending", "descending", "walk"}
-        In which order the row blocks of a key block are visited, whose parts of dK and dV the tensor core chains;
+        The order in which the row blocks of a key block are visited; the tensor core chains their parts of dK and dV.
         ``walk`` is :meth:`fa3_kernels.plan.key_tiles.Walk.rows`.
     heads : {"added", "chained"}
-        Whether dK and dV of a group's heads are parts that are added, or one chain.
+        Whether the heads of a group give parts of dK and dV that are added, or continue one chain.
     keys : {"ascending", "descending", "in_turn"}
         The order in which the twin adds the key blocks' parts of dQ, and the heads' of dK and dV; ``in_turn`` is
-        :meth:`fa3_kernels.plan.key_tiles.Walk.parts`. A library that adds by reductions in memory takes any.
+        :meth:`fa3_kernels.plan.key_tiles.Walk.parts`. A library that adds by reductions in memory may use any order.
     reads_past : bool
-        Whether the last row block and key block of a packed sequence read into the next one, or zeros.
+        Whether the last row block and key block of a packed sequence read into the next sequence; otherwise zeros are
+        read there.
     keeps_subnormals : bool
         As in :class:`Order`.
     """

@@ -1,8 +1,11 @@
 """A launch as values: a checked request becomes a plan, and a plan the calls of kernels that the GPU gets.
 
-A plan holds for all requests that differ in nothing it depends on: in a decoding loop one plan serves all numbers of
-keys that fill as many key tiles. Its calls name what differs between launches, sizes and tensors; who runs a call
-puts numbers and addresses in.
+:mod:`fa3_kernels.gluon.launch` plans its launches here and runs them; the audit compiles the same calls without a GPU.
+Requests are made in :mod:`fa3_kernels.plan.request`, the backward is planned in :mod:`fa3_kernels.plan.backward`.
+
+One plan holds for all requests that differ in nothing that it depends on: in a decoding loop one plan serves all
+numbers of keys that fill as many key tiles. What differs between launches, sizes and tensors, stands in its calls by
+name; who runs a call puts in numbers and addresses.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from fa3_reference.problem import AttentionProblem
 LOG2_E = 1.4426950408889634
 MIN_NORMAL = 2.0**-126
 COMBINE_ROWS = 4
-COMBINED_AT_ONCE = (8, 16)  # parts that are copied together; with 16, two of them take half a microsecond longer
+COMBINED_AT_ONCE = (8, 16)  # parts that are copied together; 16 at a time make two parts half a microsecond slower
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
@@ -35,8 +38,8 @@ TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]:
     """Return the fp32 factors (scale_log2, cap_scale) as the kernel gets them.
 
-    Without a cap scale_log2 is softmax_scale * log2(e), at least the smallest normal number; with one cap_scale takes
-    raw scores to the argument of the cap's ex2 and scale_log2 takes tanh to log2 units.
+    Without a cap scale_log2 is softmax_scale * log2(e), at least the smallest normal number, and cap_scale is 0. With a
+    cap cap_scale takes raw scores to the argument of the cap's ex2, and scale_log2 takes tanh to log2 units.
     """
     scale = np.float32(max(np.float32(softmax_scale * LOG2_E), np.float32(MIN_NORMAL)))
     if softcap == 0:
@@ -45,17 +48,19 @@ def softmax_factors(softmax_scale: float, softcap: float) -> tuple[float, float]
 
 
 def fp8_factors(softmax_scale: float, softcap: float) -> tuple[float, tuple[float, float]]:
-    """Return scale_log2, which the e4m3 kernel multiplies with the descales before it clamps, and (2 / cap, cap *
-    log2(e))."""
+    """Return the factors of the e4m3 kernel: scale_log2, and (2 / cap, cap * log2(e)), or zeros without a cap.
+
+    The kernel multiplies scale_log2 with the descales before it clamps the product.
+    """
     cap = (float(np.float32(2 / softcap)), softmax_factors(softmax_scale, softcap)[0]) if softcap else (0.0, 0.0)
     return float(np.float32(softmax_scale * LOG2_E)), cap
 
 
 def shares_plans(request: Request) -> bool:
-    """Tell whether numbers of keys that fill as many key tiles share a plan, as in a decoding loop.
+    """Tell whether all numbers of keys that fill equally many key tiles share a plan, as in a decoding loop.
 
-    Where every sequence is one row tile and no left limit cuts key tiles off, nothing but the last key tile tells such
-    numbers apart.
+    That holds where every sequence is one row tile and no window cuts off key tiles: then such numbers differ only in
+    their last key tile.
     """
     problem = request.problem
     is_one_tile = problem.seqlen_q * problem.group <= WARPGROUP_ROWS
@@ -63,8 +68,10 @@ def shares_plans(request: Request) -> bool:
 
 
 def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
-    """Return the number of keys whose plan serves ``seqlen_k``: the most that fill as many key tiles, if they share
-    it."""
+    """Return the number of keys whose plan serves ``seqlen_k``, which is itself if plans are not shared.
+
+    Otherwise it is the largest number that fills as many key tiles without filling the last one.
+    """
     has_keys = seqlen_k >= request.problem.seqlen_q and seqlen_k % tile_n
     return -(-seqlen_k // tile_n) * tile_n - 1 if has_keys and shares_plans(request) else seqlen_k
 
@@ -87,7 +94,7 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
 
 
 def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -> Call:
-    """The kernel that attends."""
+    """Return the call of the forward kernel."""
     problem = request.problem
     is_split = config.num_splits > 1
     arguments: tuple[Any, ...] = (
@@ -130,7 +137,7 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
 
 
 def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder, *, is_paged: bool) -> Call:
-    """The kernel that makes the tile schedule of packed sequences, or of queries whose keys are in pages."""
+    """Return the call that makes the tile schedule of packed sequences, or of queries over a cache."""
     arguments = (
         Pointer("cu_seqlens_q", "int32"),
         Pointer("cu_seqlens_k", "int32"),
@@ -167,12 +174,12 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder,
 
 
 def combined_at_once(num_splits: int) -> int:
-    """Parts whose rows the merging kernel copies together."""
+    """Return how many parts the merging kernel copies together."""
     return COMBINED_AT_ONCE[num_splits > COMBINED_AT_ONCE[0]]
 
 
 def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Call:
-    """The kernel that merges the partial results of the splits."""
+    """Return the call that merges the partial results of the splits."""
     options = {"num_warps": 4, "enable_fp_fusion": False}
     arguments = (
         Pointer("partial", "float32"),
@@ -195,7 +202,7 @@ def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Ca
 
 
 def _lockstep(problem: AttentionProblem, config: Config) -> Call:
-    """The kernel without warp specialisation: one CTA per row tile."""
+    """Return the call of the kernel without warp specialisation, which has one CTA per row tile."""
     tile = LOCKSTEP_TILE
     rows_q = problem.seqlen_q
     rows_k = problem.seqlen_k
@@ -220,7 +227,7 @@ def _lockstep(problem: AttentionProblem, config: Config) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a launch but addresses and its numbers of rows, see :meth:`launch`.
+    """Everything about a launch but its addresses and its numbers of rows, which :meth:`launch` takes.
 
     Parameters
     ----------
@@ -235,15 +242,15 @@ class Plan:
         Tensors that the host makes: ``schedule`` int64 (ctas, entries) and ``sequences`` int32 (batch, 4), each row
         q_start, seqlen_q, k_start, seqlen_k. Empty for packed sequences, whose tables the GPU makes.
     is_complete : bool
-        Whether every row and every split has a tile; packed sequences are completed on the GPU, but for splits that
-        are left out of the schedule.
+        Whether every row and every split has a tile, so that the kernels write all outputs. The rows of packed
+        sequences without a tile are written on the GPU; only their splits may be left out.
     num_sms : int
     kernels : tuple of Call
-        What a launch starts, in order; none where no tile sees a key.
+        What a launch starts, in order. Empty where no tile sees a key.
     numbers : dict of str to int
-        What :class:`LaunchNumber` names and all launches of the plan share; none for packed sequences.
+        The values of :class:`LaunchNumber` that all launches of the plan share; empty for packed sequences.
     orders : (PackedOrder, PackedOrder), optional
-        How packed sequences may be cut into units of work: of one tile or of two.
+        How packed sequences may be cut into units of work: of one tile, or of two. None for others.
     """
 
     request: Request
@@ -263,10 +270,10 @@ class Plan:
         Parameters
         ----------
         rows_q, rows_k : int
-            Query rows of a sequence, or of all packed ones, and keys likewise; of keys in pages how many pages a
-            sequence may have.
+            Query rows of a sequence, or of all packed ones, and keys likewise. Over a cache ``rows_k`` is how many
+            pages a sequence may have.
         longest : (int, int)
-            Longest queries and keys of packed sequences.
+            Longest queries and keys of packed sequences; not read for others.
         """
         if not self.orders:
             return self.kernels, {"rows_k": rows_k}
@@ -286,7 +293,7 @@ class Plan:
             "entries": min(256, 1 << (width - 2).bit_length()) if width > 2 else 2,
             "table_row": rows_k,  # entries of a row of a page table, where no others lie between
         }
-        return self.kernels if rows_k else self.kernels[2:], numbers
+        return self.kernels if rows_k else self.kernels[2:], numbers  # without a key only parts are merged
 
     def order(self, rows_q: int, longest_q: int) -> tuple[PackedOrder, tuple[int, int]]:
         """Return how packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
@@ -368,7 +375,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
 
 
 def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:
-    """Shape of the timeline that an instrumented kernel keeps, int32."""
+    """Return the shape of the timeline that an instrumented kernel keeps, int32."""
     return ctas, plan.variant.consumers + 1, plan.variant.stamps, COLUMNS
 
 

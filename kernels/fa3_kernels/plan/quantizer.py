@@ -1,4 +1,6 @@
-"""What the e4m3 quantiser may be asked for, and the constants its kernel and its twin share.
+"""The options of the e4m3 quantiser, and the constants that its kernel and its twin share.
+
+:mod:`fa3_kernels.gluon.quantize` and :mod:`fa3_kernels.twin.quantize` do what is stated here:
 
     y = rotation(x - mean),   descale = clamp(max|y| norm / 448),   stored = e4m3(y * (norm * (1 / descale)))
 
@@ -21,12 +23,12 @@ Scope = Literal["block", "head", "query_head"]
 Array = TypeVar("Array")  # of numpy or of torch
 
 E4M3_MAX = 448.0
-# 1 / descale of a normal number must be normal too. Inf gives 2^126: 448 * 2^126 is beyond binary32, so that Inf stays
-# Inf.
+# A descale and 1 / descale must both be normal numbers. An Inf in the data gives 2^126; 448 * 2^126 is beyond binary32,
+# so that Inf stays Inf.
 MIN_DESCALE = 2.0**-126
 MAX_DESCALE = 2.0**126
 ROTATED_HEAD_DIMS = (32, 64, 128, 256)
-# order of the K mean's sum, see the twin
+# the order of the K mean's sum, which the twin describes
 MEAN_CHUNK_ROWS = 128
 MEAN_TREE_ROWS = 32
 MEAN_FINAL_ROWS = 64
@@ -44,8 +46,8 @@ class QuantizeOptions:
         Rows that share a descale in scope "block", for all or for q, k and v; multiples of 32. One pass over the data
         for 32, 64 and 128, two otherwise.
     scope : {"block", "head", "query_head"}
-        "head": one descale per (sequence, kv head); for q, the query heads that share it, as FlashAttention-3 takes it.
-        "query_head": the same, but each query head of q has its own.
+        "head" is one descale per (sequence, kv head), which for q holds for all query heads of the kv head, as
+        FlashAttention-3 takes it. "query_head" is the same, but each query head of q has a descale of its own.
     scale : {"amax", "power_of_two"}
         descale = max / 448, or that rounded up to a power of two.
     rotate : bool
@@ -53,7 +55,7 @@ class QuantizeOptions:
     subtract_k_mean : bool
         Subtract from k its mean over the tokens of each (sequence, kv head); the result then holds the LSE correction.
     seed : int
-        Of the signs; :func:`fa3_reference.hadamard.random_signs`.
+        Seed of the rotation's signs, see :func:`fa3_reference.hadamard.random_signs`.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class QuantizeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Check the options: every rule is whether it is kept, and its words with the value."""
         rows = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
         is_legal = len(rows) == 3 and all(_is_integer(n) and n > 0 and n % _MIN_TILE_ROWS == 0 for n in rows)
         rules = (
@@ -87,18 +90,18 @@ class QuantizeOptions:
 
     @property
     def descale_rows(self) -> tuple[int, int, int]:
-        """Rows per descale of q, k and v; 0 is the whole sequence."""
+        """Return the rows per descale of q, k and v; 0 is the whole sequence."""
         if self.scope != "block":
             return (0, 0, 0)
         rows = self.block_rows
         return rows if isinstance(rows, tuple) else (rows, rows, rows)
 
     def norm(self, head_dim: int) -> float:
-        """Factor of the rotated operands: 1 / sqrt(head_dim) rounded to binary32, or 1."""
+        """Return the factor of operands: 1 / sqrt(head_dim) rounded to binary32 with a rotation, else 1."""
         return float(np.float32(1 / np.sqrt(head_dim))) if self.rotate else 1.0
 
     def signs(self, head_dim: int) -> np.ndarray:
-        """The rotation's signs, float32 +-1 (head_dim,)."""
+        """Return the rotation's signs, float32 +-1 (head_dim,)."""
         return random_signs(head_dim, self.seed).astype(np.float32)
 
 
@@ -107,14 +110,17 @@ def _is_integer(value: object) -> bool:
 
 
 def tile_rows(descale_rows: int, head_dim: int) -> int:
-    """Rows of a tile: all that share a descale where they fit, else a divisor of them.
+    """Return the rows of a tile: all rows that share a descale if they fit, otherwise a divisor of their number.
+
+    ``descale_rows`` 0 means that the whole sequence shares a descale.
 
     >>> [tile_rows(rows, 128) for rows in (0, 32, 64, 128, 192, 256)]
     [128, 32, 64, 128, 64, 128]
     """
     if 0 < descale_rows <= _MAX_TILE_ROWS:
         return descale_rows & -descale_rows
-    largest = _MAX_TILE_ROWS // 2 if head_dim > 128 else _MAX_TILE_ROWS  # read twice anyway: as registers like it
+    # several tiles share a descale, so that the data are read in two passes anyway: a tile is what registers can hold
+    largest = _MAX_TILE_ROWS // 2 if head_dim > 128 else _MAX_TILE_ROWS
     return min(descale_rows & -descale_rows, largest) if descale_rows else largest
 
 
@@ -128,7 +134,7 @@ def lse_factor(softmax_scale: float | None, head_dim: int) -> np.float32:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Channels a kernel computes with: a power of two, at least 32."""
+    """Return how many channels a kernel computes with: a power of two, at least 32."""
     return max(32, 1 << (head_dim - 1).bit_length())
 
 
@@ -146,13 +152,13 @@ class TileForm(NamedTuple):
 
 
 def tile_form(rows: int, channels: int, rotate: bool) -> TileForm:
-    """Choose the form of a tile.
+    """Choose how threads hold a tile of ``rows`` times ``channels``, which is rotated or not.
 
-    A rotation wants whole rows in a thread, up to 128 channels: measured on an H200 at head_dim 256, four lanes a row
-    with two rounds of shuffles reach 0.79 of the copy bandwidth and two lanes with one round 0.87. A rotated tile of
-    more than 128 * 128 elements would leave room for one program on a multiprocessor; in two parts there is room for
-    two (0.66 and 0.73). The registers are the fewest without a spill but for the parts, where shared memory is what
-    limits.
+    A rotated row lies in one thread, up to 128 channels. Measured on an H200 at head_dim 256, four lanes a row with two
+    rounds of shuffles reach 0.79 of the copy bandwidth, and two lanes with one round 0.87. A rotated tile of more than
+    128 * 128 elements would leave room for one program on a multiprocessor; in two parts there is room for two (0.66
+    and 0.73). The registers are the fewest without a spill, except for tiles in two parts, where shared memory is the
+    limit.
     """
     lanes = max(1, channels // (128 if rotate else 64))
     if rotate and rows * channels > 128 * 128:

@@ -1,8 +1,9 @@
-"""What a caller asks for: operands, semantics and choices, checked once, here.
+"""The request of a caller: operands, semantics and choices, checked once, here.
 
-Sizes are checked by the problem, and choices by the configuration that follows from both. The other checks read shapes,
-strides and dtypes alone, so they hold for tensors of any library, and for those that stand for tensors while a graph is
-traced.
+:mod:`fa3_kernels.gluon.launch` makes a request of every new kind of call, and :mod:`fa3_kernels.plan.plan` plans it.
+The problem checks its sizes (:mod:`fa3_reference.problem`), and the configuration the choices. The checks here read
+shapes, strides and dtypes alone, so they hold for tensors of any library, and for those that stand for tensors while a
+graph is traced.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "e4m3",
 }  # by numpy's and torch's names
-TMA_BYTES = 16  # that addresses and outer strides are multiples of
-ONE_BLOCK = 1 << 30  # rows of a descale that holds for a whole sequence
-ONE_PAGE = 1 << 30  # keys of a page that holds a whole sequence: a cache without a page table
-PAGE_ROWS = 8  # of which pages are multiples: rows of the swizzled layout that lie together
-MAX_CACHE_ROWS = 0x7FFF0000  # coordinates of the ragged view
+TMA_BYTES = 16  # addresses and outer strides must be multiples of it
+ONE_BLOCK = 1 << 30  # rows per block of a descale that holds for a whole sequence
+ONE_PAGE = 1 << 30  # keys of a page that holds a whole sequence, in a cache without a page table
+PAGE_ROWS = 8  # a page must be a multiple of it: so many rows lie together in the swizzled layout
+MAX_CACHE_ROWS = 0x7FFF0000  # that coordinates of the ragged view can name
 
 
 class TensorLayout(NamedTuple):
@@ -36,8 +37,9 @@ class TensorLayout(NamedTuple):
 
 
 class Semantics(NamedTuple):
-    """Holds what is computed, as :class:`fa3_reference.problem.AttentionProblem` has it; no scale is 1 /
-    sqrt(head_dim).
+    """Holds what is computed, with the fields of :class:`fa3_reference.problem.AttentionProblem`.
+
+    A ``softmax_scale`` of None is 1 / sqrt(head_dim).
     """
 
     causal: bool = False
@@ -47,6 +49,7 @@ class Semantics(NamedTuple):
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> Semantics:
+        """Return the semantics of a problem."""
         return cls(problem.causal, problem.window, problem.softcap, problem.softmax_scale)
 
 
@@ -59,9 +62,10 @@ class Choices(NamedTuple):
         Parts into which the key blocks of every tile are cut, merged by a second kernel in ascending order; 0 chooses
         from the shape.
     pack_gqa : bool, optional
-        Fold the query heads of a kv head into the rows of a tile; by default where that makes fewer tiles.
+        Fold the query heads of a kv head into the rows of a tile; :func:`fa3_kernels.plan.choose.choose_pack_gqa` by
+        default.
     pingpong : bool, optional
-        Schedule only; as ships by default.
+        Schedule only; by default what ships.
     intra_wg_overlap : bool
         Schedule only.
     warp_specialize : bool
@@ -69,8 +73,8 @@ class Choices(NamedTuple):
     tile : (int, int), optional
         Query rows and keys of a tile, for experiments: :func:`fa3_kernels.plan.choose.check_tile`.
     promotion_interval : int, optional
-        e4m3 only: keys the tensor core sums before O takes the sum in fp32; 128, or the keys of a smaller tile, by
-        default, 0 chains through the 13-bit accumulator.
+        e4m3 only: keys that the tensor core sums before the sum is added to O in fp32. By default 128, or the keys of a
+        smaller tile; 0 chains through the 13-bit accumulator.
     out_dtype : {"bf16", "fp16"}, optional
         e4m3 only: bf16 by default.
     stamps : int
@@ -88,11 +92,14 @@ class Choices(NamedTuple):
     stamps: int = 0
 
     def config(self, problem: AttentionProblem, num_sms: int) -> Config:
-        """Configuration of the kernel, which the twin takes; ValueError for a choice that no kernel is compiled for."""
+        """Return the configuration of the kernel; ValueError for a choice that no kernel is compiled for."""
         return config_of(problem, num_sms=num_sms, **self.keywords(problem.dtype))
 
     def keywords(self, dtype: Dtype) -> dict[str, Any]:
-        """The choices as :func:`fa3_kernels.plan.choose.config_of` takes them."""
+        """Return the choices as :func:`fa3_kernels.plan.choose.config_of` takes them.
+
+        ValueError for a choice of e4m3 kernels with other operands.
+        """
         keywords = self._asdict()
         del keywords["stamps"]
         for_e4m3 = {name: keywords.pop(name) for name in ("promotion_interval", "out_dtype")}
@@ -102,10 +109,10 @@ class Choices(NamedTuple):
 
 
 class DescaleLayout(NamedTuple):
-    """Says where a kernel finds the descales of one operand: strides of sequence, head and block."""
+    """Says where a kernel finds the descales of one operand: strides of sequence, head and block, in elements."""
 
     strides: tuple[int, int, int]
-    repeats: tuple[int, int]  # of heads and of blocks that the caller's tensor leaves out
+    repeats: tuple[int, int]  # how often heads and blocks of the caller's tensor are repeated for the kernel
 
 
 class Pages(NamedTuple):
@@ -115,7 +122,7 @@ class Pages(NamedTuple):
     rows: int
 
     def boxes(self, tile_n: int) -> int:
-        """Return in how many pages a key tile lies.
+        """Return how many pages a key tile lies in.
 
         >>> Pages(16, 16).boxes(128), Pages(256, 256).boxes(128)
         (8, 1)
@@ -125,7 +132,7 @@ class Pages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked launch; ``problem`` of packed sequences has the longest lengths there may be for every sequence."""
+    """A checked launch. For packed sequences every length in ``problem`` is the longest that there may be."""
 
     problem: AttentionProblem
     choices: Choices
@@ -135,7 +142,7 @@ class Request:
     has_sinks: bool = False
 
     def with_keys(self, seqlen_k: int) -> Request:
-        """The same launch over another number of keys, of one kind that the checks tell apart no further."""
+        """Return the same launch over another number of keys, which the checks would treat alike."""
         return replace(self, problem=replace(self.problem, seqlen_k=seqlen_k))
 
     @property
@@ -179,13 +186,13 @@ def check_operands(
 
 
 def pages_of(k: TensorLayout, v: TensorLayout, keys: int) -> Pages:
-    """Say how a cache lies.
+    """Return how a cache lies in memory.
 
     Parameters
     ----------
     k, v : (pages, page_size, nheads_kv, head_dim)
     keys : int
-        Of a page: page_size, or :data:`ONE_PAGE`.
+        Keys of a page: page_size, or :data:`ONE_PAGE`.
 
     Raises
     ------
@@ -205,7 +212,7 @@ def pages_of(k: TensorLayout, v: TensorLayout, keys: int) -> Pages:
 
 
 def check_pages(keys: int, tile_n: int, blocks: tuple[int, int, int] = (0, 0, 0)) -> None:
-    """Raise ValueError for pages that TMA cannot put side by side into a tile of keys."""
+    """Raise ValueError for pages that TMA cannot put together into a tile of keys, and for descales by block."""
     fits = keys > 0 and keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
     require(
         fits,
@@ -226,21 +233,21 @@ def request_of(
     page_size: int = 0,
     has_sinks: bool = False,
 ) -> Request:
-    """Check a launch.
+    """Check a launch and return it as a request.
 
     Parameters
     ----------
     operands : q, k, v
     semantics, choices
     descales : of q, k and v; float32 (batch, heads) or (batch, heads, blocks), or None for 1
-        Heads are those of the operand, or kv heads for q too.
+        Heads are those of the operand; those of q may be kv heads, whose descale then holds for their group.
     descale_blocks : (int, int, int)
         Rows per block of q, k and v, counted from the start of each sequence; 0 is one block.
     packed : (int, int, int), optional
         Sequences, longest queries and longest keys of packed operands.
     page_size : int
         Keys of a page, where k and v are (pages, page_size, nheads_kv, head_dim) and queries are packed;
-        :data:`ONE_PAGE` where a page is a sequence's.
+        :data:`ONE_PAGE` where each sequence has one page, and 0 without a cache.
     has_sinks : bool
         Whether every query head has a sink.
 
@@ -282,7 +289,10 @@ def _descale_layouts(
     lengths: tuple[int, int, int],
     device: str,
 ) -> Any:
-    """Check the descales and say where a kernel finds the factor of a sequence, head and block."""
+    """Check the descales and return, for q, k and v, where a kernel finds the factor of a sequence, head and block.
+
+    ``lengths`` are the longest ones of q, k and v. None stands for an operand without descales.
+    """
     require(
         len(blocks) == 3 and all(isinstance(n, int) and n >= 0 for n in blocks),
         f"descale_blocks must be three integers >= 0, for q, k and v, got {blocks!r}",

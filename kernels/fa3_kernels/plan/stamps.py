@@ -1,9 +1,10 @@
-"""What an instrumented kernel stamps: events of every step of every warpgroup, in cycles of the SM's
-clock.
+"""The timeline of an instrumented kernel: which events it stamps, and how the stamps are read.
 
-Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where nothing was stamped.
-Actors are the consumer warpgroups, then the producer. A step is a key block of a CTA, counted over all its tiles; a
-consumer's step is P V of that block with the scores and the softmax of the next one, in the main loop of a tile alone.
+:mod:`fa3_kernels.gluon.stamps` writes them inside a kernel; the reports record and draw timelines with
+:func:`read_stamps`. Stamps are int32 (ctas, actors, steps, COLUMNS): the lower half of the cycle counter, 0 where
+nothing was stamped. Actors are the consumer warpgroups, then the producer. A step is a key block of a CTA, counted over
+all its tiles; a consumer's step is P V of that block with the scores and the softmax of the next one, in the main loop
+of a tile alone.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 COLUMNS = 8
-STEPS = 512  # of a recorded timeline, for which a CTA has room; it stamps nothing behind them
-# Turn taken; GEMMs issued and turn passed; S ready; P V done. None where nothing waits, such as behind the
+STEPS = 512  # steps of a CTA in a recorded timeline; later steps are not stamped
+# Turn taken; GEMMs issued and turn passed; S ready; P V done. There is no event where nothing waits, such as behind the
 # exponentials: ptxas moves no instruction over a clock read, and the order it chooses there is worth 5 %.
 CONSUMER_EVENTS = ("turn", "issued", "scores", "output")
 PRODUCER_EVENTS = (
@@ -24,13 +25,13 @@ PRODUCER_EVENTS = (
     "v_free",
     "v_issued",
 )  # slot free to be written; its load or transposition done
-# What a kernel stamps of all these. Of a consumer one event a step: with all four fp16 at head_dim 128 was 19 % slower
-# on an H200, with any of the others beside the turn 12 to 16 %, with the turn and the producer's 0.1 %.
+# The events that kernels stamp. A consumer stamps one event a step: with all four fp16 at head_dim 128 was 19 % slower
+# on an H200, with the turn and one of the others 12 to 16 %, with the turn and the producer's events 0.1 %.
 STAMPED = ("turn", *PRODUCER_EVENTS)
 
 
 class Stamp(NamedTuple):
-    """One event; ``cycle`` counts from the first stamp of the CTA."""
+    """One event of an actor in a step; ``cycle`` counts from the first stamp of the CTA."""
 
     actor: str
     step: int
@@ -39,7 +40,7 @@ class Stamp(NamedTuple):
 
 
 def read_stamps(stamps: np.ndarray, cta: int = 0) -> Iterator[Stamp]:
-    """Events of one CTA, by actor and step.
+    """Yield the events of one CTA, by actor and step.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def read_stamps(stamps: np.ndarray, cta: int = 0) -> Iterator[Stamp]:
     Raises
     ------
     ValueError
-        If nothing was stamped, or the array is none of stamps.
+        If nothing was stamped, or the array has not the shape and type of stamps.
     """
     if stamps.ndim != 4 or stamps.dtype != np.int32 or stamps.shape[3] != COLUMNS:
         raise ValueError(f"stamps must be int32 (ctas, actors, steps, {COLUMNS}), got {stamps.dtype} {stamps.shape}")

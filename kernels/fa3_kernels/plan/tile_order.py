@@ -1,9 +1,12 @@
-"""The static tile schedule: which row tiles each CTA of a persistent launch works on, and in which order.
+"""The static tile schedule of the forward: which row tiles each CTA of a persistent launch works on, in which order.
 
-Tiles go longest first to the CTA that would be free first if every key block cost 1 and every tile ``TILE_COST``: what
-a dynamic scheduler would do, decided before the launch and therefore deterministic. Heads are taken a few at a time, so
-that their K and V stay in L2; as many of the last ones together as the CTAs need to end at one time. No bit of the
-output depends on it.
+Plans (:mod:`fa3_kernels.plan.plan`) put it into GPU memory. Packed sequences are scheduled on the GPU instead
+(:mod:`fa3_kernels.plan.packed_order`), and the backward by :mod:`fa3_kernels.plan.key_tiles`.
+
+The longest tile goes to the CTA that would be free first if every key block cost 1 and every tile ``TILE_COST``. That
+is what a dynamic scheduler would do, but it is decided before the launch and therefore deterministic. Heads are taken a
+few at a time, so that their K and V stay in L2; of the last heads more are taken together, as many as the CTAs need to
+end at one time. No bit of the output depends on the schedule.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ L2_BYTES = (
 BALANCED = 1.02  # the last CTA's time over the mean, and what a better balance must win to be worth L2
 CTAS_PER_HEAD = 3  # at least, of the heads that are taken together for it: measured on an H200 at head_dim 256, all of
 # 7 heads of 12000 keys won 9 %, of 128 of 1024 keys, each read by one CTA at a time, lost 20 %
-END = -1
-# of an entry: m_block below, the split above it, then sequence and head
+END = -1  # entry behind the last tile of a CTA
+# where the parts of an entry begin: m_block is in the lowest bits, then the split, then sequence and head
 SPLIT_SHIFT = 20
 HEAD_SHIFT = 32
 MAX_M_BLOCKS = 1 << 20
@@ -35,7 +38,7 @@ MAX_HEADS = 1 << 31
 
 
 class Shape(NamedTuple):
-    """Holds what the schedule depends on. One length per sequence; limits as in a window, -1 for none."""
+    """Holds everything that the schedule depends on: a length per sequence, and limits as in a window, -1 for none."""
 
     seqlens_q: tuple[int, ...]
     seqlens_k: tuple[int, ...]
@@ -48,16 +51,17 @@ class Shape(NamedTuple):
 
     @property
     def group(self) -> int:
+        """Return how many query heads share a kv head."""
         return self.nheads // self.nheads_kv
 
     @property
     def tile_heads(self) -> int:
-        """Heads that have tiles of their own: kv heads with PackGQA, query heads otherwise."""
+        """Return how many heads have tiles of their own: kv heads with PackGQA, query heads otherwise."""
         return self.nheads_kv if self.pack_gqa else self.nheads
 
 
 def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: int = 1) -> Shape:
-    """Return what the schedule needs of a problem; a limit that hides nothing is none."""
+    """Return what the schedule needs of a problem; a limit that hides no key becomes -1."""
     left, right = problem.window
     right = 0 if problem.causal else right
     seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
@@ -83,7 +87,7 @@ def key_blocks(shape: Shape, batch: int, first_position: int, last_position: int
 
 
 class Item(NamedTuple):
-    """One unit of work of one head."""
+    """One unit of work of a head: a row tile, or one split of it, and how many key blocks that visits."""
 
     m_block: int
     split: int
@@ -106,7 +110,7 @@ def items(shape: Shape, batch: int, tile_m: int, tile_n: int) -> list[Item]:
 
 
 def count_items(shape: Shape, tile_m: int) -> int:
-    """Items there would be if every tile saw a key in every split."""
+    """Return how many items there would be if every tile saw a key in every split."""
     positions = tile_m // power_of_two(shape.group) if shape.pack_gqa else tile_m
     return sum(-(-n // positions) for n in shape.seqlens_q) * shape.tile_heads * shape.num_splits
 
@@ -115,7 +119,7 @@ Order = list[tuple[int, Item]]  # sequence * tile_heads + head, and a tile of it
 
 
 def head_groups(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[Order]:
-    """Return the tiles of heads whose K and V fit L2 together, group after group."""
+    """Return groups of tiles: those of heads whose K and V fit L2 together, sequences with the most keys first."""
     ranked = sorted(range(len(shape.seqlens_q)), key=lambda b: -shape.seqlens_k[b])
     of_sequence: dict[tuple[int, int], list[Item]] = {}
     groups: list[Order] = []
@@ -138,11 +142,11 @@ def head_groups(shape: Shape, tile_m: int, tile_n: int, head_dim: int) -> list[O
 
 
 def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: int | None = None) -> Order:
-    """Return pairs (sequence * tile_heads + head, item) in the order they are handed out.
+    """Return pairs (sequence * tile_heads + head, item) in the order in which they are handed out.
 
-    Longest first within a group of heads. Where the last group starts so late that the CTAs that get its longest tiles
-    end after the others, the last 2, 4, 8, ... groups are one, of as few heads as that takes. Without ``num_ctas`` they
-    never are, which is the order of kernels of which timings are on record.
+    Within a group of heads the longest tiles come first. The last group may start so late that the CTAs with its
+    longest tiles end after the others. Then the last 2, 4, 8, ... groups are joined, as few as balance the CTAs.
+    Without ``num_ctas`` no groups are joined; kernels whose timings are on record had that order.
     """
     groups = head_groups(shape, tile_m, tile_n, head_dim)
     apart = _in_order(groups, 1)
@@ -168,13 +172,13 @@ def handed_out(shape: Shape, tile_m: int, tile_n: int, head_dim: int, num_ctas: 
 
 
 def _in_order(groups: list[Order], last: int) -> Order:
-    """The tiles of all groups, of which the last few are one, each longest first."""
+    """Return the tiles of all groups, each longest first, with the ``last`` groups joined to one."""
     parts = [*groups[:-last], [pair for group in groups[-last:] for pair in group]]
     return [pair for part in parts for pair in sorted(part, key=lambda pair: -pair[1].blocks)]
 
 
 def ends_at(blocks: Sequence[int], num_ctas: int) -> float:
-    """When the last CTA ends, in key blocks, if every tile goes to the CTA that is free first."""
+    """Return when the last CTA ends, in key blocks, if every tile goes to the CTA that is free first."""
     free_at = [0.0] * num_ctas
     for count in blocks:
         heapq.heapreplace(free_at, free_at[0] + count + TILE_COST)
@@ -191,7 +195,7 @@ def assign(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -
     num_ctas : int
         Fewer are used where there are fewer tiles.
     tile_cost : float
-        What a tile costs besides, in blocks.
+        What a tile costs beside its blocks, in blocks.
 
     Returns
     -------
@@ -213,7 +217,10 @@ def assign(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -
 
 
 def check_entries(seqlen_q: int, num_splits: int, batch: int, nheads: int) -> None:
-    """Raise ValueError for an index that does not fit its 20, 12 or 31 bits; rows are counted, not their tiles."""
+    """Raise ValueError for sizes whose indices may not fit the 20, 12 or 31 bits that an entry has for them.
+
+    Rows are counted rather than their tiles, so that the rule depends on no tile.
+    """
     if seqlen_q > MAX_M_BLOCKS or num_splits > MAX_SPLITS or batch * nheads > MAX_HEADS:
         raise ValueError(
             f"at most {MAX_M_BLOCKS} query rows per sequence, {MAX_SPLITS} splits and {MAX_HEADS} heads fit a "

@@ -1,10 +1,10 @@
-"""How long a launch takes with each of its tiles, by which the plan chooses one.
+"""Estimates of how long a launch takes with each tile it could have, by which our tile and PackGQA are chosen.
 
-A launch takes ``launch_cycles`` and, until its last CTA ends, ``block_cycles`` for each key block and for the
-``tile_blocks`` that the prologue and epilogue of a tile are worth. The three numbers of every tile, of launches that
-hide keys and of those that do not, were fitted to simulated launches and to recorded timings, and stand in
-``tile_times.csv`` (``python -m fa3_reports.measured.tile_times`` makes it). Packed sequences are not in it, as a host
-does not know them.
+:mod:`fa3_kernels.plan.families.ours` asks for the tile, :mod:`fa3_kernels.plan.choose` for PackGQA. A launch takes
+``launch_cycles``, and ``block_cycles`` for each key block until its last CTA ends; the prologue and epilogue of a tile
+count as ``tile_blocks`` key blocks. The three numbers of every tile, for launches that hide keys and for those that do
+not, were fitted to simulated launches and to recorded timings. They stand in ``tile_times.csv``, which ``python -m
+fa3_reports.measured.tile_times`` makes. Packed sequences are not in it, as a host does not know their lengths.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fa3_kernels.plan.tile_order import Shape, count_items, shape_of
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.problem import AttentionProblem
 
-MAX_GROUP = 64  # heads that rows of a warpgroup hold
-PACKING = 1.03  # what a gain must exceed to pack or not against the number of tiles; assumed
-ROUNDS = 4  # 8 or all come to the same within 1 % of 9 launches in 10
+MAX_GROUP = 64  # heads that fit the rows of a warpgroup
+PACKING = 1.03  # the gain that must be exceeded for a choice that makes more row tiles; assumed
+ROUNDS = 4  # that are followed one by one; for 9 launches in 10 the estimate with 8 or all differs by less than 1 %
 SMS = 132  # of an H100 SXM and of an H200; a constant, so that no bit depends on the GPU
 FILE = Path(__file__).parent / "tile_times.csv"
 
 
 class TileTime(NamedTuple):
-    """A tile of a compiled size and what a launch takes with it.
+    """A tile of a compiled size, and the three numbers of the time that a launch takes with it.
 
-    ``operands`` are of 16 bits or e4m3, ``keys`` all seen, or some hidden by a causal mask or a window.
+    ``operands`` is "16 bits" or "e4m3"; ``keys`` is "all", or "some" if a causal mask or a window hides keys.
     """
 
     operands: str
@@ -45,7 +45,7 @@ class TileTime(NamedTuple):
     tile_blocks: float
 
     def cycles(self, shape: Shape) -> float:
-        """SM cycles of a launch of equal sequences."""
+        """Return the SM cycles of a launch of equal sequences."""
         blocks = blocks_of(shape, self.tile_m, self.tile_n)
         ends = last_end(blocks, len(shape.seqlens_q) * shape.tile_heads, self.tile_blocks)
         return self.launch_cycles + self.block_cycles * ends
@@ -65,14 +65,18 @@ def table() -> dict[tuple[str, int, int, str], tuple[TileTime, ...]]:
 
 
 def of(problem: AttentionProblem, head_dim: int, head_dim_v: int) -> tuple[TileTime, ...]:
-    """Return the tiles of compiled head_dims, which 16-bit operands of either format have alike; empty for none."""
+    """Return the tiles of a problem's kernels by their compiled head_dims; empty if no times were fitted.
+
+    fp16 and bf16 share their times.
+    """
     keys = "some" if problem.causal or problem.window != (-1, -1) else "all"
     return table().get(("e4m3" if problem.dtype == "e4m3" else "16 bits", head_dim, head_dim_v, keys), ())
 
 
 def blocks_of(shape: Shape, tile_m: int, tile_n: int) -> np.ndarray:
-    """Return the key blocks of every tile of one head of a sequence that sees a key, as
-    :func:`fa3_kernels.plan.tile_order.items` counts them.
+    """Return how many key blocks each row tile of a head visits, int64; tiles that see no key are left out.
+
+    The numbers are those of :func:`fa3_kernels.plan.tile_order.items`.
 
     >>> blocks_of(Shape((300,), (300,), 1, 1, right=0), 128, 128)
     array([1, 2, 3])
@@ -93,11 +97,10 @@ def blocks_of(shape: Shape, tile_m: int, tile_n: int) -> np.ndarray:
 
 
 def last_end(blocks: np.ndarray, heads: int, tile_blocks: float) -> float:
-    """When the last CTA ends, in key blocks, if every CTA takes a tile in each round, the longest the one that is free
-    first.
+    """Return when the last CTA ends, in key blocks, if tiles are dealt out in rounds.
 
-    Each of ``blocks`` is a tile in every one of ``heads`` heads. Rounds before the last :data:`ROUNDS` count as
-    balanced.
+    In each round every CTA takes one tile, and the CTA that is free first takes the longest. Each of the ``heads``
+    heads has a tile for each element of ``blocks``. Rounds before the last :data:`ROUNDS` count as balanced.
 
     >>> last_end(np.array([8]), 132, 0.0), last_end(np.array([8]), 133, 0.0)
     (8.0, 16.0)
@@ -129,9 +132,8 @@ def can_pack(problem: AttentionProblem) -> bool:
 def cycles_of(problem: AttentionProblem, tile: TileTime) -> tuple[float, float]:
     """Return SM cycles of a launch of equal sequences, without and with the heads of a group packed.
 
-    Packing counts as slower by :data:`PACKING` where it does not make fewer row tiles, and not packing where it does:
-    so much the fit does not know of what K and V cost that several CTAs read. Where it is not possible it takes for
-    ever.
+    The choice that makes more row tiles counts as slower by :data:`PACKING`: the fit does not know how much it costs
+    that several CTAs read the same K and V. Where packing is not possible its time is infinite.
     """
     plain = shape_of(problem)
     if not can_pack(problem):

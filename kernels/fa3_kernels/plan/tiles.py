@@ -1,4 +1,8 @@
-"""Which tiles a kernel visits and what it masks in them: pure functions of the shape.
+"""Which tiles a forward kernel visits and what it masks in them: pure functions of the shape.
+
+The twin computes with these rules, and :mod:`fa3_kernels.gluon.geometry` repeats them on the GPU.
+:mod:`fa3_kernels.plan.tile_order` says which CTA works on which tile. The backward's tiles are those of
+:mod:`fa3_kernels.plan.key_tiles`.
 
 Key blocks are visited right to left. A tile of rows visits every block that any of its rows can see; single elements
 are masked inside. With PackGQA the rows of a tile are (query position, head in group), head fastest, and the group is
@@ -24,9 +28,9 @@ class RowTile:
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least ``n``: what tensors of the kernels' compiler hold.
+    """Return the smallest power of two that is at least ``n``; tensors of the kernels' compiler have such sizes.
 
-    So many rows of a packed tile has each query position, of which TMA clips those beyond the group.
+    With PackGQA each query position has so many rows of a tile, and TMA clips the rows beyond the group.
 
     >>> [power_of_two(n) for n in (1, 3, 96)]
     [1, 4, 128]
@@ -37,7 +41,8 @@ def power_of_two(n: int) -> int:
 def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_group: bool = True) -> list[RowTile]:
     """Cut the rows of one kv head into tiles; the last one may be short.
 
-    Packed rows of heads that pad the group exist in no tile. Where a family does not pad it, tiles may begin inside it.
+    With PackGQA and a padded group the padding takes room in a tile, but its rows are not listed. In a family that does
+    not pad the group (``pads_group`` False) tiles may begin inside a group.
 
     Raises
     ------
@@ -69,9 +74,9 @@ def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_gr
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Bounds of the visible band, as the kernel computes them: key j is visible to row i iff left and right allow it.
+    """The visible band, as the kernel computes it: row i sees keys i + offset - left to i + offset + right.
 
-    ``offset`` aligns the diagonal (seqlen_k - seqlen_q: bottom right); -1 in ``left`` or ``right`` is unlimited.
+    ``offset`` aligns the diagonal; seqlen_k - seqlen_q is bottom right. -1 in ``left`` or ``right`` is unlimited.
     """
 
     seqlen_k: int
@@ -80,7 +85,7 @@ class Mask:
     right: int
 
     def blocks(self, positions: np.ndarray, tile_n: int) -> range:
-        """Key blocks, left to right, that some row of the tile can see (half-open)."""
+        """Return the key blocks, left to right, that some row of the tile can see; half-open."""
         stop = self.seqlen_k
         if self.right >= 0:
             stop = min(stop, int(positions.max()) + self.offset + self.right + 1)
@@ -89,15 +94,15 @@ class Mask:
         return range(n_min, max(n_min, n_max))
 
     def first_key(self, positions: np.ndarray) -> int:
-        """First key that some row of the tile can see, or that would be it."""
+        """Return the first key that the left limit leaves some row of the tile; it may lie beyond the keys."""
         return max(0, int(positions.min()) + self.offset - self.left) if self.left >= 0 else 0
 
     def from_key(self, start: int) -> Mask:
-        """The mask of the keys from ``start`` on, which are then counted from 0."""
+        """Return the mask of the keys from ``start`` on, which are then counted from 0."""
         return replace(self, seqlen_k=max(0, self.seqlen_k - start), offset=self.offset - start)
 
     def hidden(self, positions: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
-        """Elements of a tile to mask, bool (rows, columns); None when every one is visible."""
+        """Return the elements of a tile that are hidden, bool (rows, columns); None when every one is visible."""
         first = int(columns[0])
         last = int(columns[-1])
         diagonal = positions + self.offset
@@ -114,7 +119,7 @@ class Mask:
 
 
 def mask_of(problem: AttentionProblem, seqlen_q: int, seqlen_k: int) -> Mask:
-    """Mask of one sequence; causal is a window with nothing to the right."""
+    """Return the mask of one sequence; a causal mask is a window with nothing to the right."""
     left, right = problem.window
     if problem.causal:
         right = 0

@@ -1,6 +1,8 @@
-"""What is compiled into a kernel: one record, passed to it as a compile-time constant.
+"""The record of what is compiled into a forward kernel, which is passed to it as a compile-time constant.
 
-Everything here is decided on the host; a feature that is off costs no instruction.
+A plan (:mod:`fa3_kernels.plan.plan`) makes it from a configuration, and the kernels in :mod:`fa3_kernels.gluon` read it
+as ``p.variant``. Everything in it is decided on the host, so a feature that is off costs no instruction. The backward's
+record is in :mod:`fa3_kernels.plan.backward`.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.problem import AttentionProblem
 
-SWIZZLED_BYTES = 128  # of a row of the widest swizzled layout of TMA and wgmma
-STAGED_CHANNELS = 128  # of O of e4m3 kernels, that a warpgroup stages at a time
+SWIZZLED_BYTES = 128  # bytes of a row in the widest swizzled layout of TMA and wgmma
+STAGED_CHANNELS = 128  # of O that a warpgroup of an e4m3 kernel stages at a time
 
 
 def staged_channels(config: Config) -> int:
-    """Return the channels of O that a warpgroup stages at a time: shared memory of e4m3 kernels is short."""
+    """Return how many channels of O a warpgroup stages at a time; e4m3 kernels are short of shared memory."""
     return min(config.head_dim_v, STAGED_CHANNELS) if config.is_fp8 else config.head_dim_v
 
 
 def buffers(config: Config) -> dict[str, tuple[int, int]]:
-    """Return the buffers in shared memory of a kernel of any family: how many, and bytes of one.
+    """Return the buffers in shared memory of a kernel of any family, by name: how many, and the bytes of one.
 
-    Q and O have one per consumer warpgroup (and Q slot). O that leaves through another buffer has none.
+    Q has one per slot and consumer warpgroup, O one per consumer warpgroup. An O that leaves through the buffer of
+    another operand has none.
     """
     row = config.head_dim * config.bits // 8
     row_v = config.head_dim_v * config.bits // 8
@@ -39,7 +42,7 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
         "v": (rings, config.tile_n * row_v),
     }
     if config.transposes_v:
-        found["v_raw"] = found["v"]  # as loaded
+        found["v_raw"] = found["v"]  # V as loaded, beside V transposed
     if not config.pv_from_registers:
         found["p"] = config.consumers, WARPGROUP_ROWS * config.tile_n * config.bits // 8
     if not (config.traits.output_in_v or config.output_in_query_slot):
@@ -48,7 +51,7 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
 
 
 def smem_bytes(config: Config) -> int:
-    """Return the shared memory of the tiles of a kernel, in bytes; barriers and what partitions are handed come on top.
+    """Return the bytes of shared memory that the tiles of a kernel take, without barriers and arguments of partitions.
 
     >>> from fa3_kernels.plan.config import default_config
     >>> smem_bytes(default_config(AttentionProblem(1, 1, 1, 1024, 1024, 128)))
@@ -61,7 +64,10 @@ def smem_bytes(config: Config) -> int:
 
 
 def later(default: Any) -> Any:
-    """A field of a compile-time record that kernels of before it have at its default: their launches are the same."""
+    """Return a field of a compile-time record that was added later.
+
+    Kernels from before have it at its default. The hash of a launch leaves it out there, so that it stays the same.
+    """
     return field(default=default, metadata={"is_later": True})
 
 
@@ -72,7 +78,7 @@ class Variant:
     Parameters
     ----------
     consumers : int
-        Consumer warpgroups of 64 rows: 2 or 3.
+        Consumer warpgroups of 64 rows: 1 to 3.
     consumer_regs, producer_regs : int
         Registers per thread after the split (setmaxnreg).
     query_slots : int
@@ -84,27 +90,28 @@ class Variant:
     is_left_limited, is_right_limited : bool
         Whether the window hides keys on that side.
     is_varlen, is_split, softcap : bool
-        Packed sequences; partial results per split to a workspace; scores are capped.
+        Whether sequences are packed; whether partial results of a split go to a workspace; whether scores are capped.
     pingpong, overlap : bool
         Schedule switches.
     producer_warps : int
         1, or 4 where the producer also transposes V.
     slices : int
-        e4m3: slices of the channels in which O is kept; one of three boxes is kept as two boxes and the third.
+        e4m3: slices of the channels in which O is kept; a single slice of three boxes is kept as two boxes and the
+        third.
     promotion_interval : int
         e4m3: keys summed by the tensor core before O takes the sum in fp32; 0 chains through O.
     block_descales : bool
         e4m3: whether descales of K or V differ by key tile.
     integer_max : bool
-        Row maxima by integer comparisons where their order is right, see :func:`fa3_kernels.gluon.softmax.advance_max`.
+        Whether row maxima are found by integer comparisons, see :func:`fa3_kernels.gluon.softmax.advance_max`.
     holds_queries : bool
         Whether consumers keep Q in registers, see :meth:`fa3_kernels.plan.config.Config.keeps_queries`.
     qk_boxes, v_boxes, staged_boxes : int
         Boxes of channels of a tile of Q or K, of V or O, and of O as it is staged, see
         :func:`fa3_kernels.plan.call.boxes`.
     page_boxes : int
-        Boxes below each other in which TMA copies a key tile, one a page, or one where pages are tiles or larger; 0
-        where K and V are in no pages.
+        Boxes below each other in which TMA copies a key tile: one for each page, or one where pages are tiles or
+        larger; 0 where K and V are in no pages.
     qk_panels, v_panels : int
         Panels side by side in which a page's rows of a box of channels are copied, see :mod:`fa3_kernels.gluon.pages`.
     keeps_empty : bool
@@ -154,6 +161,7 @@ class Variant:
     out_in_query_slot: bool = field(init=False)  # otherwise a tile's first scores are started with the last P V before
 
     def __post_init__(self) -> None:
+        """Fill the derived fields."""
         derived = {
             "pack_log2": self.pack.bit_length() - 1,
             "tile_positions": WARPGROUP_ROWS * self.consumers // self.pack,
@@ -172,7 +180,9 @@ class Variant:
 
 
 def _panels(channels: int, config: Config, page_boxes: int) -> int:
-    """Panels of a box of channels: rows of 128 bytes, which the swizzled layout keeps together."""
+    """Return how many panels a box of channels has; a panel's rows have 128 bytes, which the swizzled layout keeps
+    together.
+    """
     return max(1, channels * config.bits // 8 // SWIZZLED_BYTES) if page_boxes > 1 else 1
 
 

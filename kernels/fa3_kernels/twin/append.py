@@ -1,4 +1,4 @@
-"""Rotary positions of queries and new keys, as the kernel that writes them to a cache: bit for bit."""
+"""Rotary positions of queries and new keys, bit for bit as :mod:`fa3_kernels.gluon.append` computes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The device operations a forward kernel is composed of, with switches that idealise one of them at a time.
 
-Every operation is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded once
-to fp32. Switching a source of error off and looking at what remains is how the error budget is measured.
+:mod:`fa3_kernels.twin.forward` and :mod:`fa3_kernels.twin.softmax` compute with these operations, in the order of a
+kernel family. Each is bit-exact to the device unless its name is in ``ideal``: then it is done in float64 and rounded
+once to fp32. The error budget is measured so: one source of error is switched off, and the remaining error compared.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fa3_kernels.twin import convert, float32, mufu
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, wgmma
 
 Source = Literal["scores", "exp2", "p_rounding", "pv", "output"]
-# Of the error budget; without "output" the result stays binary32.
+# The sources of the error budget. "output" is not one of them: as ideal it leaves the result in binary32.
 SOURCES: tuple[Source, ...] = ("scores", "exp2", "p_rounding", "pv")
 
 
@@ -39,11 +40,11 @@ class Arithmetic:
     order: Order = OUR_ORDER
 
     def flushed(self, x: np.ndarray) -> np.ndarray:
-        """Operands or results of additions, multiplications and fma as the build takes them."""
+        """Return operands or results of arithmetic as the build takes them: subnormal numbers kept, or as zeros."""
         return x if self.order.keeps_subnormals else float32.flushed(x)
 
     def scores(self, q: Operand, k: OperandB) -> np.ndarray:
-        """Raw scores Q K^T of one tile, float32 (rows, keys)."""
+        """Return the raw scores Q K^T of one tile, float32 (rows, keys)."""
         if "scores" in self.ideal:
             return (q.value.astype(np.float64) @ k.value.astype(np.float64)).astype(np.float32)
         if self.order.accumulator == "fp32":
@@ -51,7 +52,10 @@ class Arithmetic:
         return wgmma(q, k)
 
     def exp2_scaled(self, s: np.ndarray, c: np.ndarray, minus: np.ndarray) -> np.ndarray:
-        """ex2(fma(s, c, -minus)), or ex2(fp32(s * c) - minus), with c and minus per row, float32 (rows, keys)."""
+        """Return ex2(fma(s, c, -minus)), or ex2(fp32(s * c) - minus) as the order says; float32 (rows, keys).
+
+        c and minus are per row.
+        """
         if "exp2" in self.ideal:
             with np.errstate(invalid="ignore", over="ignore"):
                 exact = s.astype(np.float64) * c[:, None] - minus[:, None]
@@ -63,6 +67,7 @@ class Arithmetic:
         return self.ex2(float32.fma(s, scale, -minus) if self.order.contracts_exponent else s * scale - minus)
 
     def ex2(self, x: np.ndarray) -> np.ndarray:
+        """Return 2^x as the build computes it, float32 like ``x``."""
         if "exp2" in self.ideal:
             with np.errstate(over="ignore"):
                 return np.exp2(x.astype(np.float64)).astype(np.float32)
@@ -79,16 +84,20 @@ class Arithmetic:
         return convert.encode_f32(p, self.dtype)
 
     def summed(self, p: np.ndarray) -> np.ndarray:
-        """Return what the row sum adds of probabilities, float32."""
+        """Return the probabilities as the row sum adds them, float32: unrounded, or rounded to their format."""
         return self.encode_p(p).astype(np.float32) if self.order.row_sum_of == "rounded" else p
 
     def encode_output(self, x: np.ndarray, fmt: str) -> np.ndarray:
+        """Round float32 O to the output format; unrounded where the output is ideal."""
         if "output" in self.ideal:
             return x
         return convert.encode_f32(x, fmt)
 
     def accumulate(self, p: np.ndarray, p_encoded: np.ndarray, v: OperandB, c: np.ndarray | None) -> np.ndarray:
-        """C + P V for one chain of keys, float32 (rows, channels); ``p`` is P before rounding."""
+        """Return C + P V for one chain of keys, float32 (rows, channels); C is zero where it is None.
+
+        ``p`` is P before it is rounded, ``p_encoded`` afterwards.
+        """
         exact_pv = "pv" in self.ideal
         exact_p = "p_rounding" in self.ideal
         if self.order.accumulator == "fp32" and not (exact_pv or exact_p):

@@ -1,6 +1,8 @@
 """Backward twin: the gradients of FlashAttention-3's backward on a CPU, bit for bit.
 
-Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashAttention-3:
+Its callers compare gradients of a GPU with it, and plant mistakes in it; the forward has
+:mod:`fa3_kernels.twin.forward`. The order of FlashAttention-3 follows. :class:`fa3_kernels.plan.order.BackwardOrder`
+names where other families differ, ours among them.
 
 1. D = rowsum(dO * O) in binary32: a thread takes 8 neighbouring channels of every 128 (every 64 where head_dim is no
    multiple of 128; ours pads it with zeros to a power of two), the first product rounded, the others added by fma; then
@@ -16,8 +18,9 @@ Where families differ says :class:`fa3_kernels.plan.order.BackwardOrder`. FlashA
    bulk reductions of TMA keep them; atomics of single elements, which add dQ at head_dim 256, do not.
 5. Everything rounded once to 16 bits.
 
-The additions of step 4 are reductions in any order, so that the library's own dQ differs from run to run where three or
-more parts meet. :func:`backward` adds in ascending order, which is one of them; :func:`backward_range` encloses all.
+The reductions of step 4 happen in any order, so the library's own dQ differs from run to run where three or more parts
+meet. :func:`backward` adds in ascending order, which is one of the possible ones; :func:`backward_range` encloses the
+results of all of them.
 Sources: FlashAttention-3 (arXiv 2407.08608, section B.1) and upstream's hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp.
 """
 
@@ -52,27 +55,28 @@ class Gradients(NamedTuple):
 
 
 class GradientRange(NamedTuple):
-    """Ends of what the library can return for every element, see :func:`backward_range`."""
+    """The smallest and the largest value that the library can return, by element; see :func:`backward_range`."""
 
     low: Gradients
     high: Gradients
 
     def outside(self, observed: Gradients) -> Gradients:
-        """Tell where an observed gradient is one that no order of additions gives, bool in its shape.
+        """Tell where an observed gradient is one that no order of additions gives: arrays of bool.
 
-        Where the ends are NaN every order gives NaN or Inf, and an observed finite number lies outside.
+        Where the ends are NaN every order gives NaN or Inf, so a finite number lies outside.
         """
         return Gradients(*(_outside(*ends) for ends in zip(self.low, self.high, observed, strict=True)))
 
 
 def _outside(low: np.ndarray, high: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Tell where ``observed`` is not in [low, high], or is finite although the ends are NaN."""
     a, b, x = (y.astype(np.float64) for y in (low, high, observed))
     return np.where(np.isnan(a), np.isfinite(x), ~((a <= x) & (x <= b)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """One launch: what is the same for all of its tiles."""
+    """One launch: what all of its tiles share."""
 
     config: BackwardConfig
     order: BackwardOrder
@@ -81,7 +85,7 @@ class _Gradient:
     walk: Walk  # of one sequence
 
     def of_sequence(self, problem: AttentionProblem, seq: Sequence) -> _Gradient:
-        """The same for one sequence."""
+        """Return this launch with the walk of one sequence: walks depend on its lengths."""
         c = self.config
         walk = walk_of(problem, c.tile_m, c.tile_n, c.num_ctas, seq.seqlen_q, seq.seqlen_k)
         return replace(self, walk=walk)
@@ -99,16 +103,16 @@ class _Gradient:
         return _F32(self.softmax_scale)
 
     def flushed(self, x: np.ndarray) -> np.ndarray:
-        """Operands or results of additions, multiplications and fma as the build takes them."""
+        """Return operands or results of arithmetic as the build takes them: subnormal numbers kept, or as zeros."""
         return x if self.order.keeps_subnormals else float32.flushed(x)
 
     def product(self, x: np.ndarray, factor: np.float32 | np.ndarray) -> np.ndarray:
-        """A multiplication as the build does it."""
+        """Multiply as the build does."""
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             return self.flushed(self.flushed(x) * factor)
 
     def encoded(self, x: np.ndarray) -> np.ndarray:
-        """Round to 16 bits."""
+        """Round to the 16 bits of the operands."""
         return convert.encode_f32(x, self.dtype)
 
 
@@ -217,6 +221,7 @@ def backward_range(problem: AttentionProblem, operands: BackwardOperands, config
 
 
 def _check(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> None:
+    """Raise ValueError for operands that do not fit, a problem whose bits are not known, and an unsupported dlse."""
     operands.check(problem)
     check_reproduced(problem, config)
     if operands.dlse is not None and "lse_gradient" not in config.backward.features:
@@ -224,6 +229,7 @@ def _check(problem: AttentionProblem, operands: BackwardOperands, config: Backwa
 
 
 def _empty(problem: AttentionProblem, operands: BackwardOperands) -> Gradients:
+    """Return zeros like q, k and v."""
     return Gradients(*(np.zeros(x.shape, x.dtype) for x in (operands.q, operands.k, operands.v)))
 
 
@@ -256,12 +262,15 @@ def _kv_heads(
 
 
 def _head_parts(parts: list[_Parts], name: str, kernel: _Gradient) -> np.ndarray:
-    """Return what is added to dK or dV of a kv head, (parts, keys, channels): every query head's, or one chain."""
+    """Return what is added to dK or dV of a kv head, (parts, keys, channels).
+
+    That is a part of every query head; or one part where the heads are chained, which is the last head's.
+    """
     return np.stack([getattr(x, name) for x in (parts[-1:] if kernel.order.heads == "chained" else parts)])
 
 
 def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Gradient) -> _Parts:
-    """Without padding, and with dK scaled where every head's is."""
+    """Return what a head adds, without padding, and with dK scaled in families that scale it for each head."""
     dk = parts.dk[: seq.seqlen_k, : problem.head_dim]
     if not (kernel.order.scales_ds or kernel.order.scales_sums):
         dk = kernel.product(dk, kernel.scale)
@@ -269,21 +278,27 @@ def _cut(parts: _Parts, seq: Sequence, problem: AttentionProblem, kernel: _Gradi
 
 
 def _with_tail(rows: np.ndarray, packed: np.ndarray, start: int, kernel: _Gradient, tile: int) -> np.ndarray:
-    """Rows of one sequence up to whole tiles: with zeros, or of packed sequences with what follows in memory."""
+    """Return rows of one sequence up to whole tiles: filled with zeros, or with what follows in memory.
+
+    The latter holds for packed sequences in families whose loads do not stop at the sequence's end.
+    """
     length = -(-len(rows) // tile) * tile
     rows = packed[start : start + length] if packed.ndim == 3 and kernel.order.reads_past else rows
     return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _widened(x: np.ndarray, columns: int) -> np.ndarray:
-    """Channels padded with zeros to the kernel's."""
+    """Return rows with their channels padded with zeros to the kernel's size."""
     return np.concatenate([x, np.zeros((len(x), columns - x.shape[1]), x.dtype)], axis=1)
 
 
 def _rows(
     q: np.ndarray, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None, kernel: _Gradient
 ) -> _Rows:
-    """Prepare one query head; D and the lse of rows beyond the sequence are 0 and +Inf."""
+    """Prepare the query side of one head.
+
+    Rows beyond the sequence get D = 0 and lse = +Inf, so that their P is 0.
+    """
     length = len(lse)
     dtype = kernel.dtype
     q = _widened(q, kernel.config.head_dim)
@@ -300,7 +315,10 @@ def _rows(
 
 
 def scale_log2(softmax_scale: float, softcap: float, order: BackwardOrder) -> np.float32:
-    """Return what takes scores to log2 units: softmax_scale * log2(e); with a softcap, of tanh, softcap * log2(e)."""
+    """Return the factor that takes scores to log2 units, as the family rounds it.
+
+    Without a softcap that is softmax_scale * log2(e); with one it multiplies the tanh and is softcap * log2(e).
+    """
     if order.factor == "float64":
         return _F32(softmax_factors(softmax_scale, softcap)[0])
     factor = _F32(softcap or softmax_scale)
@@ -364,7 +382,7 @@ def row_dots(out: np.ndarray, dout: np.ndarray, order: BackwardOrder) -> np.ndar
 
 
 def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Gradient, before: _Parts | None) -> _Parts:
-    """Run all key blocks of one query head, dK and dV chained behind those of the head before."""
+    """Run all key blocks of one query head; dK and dV continue the chains of ``before``, if that is not None."""
     config = kernel.config
     blocks = len(k) // kernel.config.tile_n
     dq = np.zeros((blocks, len(rows.lse), config.head_dim), _F32)
@@ -390,7 +408,7 @@ def _head(rows: _Rows, k: np.ndarray, v: np.ndarray, mask: Mask, kernel: _Gradie
 
 
 def _visited(mask: Mask, first_key: int, rows: int, kernel: _Gradient) -> tuple[int, int]:
-    """Rows of the row blocks that see some key of a block, half-open."""
+    """Return the rows of the row blocks that see some key of a block, half-open."""
     tile_m = kernel.config.tile_m
     tile_n = kernel.config.tile_n
     start = 0
@@ -426,7 +444,7 @@ def _block(
         ds = kernel.product(ds, slope)
     ds16 = kernel.encoded(ds)
     sums.dq[part] = wgmma(operand(ds16, dtype), operand_b(np.ascontiguousarray(k.T), dtype))
-    order = np.arange(part.stop - part.start)
+    order = np.arange(part.stop - part.start)  # in which the chains of dK and dV take the rows
     if kernel.order.rows != "ascending":
         tile_m = kernel.config.tile_m
         blocks = range(part.start // tile_m, part.stop // tile_m)
@@ -440,12 +458,12 @@ def _block(
 
 
 def _taken(x: OperandB, rows: np.ndarray) -> OperandB:
-    """The rows of k in another order."""
+    """Return an operand with its rows of k in another order."""
     return OperandB(x.fmt, x.bits[rows], x.value[rows], x.power[rows], x.special, x.least)
 
 
 def _scores(s: np.ndarray, kernel: _Gradient) -> tuple[np.ndarray, np.ndarray | None]:
-    """Scores of a tile, or their tanh with the factor of dS that it asks for."""
+    """Return the scores of a tile and None; with a softcap their tanh and its slope, a factor of dS."""
     if not kernel.softcap:
         return s, None
     return capped(s, kernel.softmax_scale, kernel.softcap, kernel.order)
@@ -507,16 +525,20 @@ def _dq_sum(parts: np.ndarray, kernel: _Gradient) -> np.ndarray:
 
 
 def _dq_scaled(dq: np.ndarray, kernel: _Gradient) -> np.ndarray:
-    """dQ after its parts were added."""
+    """Return dQ with softmax_scale, after its parts were added; families that scale dS multiply by 1, which flushes."""
     return kernel.product(dq, _F32(1) if kernel.order.scales_ds else kernel.scale)
 
 
 def _group_scaled(total: np.ndarray, name: str, heads: int, kernel: _Gradient) -> np.ndarray:
-    """dK or dV of a kv head after its heads were added; a single head's dV meets no further arithmetic."""
+    """Return dK or dV of a kv head after its heads were added, scaled where the family does that here.
+
+    A single head's dV meets no further arithmetic; that of several heads is multiplied by 1, which flushes.
+    """
     if name == "dk" and kernel.order.scales_sums:
         return kernel.product(total, kernel.scale)
     return total if heads == 1 else kernel.product(total, _F32(1))
 
 
 def _rounded(x: np.ndarray, kernel: _Gradient) -> np.ndarray:
+    """Round a gradient to the operands' format."""
     return kernel.encoded(x)

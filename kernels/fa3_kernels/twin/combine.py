@@ -1,10 +1,11 @@
 """The combine of split-KV: partial outputs and their lse become one, in the order of a kernel family.
 
-Ours adds the splits one after another with lse in base 2. In FlashAttention-2 and 3 several threads share a row's
-splits: each sums its own in turn, and the threads add up in a butterfly; lse is natural. FlashAttention-3 is built with
-fast mathematics, so that exp(x) is ex2(x * log2 e) and log(x) is lg2(x) * ln2; FlashAttention-2 calls CUDA's expf and
-logf, and weighs by exp(lse_i - lse) where FlashAttention-3 multiplies by the inverse of the sum. Sources: csrc
-flash_fwd_kernel.h and hopper flash_fwd_combine_kernel.h of Dao-AILab/flash-attention.
+:mod:`fa3_kernels.twin.forward` calls :func:`combine` for every row tile whose keys are split. Ours adds the splits one
+after another, with lse in base 2. In FlashAttention-2 and 3 several threads share a row's splits, and lse is natural:
+each thread sums its own splits in turn, and the threads add up in a butterfly. FlashAttention-3 is built with fast
+mathematics, so that exp(x) is ex2(x * log2 e) and log(x) is lg2(x) * ln2, and it multiplies weights by the inverse of
+their sum. FlashAttention-2 calls CUDA's expf and logf, and weighs by exp(lse_i - lse). Sources: csrc flash_fwd_kernel.h
+and hopper flash_fwd_combine_kernel.h of Dao-AILab/flash-attention.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ def combine(
     lse : float32 (splits, rows)
         lse of each in base 2, or natural where the family's is; -inf for a split without a visible key.
     compiled_head_dim : int
-        Channels of O that the kernel was compiled for, on which depends how many threads share a row in
-        FlashAttention-2 and 3.
+        Channels of O that the kernel was compiled for; how many threads share a row in FlashAttention-2 depends on it.
 
     Returns
     -------
@@ -51,6 +51,7 @@ def combine(
 def _in_turn(
     o: np.ndarray, lse: np.ndarray, base: np.ndarray, arithmetic: Arithmetic, compiled_head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Merge the splits in our order: one after the other, with weights in base 2."""
     weights = arithmetic.ex2(lse - base)
     total = reduce(np.add, weights)
     inverse = np.where(total == 0, np.float32(0), mufu.rcp(total))
@@ -63,7 +64,9 @@ def _in_turn(
 
 
 def _shared_sum(weights: np.ndarray, threads: int) -> np.ndarray:
-    """Sum over splits (splits, rows), split i by thread i mod ``threads``, which then add up in a butterfly."""
+    """Sum over splits, (splits, rows): thread i mod ``threads`` adds split i, then the threads add up in a
+    butterfly.
+    """
     turns = -(-len(weights) // threads)
     grid = np.zeros((turns * threads, weights.shape[1]), np.float32)
     grid[: len(weights)] = weights
@@ -77,6 +80,10 @@ def _shared_sum(weights: np.ndarray, threads: int) -> np.ndarray:
 def _flash3(
     o: np.ndarray, lse: np.ndarray, base: np.ndarray, arithmetic: Arithmetic, compiled_head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Merge the splits in FlashAttention-3's order; splits of weight 0 are left out.
+
+    16 threads share a row of at most 64 channels, otherwise 32.
+    """
     weights = arithmetic.ex2(arithmetic.flushed(lse - base) * LOG2_E)
     total = _shared_sum(weights, 16 if o.shape[2] <= 64 else 32)
     empty = (total == 0) | np.isnan(total)
@@ -92,6 +99,9 @@ def _flash3(
 def _flash2(
     o: np.ndarray, lse: np.ndarray, base: np.ndarray, arithmetic: Arithmetic, compiled_head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Merge the splits in FlashAttention-2's order; the head_dim it was compiled for says how many threads share a
+    row.
+    """
     rows = 4 if compiled_head_dim % 128 == 0 else 8 if compiled_head_dim % 64 == 0 else 16
     most = 1 << (len(o) - 1).bit_length()
     total = _shared_sum(libdevice.exp(lse - base), min(_THREADS_OF_FLASH2 // rows, most))

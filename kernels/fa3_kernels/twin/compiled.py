@@ -1,8 +1,9 @@
 """Compile the twin's inner loops with numba, behind a cache that is never stale.
 
-Numba's own cache looks only at the file that defines a function and misses edits of callees in other files
-(measured with numba 0.68). So the cache directory is named by a SHA-256 over every source file and table of
-this package and the versions of numba and numpy; any edit selects a fresh directory.
+Numba's own cache looks only at the file that defines a function, and misses edits of callees in other files (measured
+with numba 0.68). So the cache directory is named by a SHA-256 over every source file and table of this package and the
+versions of numba and numpy: any edit selects a fresh directory. Changed copies of the twin compile without a cache
+(:mod:`fa3_kernels.faults.uncached`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fa3_reference.bounds.compiled import forgiving
 _CONFIG: Any = config  # its names are made when numba is loaded: no type checker sees them
 CACHE_VARIABLE = "FA3VERIFY_CACHE"
 _PACKAGE = Path(__file__).resolve().parent
-_ROOM = 1 << 16  # bytes; a compiled loop takes about as many
+_ROOM = 1 << 16  # bytes that a directory must have room for: about what a compiled loop takes
 
 
 def source_hash(package: Path = _PACKAGE) -> str:
@@ -40,7 +41,7 @@ def source_hash(package: Path = _PACKAGE) -> str:
 
 
 def _is_private(directory: Path) -> bool:
-    """Nobody else may write there: numba unpickles what it finds."""
+    """Tell whether nobody else may write to a directory, which matters as numba unpickles what it finds there."""
     status = directory.stat()
     owner = getattr(os, "getuid", lambda: status.st_uid)()
     return status.st_uid == owner and (os.name == "nt" or not stat.S_IMODE(status.st_mode) & 0o022)
@@ -50,7 +51,8 @@ def _is_private(directory: Path) -> bool:
 def cache_directory() -> Path:
     """Return a writable directory for this source state.
 
-    The root is $FA3VERIFY_CACHE, else $XDG_CACHE_HOME, else ~/.cache, else a temporary directory.
+    Its root is the first of $FA3VERIFY_CACHE, $XDG_CACHE_HOME, ~/.cache and the system's temporary directory that can
+    be written, has room, and is nobody else's to write to; without any of them it is a fresh temporary directory.
     """
     roots = [os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
     roots.append(os.path.join(tempfile.gettempdir(), f"cache-{getattr(os, 'getuid', int)()}"))
@@ -69,7 +71,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def _numba_cache_in(directory: Path) -> Iterator[None]:
-    """Numba reads CACHE_DIR while it decorates a function, and not later."""
+    """Set numba's CACHE_DIR inside the block; numba reads it only while it decorates a function."""
     before = _CONFIG.CACHE_DIR
     _CONFIG.CACHE_DIR = str(directory)
     try:

@@ -1,8 +1,8 @@
 """The fp32 pipe: fused multiply-add, maxima, and the row sums in the order of a wgmma accumulator fragment.
 
-Additions and multiplications of numpy float32 arrays are the device's round-to-nearest instructions already (no .ftz:
-subnormals are kept; :func:`flushed` does what .ftz adds). Here is what numpy lacks. NaN results are 0x7fffffff
-(documented: PTX ISA, canonical NaN).
+Additions and multiplications of numpy float32 arrays already round as the device's instructions without .ftz do, which
+keep subnormal numbers; :func:`flushed` does what .ftz adds. This module has the operations that numpy lacks. NaN
+results are 0x7fffffff (documented: PTX ISA, canonical NaN).
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ def fma_one(a, b, c):
 
 @compiled
 def _fma_loop(a, b, c, out):
+    """Fill ``out`` with a * b + c, all flat."""
     for i in range(out.size):
         out[i] = fma_one(a[i], b[i], c[i])
 
 
 @compiled
 def _product_loop(a, b, out):
+    """Add A B to ``out`` by fma, k ascending."""
     for i in range(a.shape[0]):
         for k in range(a.shape[1]):
             x = a[i, k]
@@ -51,6 +53,7 @@ def _product_loop(a, b, out):
 
 @compiled
 def _exp2_scaled_loop(s, c, minus, out):
+    """Fill ``out``, bits of float32, with ex2(s * c - minus); c and minus are per row."""
     exponent = np.empty(s.shape[1], np.float32)
     exponent_bits = exponent.view(np.int32)
     for i in range(s.shape[0]):
@@ -64,6 +67,7 @@ def _exp2_scaled_loop(s, c, minus, out):
 
 @compiled
 def _thread_row_sums_loop(p, out):
+    """Fill ``out`` (m, 4): each pair of columns is added first, then the pairs, j ascending."""
     for i in range(p.shape[0]):
         for q in range(4):
             out[i, q] = p[i, 2 * q] + p[i, 2 * q + 1]
@@ -74,6 +78,7 @@ def _thread_row_sums_loop(p, out):
 
 @compiled
 def _serial_sums_loop(p, sums):
+    """Add each thread's columns to ``sums`` (m, 4) one by one, all but the first column."""
     for i in range(p.shape[0]):
         t0 = sums[i, 0]
         t1 = sums[i, 1]
@@ -100,6 +105,7 @@ def _serial_sums_loop(p, sums):
 
 @compiled
 def _flush_loop(bits, out):
+    """Fill ``out`` with the bits, those of subnormal numbers replaced by a zero of their sign."""
     for i in range(bits.size):
         b = bits[i]
         out[i] = b & np.int32(-(1 << 31)) if (b & 0x7F800000) == 0 else b
@@ -107,6 +113,7 @@ def _flush_loop(bits, out):
 
 @compiled
 def _row_max_loop(bits, out):
+    """Fill ``out`` with the bits of each row's maximum; bits are compared as integers in the order of the numbers."""
     for i in range(bits.shape[0]):
         largest = np.int32(_LOWEST_KEY)
         for j in range(bits.shape[1]):
@@ -118,6 +125,7 @@ def _row_max_loop(bits, out):
 
 
 def _canonical(x: np.ndarray) -> np.ndarray:
+    """Give every NaN of ``x`` the bits 0x7fffffff, in place."""
     x[np.isnan(x)] = _CANONICAL
     return x
 
@@ -235,7 +243,7 @@ def serial_row_sums(p: np.ndarray, start: np.ndarray) -> np.ndarray:
     p : float32 (m, n)
         n is a positive multiple of 8.
     start : float32 (m, 4)
-        What stands for each thread's first column: that column (:func:`first_columns`), or it and a sum from before.
+        The first term of each thread: its first column (:func:`first_columns`), or that column added to an earlier sum.
 
     Returns
     -------
@@ -258,7 +266,7 @@ def quad_sum(t: np.ndarray, *, far_first: bool = True) -> np.ndarray:
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Return float32 ``x`` with subnormal numbers as zeros of their sign: operands or results of .ftz instructions.
+    """Return float32 ``x`` with subnormal numbers as zeros of their sign, as .ftz instructions read and write them.
 
     A build with -ftz=true flushes both of every addition, multiplication and fma.
     """

@@ -1,6 +1,8 @@
 """Forward twin: FlashAttention's forward kernel on a CPU, bit for bit, in the order of any family that is known.
 
-Our own order, which our GPU kernels must follow; where others' differ says :class:`fa3_kernels.plan.order.Order`:
+Its callers compare outputs of a GPU with it, and plant mistakes in it; gradients have
+:mod:`fa3_kernels.twin.backward`. The order of our own family follows, which our GPU kernels must keep.
+:class:`fa3_kernels.plan.order.Order` names where other families differ.
 
 1. Row tiles of tile_m; key blocks right to left (:mod:`fa3_kernels.plan.tiles`). Operands are zero-padded to the
    kernel's head_dim and to whole key tiles; V rows beyond seqlen_k are cleared.
@@ -19,7 +21,7 @@ Our own order, which our GPU kernels must follow; where others' differ says :cla
 9. Split-KV keeps step 8 in fp32 with lse in base 2; the combine adds splits in ascending order
    (:mod:`fa3_kernels.twin.combine`).
 
-With intra-warpgroup overlap P V of block j runs after S of block j + 1: the same operations on the same values.
+With intra-warpgroup overlap P V of block j runs after S of block j + 1. The operations and their values are the same.
 Sources: FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2); instruction semantics in the modules imported here.
 """
 
@@ -47,7 +49,11 @@ MIN_NORMAL = np.float32(2.0**-126)
 
 
 class Forward(NamedTuple):
-    """``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse`` float32, natural log."""
+    """Result of a forward: ``out`` in the output format, (batch, seqlen_q, nheads, head_dim_v) or packed; ``lse``
+    float32.
+
+    lse is a natural logarithm, (batch, nheads, seqlen_q), or (nheads, total_q) for packed sequences.
+    """
 
     out: np.ndarray
     lse: np.ndarray
@@ -73,7 +79,7 @@ class _Queries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """One launch: what is the same for all of its tiles."""
+    """One launch: what all of its tiles share."""
 
     config: Config
     arithmetic: Arithmetic
@@ -90,7 +96,10 @@ class _Attention:
 
     @property
     def natural(self) -> float:
-        """Return what takes scores to natural units where softmax does; some orders have done it before, or half."""
+        """Return the factor that the softmax puts on scores to take them to natural units.
+
+        Orders that scale scores or Q before put 1, or 1 / log2(e) where that scale has log2(e) as well.
+        """
         done = {"in_turn": 1.0, "folded": 1.0, "folded_log2": 1 / LOG2_E}
         return done.get(self.order.factor, self.softmax_scale)
 
@@ -186,6 +195,7 @@ def _rotated(problem: AttentionProblem, operands: Operands) -> Operands:
 
 
 def _check_supported(problem: AttentionProblem, operands: Operands, config: Config) -> None:
+    """Raise ValueError for a problem that the family's twin does not reproduce, or the configuration does not fit."""
     config.traits.check_reproduced(problem)
     rules = [
         (config.dtype == problem.dtype, f"config is for {config.dtype}, the problem is {problem.dtype}"),
@@ -232,6 +242,7 @@ def _run_kv_head(
         q_descale = _q_descale(operands.q_descale, seq, tile, tile_heads)
         sink = None if operands.sinks is None else operands.sinks[tile_heads]
         queries = _Queries(operand(q_rows, config.dtype), q_descale, sink)
+        # some families count key tiles from the first key that the window leaves
         start = mask.first_key(tile.positions) if kernel.order.key_tiles == "from_window" else 0
         keys = _key_side(k[start:], v[start:], operands, seq, kv_head, kernel) if start else whole
         o, tile_lse = _run_tile(queries, keys, tile, mask.from_key(start), kernel)
@@ -241,7 +252,10 @@ def _run_kv_head(
 
 
 def _folded(q: np.ndarray, kernel: _Attention) -> np.ndarray:
-    """Return the rows of Q as they enter the product, in their format: some orders take the scale into them."""
+    """Return the rows of Q as they enter the product, in their format.
+
+    Some orders multiply Q by the scale and round it again; all others take Q as it is.
+    """
     if not kernel.order.folds_scale:
         return q
     scale = kernel.softmax_scale * (LOG2_E if kernel.order.factor == "folded_log2" else 1)
@@ -249,11 +263,12 @@ def _folded(q: np.ndarray, kernel: _Attention) -> np.ndarray:
 
 
 def _compiled(head_dim: int, kernel: _Attention) -> int:
-    """Channels of Q and K as the kernel pads them with zeros."""
+    """Return the channels of Q and K as the kernel pads them with zeros."""
     return kernel.config.traits.compiled_head_dim(head_dim, kernel.config.is_fp8)
 
 
 def _mask(problem: AttentionProblem, seq: Sequence, kernel: _Attention) -> Mask:
+    """Return the mask of one sequence, with the diagonal where the family aligns it."""
     mask = mask_of(problem, seq.seqlen_q, seq.seqlen_k)
     if kernel.order.diagonal == "top_left":
         mask = Mask(mask.seqlen_k, 0, mask.left, mask.right)
@@ -274,6 +289,7 @@ def _padded(x: np.ndarray, *, rows: int = 0, columns: int = 0) -> np.ndarray:
 def _key_side(
     k: np.ndarray, v: np.ndarray, operands: Operands, seq: Sequence, kv_head: int, kernel: _Attention
 ) -> _KeySide:
+    """Return K and V of one sequence and kv head, padded with zeros to whole key tiles, and their descales."""
     config = kernel.config
     blocks = max(1, -(-len(k) // config.tile_n))
     rows = blocks * config.tile_n
@@ -288,7 +304,7 @@ def _key_side(
 
 
 def _tile_descale(descale: Descale | None, seq: Sequence, head: int, blocks: int, tile_n: int) -> np.ndarray:
-    """Return the descale of every key tile, float32 (blocks,)."""
+    """Return the descale of every key tile, float32 (blocks,); ones without a descale."""
     if descale is None:
         return np.ones(blocks, np.float32)
     values = descale.values[seq.index, head]
@@ -299,7 +315,7 @@ def _tile_descale(descale: Descale | None, seq: Sequence, head: int, blocks: int
 
 
 def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.ndarray) -> np.ndarray:
-    """Return the descale of every row of a tile, float32 (rows,)."""
+    """Return the descale of every row of a tile, float32 (rows,); ones without a descale."""
     if descale is None:
         return np.ones(heads.size, np.float32)
     block = tile.positions // descale.block_rows if descale.block_rows else np.zeros_like(tile.positions)
@@ -309,9 +325,9 @@ def _q_descale(descale: Descale | None, seq: Sequence, tile: RowTile, heads: np.
 def _run_tile(
     queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row tile over all its key blocks: fp32 output, and lse in the units of :func:`softmax.lse_unit`.
+    """Run one row tile over all its key blocks; return fp32 output, and lse in the units of :func:`softmax.lse_unit`.
 
-    Of several parts the first one takes the sinks.
+    With splits each part of the blocks is run by itself, and the parts are combined. The first part takes the sinks.
     """
     blocks = mask.blocks(tile.positions, kernel.config.tile_n)
     if kernel.config.num_splits == 1:
@@ -330,7 +346,10 @@ def _run_tile(
 def _run_blocks(
     queries: _Queries, keys: _KeySide, tile: RowTile, mask: Mask, kernel: _Attention, blocks: range
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The main loop over key blocks and its epilogue."""
+    """Run the main loop over some key blocks, and the epilogue; return what :func:`_run_tile` returns, of these blocks.
+
+    No block at all gives output 0 and the lse of an empty row.
+    """
     arithmetic = kernel.arithmetic
     config = kernel.config
     state = softmax.RowState.start(tile.positions.size)
@@ -366,7 +385,7 @@ def _run_blocks(
 
 
 def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attention) -> np.ndarray:
-    """Return what takes raw scores to log2 units, or to what tanh is taken of, float32 (rows,)."""
+    """Return the factor that takes raw scores to log2 units, or to the argument of tanh, float32 (rows,)."""
     with np.errstate(over="ignore"):
         if kernel.order.descales == "product_first":
             product = kernel.arithmetic.flushed(q_descale * keys.k_descale[block])
@@ -376,7 +395,7 @@ def _factor(q_descale: np.ndarray, keys: _KeySide, block: int, kernel: _Attentio
 
 
 def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
-    """Return what takes the maximum of a row to the units of its lse, float32 (rows,)."""
+    """Return the factor that takes the maximum of a row to the units of its lse, float32 (rows,)."""
     if kernel.order.lse == "natural_by_scale":
         return np.full_like(c, kernel.softcap or kernel.natural)
     if kernel.order.lse == "natural" and kernel.order.maxima == "scaled":
@@ -385,7 +404,10 @@ def _lse_factor(c: np.ndarray, kernel: _Attention) -> np.ndarray:
 
 
 def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Attention) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of one tile and the factor per row that takes them to log2 units."""
+    """Return the scores of one tile, and the factor per row that takes them to log2 units.
+
+    With a softcap they are the tanh of the scores, and the factor is the cap times log2(e).
+    """
     tile_n = kernel.config.tile_n
     arithmetic = kernel.arithmetic
     s = arithmetic.flushed(arithmetic.scores(q, keys.k.n_slice(block * tile_n, (block + 1) * tile_n)))
@@ -402,6 +424,7 @@ def _scores(q: Operand, keys: _KeySide, block: int, c: np.ndarray, kernel: _Atte
 
 
 def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Attention) -> np.ndarray:
+    """Return scores with -inf where keys are hidden; the same array where none is."""
     tile_n = kernel.config.tile_n
     hidden = mask.hidden(tile.positions, np.arange(block * tile_n, (block + 1) * tile_n))
     return s if hidden is None else np.where(hidden, softmax.NEG_INF, s)
@@ -410,7 +433,7 @@ def _masked(s: np.ndarray, tile: RowTile, mask: Mask, block: int, kernel: _Atten
 def _accumulate(
     o: np.ndarray, keys: _KeySide, p: np.ndarray, rescale: np.ndarray, block: int, kernel: _Attention
 ) -> np.ndarray:
-    """O of the block before plus P V of this one."""
+    """Return O after one more block: O of the blocks before times ``rescale``, plus P V of this block."""
     arithmetic = kernel.arithmetic
     tile_n = kernel.config.tile_n
     encoded = arithmetic.encode_p(p)

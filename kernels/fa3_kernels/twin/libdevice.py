@@ -1,7 +1,8 @@
 """CUDA's expf, logf and log2f of binary32 numbers without fast mathematics: libdevice's sequences of instructions.
 
-Read off PTX that nvcc and Triton emit; held against outputs of FlashAttention-2's combine and of a Triton kernel that
-were recorded on Hopper, and against float64.
+The twins of families that are built without fast mathematics use them. The sequences were read off PTX that nvcc and
+Triton emit, and compared with outputs of FlashAttention-2's combine and of a Triton kernel recorded on Hopper, and with
+float64.
 """
 
 from __future__ import annotations
@@ -37,17 +38,22 @@ _LOG_COEFFICIENTS = (
 
 
 def _of_bits(bits: int) -> np.float32:
+    """Return the float32 number of these bits."""
     return np.uint32(bits).view(np.float32)
 
 
 def _reduced(x: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Exponent of normal numbers in units of 2^23, and the significand less 1; ``least`` holds its lowest bits."""
+    """Return the exponents of normal numbers in units of 2^23, and their significands less 1.
+
+    ``least`` has the bits of the smallest significand, by which the exponent is chosen.
+    """
     bits = x.view(np.int32)
     exponent = (bits - np.int32(least)) & np.int32(-(1 << 23))
     return exponent, (bits - exponent).view(np.float32) - np.float32(1)
 
 
 def _polynomial(u: np.ndarray, coefficients: tuple[int, ...]) -> np.ndarray:
+    """Evaluate a polynomial by fma, from the highest coefficient on (Horner)."""
     total = np.full(u.shape, _of_bits(coefficients[0]), np.float32)
     for c in coefficients[1:]:
         total = fma(total, u, _of_bits(c))
@@ -70,7 +76,7 @@ def log(x: np.ndarray) -> np.ndarray:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """Return e^x, float32 like ``x``: exponent and rest are taken apart in units of the exponent field.
+    """Return e^x, float32 like ``x``; exponent and rest are separated in units of the exponent field.
 
     -inf and results far below 2^-126 give 0, +inf gives +inf, NaN gives 0x7fffffff.
     """

@@ -1,10 +1,11 @@
 """The multi-function unit: ex2, lg2, rcp (.approx.ftz.f32) and tanh (.approx.f32) as Hopper computes them, vectorised.
 
-A function is a table of quadratics over the leading fraction bits, summed in integers with one rounding
-constant; the square is a truncated one. Tables and constants were fitted from an NVIDIA H200 by integer
-feasibility (one solution in every segment) and checked there on all 2^32 inputs of each instruction without a
-difference; those of tanh, whose binades have 1 to 16 segments each, likewise from all numbers of 19 binades of an
-H100. The plain scalar definition, which the tests compare with, is ``tests/kernels/twin/mufu_exact.py``.
+A function is a table of quadratics over the leading fraction bits, summed in integers with one rounding constant; the
+square is a truncated one. The tables are in :mod:`fa3_kernels.twin.mufu_tables`, the compiled loops in
+:mod:`fa3_kernels.twin.mufu_loops`. Tables and constants were fitted from an NVIDIA H200 by integer feasibility (one
+solution in every segment) and checked there on all 2^32 inputs of each instruction without a difference. Those of tanh,
+whose binades have 1 to 16 segments each, were fitted likewise from all numbers of 19 binades of an H100. The plain
+scalar definition, with which the tests compare, is ``tests/kernels/twin/mufu_exact.py``.
 """
 
 from __future__ import annotations

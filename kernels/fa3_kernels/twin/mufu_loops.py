@@ -1,7 +1,7 @@
 """Compiled scalar forms of the multi-function unit, for loops of :mod:`mufu` and of whole softmax tiles.
 
-All arithmetic is on binary32 bits held in int32, written without branches where the loop has to be
-vectorised.
+:mod:`float32` inlines ``ex2_bits`` into its softmax loop. All arithmetic is on binary32 bits held in int32, written
+without branches where the loop has to be vectorised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIGN = -(1 << 31)
 
 
 def _columns(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """C0, C1 and shifted C2 of every segment; int32, because gathers of int64 halve the speed."""
+    """Return C0, C1 and the shifted C2 of every segment, as int32 because gathers of int64 halve the speed."""
     c = np.array(table.rows, np.int32)
     return c[:, 0].copy(), c[:, 1].copy(), c[:, 2] << table.c2_shift
 
@@ -35,6 +35,9 @@ _EX2_ROUNDING, _LG2_ROUNDING, _RCP_ROUNDING = (TABLES[f].rounding for f in ("ex2
 
 @inlined
 def _square(x):
+    """Return the truncated square of an integer of 17 bits: partial products whose lowest bits are cut off, added
+    up.
+    """
     total = np.int32(0)
     for i in range(1, 17):
         total = np.int32(total + ((x >> np.int32(18 - i)) & np.int32(-((x >> np.int32(i)) & 1))))
@@ -43,7 +46,7 @@ def _square(x):
 
 @inlined
 def ex2_bits(b):
-    """One ex2 for compiled loops, from and to binary32 bits as int32."""
+    """Return one ex2, from and to binary32 bits as int32; for compiled loops."""
     negative = np.int32(b >> 31)  # 0 or -1
     magnitude = np.int32(b & 0x7FFFFFFF)
     shift = np.int32((magnitude >> 23) - 127)
@@ -64,7 +67,7 @@ def ex2_bits(b):
 
 @inlined
 def rcp_bits(b):
-    """One rcp for compiled loops, from and to binary32 bits as int32."""
+    """Return one rcp, from and to binary32 bits as int32; for compiled loops."""
     sign = np.int32(b & _SIGN)
     field = np.int32((b >> 23) & 255)
     fraction = np.int32(b & 0x7FFFFF)
@@ -80,7 +83,7 @@ def rcp_bits(b):
 
 @inlined
 def lg2_bits(b):
-    """One lg2 for compiled loops, from and to binary32 bits as int32."""
+    """Return one lg2, from and to binary32 bits as int32; for compiled loops."""
     field = np.int32((b >> 23) & 255)
     fraction = np.int32(b & 0x7FFFFF)
     if (b & 0x7FFFFFFF) > _INFINITY:
@@ -107,7 +110,7 @@ def lg2_bits(b):
 
 @inlined
 def tanh_bits(b):
-    """One tanh for compiled loops, from and to binary32 bits as int32."""
+    """Return one tanh, from and to binary32 bits as int32; for compiled loops."""
     magnitude = np.int32(b & 0x7FFFFFFF)
     fraction = np.int32(b & 0x7FFFFF)
     field = magnitude >> 23

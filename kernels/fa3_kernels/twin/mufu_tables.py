@@ -1,7 +1,8 @@
 """The quadratics of the multi-function unit, read from ``mufu_tables.json``.
 
 Every function is sig = (C0 << c0_shift + C1 * r + (C2 << c2_shift) * square(r) + rounding) >> shift with
-[C0, C1, C2] from a table indexed by leading fraction bits and r the bits below them.
+[C0, C1, C2] from a table indexed by leading fraction bits and r the bits below them. :mod:`mufu_loops` computes with
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Table:
     c2_shift: int
 
     def value(self, segment: int, r: int, square: int) -> int:
+        """Return sig of a segment; ``r`` are the bits below the segment's, ``square`` the truncated square of them."""
         c0, c1, c2 = self.rows[segment]
         return ((c0 << self.c0_shift) + c1 * r + (c2 << self.c2_shift) * square + self.rounding) >> self.shift
 
@@ -38,7 +40,8 @@ def _load() -> dict[str, Table]:
 TABLES: dict[str, Table] = _load()
 
 
-# Of tanh, by exponent field: first segment, leading fraction bits that tell segments apart, exponent of a sum's unit.
+# Segments of tanh by the exponent field of x: the first segment of the binade, how many leading fraction bits tell its
+# segments apart, and the exponent of the unit in which their sum counts.
 TANH_BINADES = {
     119: (0, 0, -41),
     120: (1, 0, -40),

@@ -1,6 +1,7 @@
-"""cuDNN's kernel for one query on a CPU, bit for bit: found from outputs, as its source is closed.
+"""cuDNN's kernel for one query on a CPU, bit for bit; its order was found from outputs, as its source is closed.
 
-Unlike its kernel for more queries (:mod:`fa3_kernels.twin.forward`, family cudnn):
+cuDNN's kernel for more queries is the family cudnn of :mod:`fa3_kernels.twin.forward`. The one for a single query
+differs in these steps:
 
 1. x = fp32(fp32(s * softmax_scale) * log2 e), with M the running maximum of x; p = ex2(x - M), alpha = ex2(M_old - M).
 2. Up to 256 keys: blocks of 64, one chain of products; a thread adds its weights one by one.
@@ -13,11 +14,11 @@ Unlike its kernel for more queries (:mod:`fa3_kernels.twin.forward`, family cudn
    e = ex2((m - n) log2 e) and f = ex2((m_j - n) log2 e): l = fma(l_j, f, l * e), O = fma(O, e, O_j * f).
 6. O * rcp(l); lse = fma(lg2 l, ln2, M * ln2), of warp 0's sums.
 
-Recorded are lengths up to 4,096 keys (901 and 1,025 between powers of two), head_dims from 32 to 256, 2 to 16 heads.
-Beyond them 20 of 149 later launches differ (128 heads and more are cut into other parts, 20,000 keys as well), and are
-refused. The first ones leave open whether the four warps' sums are a chain, as here, or a tree of neighbours, and
-whether a chain is rescaled by one fma. That a warp scales a quarter of the channels by its own sums is assumed: one
-recorded value tells that not warp 0's are taken for all.
+Recorded launches have up to 4,096 keys (901 and 1,025 lie between powers of two), head_dims from 32 to 256, and 2 to 16
+heads. Of 149 later launches beyond these sizes 20 differ, so such problems are refused: 128 heads and more, and 20,000
+keys, are cut into other parts. The recorded launches leave open whether the four warps' sums are a chain, as here, or a
+tree of neighbours, and whether a chain is rescaled by one fma. It is assumed that a warp scales a quarter of the
+channels by its own sums; one recorded value shows that the sums of warp 0 are not taken for all.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from fa3_reference.problem import AttentionProblem, Operands
 
 LN2 = np.float32(0.6931471805599453)
 LOG2_E = np.float32(1.4426950408889634)
-# keys of a launch with small blocks at most, and with one split
+# the most keys with small blocks, and the most with one split
 SHORT = 256
 UNSPLIT = 512
-# of launches whose bits are known; heads of all sequences together
+# the largest launches whose bits are known; heads are counted over all sequences
 MOST_KEYS = 4096
 MOST_HEADS = 16
 
 
 class _KeyCut(NamedTuple):
-    """Keys of a block, and warps that share them."""
+    """How keys are cut: the keys of a block, and how many warps share them."""
 
     tile_n: int
     warps: int
 
 
 class _Part(NamedTuple):
-    """Holds what a split leaves: M float32 (rows,), row sums as each warp has them (warps, rows), O (rows,
-    channels).
+    """Holds the result of a split: ``top`` is M, float32 (rows,), ``total`` the row sums of each warp (warps, rows).
+
+    ``out`` is O (rows, channels), not yet divided by the sums.
     """
 
     top: np.ndarray
@@ -61,7 +63,9 @@ class _Part(NamedTuple):
 
 
 def refusal(problem: AttentionProblem) -> str:
-    """The rule that a problem breaks which this kernel does not take, or of which nothing was recorded; else empty."""
+    """Return the rules that a problem breaks, in words: what the kernel does not take, or what was not recorded; else
+    empty.
+    """
     rules = (
         (problem.seqlen_q != 1 or problem.is_varlen, "it takes one query, and no packed sequences"),
         (problem.seqlen_k == 0, "it takes no sequence without keys"),
@@ -84,6 +88,7 @@ def splits(seqlen_k: int) -> int:
 
 
 def _kernel(keys: int) -> _KeyCut:
+    """Return how the keys of a launch are cut."""
     return _KeyCut(64, 1) if keys <= SHORT else _KeyCut(128, 4)
 
 
@@ -123,7 +128,7 @@ def one_query(problem: AttentionProblem, operands: Operands) -> Forward:
 
 
 def _rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, problem: AttentionProblem) -> tuple[np.ndarray, np.ndarray]:
-    """The query heads that share a kv head: out (rows, head_dim) and lse (rows,)."""
+    """Compute the query heads that share a kv head: out (rows, head_dim) and lse (rows,)."""
     keys = len(k)
     kernel = _kernel(len(k))
     channels = traits_of("cudnn").compiled_head_dim(problem.head_dim)
@@ -141,21 +146,24 @@ def _rows(q: np.ndarray, k: np.ndarray, v: np.ndarray, problem: AttentionProblem
 
 
 def _padded(x: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Return a copy grown with zeros on the right and below."""
     grown = np.zeros((rows, columns), x.dtype)
     grown[: x.shape[0], : x.shape[1]] = x
     return grown
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply as the build does, with subnormal numbers as zeros."""
     return float32.flushed(float32.flushed(a) * float32.flushed(b))
 
 
 def _sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Add as the build does, with subnormal numbers as zeros."""
     return float32.flushed(float32.flushed(a) + float32.flushed(b))
 
 
 def _visited(x: np.ndarray, v: np.ndarray, blocks: range, kernel: _KeyCut, dtype: str) -> _Part:
-    """One split over its blocks, from left to right."""
+    """Run one split over its blocks, from left to right."""
     rows = len(x)
     (tile_n, warps) = kernel
     top = np.full(rows, -np.inf, np.float32)
@@ -179,7 +187,7 @@ def _visited(x: np.ndarray, v: np.ndarray, blocks: range, kernel: _KeyCut, dtype
 
 
 def _block_sums(p: np.ndarray, warps: int) -> np.ndarray:
-    """Sums of a block's weights by threads, as each warp has them: float32 (warps, rows, 4)."""
+    """Return the sums of a block's weights by threads, as each warp has them: float32 (warps, rows, 4)."""
     if warps == 1:
         return float32.serial_row_sums(p, float32.first_columns(p))[None]
     pairs = p.reshape(len(p), warps, -1, 4, 2)
@@ -190,14 +198,14 @@ def _block_sums(p: np.ndarray, warps: int) -> np.ndarray:
 
 
 def _over_warps(out: np.ndarray) -> np.ndarray:
-    """O of all warps together."""
+    """Return O of all warps together: (w0 + w2) + (w1 + w3)."""
     if len(out) == 1:
         return out[0]
     return _sum(_sum(out[0], out[2]), _sum(out[1], out[3]))
 
 
 def _joined(parts: list[_Part]) -> _Part:
-    """Return all splits as one, with ``top`` in natural units."""
+    """Join the splits one after the other; return them as one, with ``top`` in natural units."""
     (first, total, out), *others = parts
     top = first * LN2
     for part in others:

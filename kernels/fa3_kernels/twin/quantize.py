@@ -1,13 +1,14 @@
 """Quantiser twin: q, k and v in fp16 or bf16 to e4m3 with float32 descales, bit for bit what the GPU kernel stores.
 
-All in binary32, every operation rounded to nearest even, nothing fused:
+The GPU kernel is :mod:`fa3_kernels.gluon.quantize_kernel`. Everything is computed in binary32, every operation rounded
+to nearest even, nothing fused:
 
 1. K mean (optional). Rows in chunks of 128; a chunk is added up in slices of 32 rows, ascending, starting from +0,
    giving 32 sums, which a tree folds: the upper half onto the lower one until one is left. The sums of the chunks are
    added up and folded likewise, 64 at a time. Missing rows count as +0. mean = sum / seqlen_k, an IEEE division.
 2. x and mean change sign where the rotation says so; y = x - mean for K.
 3. Rotation (optional): butterflies (a + b, a - b) at distances 1, 2, 4, ..., head_dim / 2, not normalised.
-4. amax = max |y| of all that shares a descale. NaN loses.
+4. amax = max |y| of all that shares a descale. NaN is passed over.
 5. descale = (amax * norm) / 448, clamped to [2^-126, 2^126], then rounded up to a power of two if asked; 1 if amax is 0
    or nothing but NaN.
 6. stored = cvt.rn.satfinite.e4m3x2(y * (norm * (1 / descale))), the inner product once per descale.
@@ -128,6 +129,7 @@ def quantize_qkv(  # noqa: PLR0913
 
 
 def _check_arrays(q: np.ndarray, k: np.ndarray, v: np.ndarray, *cu_seqlens: np.ndarray | None) -> None:
+    """Raise ValueError for operands of several dtypes, or starts that do not go with the rank of q."""
     if q.dtype.name not in ("float16", "bfloat16") or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must all be fp16 or all bf16, got {q.dtype}, {k.dtype} and {v.dtype}")
     if any((x is None) != (q.ndim == 4) for x in cu_seqlens):
@@ -136,7 +138,7 @@ def _check_arrays(q: np.ndarray, k: np.ndarray, v: np.ndarray, *cu_seqlens: np.n
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One operand, and what shares a descale in it."""
+    """One operand, and how many rows and heads of it share a descale."""
 
     x: np.ndarray
     cu_seqlens: np.ndarray | None
@@ -184,6 +186,11 @@ def descale_of(amax: np.ndarray, norm: float, scale: Scale) -> np.ndarray:
 def _quantize(
     job: _Job, signs: np.ndarray | None, mean: np.ndarray | None, rotate: bool
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stored operand, and its descales float32 (batch, heads, blocks).
+
+    ``signs`` and ``mean`` are None where the operand is not rotated or not centred. Blocks of rows that a sequence does
+    not have get the descale 1.
+    """
     norm = np.float32(1 / np.sqrt(job.x.shape[-1])) if rotate else np.float32(1)
     heads = job.x.shape[-2]
     batch = len(job.x) if job.cu_seqlens is None else len(job.cu_seqlens) - 1
@@ -218,7 +225,9 @@ def _fold(x: np.ndarray) -> np.ndarray:
 
 
 def _slices_sum(x: np.ndarray, rows: int) -> np.ndarray:
-    """Add slices of ``rows`` rows in ascending order, starting from +0, and fold the result."""
+    """Add slices of ``rows`` rows in ascending order, starting from +0, and fold the result; missing rows count as
+    +0.
+    """
     padded = np.zeros((-(-len(x) // rows) * rows, *x.shape[1:]), np.float32)
     padded[: len(x)] = x
     total = np.zeros((rows, *x.shape[1:]), np.float32)
@@ -228,6 +237,9 @@ def _slices_sum(x: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _k_mean(k: np.ndarray, cu_seqlens: np.ndarray | None) -> np.ndarray:
+    """Return the mean of k over the tokens of each sequence, float32 (batch, nheads_kv, head_dim); 0 without a
+    token.
+    """
     batch = len(k) if cu_seqlens is None else len(cu_seqlens) - 1
     mean = np.zeros((batch, *k.shape[-2:]), np.float32)
     with np.errstate(all="ignore"):
@@ -245,6 +257,9 @@ def _k_mean(k: np.ndarray, cu_seqlens: np.ndarray | None) -> np.ndarray:
 def _lse_correction(
     q: np.ndarray, cu_seqlens: np.ndarray | None, mean: np.ndarray, softmax_scale: np.float32
 ) -> np.ndarray:
+    """Return softmax_scale * (q . mean), in the shape of lse: float32 (batch, nheads, seqlen_q) or (nheads,
+    total_q).
+    """
     group = q.shape[-2] // mean.shape[1]
     shape = (q.shape[0], q.shape[2], q.shape[1]) if cu_seqlens is None else (q.shape[1], q.shape[0])
     result = np.zeros(shape, np.float32)

@@ -1,4 +1,6 @@
-"""Sums that hardware adds in any order: the ends of what binary32 additions to a zero in memory can give.
+"""Sums that hardware adds in any order: the smallest and largest result that binary32 additions can give.
+
+:func:`fa3_kernels.twin.backward.backward_range` asks for them, as gradients are added in memory.
 
 A reduction adds n parts to one accumulator, one after the other, each addition rounded to nearest. Rounding is
 monotone, so that the least sum over all orders of a set of parts is the least over its last part p of
@@ -58,7 +60,7 @@ def range_of_sums(parts: np.ndarray, *, flushes: bool = True) -> Range:
 
 
 def _exhaustive(parts: np.ndarray, flushes: bool) -> Range:
-    """Both ends over all orders, subset by subset."""
+    """Return both ends over all orders, found subset by subset, by growing size."""
     ends = []
     for choose in (np.fmin, np.fmax):
         best = {0: np.zeros(parts.shape[1:], np.float32)}
@@ -69,7 +71,10 @@ def _exhaustive(parts: np.ndarray, flushes: bool) -> Range:
 
 
 def _larger_subsets(best: dict[int, np.ndarray], parts: np.ndarray, choose: np.ufunc, flushes: bool) -> dict:
-    """The end of every subset of one more part, from those of the subsets before."""
+    """Return the end of every subset with one more part, from those of the subsets before.
+
+    A subset is a bit mask of parts; ``choose`` takes the smaller or the larger sum.
+    """
     found: dict[int, np.ndarray] = {}
     for subset, end in best.items():
         for i, part in enumerate(parts):
@@ -83,11 +88,11 @@ def _larger_subsets(best: dict[int, np.ndarray], parts: np.ndarray, choose: np.u
 
 
 def _enclosing(parts: np.ndarray, flushes: bool) -> Range:
-    """An interval that no order leaves, in float64 with what its own rounding may lose, then rounded to nearest.
+    """Return an interval that no order leaves: computed in float64 with what its own rounding may lose, then rounded.
 
     After k additions the accumulator differs from the exact partial sum by at most (k - 1) h, with h half an ulp of the
-    largest magnitude M = max(N, P) + (n - 1) h that it can have, and by 2^-126 for each flushed result. The end of the
-    interval may be rounded to nearest because the result is a binary32 number inside it.
+    largest magnitude M = max(N, P) + (n - 1) h that it can have, and by 2^-126 for each flushed result. The ends may be
+    rounded to nearest because the result is a binary32 number inside the interval.
     """
     n = len(parts)
     wide = parts.astype(np.float64)

@@ -1,6 +1,7 @@
 """Online softmax of one row tile, in the order of a kernel family.
 
-State per row: ``row_max``, the running maximum, and four ``thread_sums``, one per thread of the quad that owns the row.
+:mod:`fa3_kernels.twin.forward` calls this for every key block of a row tile, then :func:`finalize`. State per row:
+``row_max``, the running maximum, and four ``thread_sums``, one per thread of the quad that owns the row.
 Our own order (the default :class:`fa3_kernels.plan.order.Order`, which names the others' differences): the maximum M is
 in log2 units less the P offset, already rounded to fp32. For each visited key block, with c = softmax_scale * log2(e)
 times the descales of the row and of the key tile (rounded in that order), and s the raw masked scores:
@@ -12,8 +13,8 @@ times the descales of the row and of the key tile (rounded in that order), and s
 5. block sum of lane q: pairs p[8i+2q] + p[8i+2q+1], then over i ascending
 6. thread_sums = fma(thread_sums, alpha, block sum)       (p before it is rounded to the operand format)
 
-Because alpha comes from the very numbers that were subtracted in step 4, a rounded maximum never costs accuracy; taking
-alpha from unscaled maxima leaves an error of |M| * 2^-24 in it. At the end: row_sum = (t0 + t2) + (t1 + t3).
+Alpha is computed from the very numbers that step 4 subtracts, so a rounded maximum costs no accuracy. An alpha that is
+computed from unscaled maxima has an error of |M| * 2^-24. At the end row_sum = (t0 + t2) + (t1 + t3).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def update(
 def _scaled(
     base: np.ndarray, new_max: np.ndarray, c: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
 ) -> np.ndarray:
-    """Return what exponents are taken less, of an unscaled maximum; rows that have seen no key take no P offset."""
+    """Return what is subtracted from exponents when the maximum is unscaled; rows that saw no key take no P offset."""
     if not p_offset_log2:
         return arithmetic.flushed(base * c)
     minus = float32.fma(base, c, np.full_like(c, -p_offset_log2))
@@ -102,7 +103,7 @@ def _scaled(
 
 
 def _alpha(state: RowState, base: np.ndarray, minus: np.ndarray, c: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """Factor of what was summed so far."""
+    """Return the factor of what was summed so far, in the form of the family."""
     order = arithmetic.order
     if order.compiles_masked_apart and state.is_new:
         return np.ones_like(c)
@@ -117,7 +118,7 @@ def _alpha(state: RowState, base: np.ndarray, minus: np.ndarray, c: np.ndarray, 
 
 
 def _add(sums: np.ndarray, alpha: np.ndarray, p: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """Row sums of the four threads with a block's weights added."""
+    """Return the row sums of the four threads, with a block's weights added."""
     order = arithmetic.order
     p = arithmetic.summed(p)
 
@@ -145,7 +146,7 @@ def take_sink(state: RowState, sink: np.ndarray, c: np.ndarray, p_offset_log2: i
     sink : float32 (rows,)
         Scores in nats, which neither scale nor softcap changes.
     c : float32 (rows,)
-        As of the block visited last. The maximum of a row that saw no key becomes 0.
+        The factor of the block visited last. The maximum of a row that saw no key becomes 0.
     """
     order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore"):
@@ -156,6 +157,7 @@ def take_sink(state: RowState, sink: np.ndarray, c: np.ndarray, p_offset_log2: i
         exponent = float32.fma(np.full_like(sink, LOG2_E), sink, -base)
         row_sum = float32.quad_sum(state.thread_sums, far_first=order.quad == "far_first")
         row_sum = arithmetic.flushed(row_sum + arithmetic.ex2(arithmetic.flushed(exponent)))
+    # the whole sum goes to one thread, so that finalize adds zeros to it
     state.thread_sums = np.stack([row_sum, *np.zeros((3, row_sum.size), np.float32)], axis=1)
 
 
@@ -164,8 +166,8 @@ def finalize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (1 / row_sum, lse), both float32 (rows,); lse in the units of :func:`lse_unit`.
 
-    ``factor``, float32 (rows,), takes the maximum to these units, unless it is in them. A row that saw no key gives (0,
-    ``lse_empty``); a NaN row sum gives NaN in both, unless the family takes it for an empty row.
+    ``factor``, float32 (rows,), takes the maximum to these units where it is in others. A row that saw no key gives (0,
+    ``lse_empty``). A NaN row sum gives NaN in both, unless the family treats it as an empty row.
     """
     order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -184,7 +186,7 @@ def finalize(
 def _lse(
     state: RowState, row_sum: np.ndarray, factor: np.ndarray, p_offset_log2: int, arithmetic: Arithmetic
 ) -> np.ndarray:
-    """Maximum and logarithm of the row sum together."""
+    """Return the lse of rows with a key: their maximum and the logarithm of their sum together."""
     order = arithmetic.order
     row_max = state.row_max
     if order.lse == "log2":
@@ -197,7 +199,5 @@ def _lse(
 
 
 def lse_unit(order: Order) -> np.float32:
-    """Return what takes the lse of :func:`finalize` and of the combine to natural units: ln2, or 1 where it is
-    natural.
-    """
+    """Return the factor that takes the lse of :func:`finalize` and of the combine to natural units: ln2, or 1."""
     return LN2 if order.lse.startswith("log2") else np.float32(1)

@@ -1,11 +1,12 @@
-"""Hopper's wgmma, bit for bit and fast: the integer definition of :mod:`wgmma_exact` in float32 and int32
-arithmetic.
+"""Hopper's wgmma, bit for bit and fast: the integer definition of :mod:`wgmma_exact` in float32 and int32 arithmetic.
+
+All products of the twin are made here, of operands that :mod:`wgmma_operands` prepares.
 
 For one output and one k step let M be the largest power of two 2^(e_a + e_b) of a nonzero product, or that of
 C. Then every addend times 2^align_bits / M fits an int32, a float-to-int conversion is the hardware's
-truncation, and the int32 sum is the hardware's fixed-point sum. That is exact while 2^-100 <= M < 2^127; rows
-that leave this range or meet Inf are computed again by the integer definition, and NaN rows and columns are
-filled in.
+truncation, and the int32 sum is the hardware's fixed-point sum. That is exact while 2^-100 <= M < 2^127. Rows
+that leave this range or meet Inf are computed again by the integer definition; rows and columns with a NaN are
+filled with NaN.
 """
 
 from __future__ import annotations
@@ -145,13 +146,16 @@ def _chain_loop(a, b, least, d, outside, accumulator):
 
 
 def _has_nan(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
+    """Tell which rows or columns of operand bits hold a NaN; ``axis`` is the one that is reduced."""
     infinity = ((1 << fmt.exponent_bits) - 1) << fmt.fraction_bits if fmt.has_inf else -1
     magnitude = bits & fmt.bits_dtype.type(fmt.magnitude_mask)
     return ((magnitude > fmt.max_finite) & (magnitude != infinity)).any(axis)
 
 
 def _redo(a: Operand, b: OperandB, c: np.ndarray | None, d: np.ndarray, outside: np.ndarray) -> None:
-    """Overwrite in D what the fast path cannot do: fill NaN rows and columns, do the rest by the definition."""
+    """Overwrite in D what the fast loop cannot do: fill NaN rows and columns, and compute the rest by the
+    definition.
+    """
     nan_rows = np.zeros_like(a.special)
     nan_columns = np.zeros_like(b.special)
     nan_rows[a.special] = _has_nan(a.bits[a.special], a.fmt, 1)

@@ -1,5 +1,8 @@
 """Hopper's tensor-core sum in integers: the definition, slow and plain.
 
+:mod:`fa3_kernels.twin.wgmma` has the fast form that the twin uses; it asks this one for what it cannot do, and tests
+compare the two.
+
 One wgmma step adds the k_step products of an output element and its accumulator C in one fixed-point sum:
 
 1. Significands (hidden bit included) are multiplied exactly; a product's exponent is e_a + e_b, not
@@ -70,7 +73,7 @@ TENSOR_FORMATS: dict[str, TensorFormat] = {
 
 
 def tensor_format(fmt: str | TensorFormat) -> TensorFormat:
-    """Return the format of that name; ValueError for an unknown name."""
+    """Return the format of that name, or the format itself; ValueError for an unknown name."""
     if isinstance(fmt, TensorFormat):
         return fmt
     if fmt not in TENSOR_FORMATS:
@@ -80,7 +83,9 @@ def tensor_format(fmt: str | TensorFormat) -> TensorFormat:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """int64 and bool (rows, k); finite value (-1)^negative * significand * 2^(exponent - fraction_bits)."""
+    """Decoded numbers, int64 and bool (rows, k); a finite one is (-1)^negative * significand * 2^(exponent -
+    fraction_bits).
+    """
 
     significand: np.ndarray
     exponent: np.ndarray
@@ -90,6 +95,7 @@ class _Decoded:
 
 
 def _decode(bits: np.ndarray, exponent_bits: int, fraction_bits: int, bias: int, max_finite: int) -> _Decoded:
+    """Decode bits; numbers above ``max_finite`` are Inf if their fraction is 0, else NaN."""
     bits = bits.astype(np.int64)
     magnitude = bits & ((1 << (exponent_bits + fraction_bits)) - 1)
     field = magnitude >> fraction_bits
@@ -105,6 +111,7 @@ def _decode(bits: np.ndarray, exponent_bits: int, fraction_bits: int, bias: int,
 
 
 def _decode_operand(bits: np.ndarray, fmt: TensorFormat) -> _Decoded:
+    """Decode bits of an operand format."""
     d = _decode(bits, fmt.exponent_bits, fmt.fraction_bits, fmt.bias, fmt.max_finite)
     if not fmt.has_inf:  # e4m3: the one code above max_finite is NaN
         return replace(d, is_nan=(bits.astype(np.int64) & fmt.magnitude_mask) > fmt.max_finite)
@@ -112,11 +119,12 @@ def _decode_operand(bits: np.ndarray, fmt: TensorFormat) -> _Decoded:
 
 
 def _take(d: _Decoded, index) -> _Decoded:
+    """Return an indexed part of decoded numbers."""
     return _Decoded(*(getattr(d, name)[index] for name in d.__slots__))
 
 
 def _shift_right(magnitude: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Truncated magnitude * 2^-by; a negative ``by`` shifts left."""
+    """Return magnitude * 2^-by, truncated; a negative ``by`` shifts left."""
     return (magnitude << np.maximum(-by, 0)) >> np.clip(by, 0, 62)
 
 

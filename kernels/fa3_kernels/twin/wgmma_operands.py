@@ -1,4 +1,4 @@
-"""Matrices prepared for :func:`wgmma.wgmma`: decoded once, then sliced into tiles as views."""
+"""Matrices prepared for :func:`wgmma.wgmma`: a matrix is decoded once, and its tiles are then slices, as views."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ class OperandB:
 
 
 def _has_special(bits: np.ndarray, fmt: TensorFormat, axis: int) -> np.ndarray:
+    """Tell which rows or columns of operand bits hold Inf or NaN; ``axis`` is the one that is reduced."""
     return np.any((bits & fmt.bits_dtype.type(fmt.magnitude_mask)) > fmt.max_finite, axis=axis)
 
 
@@ -97,6 +98,7 @@ def _decode_loop(bits, layout, value, power, special, least):
 
 
 def _bits(x: np.ndarray, fmt: TensorFormat) -> np.ndarray:
+    """Return the bits of an operand as a contiguous array; ValueError unless it is 2-D and of the format."""
     if x.ndim != 2 or x.dtype not in (fmt.dtype, fmt.bits_dtype):
         raise ValueError(f"a {fmt.name} operand must be 2-D {fmt.dtype} or {fmt.bits_dtype}, got {x.dtype} {x.shape}")
     return np.array(x.view(fmt.bits_dtype), order="C")

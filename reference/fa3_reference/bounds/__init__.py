@@ -1,6 +1,7 @@
-"""Error bounds: what the machine does, step by step, up to whole kernels.
+"""Error bounds: how far rounding may take a kernel from the truth, from single operations up to whole calls.
 
-The models of kernels alone are imported at once, as plans of launches read them; the bounds load numba.
+Plans of launches import this package for the models of kernels, so these are imported at once. The bounds load numba
+and are imported when they are first asked for.
 """
 
 from typing import TYPE_CHECKING

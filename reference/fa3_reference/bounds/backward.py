@@ -1,11 +1,14 @@
 """A-priori bound of the rounding error of every element of dQ, dK and dV, for any declared order of a flash backward.
 
-The truth is the closed form of :mod:`fa3_reference.attention_bwd` on what the kernel was given, out and lse included;
-of a kernel that finds its own, on the exact ones. The order is that of a :class:`BackwardModel`, by default
-FlashAttention's: S and dP by wgmma; P by one fused exponent in log2 units and ex2; D and dS in binary32; P and dS
-rounded to 16 bits; dV and dK chained over the rows by wgmma; dQ a part per key block, the parts added in binary32 in
-any order, and so dK and dV over the heads of a group; dQ and dK times softmax_scale; one rounding. Steps B1 to B10 are
-numbered as in reference/README.md. Nothing here knows the twin.
+The truth is the closed form of :mod:`fa3_reference.attention_bwd` on what the kernel was given, out and lse included. A
+kernel that computes its own out and lse is compared with the closed form on the exact ones. The order is that of a
+:class:`BackwardModel`, by default FlashAttention's: S and dP by wgmma; P by one fused exponent in log2 units and ex2; D
+and dS in binary32; P and dS rounded to 16 bits; dV and dK chained over the rows by wgmma; a part of dQ for each key
+block, the parts added in binary32 in any order, and the heads of a group added to dK and dV likewise; dQ and dK times
+softmax_scale; one rounding. Steps B1 to B10 are numbered as in reference/README.md.
+
+This module goes from P to dS and puts the steps together. P itself is in ``gradient_weights``, the sums behind dS are
+in ``gradient_sums``, and the gradient of sinks is in ``gradient_sinks``. None of them imports the kernels or the twin.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from fa3_reference.bounds.steps import OUTWARD, gamma, rounded_error
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
 
-_LEAST = 2.0**-500  # error of a weight that vanished: products of it may be lost in the truth's float64 or kept
+# Least error of any weight: a weight that vanishes may or may not be lost in the truth's float64, so no error is 0.
+_LEAST = 2.0**-500
 
 
 class BackwardBound(NamedTuple):
@@ -51,8 +55,9 @@ class BackwardBound(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Holds P and dS of every row and key, and of the row's sink behind them, exactly, and how far those that enter
-    products are off; 0 where hidden.
+    """Holds the exact P and dS of one query head, and how far the P and dS that enter products may be from them.
+
+    Each is float64 (seqlen_q, keys), where a row's sink is one key more behind the others. Hidden pairs hold 0.
     """
 
     p: np.ndarray
@@ -76,10 +81,10 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     Returns
     -------
     BackwardBound
-        0 where no pair is visible and everything is exactly 0. inf where nothing is promised: sums that NaN or Inf in
-        an operand reach, or an lse that is no finite number though its row sees a key; weights, dS, sums or gradients
-        that may overflow their format; a softmax_scale or a softcap of which a factor lies outside the normal range of
-        binary32.
+        0 where no pair is visible and the gradient is exactly 0. inf where nothing is promised: sums that NaN or Inf in
+        an operand reaches; sums of rows that see a key and have an lse that is not finite; weights, dS, sums or
+        gradients that may overflow their format. Everything is inf where softmax_scale or softcap makes a factor
+        outside the normal range of binary32.
 
     Raises
     ------
@@ -98,7 +103,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     if problem.softcap > 0 and model.scores != "fp32":
         raise ValueError(f"a softcap of scores in {model.scores} is not known, got {problem.softcap}")
     scale = problem.softmax_scale
-    is_lost = not is_in_range(problem)  # 0 * -inf of a hidden pair
+    is_lost = not is_in_range(problem)  # a factor of 0 or infinity makes NaN even of hidden pairs
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
     found = BackwardBound(*(np.full(shape, np.inf if is_lost else 0.0) for shape in shapes))
     if is_lost:
@@ -110,7 +115,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
                 heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
                 parts = [head_of(problem, operands, returned, seq, head) for head in heads]
                 pairs = [pairs_of(problem, h, model) for h in parts]
-                pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]
+                pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]  # without the sink
                 for head, h, x in zip(heads, parts, pairs, strict=True):
                     problem.rows_q(found.dq, seq)[:, head] = stored(_dq(scale, h, x, model), model)
                 dk, dv = _of_keys(scale, parts, pairs, model)
@@ -120,7 +125,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
 
 
 def returned_by(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> Attention:
-    """Out and lse that the truth is of."""
+    """Return the out and lse that the truth uses: those the kernel was given, or exact ones of a forward of its own."""
     if model.forward == "own":
         given = (operands.q, operands.k, operands.v, operands.sinks)
         return attention(problem, *(x.astype(np.float64) for x in given if x is not None))
@@ -130,6 +135,7 @@ def returned_by(problem: AttentionProblem, operands: BackwardOperands, model: Ba
 def head_of(
     problem: AttentionProblem, operands: BackwardOperands, returned: Attention, seq: Sequence, head: int
 ) -> BackwardHead:
+    # what the query head reads of one sequence; ``returned`` is from :func:`returned_by`
     o = operands
     kv_head = head // problem.group
     q, dout, out = (problem.rows_q(x, seq)[:, head].astype(np.float64) for x in (o.q, o.dout, returned.out))
@@ -143,12 +149,12 @@ def head_of(
     if not np.isneginf(sink):
         v = np.concatenate([v, np.zeros((1, v.shape[1]))])
         visible = np.column_stack([visible, np.ones(len(q), bool)])
-    dlse = np.where(visible.any(1), dlse, 0)
+    dlse = np.where(visible.any(1), dlse, 0)  # an empty row's is not read
     return BackwardHead(q, k, v, dout, out, lse, dlse, visible, None if np.isneginf(sink) else sink)
 
 
 def pairs_of(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> Pairs:
-    """Steps B1 to B5 and B10: P and dS of one query head as they enter products."""
+    """Steps B1 to B5 and B10: return P and dS of one query head as they enter products, the sink's behind the keys'."""
     p = weights(problem, h, model)
     t, dt = _differences(h, p, model)
     ds, ds_error = _ds(problem, p, t, dt, model)
@@ -160,15 +166,16 @@ def pairs_of(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -
     is_known = np.isfinite(dt)
     if p.slope is not None:
         is_known &= np.isfinite(p.slope.error)
-    ds_error[hidden] = np.where(is_known, 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity is NaN
+    ds_error[hidden] = np.where(is_known, 0, np.inf)[hidden]  # P is 0 there, and 0 times infinity would be NaN
     return Pairs(p.exact, p.stored_error, ds, ds_error)
 
 
 def _dq(scale: float, h: BackwardHead, x: Pairs, model: BackwardModel) -> Sum:
-    """Steps B6 to B8 of dQ."""
+    """Steps B6 to B8 of dQ: a part for each key block, all of them added."""
     tile = model.tile_n or max(1, len(h.k))
     cuts = [slice(a, a + tile) for a in range(0, max(1, len(h.k)), tile)]
     parts = [product(x.ds[:, cut], x.ds_error[:, cut], h.k[cut], model) for cut in cuts]
+    # Where the tile is not known there may be as many parts as blocks of k_step keys, the smallest that wgmma takes.
     blocks = len(parts) if model.tile_n or model.parts != "fp32" else -(-len(h.k) // model.core.k_step)
     if model.parts == "fp32":
         return scaled(added(parts, model, blocks), scale)
@@ -178,7 +185,7 @@ def _dq(scale: float, h: BackwardHead, x: Pairs, model: BackwardModel) -> Sum:
 def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[Pairs], model: BackwardModel) -> tuple[Sum, Sum]:
     """Steps B6 to B8 of dK and dV of a kv head: a part for every query head, or one chain over the rows of all heads.
 
-    If either may be meant, the chain is charged, which errs at least as much, and the additions of parts as well.
+    Where the model allows either, the chain is charged, which errs at least as much, and the additions of parts too.
     """
     parts = len(heads) if model.heads == "any" else 0
     if model.heads != "added":
@@ -196,7 +203,7 @@ def _of_keys(scale: float, heads: list[BackwardHead], pairs: list[Pairs], model:
 
 
 def _differences(h: BackwardHead, p: Weights, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
-    """Steps B3 and B4: dP - D + dlse and its error, whichever two of the three meet first."""
+    """Steps B3 and B4: return dP - D + dlse (rows, keys) and its error, whichever two of the three meet first."""
     dp, ddp = kept(*row_products(h.dout, h.v, model), model.dp)
     size = np.sum(np.abs(h.dout * h.out), 1)
     dots = np.sum(h.dout * h.out, 1)
@@ -205,7 +212,7 @@ def _differences(h: BackwardHead, p: Weights, model: BackwardModel) -> tuple[np.
     of_dots = gamma(depth) * size * OUTWARD + flushed
     if model.forward == "own":
         of_weights = _dots_of_weights_error(h, p, dp, ddp)
-        is_kept = model.weights == "fp32"  # the softmax, which is then differentiated as such
+        is_kept = model.weights == "fp32"  # then the softmax itself is differentiated: D is of P and dP for certain
         of_dots = of_weights if is_kept else np.maximum(of_weights, _own_dots_error(h, p, model) + of_dots)
     elif model.dots == "weights":
         own_dots = np.sum(np.where(h.visible, p.exact * dp, 0), 1)
@@ -219,13 +226,13 @@ def _differences(h: BackwardHead, p: Weights, model: BackwardModel) -> tuple[np.
         size = size + of_lse
     t = dp - dots[:, None]
     larger = np.maximum(np.abs(t), np.abs(dots)[:, None])  # P dP - P D may be one fma, which rounds P D
-    own = (np.abs(dp) + size[:, None]) * 2.0**-44  # of the exact differences in float64
+    own = (np.abs(dp) + size[:, None]) * 2.0**-44  # the error of the truth's differences in float64
     error = (error + U_FP32 * (larger + error) + own + 2 * FP32_MIN_NORMAL) * OUTWARD
     return t, np.where(np.abs(dp) + size[:, None] + error > FP32_MAX, np.inf, error)
 
 
 def _own_dots_error(h: BackwardHead, p: Weights, model: BackwardModel) -> np.ndarray:
-    """Step B9: what D is off by where O is the kernel's own, rounded as gradients are."""
+    """Step B9: return the error (rows,) of D = dO O where O is the kernel's own, rounded to the operands' format."""
     weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
     finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
     out_error = error @ finite_v + gamma(len(h.v) + DIVISION) * ((weights + error) @ finite_v)
@@ -235,7 +242,10 @@ def _own_dots_error(h: BackwardHead, p: Weights, model: BackwardModel) -> np.nda
 
 
 def _dots_of_weights_error(h: BackwardHead, p: Weights, dp: np.ndarray, ddp: np.ndarray) -> np.ndarray:
-    """Step B9: what D = sum_j P_j dP_j is off by; hidden pairs take part in it, and 0 times infinity is NaN."""
+    """Step B9: return the error (rows,) of D = sum_j P_j dP_j.
+
+    Hidden pairs take part in the sum with P = 0, so that an infinite dP of theirs makes it NaN and the error infinite.
+    """
     is_lost = np.logical_not(np.isfinite(dp) & np.isfinite(ddp)).any(1)
     weights, error, dp, ddp = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error, dp, ddp))
     size = (weights + error) * (np.abs(dp) + ddp)
@@ -246,10 +256,13 @@ def _dots_of_weights_error(h: BackwardHead, p: Weights, dp: np.ndarray, ddp: np.
 def _ds(
     problem: AttentionProblem, p: Weights, t: np.ndarray, dt: np.ndarray, model: BackwardModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Steps B5 and B10: dS and its error as it enters the products."""
+    """Steps B5 and B10: return dS (rows, keys) and its error as it enters the products.
+
+    ``t`` is dP - D + dlse and ``dt`` its error.
+    """
     p_error = np.maximum(p.high - p.exact, p.exact - p.low)
     high = p.high
-    if model.forward == "own" or model.ds_of == "rounded":  # the first may keep P as it was rounded
+    if model.forward == "own" or model.ds_of == "rounded":  # an own forward may keep P as it was rounded
         p_error = np.maximum(p_error, p.stored_error)
         high = p.exact + p_error
     ds = p.exact * t
@@ -263,7 +276,7 @@ def _ds(
         errors.append(rounded_error(ds, error, model.weight))
     if model.scales in ("weights", "any"):
         errors.append(_rounded_after(scale, ds, error, model.weight))
-    if model.scales == "any":
+    if model.scales == "any":  # dS may also stay unrounded, or be rounded both before and after softmax_scale
         errors += [error, _rounded_after(scale, ds, errors[0], model.weight)]
     return ds, np.max(errors, axis=0)
 
@@ -271,7 +284,10 @@ def _ds(
 def _times_slope(
     softcap: float, ds: np.ndarray, error: np.ndarray, slope: Slope, size: np.ndarray, model: BackwardModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Step B10: the three factors of dS in any order, of which ``size`` bounds dP - D, with their error."""
+    """Step B10: return dS times the slope of the softcap, and its error; the three factors meet in any order.
+
+    ``size`` bounds |dP - D|, as the slope may meet that factor before P does.
+    """
     around = max(softcap, 1 / softcap) if model.forward == "own" else 1.0  # it multiplies and divides by the softcap
     error = np.where((np.abs(ds) + error) * around > FP32_MAX, np.inf, error)
     error = np.abs(ds) * slope.error + error * (slope.exact + slope.error)
@@ -280,6 +296,6 @@ def _times_slope(
 
 
 def _rounded_after(scale: float, ds: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:
-    """The error of dS where it is rounded in the scale of the scores."""
+    """Return the error of dS where it is multiplied by softmax_scale before it is rounded to ``fmt``."""
     error = error * scale + gamma(2) * (np.abs(ds) + error) * scale + FP32_MIN_NORMAL
     return rounded_error(ds * scale, error * OUTWARD, fmt) / scale * OUTWARD

@@ -1,5 +1,8 @@
-"""The error bound of a call that attends to other numbers than it is given: Q and appended keys that it rotates in
-binary32 and rounds, or K and V of e4m3 that it dequantises to 16 bits."""
+"""The error bound of a call that changes its operands before it attends to them.
+
+Such a call rotates Q and the keys that it appends, in binary32, and rounds them; or it dequantises K and V from e4m3 to
+16 bits. All other calls have the bound of :mod:`fa3_reference.bounds.forward` itself.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from fa3_reference.cache import rotated
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
-# A kernel may round a number near the middle of two to the other one than the bound of its arithmetic is taken at, or
-# none at all. One unit of 16 bits in operands moves that bound by far less than this share of it, once roundings of P
-# and O count as of any number.
+# The bound of the arithmetic is taken at operands rounded to nearest. A kernel may round a number near the middle of
+# two the other way, or not at all. That moves the bound by far less than this share of it, once the roundings of P and
+# O are charged for any number.
 _NEIGHBOURS = 2.0**-4
 
 
 def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
-    """Bound the error of a call as it is made: :func:`forward_bound`, and what rounding its operands adds to it.
+    """Bound the error of a call as it is made: :func:`forward_bound`, plus what rounding changed operands adds.
 
     Parameters
     ----------
@@ -37,9 +40,10 @@ def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel
     Returns
     -------
     ErrorBound
-        Against the truth that rotates and dequantises and does not round. Such a number is off by two products and
-        their sum in binary32, and one rounding to the operands' format, or is not rounded at all; O then moves as
-        :func:`~fa3_reference.bounds.quantisation.quantization_bound` says.
+        Bounds of the distance from the truth, which rotates and dequantises without rounding. A changed operand is off
+        by the roundings of two products and their sum in binary32, and by one rounding to the operands' format or none.
+        O then moves by at most :func:`~fa3_reference.bounds.quantisation.quantization_bound`. inf where nothing is
+        promised.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""Loops of the bounds, compiled by numba, whose cache watches one file: each loop calls only what is in its own."""
+"""How the loops of the bounds are compiled by numba.
+
+numba's cache is renewed when the file of a loop changes, and does not see other files. So each loop calls only what is
+in its own file.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ inlined = numba.njit(inline="always", error_model="numpy")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop on its first call, and keep it on disk where there is a place for it."""
+    """Compile a loop on its first call, and keep the machine code on disk where a directory can be written."""
     try:
         return forgiving(numba.njit(cache=True, nogil=True, error_model="numpy")(function))
     except RuntimeError:  # neither the package nor the user's cache directory can be written
@@ -20,7 +24,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forgiving(dispatcher: Any) -> Any:
-    """Let a loop run that was compiled but could not be stored: numba would raise the error of a full disk."""
+    """Return the dispatcher, whose loop now also runs where its code cannot be stored: numba raises on a full disk."""
     save = dispatcher._cache.save_overload
 
     def save_if_possible(*given: Any) -> None:

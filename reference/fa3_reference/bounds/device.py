@@ -1,8 +1,9 @@
 """How wrong single Hopper operations can be: the constants every error bound is made of.
 
 Tensor core: a wgmma step aligns its products and C to 2^(emax - align_bits), truncates each toward zero, adds exactly,
-and truncates the sum to out_bits fraction bits; emax is the largest exponent of a product (not normalised; a subnormal
-operand has the least exponent of its format) or of C. :mod:`tensor_core` is the definition.
+and truncates the sum to out_bits fraction bits. emax is the largest exponent of a product or of C. The exponent of a
+product is the sum of its operands' exponents, and a subnormal operand has the least exponent of its format.
+:mod:`fa3_reference.bounds.tensor_core` is the definition, number by number.
 
 The rest holds for all 2^32 inputs of the bit-exact model, by exhaustion (tests/reference/bounds/test_device.py):
 
@@ -30,7 +31,8 @@ U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest ev
 FP32_MAX = float.fromhex("0x1.fffffep127")
 FP32_MIN_NORMAL = 2.0**-126  # MUFU results below are flushed to zero
 EX2_REL = 2.0**-22.70  # ex2.approx.ftz against 2^x, all x with a normal result
-EXACT_EX2 = 2.0**-23  # ex2 of a smaller |x| is 1; binary32 has no number but 8 so near to 8
+# ex2 of a smaller |x| is 1. No other binary32 number is this near to 8, the exponent of the largest e4m3 weight.
+EXACT_EX2 = 2.0**-23
 RCP_REL = 2.0**-23.27  # rcp.approx.ftz against 1/x, normal x and result
 TANH_REL = 2.0**-16.45  # tanh.approx against tanh, all x
 # lg2.approx.ftz: |error| <= LG2_ABS + LG2_REL |log2 x|
@@ -40,11 +42,11 @@ LG2_REL = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class TensorCore:
-    """Accumulation of one wgmma input format into f32."""
+    """What the tensor core keeps when it adds products of one operand format to a binary32 accumulator."""
 
     k_step: int  # products per instruction
-    align_bits: int
-    out_bits: int
+    align_bits: int  # bits that addends keep below the largest power of the step
+    out_bits: int  # fraction bits that the sum keeps
     operand: Format
 
     @property
@@ -57,7 +59,7 @@ class TensorCore:
 
     @property
     def tiny(self) -> float:
-        """Largest loss of one step whose sum is at the end of binary32's range: a subnormal C counts as 2^-126."""
+        """Largest loss of a step whose sum is near 0, below the normal range, where a subnormal C counts as 2^-126."""
         return (self.k_step + 1) * 2.0 ** -(126 + self.out_bits)
 
 

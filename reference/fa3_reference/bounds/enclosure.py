@@ -1,14 +1,13 @@
-"""Where the outputs of a kernel lie, if the tensor core behaves as measured: its program in ranges of
-numbers.
+"""Between which ends the outputs of a forward kernel lie, if the tensor core behaves as measured.
 
-The a-priori bound charges every operation its worst case. But of a kernel whose order is stated most operations have
-no freedom: binary32 arithmetic rounds to nearest, and the tensor core cuts as :mod:`fa3_reference.bounds.tensor_core`
-says. So the program is run with a range for every number. S is one number, the weights have the error of the
-exponential, and P is one number again wherever both ends of a weight round alike; only the order of the row sum, the
-reciprocal and the logarithm add to that. Rounding to nearest and the tensor core are monotone, so that the ends of a
-result are the results of ends.
+The a-priori bound of :mod:`fa3_reference.bounds.forward` charges every operation its worst case. Where a kernel states
+its order of operations, most of them have no freedom: binary32 arithmetic rounds to nearest, and the tensor core cuts
+as :mod:`fa3_reference.bounds.tensor_core` says. So this module runs the stated program with a range for every number.
+S is one number, the weights have the error of the exponential, and P is one number again wherever both ends of a weight
+round alike. Only the order of the row sum, the reciprocal and the logarithm widen the ranges further. Rounding to
+nearest and the tensor core are monotone, so that the ends of a result are the results of the ends.
 
-Nothing here knows the kernel or its twin. It assumes more than the a-priori bound, and is what finds small faults.
+The enclosure assumes more than the a-priori bound, and finds smaller faults. It imports no kernel and no twin.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from fa3_reference.problem import AttentionProblem, Operands
 
 
 class Interval(NamedTuple):
-    """Ends of numbers, float64 arrays of one shape; -inf and inf where nothing is known."""
+    """Lower and upper ends of numbers, float64 arrays of one shape; -inf and inf where nothing is known."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
     def each(self, function: Callable[[np.ndarray], np.ndarray]) -> Interval:
-        """The range of a function that never decreases."""
+        """Return the range of a function that never decreases, over this range of its argument."""
         return Interval(function(self.low), function(self.high))
 
 
@@ -47,9 +46,9 @@ class Enclosure(NamedTuple):
     Parameters
     ----------
     out : Interval
-        Ends like the output, which are numbers of its format.
+        Ends of shape ``problem.out_shape``; they are numbers of the output's format.
     lse : Interval
-        Ends like lse.
+        Ends of shape ``problem.lse_shape``, in nats.
     """
 
     out: Interval
@@ -80,8 +79,8 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
     Returns
     -------
     Enclosure
-        Rows without a visible key: 0 and -inf. Everything where a row's Q or K, or a visited key's V, is NaN or Inf,
-        and where a score or a sum may overflow.
+        Rows without a visible key have an output of 0 and an lse of -inf. The range is from -inf to inf where a row's Q
+        or K, or a visited key's V, is NaN or Inf, and where a score or a sum may overflow.
 
     Raises
     ------
@@ -112,6 +111,7 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
 
 
 def _tile(tile: VisitedTile, model: KernelModel) -> tuple[Interval, Interval]:
+    # the ranges of O (rows, channels) and of lse (rows,) of one tile
     head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
@@ -135,7 +135,8 @@ def _tile(tile: VisitedTile, model: KernelModel) -> tuple[Interval, Interval]:
 
 
 def _known(x: Interval, empty: np.ndarray, value: float, bad: np.ndarray) -> Interval:
-    """Exactly ``value`` for empty rows; everything where an end is NaN or something is bad."""
+    """Return x with the one number ``value`` in empty rows, and from -inf to inf where an end is NaN or ``bad`` is
+    true."""
     bad = bad | ((np.isnan(x.low) | np.isnan(x.high)) & ~empty)
     low, high = (np.where(empty, value, end) for end in x)
     return Interval(np.where(bad, -np.inf, low), np.where(bad, np.inf, high))
@@ -156,7 +157,11 @@ def _f32(x: np.ndarray) -> np.ndarray:
 
 
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a b + c of binary32 numbers, rounded once: the product is exact, and the sum is first rounded to odd."""
+    """Return a b + c of binary32 numbers, rounded to binary32 once.
+
+    The product is exact in float64. The sum is rounded there to odd, toward a float64 number whose last bit is 1, so
+    that rounding it to binary32 gives the same as rounding the exact sum.
+    """
     product = a * b
     total = product + c
     back = total - product
@@ -167,9 +172,9 @@ def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _exp2(x: Interval) -> Interval:
-    """ex2 of a range of binary32 numbers: exact at 0, flushed to 0 below the least normal number.
+    """Return ex2 of a range of binary32 numbers: exact at 0, flushed to 0 below the least normal number.
 
-    EX2_REL is 2^-30 more than the largest error that was measured, which holds what float64's own exponential errs by.
+    EX2_REL exceeds the largest error that was measured by 2^-30, which covers the error of float64's own exponential.
     """
     low = np.where(x.low == 0, 1.0, np.exp2(x.low) * (1 - EX2_REL))
     high = np.where(x.high == 0, 1.0, np.exp2(x.high) * (1 + EX2_REL))
@@ -177,33 +182,37 @@ def _exp2(x: Interval) -> Interval:
 
 
 def _times(x: Interval, factor: Interval) -> Interval:
-    """Product of a range with one of numbers >= 0; exact for binary32 numbers."""
+    """Return the product of a range with a range of factors >= 0; exact where both hold binary32 numbers."""
     low = x.low * np.where(x.low >= 0, factor.low, factor.high)
     return Interval(low, x.high * np.where(x.high >= 0, factor.high, factor.low))
 
 
 def _flushed(x: Interval) -> Interval:
-    """The same range, with 0 where a number of it may have been flushed."""
+    """Return the range, widened to 0 where one of its numbers is subnormal and may have been flushed."""
     low = np.where((x.low > 0) & (x.low < FP32_MIN_NORMAL), 0.0, x.low)
     return Interval(low, np.where((x.high < 0) & (x.high > -FP32_MIN_NORMAL), 0.0, x.high))
 
 
 def _factor(head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> Interval:
-    """The factor that takes raw scores to log2 units, (rows, 1)."""
+    """Return the range of the factor that takes raw scores to log2 units, (rows, 1).
+
+    It is NaN where the keys of a block have several descales of K or V: a stated order does not say what is done then.
+    """
     in_turn = model.order.scale == "in_turn"
     c = _f32(np.float64(LOG2_E if in_turn else head.problem.softmax_scale * LOG2_E) * np.ones((rows.size, 1)))
     c = _f32(c * head.q_factor[rows][:, None])
     factors = head.k_factor[keys], head.v_factor[keys]
-    one_each = all((factor == factor[0]).all() for factor in factors)  # what finer factors do is not stated
+    one_each = all((factor == factor[0]).all() for factor in factors)
     c = np.maximum(_f32(c * (factors[0][0] if one_each else np.nan)), FP32_MIN_NORMAL)
     if model.order.maxima == "scaled" and model.order.scale in ("float64", "in_turn"):
         return Interval(c, c)
-    width = gamma(2 * head.roundings_of_c + 2 * (model.order.scale == "float32"))  # the kernel's, which are not stated
+    # The kernel's roundings of the factor, and those above, are in an order that is not stated.
+    width = gamma(2 * head.roundings_of_c + 2 * (model.order.scale == "float32"))
     return Interval(_f32(c * (1 - width)), _f32(c * (1 + width)))
 
 
 def _tanh(s: np.ndarray, c: Interval, cap: float, model: KernelModel) -> Interval:
-    """tanh of scores over the softcap."""
+    """Return tanh of scores s (rows, keys) over the softcap, where c takes the scores to log2 units."""
     if model.tanh_error:
         steep = [end / (cap * LOG2_E) * (1 + sign * gamma(4)) for end, sign in zip(c, (-1, 1), strict=True)]
     else:
@@ -221,14 +230,16 @@ def _tanh(s: np.ndarray, c: Interval, cap: float, model: KernelModel) -> Interva
 
 
 def _cap_factor(c: Interval, cap: float, model: KernelModel) -> Interval:
-    """The factor that takes capped scores to log2 units, shaped as that of raw ones."""
+    """Return the factor that takes the tanh of capped scores to log2 units, (rows, 1) like the factor of raw ones."""
     width = gamma(2) if model.tanh_error else 0.0
     unit = max(np.float64(np.float32(cap * LOG2_E)), FP32_MIN_NORMAL)
     return Interval(*(np.full_like(c.low, unit * (1 + sign * width)) for sign in (-1, 1)))
 
 
 def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[Interval, Interval]:
-    """Scores of a block, -inf where hidden, and the factor that takes them to log2 units."""
+    """Return the scores of a block (rows, keys), -inf where hidden, and the factor (rows, 1) that takes them to log2
+    units."""
+    # NaN and Inf are replaced here, as :func:`_tile` widens the ranges of all that they reach
     q = finite(head.q[rows])
     k = finite(head.k[keys])
     s = multiply(q, k.T, model.core)
@@ -245,14 +256,15 @@ def _scores(state: _State, head: Head, rows: np.ndarray, keys: slice, model: Ker
 
 
 def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: KernelModel) -> None:
-    """Run one key block of the program."""
+    """Run one key block of the program: take it into the running maximum, into O and into the row sum."""
     s, c = _scores(state, head, rows, keys, model)
     p, alpha = _softmax(state, s, c, model)
     v_factor = float(head.v_factor[keys.start])
+    # O is kept in units of the block's V descale
     ratio = float(np.float32((state.v_factor or v_factor) / v_factor))
     state.v_factor = v_factor
     rescale = alpha.each(lambda end: _f32(end * ratio)[:, None])
-    overflows = (p.high > model.p_format.max_finite).any(axis=1) & model.p_format.has_inf
+    overflows = (p.high > model.p_format.max_finite).any(axis=1) & model.p_format.has_inf  # e4m3 saturates instead
     codes = p.each(lambda end: rounded(np.minimum(finite(end), model.p_format.max_finite), model.p_format))
     state.o = _accumulate(state.o, codes, rescale, finite(head.v[keys]), model)
     steps = model.row_sum_depth + 1
@@ -262,7 +274,8 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
 
 
 def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tuple[Interval, Interval]:
-    """Take a block's scores into the running maximum; return the weights and the factor of all that came before."""
+    """Take a block's scores into the running maximum; return the weights (rows, keys) and the factor (rows,) by which
+    everything from earlier blocks is multiplied."""
     offset = np.full(1, float(model.p_offset_log2))
     top = [np.max(end, axis=1, keepdims=True) for end in s]
     scaled = [
@@ -282,7 +295,7 @@ def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tup
         low = _f32(_f32(s.low * low) - base[1])
         high = _f32(_f32(s.high * high) - base[0])
     apart = Interval(_f32(old.low - base[1][:, 0]), np.minimum(_f32(old.high - base[0][:, 0]), 0.0))
-    if model.order.maxima == "unscaled":  # the factor is that of raw maxima; it is 1 where none can have moved
+    if model.order.maxima == "unscaled":  # the exponent is a difference of raw maxima, which the kernel scales anew
         apart = Interval(*(end * (1 + sign * gamma(3)) for end, sign in zip(apart, (1, -1), strict=True)))
         if model.order.rescale == "contracted":
             width = gamma(2) * np.maximum(*map(np.abs, base))[:, 0]
@@ -292,11 +305,11 @@ def _softmax(state: _State, s: Interval, c: Interval, model: KernelModel) -> tup
 
 
 def _accumulate(o: Interval, p: Interval, rescale: Interval, v: np.ndarray, model: KernelModel) -> Interval:
-    """P V of one block, and what O becomes with it."""
+    """Return O after one block: O times ``rescale``, plus P V of the block."""
     moved = _times(o, rescale)
     if not model.keeps_subnormals:
         moved = _flushed(moved)
-    is_lost = [np.isnan(end) for end in moved]
+    is_lost = [np.isnan(end) for end in moved]  # infinity times 0
     moved = Interval(np.where(is_lost[0], -np.inf, moved.low), np.where(is_lost[1], np.inf, moved.high))
     interval = model.promotion_interval
     if not interval:
@@ -312,7 +325,7 @@ def _accumulate(o: Interval, p: Interval, rescale: Interval, v: np.ndarray, mode
 
 
 def _finish(state: _State, head: Head, model: KernelModel) -> SplitResult:
-    """Centre and radius of O and of the base-2 lse of a part."""
+    """Return the centre and the radius of O and of the base-2 lse of a part, as :class:`SplitResult` with no noise."""
     total = Interval(state.sum.low * (1 - gamma(2)), state.sum.high * (1 + gamma(2)))
     factor = state.v_factor or 1.0
     inverse = Interval(factor / total.high * (1 - RCP_REL), factor / total.low * (1 + RCP_REL))

@@ -1,4 +1,8 @@
-"""From the sums of a row tile to O and LSE: division, logarithm and the combine of splits (steps 7 and 8)."""
+"""From the sums of a row tile to O and LSE: division, logarithm and the combine of splits.
+
+These are steps 7 to 9 of the bound of a forward, in reference/README.md. :mod:`fa3_reference.bounds.forward` calls them
+after the last key block; the sums are those of :class:`~fa3_reference.bounds.state.State`.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,20 @@ from fa3_reference.bounds.steps import (
 from fa3_reference.formats import FORMATS
 
 _EXP = log_error(EX2_REL)
-_LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # of ln 2 in binary32
+_LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # relative error of ln 2 in binary32
 
 
 def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
-    """Exact O and base-2 lse of a part, with bounds before the final rounding (steps 3 and 7)."""
+    """Return the exact O and base-2 lse of one split, with bounds of their errors before the final rounding.
+
+    These are the end of step 3 and step 7. Rows without a visible key have O = 0 with error 0. The error is inf outside
+    the domain.
+    """
     row_sum = state.l
     least = state.l - state.l_down
     o = state.o / row_sum[:, None]
     up = state.l_up[:, None]
+    # step 3: sum p B |v - O| by Cauchy-Schwarz, from sum p B (v - O)^2, and by the triangle inequality
     spread = state.bo2 - 2 * o * state.bo + o * o * up
     noise = CANCELLED * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
     correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
@@ -39,7 +48,7 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
         offset = model.p_offset_log2
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
-    least = np.where(least > 0, least, np.nan)  # errors may take more than the row sum, and then nothing is known of it
+    least = np.where(least > 0, least, np.nan)  # where errors may be as large as the row sum nothing is known of it
     l_error = _row_sum_error(state, model)
     sigma = (l_error / least)[:, None]
     least = least[:, None]
@@ -51,7 +60,7 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     is_power = _is_power_of_two(state, l_error, model)[:, None]  # then nothing rounds but a descale of V
     descale_rounds = head.v_scaled and np.frexp(state.v_factor or 1.0)[0] != 0.5
     epilogue = np.where(is_power, descale_rounds * U_FP32, divides)
-    if head.v_scaled and state.v_factor is not None:  # the inverse times a small descale may be subnormal
+    if head.v_scaled and state.v_factor is not None:  # the inverse row sum times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
     noise = 2 * ((state.noise + FLOAT64 * state.keys) / row_sum)[:, None] * state.oa
@@ -64,7 +73,7 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
 
 
 def _row_sum_error(state: State, model: KernelModel) -> np.ndarray:
-    """Return what adding the weights errs by (step 6), with the two additions of a quad."""
+    """Return the error (rows,) of adding the weights (step 6), with the two additions between the threads of a row."""
     weights = state.l + state.l_up
     error = state.l_error + gamma(2) * (weights + state.l_error)
     if not model.is_stated:
@@ -77,7 +86,7 @@ def _row_sum_error(state: State, model: KernelModel) -> np.ndarray:
 
 
 def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Return which row sums are known to be a power of two, 1 or more: rcp and lg2 are exact there."""
+    """Return which row sums are known to be a power of two of at least 1, bool (rows,): rcp and lg2 are exact there."""
     if not model.is_stated:
         return np.zeros(l_error.shape, bool)
     low = state.l - state.l_down - l_error
@@ -88,7 +97,10 @@ def _is_power_of_two(state: State, l_error: np.ndarray, model: KernelModel) -> n
 
 
 def _coarse(state: State, head: Head, model: KernelModel) -> np.ndarray:
-    """Bound where next to nothing is known of the weights: they are a mean all the same, of rounded rows."""
+    """Step 9: bound the error of O, (rows, channels), where next to nothing is known of the weights.
+
+    O is a mean of V rows all the same, apart from the rounding of P and the cuts of P V. inf where these may take half.
+    """
     largest = np.maximum(np.abs(state.v_min), np.abs(state.v_max))
     largest = np.maximum(largest, model.core.operand.min_normal * (state.v_factor or 1.0))
     relative = model.p_format.unit_roundoff + state.share + gamma(head.seq.seqlen_k + 4)
@@ -103,11 +115,14 @@ def _log(
     is_exact: np.ndarray,
     model: KernelModel,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base-2 lse of a part and the bound of its error before it is taken to nats; ``sigma`` is the relative error of
-    the row sum, ``is_exact`` says where lg2 of it is exact."""
+    """Return the base-2 lse of a split and the bound of its error before it is taken to nats, (rows,) each.
+
+    ``least`` is the least row sum that the kernel's weights may have, ``sigma`` the relative error of adding them, and
+    ``is_exact`` says where lg2 of the row sum is exact.
+    """
     lse = state.max + np.log2(row_sum)
     log_l = np.maximum(np.log1p(state.l_up / row_sum), -np.log(least / row_sum))
-    worst = state.worst + 2.0**-80  # and what is flushed
+    worst = state.worst + 2.0**-80  # the second term is for weights that are flushed
     if model.order.row_sum_of == "rounded":
         lost = model.p_format.unit_roundoff + state.keys * model.p_format.min_subnormal / 2
         worst = worst - np.log1p(-lost)  # NaN where nothing is left
@@ -128,7 +143,8 @@ def _log(
 
 
 def in_nats(part: SplitResult, model: KernelModel) -> np.ndarray:
-    """Bound on the error of a natural lse: the last multiplication, by a constant that is rounded itself."""
+    """Return the bound of the error of the natural lse, (rows,), after the multiplication by ln 2, which is rounded
+    itself."""
     lse = np.abs(part.lse) * LN2
     error = LN2 * part.lse_error
     if not model.is_stated:
@@ -139,7 +155,10 @@ def in_nats(part: SplitResult, model: KernelModel) -> np.ndarray:
 
 
 def combine(parts: list[SplitResult], model: KernelModel) -> SplitResult:
-    """Bound of the split-KV combine (step 8)."""
+    """Step 8: return O and base-2 lse of all splits together, with bounds of their errors.
+
+    ``parts`` are the results of :func:`finish`, one for each split and two or more.
+    """
     o, error, noise, lse, lse_error = (np.stack(x) for x in zip(*parts, strict=True))
     top = lse.max(0)
     w = np.exp2(lse - top)  # (splits, rows)
@@ -172,11 +191,12 @@ def combine(parts: list[SplitResult], model: KernelModel) -> SplitResult:
 
 
 def _by_lse(weighed: np.ndarray, distance: np.ndarray, base: np.ndarray, log_total: np.ndarray) -> np.ndarray:
-    """Relative error of weights exp(lse_i - lse), (splits, rows), beside that of their parts' lse: the sum that made
-    the rounded lse of all, its logarithm, which is natural as ``base`` is, and the exponential once more.
+    """Return the relative error of weights exp(lse_i - lse), (splits, rows), apart from the errors of the lse_i.
 
-    CUDA's expf, taken twice, errs by up to 4 % more than ex2, which is what is charged: the reciprocal that is charged
-    as well, and that this order does not take, leaves eight times the room.
+    It has three sources: the sum behind the rounded lse of all splits, the logarithm of that sum (natural, as ``base``
+    and ``log_total`` are), and a second exponential. CUDA's expf, which such kernels take twice, errs by up to 4 % more
+    than ex2, which is charged. The caller also charges a reciprocal that this order does not take, and that is eight
+    times as much as those 4 %.
     """
     sums = weighed.max(0) + gamma(len(weighed) - 1)
     shift = sums + LN2 * (LG2_ABS + LG2_REL * (log_total * LOG2_E + sums))

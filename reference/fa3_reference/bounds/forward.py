@@ -1,8 +1,9 @@
-"""A-priori rounding-error bounds, per element of O and LSE, of an attention forward kernel.
+"""A-priori bound of the rounding error of every element of O and LSE of an attention forward kernel.
 
-The bound is with respect to the operands the kernel saw; quantising them is bounded in
-:mod:`fa3_reference.bounds.quantisation`. :class:`KernelModel` says what is assumed of the kernel; for
-FlashAttention-3's order that is, in binary32 and per key tile,
+The bound is about the operands that the kernel saw. What quantising them costs is bounded in
+:mod:`fa3_reference.bounds.quantisation`, and a call that rotates or dequantises them has the bound of
+:mod:`fa3_reference.bounds.calls`. A :class:`KernelModel` says what is assumed of the kernel. For FlashAttention-3's
+order that is, in binary32 and per key tile,
 
     s = wgmma(q, k)        p = ex2(fma(s, c, -M))        O = O * alpha + wgmma(round(p), v)        l = l * alpha + sum p
 
@@ -36,7 +37,8 @@ from fa3_reference.bounds.steps import (
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
-_SINK_APART = 6  # a sum, an inverse and two products more, where a finished O is multiplied by what the sink leaves it
+# Roundings more where a finished O is multiplied by the share that the sink leaves it: a sum, an inverse, two products.
+_SINK_APART = 6
 
 
 class ErrorBound(NamedTuple):
@@ -45,9 +47,9 @@ class ErrorBound(NamedTuple):
     Parameters
     ----------
     out : float64 array of shape ``problem.out_shape``
-        Of the output.
+        Bounds of the output.
     lse : float64 array of shape ``problem.lse_shape``
-        Of lse, in nats.
+        Bounds of lse, in nats.
     """
 
     out: NDArray[np.float64]
@@ -62,24 +64,24 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
     problem : AttentionProblem
         What is computed.
     operands : Operands
-        What the kernel saw; float64 arithmetic on their exact values, cost about ten float64 GEMMs.
+        What the kernel saw. The bound computes on their exact values and costs about ten float64 GEMMs.
     model : KernelModel
         Formats, tiling and order of operations of the kernel.
 
     Returns
     -------
     ErrorBound
-        float64. Rows without a visible key: 0 (the kernel must return exactly 0 and -inf, or an lse that is near the
-        sink). A sink may be a key of any tile, the first maximum, or what is added to the finished row sum; of a stated
-        order it is the last of these, in the first part of split keys. inf where nothing is promised: the lse of a
-        sink 2^112 times as heavy as the largest key; rows whose visible Q or K hold NaN or Inf; channels in which a
-        visited key's V does; what may overflow the output, the accumulator, a score or a product of scales (the domain,
-        in reference/README.md).
+        float64. Rows without a visible key have bound 0: the kernel must return exactly 0, and an lse of -inf or near
+        the sink. A kernel of unknown order may take a sink as a key of any tile, as the first maximum, or by adding it
+        to the finished row sum; a stated order does the last, in the first part of split keys. The bound is inf where
+        nothing is promised: the lse of a sink 2^112 times as heavy as the largest key; rows whose visible Q or K hold
+        NaN or Inf; channels in which a visited key's V does; whatever may overflow the output, the accumulator, a score
+        or a product of scales ("the domain" in reference/README.md).
 
     Raises
     ------
     ValueError
-        If the model has more than one split and no tile.
+        If the problem's cache rotates or dequantises operands, or sinks are missing or not wanted.
 
     Examples
     --------
@@ -100,11 +102,13 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
 
 
 def _tile_bound(tile: VisitedTile, model: KernelModel) -> tuple[np.ndarray, np.ndarray]:
+    # bounds of O (rows, channels) and of the natural lse (rows,) of one tile
     head, rows, visited = tile
     parts = []
     for blocks in key_parts(visited, model):
         state = State(rows.size, head.v.shape[1])
         sink = None if head.sink is None or parts else head.sink[rows]  # the first part has it
+        # where the order is not known the sink is charged as one key more; else it is added to the finished row sum
         is_key = not model.is_blocked and bool(blocks)
         for keys in blocks:
             _add_block(state, head, rows, keys, model, sink if is_key else None)
@@ -114,12 +118,12 @@ def _tile_bound(tile: VisitedTile, model: KernelModel) -> tuple[np.ndarray, np.n
                 add_sink(state, sink, model)
         parts.append(finish(state, head, model))
     part = parts[0] if len(parts) == 1 else combine(parts, model)
-    error = part.error  # of a binary32 number, which an output in binary32 is
+    error = part.error  # before the last rounding, which an output in binary32 does not have
     if model.out_dtype != "fp32":
         error = rounded_error(part.o, error, FORMATS[model.out_dtype])
     error = error + part.noise
     lse_error = in_nats(part, model)
-    # An lse of thousands of equal scores is exact but for its last roundings, next to which those of float64 count.
+    # The lse of thousands of equal scores has so small an error in binary32 that float64's own counts beside it.
     float64 = FLOAT64 * (visited.stop - visited.start + 8 + 2 * np.abs(part.lse))
     lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)
     empty = head.empty(rows)
@@ -137,7 +141,10 @@ def _add_block(
     model: KernelModel,
     sink: np.ndarray | None = None,
 ) -> None:
-    """Advance the exact sums and every carried bound by one key block, of an unknown order with the sink as a key."""
+    """Advance the exact sums and every carried bound by one key block.
+
+    ``sink`` (rows,) is given where the order is not known: the sink is then one key more of the block.
+    """
     x, dx, noise = head.scores(rows, keys, model)
     state.keys_max = np.maximum(state.keys_max, x.max(1))
     if sink is not None:
@@ -156,12 +163,15 @@ def _add_block(
     of_keys = w if sink is None else w.without_last()
     accumulate(state, head, keys, of_keys, rescaled[:, None], model)
     add_to_row_sum(state, w, model)
-    if sink is not None:  # which O and lse may meet after they are finished
+    if sink is not None:  # the kernel may also apply it to O and lse when these are finished
         state.l_error = state.l_error + gamma(_SINK_APART) * state.l
 
 
 def _move_maximum(state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float, model: KernelModel) -> np.ndarray:
-    """Take a block's scores into the running maximum (step 2) and rescale; return where alpha may not be 1."""
+    """Take a block's scores into the running maximum (step 2) and rescale the state to it.
+
+    Returns the rows, bool (rows,), in which the factor alpha of this move may not be 1.
+    """
     offset = model.largest_offset_log2
     new_max = np.maximum(state.max, x.max(1))
     high = np.maximum(state.max_high, (x + dx).max(1))
@@ -189,7 +199,10 @@ def _move_maximum(state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float,
 
 
 def _rounded_maximum(base: np.ndarray, off: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Largest distance of the rounded maximum from the exact one, of which the unrounded one is ``off`` away."""
+    """Return the largest distance of the kernel's rounded maximum from the exact one, ``base``.
+
+    Before it is rounded the kernel's maximum is at most ``off`` away from the exact one.
+    """
     offset = model.largest_offset_log2
     if model.is_stated:
         return off + binary32_error(base - offset - off, base - offset + off)

@@ -1,4 +1,8 @@
-"""A sink among the sums of a row: what it adds to the row sum, and how far rounding may take it from the truth."""
+"""A sink among the sums of a row: what it adds to the row sum, and how far rounding may take that from the truth.
+
+:mod:`fa3_reference.bounds.forward` calls these; the gradient of a sink is in
+:mod:`fa3_reference.bounds.gradient_sinks`. Sinks are (rows,) in log2 units, -inf where a row has none.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ from fa3_reference.bounds.state import State
 from fa3_reference.bounds.steps import FLOAT64, LN2, OUTWARD, gamma, log_error
 from fa3_reference.formats import FORMATS
 
-_SINK_ROUNDINGS = 8
-_OFFSET = 9.0  # |log2| at most of what P is multiplied with
-_SINK_REACH = 112.0  # binary orders of a sink above the largest key: 2^127 less an offset of e4m3, and room
+_SINK_ROUNDINGS = 8  # of a sink's exponent, as :func:`sink_error` lists them
+_OFFSET = 9.0  # largest |log2| of the factor that P is multiplied with: 448 is 2^8.8
+_SINK_REACH = 112.0  # binary orders a sink may be above the largest key: 127, less an offset of e4m3 and room
 
 
 def take_sink(state: State, sink: np.ndarray) -> None:
-    """Let O be a mean of the sink's V as well, which is 0. Where the exponential of a sink that the maximum does not
-    hold may overflow, O may be lost, which is next to 0, and no lse is promised; nor where it may vanish in a row
-    without a key.
+    """Note in the state that O is a mean of the sink's V as well, which is 0.
+
+    A sink far above the largest key may overflow in an exponential whose maximum is of the keys alone. O, which is next
+    to 0 there, may then be lost, and nothing is promised of lse. The same holds for a sink far from 0 in a row without
+    a key.
     """
     has_sink = np.logical_not(np.isneginf(sink))
     state.v_min = np.where(has_sink[:, None], np.minimum(state.v_min, 0.0), state.v_min)
@@ -31,10 +37,11 @@ def take_sink(state: State, sink: np.ndarray) -> None:
 
 
 def sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Bound the error of a sink's exponent in log2 units, of which the largest key may be taken as it was rounded or
-    once more: log2(e), its product with the sink, the difference, two roundings of the maximum, and what the
-    logarithm of a sum adds that is large next to it; and of the sink among scores that are kept in 16 bits their
-    rounding.
+    """Bound the error (rows,) of a sink's exponent, sink - maximum, in log2 units.
+
+    ``keys`` (rows,) is the largest score of the keys. The roundings are those of log2(e), of its product with the sink,
+    of the difference, two of the maximum, one of a factor on P, and what the logarithm of a sum far above 1 adds. Where
+    scores are kept in 16 bits the sink is rounded to them too.
     """
     size, of_keys = (np.abs(np.where(np.isneginf(x), 0.0, x)) for x in (sink, keys))
     kept = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
@@ -42,7 +49,10 @@ def sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel) -> np.nda
 
 
 def add_sink(state: State, sink: np.ndarray, model: KernelModel) -> None:
-    """Add a sink to the row sum of all keys, in the scale of their maximum, or of its own where there are none."""
+    """Add a sink to the finished row sum, in the scale of the keys' maximum, or of its own in rows without a key.
+
+    Rows with a sink of -inf stay as they are.
+    """
     of_keys = (state.max, state.max_low, state.max_high)
     state.max, state.max_low, state.max_high = (np.where(np.isneginf(x), sink, x) for x in of_keys)
     p = np.exp2(sink - np.where(np.isneginf(state.max), 0.0, state.max))

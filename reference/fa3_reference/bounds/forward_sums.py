@@ -1,6 +1,7 @@
-"""Sums over a key block, P V and the row sum: how far they may be from the truth where they are added.
+"""Sums over a key block, P V and the row sum: how far adding them takes a kernel from the truth.
 
-Steps 5 and 6 of the bound of a forward, in reference/README.md.
+These are steps 5 and 6 of the bound of a forward, in reference/README.md. :mod:`fa3_reference.bounds.forward` calls
+them block by block; the weights that are added come from :mod:`fa3_reference.bounds.forward_weights`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from fa3_reference.bounds.steps import OUTWARD, gamma, last_bit
 def accumulate(
     state: State, head: Head, keys: slice, w: BlockWeights, rescaled: np.ndarray, model: KernelModel
 ) -> None:
-    """P V of one block (step 5)."""
+    """Add P V of one block, and its errors, to the state (step 5).
+
+    ``rescaled`` (rows, 1) is the relative error of rescaling C before this block, 0 where C is not rescaled.
+    """
     v = head.v_rows(keys)
     factor = head.v_factor[keys][:, None]
     fmt = model.core.operand
@@ -29,10 +33,12 @@ def accumulate(
     d = head.v.shape[1]
     v_abs = np.abs(v)
     seen = w.visible.any(axis=1, keepdims=True)
+    # the range of V behind a row, of which O is a mean; inf and -inf stay where a row has seen no key
     state.v_min = np.where(seen, np.minimum(state.v_min, _seen(w.visible, v, np.inf).min(0)), state.v_min)
     state.v_max = np.where(seen, np.maximum(state.v_max, _seen(w.visible, v, -np.inf).max(0)), state.v_max)
     sums = np.concatenate([p, p * w.either]) @ np.concatenate([v, v * v], axis=1)
     absolute = np.concatenate([p, p * w.either, w.rounding]) @ v_abs
+    # sums of |v| weighed by p, by p times its relative error, and by the rounding of P
     pa = absolute[:n]
     ba = absolute[n : 2 * n]
     da = absolute[2 * n :]
@@ -44,7 +50,7 @@ def accumulate(
     clamped_v = np.where(v != 0, np.maximum(v_abs, fmt.min_normal * factor), 0.0)
     largest_product = np.minimum(clamped_p @ clamped_v, clamped_p.max(1)[:, None] * clamped_v.max(0)) * OUTWARD
     aligned = np.maximum(largest_product, added)
-    # A whole tile is multiplied, though its last keys are padding; of an unknown tile there are the keys.
+    # A whole tile is multiplied, though its last keys may be padding; where the tile is not known, the keys alone.
     steps = _steps(max(model.tile_n, len(v)), model)
     exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
     reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
@@ -55,6 +61,7 @@ def accumulate(
     vanished = 3 + (2 * w.visible.sum(1)[:, None] if model.accumulator != "wgmma" else 0)
     lost += (vanished * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
     state.keys += len(v)
+    # From here on: whether a sum may overflow in the kernel. Lazy rescaling lets P grow to 2^8.
     is_running = model.order.weights != "normalised"
     lift = 2.0**8 if is_running and model.order.rescale == "lazy" else 1.0
     every = state.keys * 2 * lift * np.maximum(np.abs(state.v_min), np.abs(state.v_max))
@@ -74,13 +81,15 @@ def accumulate(
 
 
 def _steps(keys: int, model: KernelModel) -> int:
-    """Steps of the tensor core that add so many products, of which an order that is not known may leave half empty."""
+    """Return how many steps the tensor core takes for so many products; with "either" each step may be half empty."""
     return -(-keys // (model.core.k_step // (2 if model.accumulator == "either" else 1)))
 
 
 class _Exact(NamedTuple):
-    """Says where, (rows, channels), products and C lie on the grid of every step, results need no cut, and binary32
-    sums no rounding.
+    """Says where nothing is lost, bool (rows, channels) each.
+
+    ``products``: products and C lie on the grid of every step. ``sums``: the results of steps need no cut.
+    ``promotion``: binary32 sums of promoted parts need no rounding.
     """
 
     products: np.ndarray
@@ -99,8 +108,8 @@ def _exact(
 ) -> _Exact:
     """Return where P V of a block is exact, because all addends are multiples of one power of two.
 
-    The state keeps that power of two for O. ``sizes`` are upper bounds of C, of the sum of |P^ v| and of the largest
-    product.
+    The state keeps that power of two for O. ``v`` are the block's rows of V as they are stored, ``rescaled`` says in
+    which rows C was rescaled, and ``sizes`` are upper bounds of C, of the sum of |P^ v| and of the largest product.
     """
     if not model.is_stated:
         return _Exact(*[np.zeros(state.o.shape, bool)] * 3)
@@ -120,8 +129,9 @@ def _exact(
 
 
 def _share(keys: int, model: KernelModel) -> float:
-    """Return what roundings of P and cuts of P V take of one block at most, relative to the row sum times the largest
-    |v|.
+    """Return what rounding P and cutting P V lose of one block at most, relative to the row sum times the largest |v|.
+
+    The epilogue uses it where next to nothing is known of the weights (step 9).
     """
     tiny = keys * model.p_format.min_subnormal / 2.0**model.p_offset_log2
     tree = 0.0 if model.accumulator == "wgmma" else gamma(keys + 2, model.addition)
@@ -132,7 +142,10 @@ def _share(keys: int, model: KernelModel) -> float:
 
 
 def _seen(visible: np.ndarray, v: np.ndarray, otherwise: float) -> np.ndarray:
-    """Rows of V that some row of the block sees; a wider range than each row's own."""
+    """Return V with ``otherwise`` in the keys that no row of the block sees.
+
+    The range of V over the block's keys is wider than each row's own, which is safe.
+    """
     return np.where(np.logical_or.reduce(visible, axis=0)[:, None], v, otherwise)
 
 
@@ -143,8 +156,10 @@ def _cut(
     exact: _Exact,
     model: KernelModel,
 ) -> np.ndarray:
-    """Return what an accumulator loses of a block's products and of C; ``counts`` are of visible keys and of wgmma
-    steps.
+    """Return what an accumulator loses of a block's products and of C, (rows, channels).
+
+    ``sizes`` are upper bounds of C, of the sum of |P^ v|, of the largest number that sets a grid, and of |O| after the
+    block. ``counts`` are the visible keys (rows, 1) and the wgmma steps. ``rescaled`` tells in which rows C moved.
     """
     (carried, added, aligned, reached), (keys, steps) = sizes, counts
     core = model.core
@@ -169,8 +184,9 @@ def _cut(
 
 
 def _grouped(sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], model: KernelModel) -> np.ndarray:
-    """Return what the tensor core loses where neither its groups are known nor how many of them are chained: products
-    and C are cut in each, then their sum, which may move to binary32.
+    """Return what the tensor core loses where it is not known which keys form a group and how many groups are chained.
+
+    Products and C are cut in each group, then their sum, which may move to binary32. Arguments as of :func:`_cut`.
     """
     (carried, added, aligned, _), (keys, steps), core = sizes, counts, model.core
     top = np.maximum(carried + added, aligned)
@@ -181,7 +197,7 @@ def _grouped(sizes: tuple[np.ndarray, ...], counts: tuple[np.ndarray, int], mode
 
 
 def add_to_row_sum(state: State, w: BlockWeights, model: KernelModel) -> None:
-    """The block's share of the row sum (step 6)."""
+    """Add the block's weights, and the errors of adding them, to the row sum of the state (step 6)."""
     added = w.p.sum(1)
     up = (w.p * w.either).sum(1)
     state.l = state.l + added

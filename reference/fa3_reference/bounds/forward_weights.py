@@ -1,6 +1,8 @@
 """Weights of a key block, P: how far the exponential and the rounding to P's format may take them from the truth.
 
-Steps 3 and 4 of the bound of a forward, in reference/README.md.
+These are steps 3 and 4 of the bound of a forward, in reference/README.md. :mod:`fa3_reference.bounds.forward` calls
+:func:`weights_of` for every key block; what becomes of the weights in sums is in
+:mod:`fa3_reference.bounds.forward_sums`, and the P of a backward in :mod:`fa3_reference.bounds.gradient_weights`.
 """
 
 from __future__ import annotations
@@ -15,21 +17,23 @@ from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import LN2, OUTWARD, binary32_error, gamma, grid, log_error, rounding_error
 from fa3_reference.formats import FORMATS
 
-# Of an unknown order, whose maximum may move with every key: weights meet half of all moves on average, and four times
-# the error of ex2 once in 8 keys, beside the additions of the row sum, is no less than half of 2 ulp in each key.
+# In an unknown order the maximum may move with every key, and each move multiplies a weight by an exponential. A weight
+# meets half of all moves on average. Charging 4 times the error of ex2 once in 8 keys, beside the additions of the row
+# sum, covers exponentials that each err by 2 ulp the same way.
 _KEYS_OF_A_STEP = 8
-LIFTED = 2.0**8  # of a weight beyond 1, by the rounding of its row's maximum
-_SCALE_OF_P = 2.0**-12  # what e4m3 P is multiplied with is so near to a number of that format: 448 is also 2^8.807
-_HOPELESS = 50.0  # of ln of a weight: beyond, only a mean of V rows is known
+LIFTED = 2.0**8  # largest weight that is allowed where rounding the row's maximum takes weights beyond 1
+_SCALE_OF_P = 2.0**-12  # e4m3 P is multiplied by a number of that format up to this relative error (448 as 2^8.807)
+_HOPELESS = 50.0  # error of ln of a weight beyond which O is only known to be a mean of V rows
 
 
 class BlockWeights(NamedTuple):
-    """Weights of one block's keys, (rows, keys) each but for ``unit``.
+    """Weights of one block's keys and their errors, (rows, keys) each where nothing else is said.
 
-    ``p`` is exact in the scale of the exact running maximum. The computed one is between p (1 - down) and p (1 + up);
-    ``either`` is the larger of the two. ``rounding`` bounds what rounding it to P's format adds, and ``unit`` (rows,
-    1) is what the kernel's P is in units of p. ``counts`` (rows,) weights may not be zero; all are multiples of
-    ``grid`` (rows,) before they are rounded to P's format, of ``p_grid`` after that, both in units of the kernel.
+    ``p`` is the exact weight in the scale of the exact running maximum, and ``visible`` says which keys a row sees. The
+    computed weight lies between p (1 - down) and p (1 + up), and ``either`` is the larger of down and up. ``rounding``
+    bounds what rounding the weight to P's format adds. ``unit`` (rows, 1) is the factor from p to the kernel's P.
+    ``counts`` (rows,) is how many weights of a row may differ from zero. All of a row are multiples of ``grid`` (rows,)
+    before they are rounded to P's format and of ``p_grid`` (rows,) after that, both in units of the kernel.
     """
 
     p: np.ndarray
@@ -43,14 +47,16 @@ class BlockWeights(NamedTuple):
     p_grid: np.ndarray
 
     def without_last(self) -> BlockWeights:
-        """Return the weights of all keys but the last."""
+        """Return the weights of all keys but the last, where a sink stands."""
         of_keys = ("p", "visible", "either", "down", "rounding")
         return self._replace(**{name: getattr(self, name)[:, :-1] for name in of_keys})
 
 
 def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, has_sink: bool = False) -> BlockWeights:
-    """Steps 3 and 4: the weights of a block, their errors, and what rounding them to P's format adds; behind the keys
-    may stand a sink.
+    """Steps 3 and 4: return the weights of a block, their errors, and what rounding them to P's format adds.
+
+    ``x`` (rows, keys) are exact scores in log2 units, -inf where hidden, and ``dx`` their errors; with ``has_sink`` the
+    last key is the sink. Rows whose weights are unknown or leave the domain are marked in the state.
     """
     base = np.where(np.isneginf(state.max), 0.0, state.max)
     offset = model.p_offset_log2
@@ -81,7 +87,7 @@ def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, 
     low = np.where(flushed, 0.0, p * np.exp(-r))
     high = p * np.exp(r)
     rounding, unit = _p_rounding(low, high, tau, cap, model)
-    if model.order.weights == "normalised" and has_sink:  # a finished O may take the sink: P is without it
+    if model.order.weights == "normalised" and has_sink:  # P may be divided by a row sum that the sink is not in yet
         apart, _ = _p_rounding(low[:, :-1], high[:, :-1], tau, cap, model)
         rounding[:, :-1] = np.fmax(rounding[:, :-1], apart)
     if not model.is_blocked and model.order.weights == "running":
@@ -96,8 +102,11 @@ def weights_of(state: State, x: np.ndarray, dx: np.ndarray, model: KernelModel, 
 
 
 def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: KernelModel) -> list[np.ndarray]:
-    """Number of the weights of a row that may not be zero, and powers of two of which all are multiples, before and
-    after they are rounded to P's format."""
+    """Return how many weights of a row may differ from zero, and the powers of two of which all are multiples before
+    and after they are rounded to P's format; (rows,) each, and zeros where the order is not stated.
+
+    The weights lie in [low, high] up to a factor ``shift`` (rows, 1), by which the maximum may be off.
+    """
     if not model.is_stated:
         return [np.zeros(len(low))] * 3
     low = low / shift
@@ -106,26 +115,31 @@ def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: K
 
 
 def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel) -> np.ndarray:
-    """|ln of a weight's error| at most where the blocks are known (step 3), ``y`` log2 units below the maximum."""
+    """Return the largest |ln of a weight's error| apart from moves of the maximum (step 3), (rows, keys).
+
+    The weights are 2^y with y <= 0, whose scores are off by ``dx`` and whose maximum by ``tau`` (rows, 1).
+    """
     exponent = y + model.p_offset_log2
     within = dx + tau
     exp = log_error(model.exp_error)
     if not model.is_stated:
         return LN2 * (dx + U_FP32 * (_exponent(y, model) + within)) + exp
     r = LN2 * (dx + binary32_error(exponent - within, exponent + within)) + exp
-    # Nothing that is correct to 2^-22.7 errs at an integer, which is where an exponent ends that is so near to it.
+    # An exponent this near to an integer is rounded to it, and an ex2 that is correct to 2^-22.7 is exact there.
     is_largest = (np.abs(y) + within < EXACT_EX2) & (model.exp_error <= EX2_REL)
     return np.where(is_largest, np.minimum(r, LN2 * (np.abs(y) + tau)), r)
 
 
 def _exponent(y: np.ndarray, model: KernelModel) -> np.ndarray:
-    """|exponent| at most of a weight ``y`` log2 units below its maximum, whatever P is multiplied with."""
+    """Return the largest |exponent| of a weight 2^y, whatever factor P is multiplied with."""
     return np.maximum(np.abs(y + model.p_offset_log2), np.abs(y + model.largest_offset_log2))
 
 
 def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel) -> np.ndarray:
-    """Return what the factors of moved maxima add to ln of a weight where the blocks are not known: exponents
-    telescope.
+    """Return what the factors of moved maxima add to |ln of a weight's error| where the blocks are not known.
+
+    The exponents of these factors telescope, so that their roundings count by ``distance``, how far the weight's score
+    may be from the maximum, and only the errors of the exponentials count by the number of moves.
     """
     keys = (~np.isneginf(x)).sum(1)
     times = np.zeros(keys.shape) if model.order.weights == "normalised" else -(-keys // _KEYS_OF_A_STEP)
@@ -136,7 +150,11 @@ def _moves(x: np.ndarray, distance: np.ndarray, state: State, model: KernelModel
 def _p_rounding(
     low: np.ndarray, high: np.ndarray, tau: np.ndarray, cap: np.ndarray, model: KernelModel
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound on |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there; and P's unit."""
+    """Step 4: bound |round(p^) - p^| in the scale of the exact maximum, for p^ in [low, high] there.
+
+    Returns the bound (rows, keys), and ``unit`` (rows, 1) as :class:`BlockWeights` has it. ``tau`` (rows,) is how far
+    the maximum may be off, and ``cap`` (rows,) the largest computed weight.
+    """
     fmt = model.p_format
     if model.is_blocked and model.order.rescale != "lazy":  # step 4
         unit = 2.0**model.p_offset_log2
@@ -150,18 +168,19 @@ def _p_rounding(
         own = 1 + gamma(low.shape[1] + 4) + RCP_REL
         rounding = rounding_error(low / largest / own, high / least * own, fmt) * largest
         return rounding * OUTWARD, 1 / largest
-    # Whatever the scale, P is not smaller than normalised, or than in that of the largest maximum where it is not; and
-    # rounding to nearest costs no more than P itself.
+    # In whatever scale a kernel rounds P, P is not smaller than after division by the row sum, or, for running weights,
+    # than in the scale of the largest maximum. Rounding to nearest costs no more than P itself.
     unit = 1 / largest if model.order.weights == "any" else np.exp2(-tau)[:, None]
     rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 / unit, high)
     return rounding * OUTWARD, unit
 
 
 def _apart(x: np.ndarray, dx: np.ndarray, model: KernelModel) -> np.ndarray:
-    """Return how far, relative to it, a running weight may lie from what P is multiplied with, (rows, 1).
+    """Return how far a running weight may lie from the factor that P is multiplied with, relative to it, (rows, 1).
 
-    Every maximum that a weight meets is that of some visible keys, of its own alone where it is the only one; and
-    rounding to nearest moves no number by more than its distance from one of the format.
+    That factor is a number of P's format, and rounding to nearest moves no number farther than to the next number of
+    the format. Each maximum that a weight meets is the largest of some visible keys, so that the weight is below the
+    factor by no more than the spread of the row's scores; by nothing where one key is visible.
     """
     visible = ~np.isneginf(x)
     lowest = np.where(visible, x - dx, np.inf).min(1)

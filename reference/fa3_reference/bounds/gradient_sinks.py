@@ -1,8 +1,9 @@
 """A-priori bound of the rounding error of the gradient of sinks: dsink = -sum P_sink (D - dlse) over a head's rows.
 
-P_sink = exp(sink - lse) by one exponential in binary32, D = rowsum(dO O) as of the other gradients (step B3, in
-reference/README.md), products and sums in binary32 in any order, of rows and sequences. A kernel with a forward of its
-own, or a D of P and dP, may make dS of a sink beside those of its keys, which are rounded to 16 bits.
+The kernel takes P_sink = exp(sink - lse) by one exponential in binary32, D = rowsum(dO O) as for the other gradients
+(step B3, in reference/README.md), and products and sums in binary32 in any order of rows and sequences. A kernel that
+computes its own forward, or D from P and dP, may compute dS of a sink like that of a key, rounded to 16 bits. The
+gradients of Q, K and V are bounded in :mod:`fa3_reference.bounds.backward`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 
-_ROUNDINGS = 4  # of an exponent: log2(e) twice, and its two products
+_ROUNDINGS = 4  # of an exponent (sink - lse) log2(e): log2(e) for each of the two, and the two products
 
 
 def sinks_gradient_bound(
@@ -29,19 +30,19 @@ def sinks_gradient_bound(
     Parameters
     ----------
     problem : AttentionProblem
-        With sinks.
+        What is computed, with sinks.
     operands : BackwardOperands
         What the kernel saw; its lse holds the sinks.
     model : BackwardModel
-        If its order computes D from the given dO and O, only the additions of D and the exponential err. In any other
-        order everything that dS depends on does.
+        The order of the kernel. If it computes D from the given dO and O, only the additions of D and the exponential
+        have errors. In any other order everything that dS depends on has.
 
     Returns
     -------
     float64 array (nheads,)
-        Against :func:`fa3_reference.attention_bwd.sinks_gradient` of the same out and lse, or of exact ones where the
-        forward is the kernel's own, in binary32. inf where a
-        number may overflow or is not finite; 0 for a sink of -inf.
+        Bounds of the distance from :func:`fa3_reference.attention_bwd.sinks_gradient` of the same out and lse, or of
+        exact ones where the kernel computes its own forward. inf where a number may overflow or is not finite; 0 for a
+        sink of -inf.
 
     Raises
     ------
@@ -70,6 +71,7 @@ def sinks_gradient_bound(
 
 
 def _of_given_dots(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> NDArray[np.float64]:
+    # the bound (nheads,) of a kernel that computes D from the dO and O it is given; sums run over rows
     sinks = sinks_of(problem, operands.sinks)[:, None]
     is_sink = np.logical_not(np.isneginf(sinks))
     error = np.zeros(problem.nheads)

@@ -1,6 +1,7 @@
-"""Sums that gradients are: products of rounded weights, parts that are added, softmax_scale and the last rounding.
+"""The sums behind gradients: products of rounded P or dS, the addition of parts, softmax_scale and the last rounding.
 
-Steps B6 to B8 of the bound of gradients, in reference/README.md.
+These are steps B6 to B8 of the bound of gradients, in reference/README.md. :mod:`fa3_reference.bounds.backward` calls
+them; P and dS come from there and from :mod:`fa3_reference.bounds.gradient_weights`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import OUTWARD, gamma, rounded_error
 from fa3_reference.formats import FORMATS
 
-_OWN = 2.0**-20  # 2^-53 of float64 over 2^-24 of binary32, with room for chains of different lengths
-SCALED_OPERANDS = 6  # roundings of a product where softmax_scale, or a root of it, may have met its factors before
+_OWN = 2.0**-20  # error of float64 sums over that of binary32, 2^-53 / 2^-24, with room for chains of other lengths
+SCALED_OPERANDS = 6  # roundings more of a product whose factors softmax_scale, or its root, may have multiplied before
 
 
 class Sum(NamedTuple):
-    """Exact sums, their error so far, and the sums of absolute values that rounding is relative to."""
+    """Exact sums, their error so far, and the sums of absolute values that rounding is relative to, one shape each."""
 
     exact: np.ndarray
     error: np.ndarray
@@ -27,7 +28,10 @@ class Sum(NamedTuple):
 
 
 def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) -> Sum:
-    """Step B6: w x, with w off by dw, in one chain of wgmma or by any tree of additions in binary32."""
+    """Step B6: return w x in one chain of wgmma, or by any tree of additions in binary32.
+
+    ``w`` (m, n) is P or dS and ``dw`` its error; ``x`` (n, channels) is an operand, which is exact.
+    """
     size = (np.abs(w) + dw) @ np.abs(x)
     cut = np.zeros(size.shape)
     if model.accumulator != "wgmma":
@@ -40,6 +44,7 @@ def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) 
 
 
 def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray, model: BackwardModel) -> np.ndarray:
+    # what a chain of wgmma steps over n loses of w x, (m, channels); arguments as of :func:`product`
     core = model.core
     steps = -(-len(x) // core.k_step)
     promoted = 0.0
@@ -55,7 +60,10 @@ def _chain_error(w: np.ndarray, dw: np.ndarray, x: np.ndarray, size: np.ndarray,
 
 
 def added(parts: list[Sum], model: BackwardModel, count: int = 0) -> Sum:
-    """Step B7: additions of at most ``count`` parts in any order, in the format of parts; of all by default."""
+    """Step B7: return the sum of parts, added in any order in the model's format of parts.
+
+    A kernel may have cut the same sum into other parts than these, ``count`` at most; 0 stands for as many.
+    """
     fmt = FORMATS[model.parts]
     count = count or len(parts)
     if count == 1 and len(parts) == 1:
@@ -70,7 +78,7 @@ def added(parts: list[Sum], model: BackwardModel, count: int = 0) -> Sum:
 
 
 def scaled(x: Sum, scale: float) -> Sum:
-    """Step B8: times softmax_scale, rounded to binary32 as a factor and once more as a product."""
+    """Step B8: return a sum times softmax_scale, which is rounded to binary32 itself, as is the product."""
     error = x.error + gamma(2) * (np.abs(x.exact) + x.error)
     error = error * scale * OUTWARD + FP32_MIN_NORMAL * (1 + scale) * (x.size > 0)
     size = x.size * scale
@@ -78,10 +86,10 @@ def scaled(x: Sum, scale: float) -> Sum:
 
 
 def stored(x: Sum, model: BackwardModel) -> np.ndarray:
-    """The last rounding; inf for what is undefined.
+    """Return the error of a sum after the last rounding, to the format of the gradients; inf where it is NaN.
 
-    What the float64 sums here and in the truth err by is a tiny part of the error in binary32, which is relative to the
-    same sums of absolute values; it counts once more where the last rounding is known.
+    The error of the float64 sums, here and in the truth, is a tiny part (``_OWN``) of the error in binary32, as both
+    are relative to the same sums of absolute values. It is added before the last rounding and once more after it.
     """
     error = x.error + FP32_MIN_NORMAL * (x.size > 0)
     own = error * _OWN

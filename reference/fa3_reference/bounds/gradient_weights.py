@@ -1,6 +1,7 @@
 """P of one query head and the slope of its softcap: how far rounding may take them from the truth.
 
-Steps B1, B2, B9 and B10 of the bound of gradients, in reference/README.md.
+These are steps B1, B2, B9 and B10 of the bound of gradients, in reference/README.md.
+:mod:`fa3_reference.bounds.backward` calls them; the P of a forward is in :mod:`fa3_reference.bounds.forward_weights`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_err
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 
-_LARGEST_SUM = 2.0**126  # of absolute products, below which no partial sum overflows
+_LARGEST_SUM = 2.0**126  # sum of absolute products below which no partial sum overflows
 _SCALE_ROUNDINGS = 3  # of softmax_scale, of log2(e), of their product
-_CAP_ROUNDINGS = 3  # of the argument of a tanh beside these: the softcap, the factor that holds it, the product
-DIVISION = 8  # units of binary32: reciprocal or division by a row sum, and the multiplication
+_CAP_ROUNDINGS = 3  # more in the argument of a tanh: of the softcap, of the factor made of it, of their product
+DIVISION = 8  # roundings of binary32 charged for a reciprocal of, or division by, a row sum and a multiplication
 
 
 class BackwardHead(NamedTuple):
-    """Holds what one query head reads, float64, and which pairs are visible.
+    """Holds what one query head of one sequence reads, float64, and which pairs are visible.
 
-    With a sink V has a row of zeros and ``visible`` a column more, and so have P and dS; K has none, and the score is
-    the sink itself.
+    With a sink V has one row more, of zeros, and ``visible`` one column more, and so have P and dS. K has no row for
+    it: its score is the sink itself.
     """
 
     q: np.ndarray  # (seqlen_q, head_dim)
@@ -41,15 +42,18 @@ class BackwardHead(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """Holds what a softcap multiplies dS with, 1 - tanh^2 of a score over the softcap, and how far it is off."""
+    """Holds the slope that a softcap multiplies dS with, 1 - tanh^2 of a score over the softcap, and its error.
+
+    Both are (rows, keys).
+    """
 
     exact: np.ndarray
     error: np.ndarray
 
 
 class Weights(NamedTuple):
-    """P, exactly and between which ends the exponential leaves it, and how far the P that enters products is off; the
-    slope of the softcap where there is one."""
+    """The exact P (rows, keys), the ends between which the exponential leaves the kernel's, and the error of the P that
+    enters products; and the slope of the softcap, None without one."""
 
     exact: np.ndarray
     low: np.ndarray
@@ -69,14 +73,17 @@ def is_in_range(problem: AttentionProblem) -> bool:
 
 
 def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> Weights:
-    """Steps B1, B2, B9 and B10."""
+    """Steps B1, B2, B9 and B10: return P of one query head, with a column for its sink where it has one.
+
+    Hidden pairs have the P of their score; the caller masks them. NaN where nothing is promised.
+    """
     s, ds = kept(*row_products(h.q, h.k, model), model.scores, problem.softmax_scale)
     factor = problem.softmax_scale * LOG2_E
     # s may be flushed
     x = factor * s
     dx = factor * (ds + FP32_MIN_NORMAL)
     slope = None
-    roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # of the scaled score as well
+    roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # that one rounds the scaled score as well
     if problem.softcap > 0:
         dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
         x, dx, slope = _capped(x, dx, problem.softcap, model)
@@ -98,21 +105,25 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
     down, up = (rounded(end, model.weight) for end in (low, high))
     error = np.maximum(up - exact, exact - down)
     if model.accumulator != "wgmma":
-        error = np.maximum(error, high - exact)  # they may enter better than in that format; exact - low is no more
-    if model.forward == "own":  # and have been rounded in the scale of a running maximum, before the division
+        error = np.maximum(error, high - exact)  # P may enter in a better format; exact - low is no larger
+    if model.forward == "own":  # P may have been rounded in the scale of a running maximum, before the division
         error = np.maximum(error, high - exact + model.weight.unit_roundoff * high + model.weight.min_subnormal)
     return Weights(exact, low, high, error, slope)
 
 
 def _beside(of_keys: np.ndarray, of_sink: float) -> np.ndarray:
-    """Return the numbers of all pairs, and beside them that of the sink of every row."""
+    """Return the numbers of all pairs (rows, keys), with a last column that holds the sink's number in every row."""
     return np.column_stack([of_keys, np.full(len(of_keys), of_sink)])
 
 
 def _capped(
     x: np.ndarray, dx: np.ndarray, softcap: float, model: BackwardModel
 ) -> tuple[np.ndarray, np.ndarray, Slope]:
-    """Step B10: capped scores in log2 units, their error before they meet the softcap again, and the slope."""
+    """Step B10: return capped scores in log2 units, their error before they meet the softcap again, and the slope.
+
+    ``x`` and ``dx`` are the scores in log2 units and their errors. Where the model allows either tanh the larger error
+    counts.
+    """
     unit = softcap * LOG2_E
     tanhs = {model.tanh_error, 0.0} if model.scales == "any" else {model.tanh_error}
     found = [softcap_error(x, dx, softcap, error) for error in tanhs]
@@ -129,17 +140,24 @@ def _capped(
 
 
 def _with_own_lse(x: np.ndarray, dx: np.ndarray, visible: np.ndarray, exp_error: float) -> np.ndarray:
-    """Step B9: the error of exponents in log2 units where the row sum is the kernel's own; of visible keys alone."""
+    """Step B9: return the error of exponents in log2 units where the lse is the kernel's own.
+
+    ``x`` are exponents less the exact lse and ``dx`` their errors. Only visible keys enter the row sum.
+    """
     keys = visible.sum(1, keepdims=True)
     dx = (dx + 4 * U_FP32 * (np.abs(x) + dx + np.log2(keys))) * OUTWARD
     more = np.where(visible, np.exp2(x + dx), 0).sum(1, keepdims=True)
-    of_sum = np.log2(more) + 2.0**-44  # the P of the truth sum to 1, so that their logarithm gains more than it loses
+    of_sum = np.log2(more) + 2.0**-44  # the exact P sum to 1, so that log2 of the sum rises more than it may fall
     own = -np.log2(1 - exp_error) - LOG2_E * np.log1p(-gamma(x.shape[1] + DIVISION))
     return (dx + of_sum + own) * OUTWARD
 
 
 def kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """S or dP in the format that they are kept in between two products; S is rounded before and after its scaling."""
+    """Return S or dP and its error, in the format ``form`` in which it is kept between two products.
+
+    S is rounded before and after its scaling, by ``scale``; dP once, with a scale of 0. The error is NaN where the
+    format may overflow.
+    """
     if form == "fp32":
         return s, ds
     fmt = FORMATS[form]
@@ -150,8 +168,9 @@ def kept(s: np.ndarray, ds: np.ndarray, form: str, scale: float = 0.0) -> tuple[
 
 
 def row_products(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows and the error of their sums; NaN beside operands that are not finite, and where a partial
-    sum may overflow.
+    """Return the exact products of the rows of a and b, (rows of a, rows of b), and the error of their sums.
+
+    Both are NaN where one of the rows is not finite, and where a partial sum may overflow.
     """
     finite_rows, finite_columns = (np.isfinite(x).all(axis=1, keepdims=True) for x in (a, b))
     bad = np.logical_not(finite_rows & finite_columns.T)

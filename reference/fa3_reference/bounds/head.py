@@ -1,4 +1,8 @@
-"""The rows and keys of one kv head, as a bound meets them: values, factors, tiles, scores."""
+"""The rows and keys of one kv head, as the bounds of a forward read them: values, descales, tiles, exact scores.
+
+:mod:`~fa3_reference.bounds.forward` and :mod:`~fa3_reference.bounds.enclosure` walk over :func:`tiles` and
+:func:`key_parts`. What a backward reads is in :mod:`~fa3_reference.bounds.gradient_weights`.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,16 @@ from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_err
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 
-_BAND = 128  # rows that are taken together at most, where no tile says how many
+_BAND = 128  # rows that are taken together at most where the tile is not known; more would cost memory
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Exact values of one kv head of one sequence, float64, and the rows of query heads that read it, head by head."""
+    """Exact values of one kv head of one sequence, and the rows of some query heads that read it, head by head.
+
+    All values are float64; axis 0 is the rows of the query heads for Q, and the keys for K and V.
+    """
 
     problem: AttentionProblem
     seq: Sequence
@@ -34,13 +41,14 @@ class Head:
     q_factor: np.ndarray  # descale per row, ones without
     k_factor: np.ndarray
     v_factor: np.ndarray
-    roundings_of_c: int
-    v_scaled: bool
+    roundings_of_c: int  # of softmax_scale log2(e) with the descales of Q and K that there are
+    v_scaled: bool  # whether V has a descale
     sink: np.ndarray | None = None  # exact log2 score of each row's sink, -inf where it has none
 
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
-        """Return the values of query heads of one group."""
+        """Return the values of some query heads of one group; ValueError for a call that rotates or dequantises, as
+        its kernel attends to other numbers."""
         kv_head = heads[0] // problem.group
         if problem.cache is not None and problem.changes_operands:
             raise ValueError("a call that attends to other numbers than it is given has the bound of call_bound")
@@ -72,14 +80,16 @@ class Head:
         return stop <= first
 
     def hidden(self, rows: np.ndarray, keys: slice) -> np.ndarray:
-        """Return which keys which rows do not see, bool (rows, keys)."""
+        """Return where a row does not see a key, bool (rows, keys)."""
         first, stop = self.problem.visible_keys(self.positions[rows], self.seq.seqlen_q, self.seq.seqlen_k)
         columns = np.arange(keys.start, keys.stop)
         return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
 
     def scores(self, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Exact log2 scores (-inf where hidden), the bound dx on their error before the last fma, and, per row, what of
-        them float64 itself may lose; NaN outside the domain.
+        """Step 1: return exact scores in log2 units, a bound of their error before the last fma, and float64's own.
+
+        The first two are (rows, keys). Scores are -inf where hidden, with error 0, and NaN outside the domain. The
+        third, (rows,), is the most that the float64 arithmetic of this function may lose of a row's scores.
         """
         s, ds, noise = self._raw_scores(rows, keys, model)
         c, eta = self._factor(rows, keys, model)
@@ -91,7 +101,7 @@ class Head:
             capped = [self._capped(x, dx, c, size, tanh_error) for tanh_error in model.tanh_errors]
             x = capped[0][0]
             dx = capped[0][1]
-            for other, error in capped[1:]:
+            for other, error in capped[1:]:  # the same scores by another tanh, with another domain
                 x = np.where(np.isnan(other), np.nan, x)
                 dx = np.maximum(dx, error)
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
@@ -102,12 +112,16 @@ class Head:
     def _capped(
         self, x: np.ndarray, dx: np.ndarray, c: np.ndarray, size: np.ndarray, tanh_error: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Capped scores and their error by a tanh of this error; ``size`` bounds raw scores, NaN outside the domain."""
+        """Return capped scores, NaN outside the domain, and their error by a tanh of this relative error.
+
+        ``x`` and ``dx`` are scores in log2 units and their error, ``c`` the factor that took them there, and ``size``
+        bounds the raw scores.
+        """
         cap = self.problem.softcap
         stored = (2 / cap, cap * LOG2_E)
         steep = 2 * c / cap
         unit = U_FP32
-        if tanh_error:
+        if tanh_error:  # tanh.approx of softmax_scale / softcap times a score, instead of tanh by ex2 and rcp
             stored, steep, unit = (self.problem.softmax_scale / cap, cap, *stored[1:]), c / stored[1], gamma(2)
         steep = np.where(min(stored) >= FP32_MIN_NORMAL and max(stored) <= FP32_MAX, steep, np.nan)
         in_domain = (steep <= FP32_MAX) & ((steep >= FP32_MIN_NORMAL) | (size < 2.0**60))
@@ -117,8 +131,8 @@ class Head:
     def _raw_scores(
         self, rows: np.ndarray, keys: slice, model: KernelModel
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Exact products of rows and keys, the bound of their error as they are kept, and what float64 may lose of
-        them."""
+        """Return q k, exactly and NaN outside the domain; a bound of its error as it is kept; and what float64 may
+        lose of it, (rows, keys) each."""
         q = self.q[rows]
         k = self.k[keys]
         sizes = np.abs(q) @ np.abs(k).T
@@ -153,8 +167,8 @@ class Head:
     def _folded(
         self, q: np.ndarray, k: np.ndarray, ds: np.ndarray, sizes: np.ndarray, fmt: Format
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The error of raw scores whose Q was rounded with softmax_scale in it, and their sums of absolute products,
-        infinite where that Q may overflow."""
+        """Return the error of raw scores whose Q was multiplied by softmax_scale and rounded again, and their sums of
+        absolute products, which are infinite where that Q may overflow."""
         scale = self.problem.softmax_scale
         relative = fmt.unit_roundoff + 2 * U_FP32
         lost = relative * sizes + fmt.min_subnormal / 2 / scale * np.abs(k).sum(1)
@@ -162,20 +176,20 @@ class Head:
         return (ds * (1 + relative) + lost) * OUTWARD, np.where(overflows[:, None], np.inf, sizes)
 
     def _factor(self, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[np.ndarray, Any]:
-        """The factor that takes raw scores to log2 units, (rows, keys), and its relative error, which is known where
-        the order of its roundings is.
+        """Return the factor that takes raw scores to log2 units, (rows, keys), and the relative error of the kernel's.
 
-        NaN where a product of scales leaves binary32's normal range before the last one.
+        Where the order is stated the error is computed, (rows, keys); else it is the worst case, one number. The factor
+        is NaN where a product of scales leaves binary32's normal range before the last product.
         """
         scale = self.problem.softmax_scale * LOG2_E
         row = scale * self.q_factor[rows][:, None]
         c = row * self.k_factor[keys][None, :]
         in_domain = (FP32_MIN_NORMAL <= scale <= FP32_MAX) & (row >= FP32_MIN_NORMAL) & (row <= FP32_MAX)
-        if model.order.scale != "float64":  # it is not said when the descales meet, whose product may overflow
+        if model.order.scale != "float64":  # the descales may be multiplied first, and their product may overflow
             in_domain = in_domain & (self.q_factor[rows][:, None] * self.k_factor[keys][None, :] <= FP32_MAX)
         if model.order.scale == "in_turn":
             in_domain = in_domain & self._scales_in_turn
-        unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # other roundings than these
+        unsaid = 0 if model.is_blocked and model.order.scale == "float64" else 2  # roundings that an order may add
         eta = gamma(self.roundings_of_c + unsaid)
         if model.is_stated:
             stored = np.float32(scale) * self.q_factor[rows].astype(np.float32)[:, None]
@@ -193,24 +207,30 @@ class Head:
         return self.roundings_of_c == 1 and is_normal and 2.0**-100 <= cap <= 2.0**100
 
     def v_rows(self, keys: slice) -> np.ndarray:
-        """Dequantised rows of V, NaN and Inf as 0: where they are visited nothing is promised."""
+        """Return dequantised rows of V, with 0 for NaN and Inf, of whose channels nothing is promised."""
         return finite(self.v[keys]) * self.v_factor[keys][:, None]
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """The same numbers, with 0 for NaN and Inf."""
+    """Return the same numbers, with 0 for NaN and Inf."""
     return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class VisitedTile(NamedTuple):
-    """Rows that share a kernel tile, or would in each of their heads, and the keys that it visits."""
+    """Rows of a head that share a kernel tile, and the keys that the tile visits.
+
+    Where several query heads are taken together, the rows are those of one tile in each of them.
+    """
 
     head: Head
     rows: np.ndarray
     visited: slice
 
     def put(self, out: np.ndarray, lse: np.ndarray, o_rows: np.ndarray, lse_rows: np.ndarray) -> None:
-        """Write what belongs to the rows of this tile into arrays of the problem's shapes."""
+        """Write ``o_rows`` (rows, channels) and ``lse_rows`` (rows,) to this tile's places in ``out`` and ``lse``.
+
+        Those have the problem's shapes.
+        """
         problem = self.head.problem
         seq = self.head.seq
         heads, positions = self.head.heads[self.rows], self.head.positions[self.rows]
@@ -219,7 +239,10 @@ class VisitedTile(NamedTuple):
 
 
 def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
-    """Yield every tile of every sequence; heads of a group with few rows are taken together, as each key costs most."""
+    """Yield every tile of every sequence; sequences without queries have none.
+
+    Heads of a group with few rows are taken together, as most of the time goes into the keys that they share.
+    """
     for seq in problem.sequences():
         if not seq.seqlen_q:
             continue
@@ -233,7 +256,7 @@ def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> 
 
 
 def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, slice]]:
-    """Rows that share a kernel tile, or would in each of their heads, and the keys that the tile visits.
+    """Yield the rows and the visited keys of each tile of a head, as :class:`VisitedTile` holds them.
 
     Where tiles are not known, the rows come in bands, and every key counts as visited.
     """
@@ -259,7 +282,10 @@ def _row_tiles(head: Head, model: KernelModel) -> Iterator[tuple[np.ndarray, sli
 
 
 def key_parts(visited: slice, model: KernelModel) -> list[list[slice]]:
-    """The keys of each split as blocks in the order in which they are visited; one block where that is not known."""
+    """Return the key blocks of each split in the order in which they are visited; one block where it is not known.
+
+    A split without keys has no blocks.
+    """
     if not model.is_blocked and model.num_splits == 1:
         return [[visited] if visited.stop > visited.start else []]
     n = model.tile_n

@@ -1,4 +1,9 @@
-"""What an error bound must know of a kernel: its formats, its tiling and the order of its operations."""
+"""What an error bound must know of a kernel: its formats, its tiling and the order of its operations.
+
+Plans of launches (``fa3_kernels.plan``) state these records for kernels whose order is known, and every bound of
+:mod:`fa3_reference.bounds` is evaluated for one of them. The order of the softmax has a record of its own, in
+:mod:`fa3_reference.bounds.order`; what the machine does with one operation is in :mod:`fa3_reference.bounds.device`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from fa3_reference.problem import Dtype
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """Formats, tiling and order of operations of a kernel; :meth:`any_order` for one that does not say.
+    """States the formats, tiling and order of operations of a forward kernel; :meth:`any_order` is for an unknown one.
 
     Parameters
     ----------
@@ -32,20 +37,21 @@ class KernelModel:
     order : SoftmaxOrder
         In which order keys are visited, and where the softmax rounds.
     scores : str
-        Format in which S is kept between the two products; rounded at most twice (before and after scaling) to a
-        16-bit one, sinks once.
+        Format in which S is kept between the two products. Where it has 16 bits a score is rounded to it at most twice
+        (before and after scaling), and a sink once.
     probabilities : str
         Format of P as it enters the second product; ``dtype`` by default.
     accumulator : {"wgmma", "fp32", "fp16", "either"}
-        Hopper's tensor core as measured, or any tree of additions in that format, each to nearest or toward zero.
-        "either" is the larger error of the two at each step of a kernel that may use binary32 or the tensor core in
-        either product: there in groups of any channels or keys, at least half of a wgmma step each, whose sums are
-        chained or promoted to binary32 after any number of them.
+        What adds the products: Hopper's tensor core as measured ("wgmma"), or any tree of additions in that format,
+        each to nearest or toward zero. "either" is for a kernel that may use binary32 or the tensor core in either
+        product, and charges the larger error of the two at each step. The tensor core may then add any channels or keys
+        as a group, of at least half a wgmma step each, and chain the groups or promote them to binary32 after any
+        number of them.
     exp_error : float
         Relative error of the exponential.
     tanh_error : float
-        Relative error of the tanh of a softcap, taken of softmax_scale / softcap times a score; 0 where it is made of
-        ex2 and rcp. Where the order of keys is "any" it may be either.
+        Relative error of the tanh of a softcap where one instruction takes it of softmax_scale / softcap times a score;
+        0 where the kernel makes it of ex2 and rcp. Where the order of keys is "any" the kernel may use either tanh.
     keeps_subnormals : bool
         Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
     pads_group : bool
@@ -82,9 +88,11 @@ class KernelModel:
         row_sum_of: Literal["weights", "rounded"] = "weights",
         weights: Literal["running", "normalised", "any"] = "any",
     ) -> KernelModel:
-        """Return the model of a kernel of which only this is known: S and exponentials are in binary32, P is in the
-        operands' format, a softcap is by any tanh. Running weights are rounded as they are, or those of e4m3 times a
-        number of that format but for 2^-12 of it, such as 256 and 448.
+        """Return the model of a kernel that states no order.
+
+        Only this is assumed: S and exponentials are in binary32, P is in the operands' format, and a softcap takes any
+        tanh. Running weights are rounded as they are; those of e4m3 may be multiplied first by a number such as 256 or
+        448, which is within 2^-12 of a number of that format.
 
         Parameters
         ----------
@@ -93,13 +101,13 @@ class KernelModel:
         out_dtype : {"fp16", "bf16", "fp32"}
             Format of the output.
         accumulator : {"wgmma", "fp32", "either"}
-            What the machine adds products in. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
+            What the machine adds products with. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
             their kernels need "either"; so do 16-bit kernels on Hopper, whose tensor core aligns subnormal operands as
             if they were normal. Blackwell and CPUs add in binary32.
         row_sum_of : {"weights", "rounded"}
             As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
         weights : {"running", "normalised", "any"}
-            As of :class:`SoftmaxOrder`; running ones where the row sum adds rounded ones. :meth:`hypotheses` has the
+            As of :class:`SoftmaxOrder`; always "running" where ``row_sum_of`` is "rounded". :meth:`hypotheses` has the
             first two.
 
         Returns
@@ -116,7 +124,7 @@ class KernelModel:
     def hypotheses(
         cls, dtype: Dtype, out_dtype: str, accumulator: Literal["wgmma", "fp32", "either"] = "fp32"
     ) -> dict[str, KernelModel]:
-        """Return what a kernel that states no order may be, by name: each is a model of the whole kernel.
+        """Return the models that a kernel which states no order may have, by name; each is of the whole kernel.
 
         A correct kernel keeps the bound of one of them in every element of every launch. None of their bounds contains
         another: a row sum of rounded weights errs more in lse, and less in O; running weights that are all equal are
@@ -134,7 +142,7 @@ class KernelModel:
         Returns
         -------
         dict of str to KernelModel
-            By what is assumed, in words.
+            The models; the name of each says in words what it assumes.
         """
         free = dtype, out_dtype, accumulator
         return {
@@ -166,28 +174,32 @@ class KernelModel:
 
     @property
     def p_offset_log2(self) -> int:
-        """Power of two that P is at least multiplied with before it is rounded."""
+        """Log2 of the least factor that P is multiplied with before it is rounded: 8 for e4m3 in the scale of the
+        running maximum, so that P fills [0, 256]; else 0, also where rescaling is lazy and the factor not known.
+        """
         is_shifted = self.order.weights == "running" and self.order.rescale != "lazy"
         return 8 if self.probabilities == "e4m3" and is_shifted else 0
 
     @property
     def largest_offset_log2(self) -> int:
-        """Power of two that P is at most multiplied with: of an unknown order to the end of e4m3, at 448."""
+        """Log2 of the largest factor that P may be multiplied with, rounded up: 9 where the factor is not known, which
+        may take P to the end of e4m3 at 448.
+        """
         if self.probabilities != "e4m3" or self.order.weights == "normalised":
             return 0
         return 8 if self.p_offset_log2 else 9
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether the running maximum that each key meets is known, because tile and order are."""
+        """Tell whether it is known which running maximum each key meets, because the tile and the order of keys are."""
         return self.tile_n > 0 and self.order.keys != "any" and self.order.weights == "running"
 
     @property
     def is_stated(self) -> bool:
-        """Tell whether the result of every rounding in the softmax follows from what goes into it.
+        """Tell whether every rounding in the softmax is known, so that its result follows from its operand.
 
-        So it is where the running maximum that each weight meets is known, and is rounded once, in log2 units that the
-        exponents share.
+        That is the case where it is known which running maximum each weight meets, and where that maximum is rounded
+        once, in log2 units that all exponents share.
         """
         order = self.order
         steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse, order.row_sum_of)
@@ -195,9 +207,10 @@ class KernelModel:
 
     @property
     def row_sum_depth(self) -> int:
-        """Longest chain of additions behind a known block's share of the row sum, which four threads share.
+        """Longest chain of additions behind one block's share of the row sum, where the blocks are known.
 
-        One by one it may be two more: the threads of a row may be added in every block.
+        Four threads share a row, and each adds a quarter of the block's weights. Where they add one by one, the sums of
+        the four threads may also be added in every block, which takes two additions more.
         """
         return self.tile_n // 8 if self.order.row_sum == "pairs" else self.tile_n // 4 + 2
 
@@ -213,54 +226,55 @@ class KernelModel:
 
     @property
     def tanh_errors(self) -> tuple[float, ...]:
-        """The tanh that a softcap may be of; 0 for that of ex2 and rcp."""
+        """Relative error of each tanh that a softcap may take; 0 stands for the one made of ex2 and rcp."""
         return (self.tanh_error, 0.0) if self.tanh_error and self.order.keys == "any" else (self.tanh_error,)
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardModel:
-    """Formats, tiling and order of operations of a backward kernel; :meth:`any_order` for one that does not say.
+    """States the formats, tiling and order of operations of a backward kernel; :meth:`any_order` is for an unknown one.
 
     Parameters
     ----------
     dtype : {"fp16", "bf16"}
-        Of operands and gradients.
+        Format of operands and gradients.
     tile_n : int
-        Keys of a block; each adds one part to dQ. 0 for any number of at least 16.
+        Keys of a block; each block adds one part to dQ. 0 stands for any number of at least 16.
     dots_depth : int
         Additions one after the other in a row's D; 0 for any order.
     out_dtype : str
-        Of the gradients; "fp32" bounds the error before the last rounding.
+        Format of the gradients, ``dtype`` by default; "fp32" bounds the error before the last rounding.
     tile_m : int
-        Rows of a block where each adds a part to dK and dV; 0 where all rows are one chain.
+        Rows of a block where each block adds a part to dK and dV; 0 where all rows are one chain.
     heads : {"added", "chained", "any"}
-        Whether dK and dV of a group's heads are parts that are added, or one chain over the rows of all, or either.
+        Whether each query head of a group adds a part to dK and dV, or one chain runs over the rows of all heads, or
+        either may be.
     accumulator : {"wgmma", "fp32", "either"}
         Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero; "either"
         as of :class:`KernelModel`.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the lse.
     scales : {"sums", "weights", "any"}
-        Whether softmax_scale multiplies dQ and dK, or dS before it is rounded, or either or both.
+        Whether softmax_scale multiplies dQ and dK, or dS before it is rounded, or either or both of these.
     forward : {"given", "own"}
-        Whether the kernel reads the out and lse that it is given, or finds its own, as automatic differentiation does:
-        then its gradients are near those of the exact forward.
+        Whether the kernel reads the out and lse that it is given, or computes its own, as automatic differentiation
+        does. In the second case its gradients are compared with those of the exact forward.
     scores, dp : str
         Formats in which S and dP are kept between two products.
     weights : str
-        Format of P and dS as they enter a product; ``dtype`` by default. A kernel with a forward of its own that has
-        them in binary32 takes D of them, not of O.
+        Format of P and dS as they enter a product; ``dtype`` by default. A kernel that computes its own forward and
+        keeps P in binary32 computes D from P and dP, not from dO and O.
     parts : str
         Format in which gradients are kept between the blocks and the heads that add to them.
     exp_error : float
         Relative error of the exponential.
     tanh_error : float
-        Relative error of the tanh of a softcap, which is never beyond 1; 0 where it is made of ex2 and rcp. With
-        ``scales`` "any" it may be either.
+        Relative error of the tanh of a softcap, whose magnitude is never beyond 1; 0 where the kernel makes it of ex2
+        and rcp. With ``scales`` "any" the kernel may use either tanh.
     dots : {"out", "weights"}
         Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
     ds_of : {"weights", "rounded"}
-        Whether dS is made of P, or of P once rounded to the format of ``weights``.
+        Whether dS is made of the unrounded P, or of P rounded to the format of ``weights``.
     """
 
     dtype: Dtype
@@ -290,19 +304,21 @@ class BackwardModel:
         accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
         dots: Literal["out", "weights"] = "out",
     ) -> BackwardModel:
-        """Return the model of a kernel of which only this is known: S, dP and exponentials are in binary32, P and dS in
-        the operands' format or better, dS of a P that is not rounded.
+        """Return the model of a kernel that states no order.
+
+        Only this is assumed: S, dP and exponentials are in binary32, P and dS are in the operands' format or better,
+        and dS is made of a P that is not rounded.
 
         Parameters
         ----------
         dtype : {"fp16", "bf16"}
             Format of operands and gradients.
         forward : {"given", "own"}
-            Whose out and lse the gradients are of.
+            Whose out and lse the kernel uses.
         accumulator : {"wgmma", "fp32", "either"}
             As of :meth:`KernelModel.any_order`.
         dots : {"out", "weights"}
-            What D is made of; :meth:`hypotheses` has both.
+            What D is computed from; :meth:`hypotheses` has both.
 
         Returns
         -------
@@ -319,23 +335,23 @@ class BackwardModel:
         forward: Literal["given", "own"] = "given",
         accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
     ) -> dict[str, BackwardModel]:
-        """Return what a kernel that states no order may be, by name, as :meth:`KernelModel.hypotheses` does.
+        """Return the models that a kernel which states no order may have, as :meth:`KernelModel.hypotheses` does.
 
-        Of a forward of its own the bound holds for both D.
+        A kernel that computes its own forward has one model, whose bound holds for both ways to compute D.
 
         Parameters
         ----------
         dtype : {"fp16", "bf16"}
             Format of operands and gradients.
         forward : {"given", "own"}
-            Whose out and lse the gradients are of.
+            Whose out and lse the kernel uses.
         accumulator : {"wgmma", "fp32", "either"}
             As of :meth:`KernelModel.any_order`.
 
         Returns
         -------
         dict of str to BackwardModel
-            By what is assumed, in words.
+            The models; the name of each says in words what it assumes.
         """
         names: dict[str, Literal["out", "weights"]] = {"D is of dO and O": "out", "D is of P and dP": "weights"}
         if forward == "own":

@@ -1,4 +1,5 @@
-"""The order of operations of a softmax, as an error bound must know it."""
+"""The order of operations of a softmax, as an error bound must know it: the part of a
+:class:`~fa3_reference.bounds.model.KernelModel` that is about the visit of the keys and the roundings on the way."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ class SoftmaxOrder:
     ----------
     maxima : {"scaled", "unscaled"}
         Whether a row's running maximum is taken of the scores in log2 units, so that weights, rescaling and LSE share
-        one rounded number, or of the raw scores, which each of the three then scales for itself. A bound for unscaled
-        maxima holds for scaled ones.
+        one rounded number, or of the raw scores. In the second case weights, rescaling and LSE each scale it again. A
+        bound for unscaled maxima holds for scaled ones.
     rescale : {"always", "contracted", "lazy"}
-        Whether O takes the factor of every key block, or only where the maximum has grown by much: P may then exceed 1.
-        Where the factor is the exponential of one fused operation on an unscaled maximum, "contracted", it is not
-        exactly 1 where the maximum stays.
+        Whether O is multiplied by a factor in every key block ("always"), or only where the maximum has grown by much
+        ("lazy"), so that P may exceed 1. "contracted" is "always" with a factor that is the exponential of one fused
+        operation on an unscaled maximum: it is not exactly 1 where the maximum stays.
     keys : {"right_to_left", "left_to_right", "any"}
         Order of the key blocks of a row tile.
     weights : {"running", "normalised", "any"}
@@ -27,27 +28,35 @@ class SoftmaxOrder:
         sum before it is rounded.
     row_sum : {"pairs", "blocks", "any"}
         Whether a thread adds the weights of a block in neighbouring pairs, which halves the chain of its additions, or
-        one by one; or one by one on top of what it has summed so far, of which each addition then rounds the whole.
+        one by one. With "any" it may also add them one by one to its sum of all blocks so far, so that each addition
+        rounds the whole sum.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the maximum.
     scale : {"float64", "float32", "in_turn", "folded"}
-        Whether softmax_scale takes part unrounded, or was rounded to binary32 before log2(e) met it; or whether scores
-        are multiplied by it and rounded before they meet log2(e), which 16-bit operands alone do; or whether Q was
-        multiplied by it, with log2(e) or without, and rounded to the operands' format again.
+        Where softmax_scale is rounded. "float64": the factor softmax_scale log2(e) is rounded as a whole. "float32":
+        softmax_scale is rounded to binary32 before it is multiplied by log2(e). "in_turn": scores are multiplied by
+        softmax_scale and rounded, and then multiplied by log2(e); for 16-bit operands only. "folded": Q is multiplied
+        by it, with log2(e) or without, and rounded to the operands' format again.
     lse : {"together", "apart"}
-        Whether maximum and logarithm are added before they are taken to natural units, or each for itself.
+        Whether the maximum and the logarithm of the row sum are added and then taken to natural units, or each is taken
+        there by itself first.
     combine : {"sum", "lse"}
         Whether the weights of split keys are divided by their sum, or are exponentials of each part's lse less the
-        rounded lse of all.
+        rounded lse of all parts.
     row_sum_of : {"weights", "rounded"}
-        Whether the row sum adds the weights, or what they are once rounded to P's format. Rounded ones give an exact
-        mean of V rows, and an lse that is off by their rounding.
+        Whether the row sum adds the weights before or after they are rounded to P's format. Rounded weights give an
+        exact mean of V rows, and an lse that is off by their rounding.
     key_tiles : {"from_first_key", "from_window"}
         Whether the key tiles of a row tile are counted from the first key of its sequence, or from the first key that
         the window of its first row leaves.
     promotion : {"fused", "rounded"}
-        Whether a promoted O takes its factor and a block's first part in one fused operation, or is rounded between.
-        The a-priori bound charges both roundings either way.
+        Whether a promoted O is multiplied by its factor and added to a block's first part in one fused operation, or is
+        rounded in between. The a-priori bound charges both roundings either way.
+
+    Raises
+    ------
+    ValueError
+        If the row sum adds rounded weights that are not running ones.
     """
 
     maxima: Literal["scaled", "unscaled"] = "scaled"

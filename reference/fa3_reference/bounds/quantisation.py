@@ -1,5 +1,7 @@
-"""What quantising q, k and v costs in the output: a rigorous bound and a prediction that fits no
-constant.
+"""What quantising q, k and v costs in the output: a rigorous bound, and a prediction without a fitted constant.
+
+Both are about the operands; what a kernel then adds by rounding is bounded in :mod:`fa3_reference.bounds.forward`, and
+what the quantiser itself may store in :mod:`fa3_reference.bounds.quantizer`. Judgements print them beside the verdict.
 
 The prediction linearises the softmax at the exact P and O and gives every e4m3 element the independent
 relative error EPS:
@@ -7,8 +9,8 @@ relative error EPS:
     var O_i = EPS^2 (scale^2 sum_c q_ic^2 |C_i[:, c]|^2
                      + scale^2 sum_j P_ij^2 |v_j - O_i|^2 sum_c q_ic^2 k_jc^2  +  sum_j P_ij^2 v_j^2)
 
-with C_i = sum_j P_ij (v_j - O_i) k_j^T; under a softcap the P of the score terms carries the slope 1 -
-tanh^2.
+with C_i = sum_j P_ij (v_j - O_i) k_j^T. Under a softcap the P in the first two terms is multiplied by the slope
+1 - tanh^2.
 """
 
 from __future__ import annotations
@@ -49,13 +51,17 @@ class PredictedError:
         return np.sqrt(self.from_q**2 + self.from_k**2 + self.from_v**2)
 
 
-_Rows = tuple[np.ndarray, ...]  # of several arrays, each (rows, dim)
+_Rows = tuple[np.ndarray, ...]  # the rows of one tile in several arrays, each (rows, dim)
 
 
 def _tiles(
     problem: AttentionProblem, query_side: tuple[np.ndarray, ...], key_side: tuple[np.ndarray, ...]
 ) -> Iterator[tuple[Sequence, int, QueryTile, _Rows, _Rows]]:
-    """Yield the tiles of every sequence and query head, with its rows and its keys."""
+    """Yield every tile of query rows of every sequence and query head.
+
+    Each comes with its sequence, its head, its rows of every array of ``query_side``, and its keys of every array of
+    ``key_side``.
+    """
     for seq in problem.sequences():
         queries = [problem.rows_q(x, seq) for x in query_side]
         keys = [problem.rows_k(x, seq) for x in key_side]
@@ -73,17 +79,20 @@ def predict_error(
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed.
     q, k, v : finite float arrays of the problem's shapes
+        The operands before quantisation.
     scheme : QuantScheme
-        Only its rotation and K-mean matter: the model has every element in e4m3's normal range, where a scale
-        costs nothing.
+        Only its rotation and K-mean matter: the prediction assumes that every element lies in e4m3's normal range,
+        where scaling costs nothing.
 
     Returns
     -------
     PredictedError
         A first-order model, not a bound: expect measured / predicted within 0.75..1.35 per head, except on
-        saturated heads (one probability near 1), where the first-order term vanishes. Empty rows count as
-        rows without error.
+        saturated heads (one probability near 1), where the first-order term vanishes. Rows without a key count as rows
+        without error.
 
     Raises
     ------
@@ -109,7 +118,8 @@ def predict_error(
 def _variances(
     problem: AttentionProblem, visible: np.ndarray | None, query: _Rows, key: _Rows, lse: np.ndarray
 ) -> tuple[float, float, float]:
-    """Return the summed squared output errors of one tile due to q, k and v, in units of EPS^2."""
+    """Return the squared output errors of one tile due to q, to k and to v, each summed over its elements, in units of
+    EPS^2."""
     q, out = query
     k, v = key
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
@@ -140,12 +150,15 @@ def quantization_bound(
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What is computed.
     q, k, v : finite float arrays of the problem's shapes
-        With a rotation or K-mean, the conditioned ones, in whose coordinates the operands were rounded.
+        The operands before quantisation; with a rotation or K-mean, after :func:`~fa3_reference.quantize.condition`, in
+        whose coordinates they are rounded.
     dq, dk, dv : float arrays of the same shapes
         Bounds of the absolute perturbations, >= 0.
     sinks : float array (nheads,), optional
-        Scores of sinks, which do not move.
+        Scores of sinks in nats, which do not move; None where the problem has none.
 
     Returns
     -------
@@ -156,7 +169,7 @@ def quantization_bound(
     Raises
     ------
     ValueError
-        If an array has the wrong shape or a perturbation is negative or NaN.
+        If an array has the wrong shape, a perturbation is negative or NaN, or sinks are missing or not wanted.
 
     Notes
     -----
@@ -190,6 +203,7 @@ def quantization_bound(
 def _tile_bound(
     problem: AttentionProblem, visible: np.ndarray | None, query: _Rows, key: _Rows, lse: np.ndarray, sink: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    # the bounds of O (rows, head_dim_v) and of lse (rows,) of one tile, by the formulas of quantization_bound
     q, dq, out = query
     k, dk, v, dv = key
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
@@ -200,10 +214,10 @@ def _tile_bound(
     of_sink = (sink - lse)[:, None] if problem.sinks else log_p[:, :0]
     slack = _rounding_slack(problem, np.where(hidden, 0.0, sizes), np.concatenate([log_p, of_sink], axis=1))
     of_sink = np.exp(of_sink).sum(axis=1)
-    of_none = np.zeros_like(out) if np.isneginf(sink) else np.abs(out)  # how far O is from the V of a sink
+    of_none = np.zeros_like(out) if np.isneginf(sink) else np.abs(out)  # how far O is from the V of a sink, which is 0
     delta = np.where(hidden, 0.0, delta * (1 + 2**-40) + 2 * slack[:, None])
     p = np.exp(log_p)
-    raised = np.exp(log_p + delta)  # P e^delta; inf where it overflows: the second bound then holds
+    raised = np.exp(log_p + delta)  # P e^delta; where it overflows only the bound of a mean of V is left
     growth = np.where(delta < 1, p * np.expm1(delta), raised)
     z_low = np.sum(np.exp(log_p - delta), axis=1) + of_sink
     z_high = np.sum(raised, axis=1) + of_sink
@@ -219,6 +233,7 @@ def _tile_bound(
 
 
 def _rounding_slack(problem: AttentionProblem, sizes: np.ndarray, log_p: np.ndarray) -> np.ndarray:
-    """Return u ((head_dim + 8) spread + range + n + 8) of each row: the float64 error of scores and sums."""
+    """Return the float64 error of scores and sums of each row, u ((head_dim + 8) spread + range + n + 8), as
+    :mod:`fa3_reference.attention` states it."""
     span = -np.min(np.where(np.isneginf(log_p), 0.0, log_p), axis=1)
     return 2.0**-53 * ((problem.head_dim + 8) * sizes.max(axis=1) + span + log_p.shape[1] + 8)

@@ -1,4 +1,4 @@
-"""How far what a quantiser stores may be from exact when it computes in binary32.
+"""How far the numbers that a quantiser stores may be from the exact ones when it computes in binary32.
 
     y = rotation(x - mean),   descale = max|y| / 448,   stored = e4m3(y / descale),   lse correction = scale q . mean
 
@@ -6,13 +6,15 @@ Every operation in binary32 is off by at most u = 2^-24 of its result, in whatev
 
 - a sum of n additions deep: gamma_n sum |x|, with gamma_n = n u / (1 - n u);
 - the rotation: log2(head_dim) additions deep, on operands that centring has already moved;
-- a descale: the error of the maximum, and up to three roundings (norm, product, division); a power of two is where the
-  least and the largest maximum lead;
-- y / descale is judged with the descale that was stored, so that an error of the maximum is charged once: the error of
-  y over the descale, and up to four roundings (norm, reciprocal, their product, the product with y).
+- a descale: the error of the maximum, and up to three roundings (norm, product, division); where descales are rounded
+  up to powers of two, both the power that the least maximum leads to and that of the largest are allowed;
+- y / descale: the error of y over the descale, and up to four roundings (norm, reciprocal, their product, the product
+  with y). The descale is the one that was stored, so that an error of the maximum is charged once.
 
 A code may differ from the correctly rounded one only where the exact scaled value lies within that error of a rounding
-boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. Nothing here knows the kernel or its twin.
+boundary: :func:`distance_to_codes` over the bound is the ratio to judge by. ``fa3verify.operations.quantize`` judges a
+kernel with these two functions. What quantising costs in the output of attention is in
+:mod:`fa3_reference.bounds.quantisation`. This module imports no kernel and no twin.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from fa3_reference.scales import ROUNDINGS
 
 _E4M3 = FORMATS["e4m3"]
 _TINY = 2.0**-148  # underflow of the few binary32 operations behind one value
-# descales whose reciprocal is normal too
+# the range of descales: both they and their reciprocals are normal numbers of binary32
 _LEAST = 2.0**-126
 _LARGEST = 2.0**126
-_DESCALE_STEPS = {False: 1, True: 3}  # roundings, by whether there is a rotation and its norm
+# roundings of a descale and of a scaled value, by whether the operand is rotated, which brings in a norm
+_DESCALE_STEPS = {False: 1, True: 3}
 _SCALING_STEPS = {False: 2, True: 4}
 
 
-Stored = dict[str, np.ndarray]  # float64, by the names of what a quantiser returns
+Stored = dict[str, np.ndarray]  # float64 arrays, by the names of what a quantiser returns
 
 
 def stored_values(
@@ -53,9 +56,12 @@ def stored_values(
 
     Parameters
     ----------
+    problem : AttentionProblem
+        What q, k and v are for.
     arrays : float arrays q, k and v of the problem's shapes
         What the quantiser was given, finite; exact in binary32.
     scheme : QuantScheme
+        How they are scaled, rotated and centred.
     descales : float arrays (batch, heads, blocks)
         As the quantiser stored them for q, k and v; the scaled values refer to these.
     mean_additions : int
@@ -66,8 +72,8 @@ def stored_values(
     exact, bound : dict of str to float64 array
         ``q``, ``k`` and ``v`` over the stored descales, in the problem's shapes; ``q_descale``, ``k_descale`` and
         ``v_descale`` (batch, heads, blocks); ``k_mean`` (batch, nheads_kv, head_dim) and ``lse_correction`` (the
-        problem's lse shape), which are zero without a K mean. Off by a few 2^-53 of a row's 2-norm, which the bounds
-        include.
+        problem's lse shape), which are zero without a K mean. The exact values are off by a few 2^-53 of a row's
+        2-norm, which the bounds include.
 
     Raises
     ------
@@ -100,19 +106,22 @@ def stored_values(
 
 
 def _gamma(steps: int) -> float:
-    """Relative error of ``steps`` roundings; the float64 of this module is far below the slack."""
+    """Relative error of ``steps`` roundings; its factor 1 + 2^-10 also covers the float64 rounding of this module."""
     return steps * U_FP32 * (1 + 2.0**-10)
 
 
 def _with_roundings(size: np.ndarray, error: np.ndarray, steps: int) -> np.ndarray:
-    """Error of a value of this size that is off by ``error`` already, after some roundings."""
+    """Error of a value of at most this size that is off by ``error`` already, after ``steps`` roundings more."""
     return error + _gamma(steps) * (size + error)
 
 
 def _centring(
     problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: QuantScheme, additions: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """K mean, its error, both (batch, nheads_kv, head_dim), and the error of the centred K."""
+    """Return the K mean and its error, both (batch, nheads_kv, head_dim), and the error of the centred K, in its shape.
+
+    All three are zero where the scheme does not centre, and for sequences without keys.
+    """
     mean = np.zeros((problem.batch, problem.nheads_kv, problem.head_dim))
     mean_error = np.zeros(mean.shape)
     moved = np.zeros(k.shape)
@@ -128,7 +137,8 @@ def _centring(
 
 
 def _rotation_error(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Error of every channel of the rotated x, of which each channel was off by ``moved`` before."""
+    """Return the error of every channel of the rotated x, where each channel of x was off by ``moved``, both of the
+    shape of x."""
     levels = int(math.log2(x.shape[-1]))
     total = np.sum(_with_roundings(np.abs(x), moved, levels), axis=-1, keepdims=True)
     return np.broadcast_to(total / math.sqrt(x.shape[-1]), x.shape)
@@ -137,7 +147,10 @@ def _rotation_error(x: np.ndarray, moved: np.ndarray) -> np.ndarray:
 def _descale(
     amax: np.ndarray, moved: np.ndarray, steps: int, rounded: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exact descale of maxima that may be off by ``moved``, and its error."""
+    """Return the exact descale of maxima that may be off by ``moved``, and the error of the stored one.
+
+    ``rounded`` is a function of ROUNDINGS; a maximum of 0 has descale 1.
+    """
 
     def of(maximum: np.ndarray) -> np.ndarray:
         return rounded(np.clip(maximum / _E4M3.max_finite, _LEAST, _LARGEST))
@@ -152,7 +165,7 @@ def _descale(
 
 
 def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: QuantScheme) -> np.ndarray:
-    """Descale of every row of an operand, float64 in its shape but for one channel."""
+    """Return the descale of every row of an operand, float64 in its shape with one channel."""
     shape = problem.q_shape if name == "q" else problem.k_shape
     factors = np.ones((*shape[:-1], 1))
     block_rows = scheme.rows_per_descale(name)
@@ -164,7 +177,10 @@ def _per_row(problem: AttentionProblem, name: str, descale: np.ndarray, scheme: 
 
 
 def _correction_error(problem: AttentionProblem, q: np.ndarray, mean: np.ndarray, mean_error: np.ndarray) -> np.ndarray:
-    """Error of scale q . mean: a tree over the channels, the product, the factor and its rounding."""
+    """Return the error of the lse correction scale q . mean, in the problem's lse shape; 0 where the mean is exact.
+
+    It has a tree of additions over the channels, and three roundings: the products, softmax_scale and its product.
+    """
     steps = math.ceil(math.log2(problem.head_dim)) + 3
     off = _with_roundings(np.abs(mean), mean_error, steps)
     result = np.zeros(problem.lse_shape)
@@ -181,13 +197,15 @@ def distance_to_codes(codes: np.ndarray, exact: np.ndarray) -> np.ndarray:
     Parameters
     ----------
     codes : float64 array of e4m3 numbers
+        The values of the codes.
     exact : float64 array of the same shape
+        What was to be rounded to them.
 
     Returns
     -------
     float64 array
-        0 where the code is a correct rounding, to either side of a tie; 448 takes all that is larger. NaN for a NaN
-        code.
+        0 where the code is a correct rounding; at a tie both neighbours are. 448 is the rounding of everything larger.
+        NaN for a NaN code.
 
     >>> distance_to_codes(np.array([1.0, 1.0, 448.0, 0.0]), np.array([1.0625, 1.125, 1e9, -1.0]))
     array([0.        , 0.0625    , 0.        , 0.99902344])

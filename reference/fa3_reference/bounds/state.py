@@ -1,4 +1,8 @@
-"""Sums of a row tile that a bound carries from key block to key block, and what it makes of them."""
+"""The sums of a row tile that the bound of a forward carries from key block to key block, and its result for a split.
+
+:mod:`fa3_reference.bounds.forward` moves the state along, ``forward_weights``, ``forward_sums`` and ``forward_sinks``
+add to it, and ``epilogue`` turns it into a :class:`SplitResult`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-VANISHES = 120.0  # binary orders after which a weight may be flushed to zero; 126 and room for its error
+VANISHES = 120.0  # binary orders below 1 from which on a weight may be flushed to zero: 126 less room for its error
 
 
 class SplitResult(NamedTuple):
     """Exact O and base-2 lse of one split, and bounds of their errors before the last rounding.
 
-    ``noise`` is what ``o``, and a truth in float64, may be off by themselves.
+    O, its error and ``noise`` are (rows, channels), lse and its error (rows,). ``noise`` is the float64 error of ``o``
+    and of the truth that it stands for.
     """
 
     o: np.ndarray
@@ -23,7 +28,11 @@ class SplitResult(NamedTuple):
 
 
 class State:
-    """Exact sums of a row tile in the scale of its running maximum, and bounds carried beside them."""
+    """Exact sums of a row tile in the scale of its running maximum, and bounds carried beside them.
+
+    In the comments p is a weight, r the largest |ln of its error|, B = e^r - 1 or 1 where p may vanish, and hats are
+    what the kernel computes, as in reference/README.md.
+    """
 
     def __init__(self, rows: int, channels: int) -> None:
         self.max = self.max_low = self.max_high = np.full(rows, -np.inf)
@@ -40,18 +49,21 @@ class State:
         self.noise = np.full(rows, 2.0**-46)  # relative error of float64 weights
         self.keys_max = np.full(rows, -np.inf)  # exact, of keys alone, which a sink may be far above
         self.lse_lost = np.zeros(rows, bool)  # whether nothing is promised of lse
-        self.outside = np.zeros((rows, channels), bool)  # of the domain: nothing is promised
+        self.outside = np.zeros((rows, channels), bool)  # whether outside the domain, where nothing is promised
         self.unknown = np.zeros(rows, bool)  # whether some weight is next to unknown
         self.worst = np.zeros(rows)  # |ln of any weight's error| at most
         self.keys = 0
         # In units of the kernel: powers of two of which the row sum (rows,) and O (rows, channels) are multiples
         self.l_grid, self.o_grid = np.full(rows, np.inf), np.full((rows, channels), np.inf)
-        self.weights = np.zeros(rows, int)  # that may not be zero
-        self.moves = np.zeros(rows, int)  # of the maximum, at most
-        self.share = 0.0  # of the largest |v|, at most, that roundings of P and cuts of P V take
+        self.weights = np.zeros(rows, int)  # how many may differ from zero
+        self.moves = np.zeros(rows, int)  # how often the maximum moved, at most
+        self.share = 0.0  # what roundings of P and cuts of P V lose at most, relative to the largest |v|
 
     def rescale(self, new_max: np.ndarray, a: np.ndarray, vanishes: np.ndarray) -> None:
-        """Move every sum to a new maximum; alpha has a relative error of at most e^a - 1, or is flushed to 0."""
+        """Move every sum to a new maximum, (rows,), by the factor alpha = 2^(old maximum - new maximum).
+
+        The kernel's alpha has a relative error of at most e^a - 1; where ``vanishes`` it may be flushed to 0.
+        """
         alpha = np.exp2(self.max - np.where(np.isneginf(new_max), 0.0, new_max))
         grow = alpha * np.exp(a)
         grown = alpha * (np.expm1(a) + vanishes)

@@ -1,7 +1,8 @@
-"""Worst-case errors of the steps a forward kernel is made of: scores, softcap, rounding to a format.
+"""Worst-case errors of single steps of a kernel: products on the tensor core, softcap, rounding to a format.
 
-Pieces of :mod:`fa3_reference.bounds.forward`, which states the derivation. Everything is float64; ``OUTWARD`` covers
-its own rounding.
+The bounds of the forward and of gradients are put together from these pieces; reference/README.md derives them. The
+errors of single instructions are in :mod:`fa3_reference.bounds.device`. Everything is evaluated in float64, and the
+factor ``OUTWARD`` covers the rounding of that.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ LN2 = float(np.log(2.0))
 LOG2_E = 1.0 / LN2
 CANCELLED = 2.0**-40  # of sums of absolute values: what a difference of float64 sums is off by at most
 OUTWARD = 1 + 2.0**-30  # float64 sums of <= 2^17 terms are off by less than 2^-35, relative to sums of absolute values
-FLOAT64 = 2.0**-52  # an addition, of the truth's float64 sums and of the bound's
+FLOAT64 = 2.0**-52  # error of one addition, in a sum of the truth's and in one of the bound's, 2^-53 each
 
 
 def gamma(steps: float, unit: float = U_FP32) -> float:
-    """Relative error of ``steps`` roundings one after the other: steps unit / (1 - steps unit); 1 at most is
-    meaningful."""
+    """Return the relative error of ``steps`` roundings one after the other, steps unit / (1 - steps unit).
+
+    It is infinite where the steps may lose everything.
+    """
     return steps * unit / (1 - steps * unit) if steps * unit < 1 else math.inf
 
 
 def log_error(relative: float) -> float:
-    """Largest |ln(1 + e)| of |e| <= relative."""
+    """Return the largest |ln(1 + e)| of |e| <= relative, which is below 1."""
     return -math.log1p(-relative)
 
 
 def score_error(q: np.ndarray, k: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
-    """Exact products of rows, and the bound on the error of their wgmma chain.
+    """Return the exact products of rows, and a bound of the error of their wgmma chain.
 
     Parameters
     ----------
     q, k : float64 (rows, head_dim), (keys, head_dim)
         Finite values of the operand format.
+    core : TensorCore
+        The operand format and what the tensor core keeps of it.
 
     Returns
     -------
@@ -63,17 +68,19 @@ def grouped_score_error(q: np.ndarray, k: np.ndarray, core: TensorCore, is_store
     q, k : float64 (rows, head_dim), (keys, head_dim)
         Finite values of the operand format.
     core : TensorCore
+        The operand format and what the tensor core keeps of it.
     is_stored : bool
-        Whether q is what the tensor core reads, or is known up to a rounding to its format and a factor.
+        Whether the tensor core reads q itself. Otherwise it reads q times some factor, rounded to the format.
 
     Returns
     -------
     float64 (rows, keys)
-        For any groups of k_step / 2 channels or more, chained or promoted to binary32 after any number of them.
+        The largest error for any groups of k_step / 2 channels or more, which are chained or promoted to binary32 after
+        any number of groups.
     """
     exponent = _exponents(q, core)
     last = _last_bits(q)
-    if not is_stored:  # a factor that is no power of two may double the power of a number beside it
+    if not is_stored:  # a factor that is no power of two may double one number's power against another's
         exponent = exponent + 1
         last = np.full_like(last, _NO_EXPONENT)
     constants = core.k_step // 2, core.align_bits, core.out_bits
@@ -91,13 +98,16 @@ def _exponents(x: np.ndarray, core: TensorCore) -> np.ndarray:
 
 
 def _last_bits(x: np.ndarray) -> np.ndarray:
-    """Exponent of the last bit of each number that is set; that of zero is above every other."""
+    """Exponent of the lowest set bit of each number; that of zero is above every other."""
     return np.where(x == 0, -_NO_EXPONENT, np.frexp(last_bit(x))[1] - 1).astype(np.int32)
 
 
 @compiled
 def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
-    """Step 1 of the derivation for every row of q (rows, d) and column of k (d, keys)."""
+    """Step 1 of the derivation for every row of q (rows, d) and column of k (d, keys).
+
+    The exponents of the operands and of their last bits have the same shapes, int32. Returns s and ds (rows, keys).
+    """
     k_step, align_bits, out_bits, tiny = constants
     rows = q.shape[0]
     depth = q.shape[1]
@@ -149,10 +159,10 @@ def _score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
 
 @compiled
 def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants):
-    """Step 1 of the derivation for channels in any order.
+    """Step 1 of the derivation for channels in any order; shapes as of :func:`_score_error`, and returns ds alone.
 
-    Whatever the groups, a partial sum that is cut toward zero stays between those of all negative and of all positive
-    products, so that no grid is coarser than that of the larger of these or of the largest product.
+    Whatever the groups are, a partial sum that is cut toward zero stays between the sum of all negative products and
+    the sum of all positive ones. So no grid is coarser than that of the larger of these two, or of the largest product.
     """
     group, align_bits, out_bits = constants
     rows = q.shape[0]
@@ -184,7 +194,8 @@ def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants
                 for j in range(keys):
                     inexact[j] += q_last[i, d] + k_last[d, j] < coarse[j]
         for j in range(keys):
-            # Multiples of the coarsest grid are cut nowhere; else C, its sum and a promoted one are, in each group.
+            # Where all products are multiples of the coarsest grid nothing is cut. Otherwise each group may cut its
+            # products and C, then its sum, and once more where that sum is promoted.
             if inexact[j] > 0:
                 fine = math.ldexp(1.0, int(top[j] - align_bits))
                 lost = min(inexact[j] * fine, positive[j] + negative[j])
@@ -194,14 +205,18 @@ def _grouped_score_error(q, q_exponent, q_last, k, k_exponent, k_last, constants
 
 @inlined
 def _floor_log2(x):
-    """floor(log2 x) of finite x; of 0 and of negative numbers less than any."""
+    """floor(log2 x) of finite x; for 0 and negative numbers one that is below every exponent."""
     return math.frexp(x)[1] - 1 if x > 0 else _NO_EXPONENT
 
 
 def softcap_error(
     x: np.ndarray, dx: np.ndarray, softcap: float, tanh_error: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores c tanh(x / c), by a tanh of that relative error, or for 0 through ex2 and rcp: 1 - 2 / (2^(2x/c) + 1)."""
+    """Return capped scores c tanh(x / c) with c = softcap log2(e), and a bound of their error.
+
+    ``x`` and ``dx`` are scores in log2 units and their error. tanh has the relative error ``tanh_error``; where that is
+    0 it is computed by ex2 and rcp, as 1 - 2 / (2^(2 x / softcap) + 1).
+    """
     c = softcap * LOG2_E
     tanh = np.tanh(x / c)
     carried = np.maximum(np.tanh((x + dx) / c) - tanh, tanh - np.tanh((x - dx) / c))
@@ -214,7 +229,10 @@ def softcap_error(
 
 
 def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Largest error of rounding a number of [low, high] to binary32: known where both ends round alike."""
+    """Return the largest error of rounding a number of [low, high] to binary32.
+
+    Where both ends round to the same number so does all between them; otherwise the error is half an ulp.
+    """
     down = rounded(low, FORMATS["fp32"])
     up = rounded(high, FORMATS["fp32"])
     size = np.maximum(np.abs(low), np.abs(high))
@@ -224,14 +242,15 @@ def binary32_error(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def last_bit(x: np.ndarray) -> np.ndarray:
-    """The largest power of two of which a float64 number is a multiple; inf for zero."""
+    """Return the largest power of two of which a float64 number is a multiple; inf for zero."""
     fraction, exponent = np.frexp(x)
     digits = np.ldexp(fraction, 53).astype(np.int64)
     return np.where(x == 0, np.inf, np.ldexp((digits & -digits).astype(np.float64), exponent - 53))
 
 
 def grid(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
-    """A power of two of which every number of a format between low and high (>= 0), once rounded, is a multiple."""
+    """Return a power of two of which every number between low and high (>= 0) is a multiple after rounding to ``fmt``;
+    inf where all of them round to zero."""
     down = rounded(low, fmt)
     up = rounded(high, fmt)
     ulp = np.ldexp(1.0, np.maximum(np.frexp(down)[1] - 1, fmt.min_exponent) - fmt.fraction_bits)
@@ -239,7 +258,8 @@ def grid(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
-    """Largest error of rounding any number of [low, high] (>= 0) to nearest."""
+    """Return the largest error of rounding any number of [low, high] (>= 0) to nearest in ``fmt``; inf where it may
+    overflow."""
     _, exponent = np.frexp(high)
     least = 1 - fmt.bias - fmt.fraction_bits - 1
     half_ulp = np.ldexp(1.0, np.maximum(exponent - 2 - fmt.fraction_bits, least))
@@ -250,14 +270,14 @@ def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray
 
 
 def rounded(x: np.ndarray, fmt: Format) -> np.ndarray:
-    """Round to binary32 and then to a format, both to nearest: monotone, and what becomes of the binary32 numbers
-    near x."""
+    """Round to binary32 and then to a format, both to nearest; float64. A kernel rounds binary32 numbers near x, and
+    as this function never decreases, its values at two ends hold theirs in between."""
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(np.float32).astype(fmt.dtype).astype(np.float64)
 
 
 def rounded_error(exact: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:
-    """Largest |round(y) - exact| of any |y - exact| <= error; inf where y may round to infinity."""
+    """Return the largest |round(y) - exact| of any y with |y - exact| <= error; inf where y may round to infinity."""
     up = rounded(exact + error, fmt)
     down = rounded(exact - error, fmt)
     return np.maximum(up - exact, exact - down)

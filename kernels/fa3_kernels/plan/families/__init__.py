@@ -1,9 +1,9 @@
-"""Families of kernels, a file each: what tells one from another, which configurations, simulator, tuner and error bound
-read.
+"""Families of kernels, a file each: the traits in which they differ.
 
-A family is a kernel of a stated version. Ours is the only one that is built here; of the others stand what their
-sources say and what ptxas made of the binaries that they ship. A file that is added here is a family: it names its own
-in ``FAMILIES``.
+Configurations, simulator, tuner, twin and error bound read them by :func:`traits_of`. A family is a kernel of a stated
+version. Ours is the only one that is built here; for the others the files state what their sources say and what ptxas
+made of the binaries that they ship. A file that is added to this folder adds the families in its ``FAMILIES``. The
+record of a family is :class:`fa3_kernels.plan.families.record.Traits`.
 
 >>> [traits_of(name).takes_keys(176) for name in ("gluon", "flash3")]
 [False, True]

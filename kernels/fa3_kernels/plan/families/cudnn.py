@@ -1,4 +1,7 @@
-"""cuDNN's attention as torch calls it: closed kernels, whose schedule is not known."""
+"""cuDNN's attention as torch calls it: closed kernels, whose order was found from outputs.
+
+Their schedule is not known. The kernel for one query is another one, :mod:`fa3_kernels.twin.one_query`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _TILE = Shipped(64, 128)
 
 
 def refused_by_torch(problem: AttentionProblem) -> str:
-    """Return what neither cuDNN nor FlashAttention-2 takes through torch."""
+    """Return the rules that a problem breaks, in words: what neither cuDNN nor FlashAttention-2 takes through torch."""
     return broken(
         (problem.window != (-1, -1), "it takes no window"),
         (problem.softcap > 0, "it takes no softcap"),
@@ -19,7 +22,10 @@ def refused_by_torch(problem: AttentionProblem) -> str:
 
 
 def _refuses(problem: AttentionProblem) -> str:
-    """Return packed sequences, which torch does not hand to it, and one query, which runs another kernel."""
+    """Return the rule that a problem breaks, in words; empty if there is none.
+
+    torch does not hand packed sequences to cuDNN, and one query runs another kernel.
+    """
     if problem.is_varlen:
         return "it takes no packed sequences"
     return refused_by_torch(problem) or ("one query runs another kernel" if problem.seqlen_q == 1 else "")

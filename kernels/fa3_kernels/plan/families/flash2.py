@@ -1,4 +1,4 @@
-"""FlashAttention-2 as torch runs it: tiles of both its kernels, and parts of the keys where tiles are few.
+"""FlashAttention-2 as torch runs it: the tiles of its two kernels, one of which splits the keys where tiles are few.
 
 Sources, of the repository Dao-AILab/flash-attention: csrc/flash_attn/flash_api.cpp and
 csrc/flash_attn/src/flash_fwd_launch_template.h.
@@ -16,9 +16,9 @@ from fa3_reference.problem import AttentionProblem
 
 
 def flash2_splits(problem: AttentionProblem) -> int:
-    """Return what torch's FlashAttention-2 takes; heads of one query that share a kv head become its rows.
+    """Return how many splits torch's FlashAttention-2 takes for a problem.
 
-    Packed sequences are split in that case alone.
+    With one query the heads that share a kv head become rows of a tile. Packed sequences are split only then.
 
     >>> flash2_splits(AttentionProblem(1, 1, 1, 200, 5000, 128))
     40
@@ -39,7 +39,7 @@ def flash2_splits(problem: AttentionProblem) -> int:
 
 
 def _tile(problem: AttentionProblem, size: Size) -> Shipped:
-    """Return keys of the kernel for splits, or of the other; 64 rows for one query, which changes nothing."""
+    """Return the tile of the kernel for splits if the keys are split, otherwise that of the other kernel."""
     return size.other if flash2_splits(problem) > 1 else size.shipped
 
 

@@ -1,5 +1,7 @@
-"""FlashAttention-3 as its own repository builds it, and one build of somebody else: tiles, parts of the keys, packed
-heads and what they refuse.
+"""FlashAttention-3 as its own repository builds it, and the build dew of somebody else.
+
+This file states their tiles, how they split keys and pack heads, and what they refuse. The builds for serving are in
+:mod:`fa3_kernels.plan.families.serving`.
 
 Sources, of the repository Dao-AILab/flash-attention: hopper/tile_size.h, hopper/heuristics.h, hopper/flash_api.cpp,
 hopper/flash_prepare_scheduler.cu and hopper/flash_bwd_launch_template.h. Splits are those of a GPU of 132
@@ -20,20 +22,23 @@ from fa3_reference.problem import AttentionProblem
 
 SMS = 132  # of an H100 SXM and of an H200
 MAX_SPLITS = 128
-_L2_BYTES = 50 << 20  # what FlashAttention-3 reckons with
-# share of the multiprocessors that needs no split; of the best efficiency
-FULL = np.float32(0.8)
-_GOOD = 0.85
-_SHARING_BATCH = 992
-_PACKED = 0.9  # share of what packed heads fill of their tiles, below which they are packed
+_L2_BYTES = 50 << 20  # the size of L2 that FlashAttention-3 assumes
+FULL = np.float32(0.8)  # share of the multiprocessors from which on keys are not split
+_GOOD = 0.85  # share of the best efficiency that is good enough
+_SHARING_BATCH = 992  # the largest batch whose packed sequences have splits of their own
+_PACKED = 0.9  # heads are packed if unpacked rows fill their tiles less than this share of what packed rows fill
 
 
 def ceil(a: int, b: int) -> int:
+    """Return a / b rounded up."""
     return -(-a // b)
 
 
 def first_good(tiles: int, sms: int, most: int, is_eligible: Callable[[int], bool]) -> int:
-    """Fewest parts whose last wave fills the multiprocessors nearly as well as the best number of parts."""
+    """Return the fewest parts of the keys whose waves fill the multiprocessors nearly as well as the best number does.
+
+    ``tiles`` are cut into 1 to ``most`` parts; numbers that are not eligible are not considered.
+    """
     efficiency = {}
     for splits in filter(is_eligible, range(1, most + 1)):
         waves = np.float32(tiles * splits) / np.float32(sms)
@@ -43,10 +48,10 @@ def first_good(tiles: int, sms: int, most: int, is_eligible: Callable[[int], boo
 
 
 def flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
-    """Tell whether FlashAttention-3 runs a causal kernel, and whether one for windows; one query without a window is
-    dense.
+    """Tell whether FlashAttention-3 runs its causal kernel, and whether it runs the one for windows.
 
-    A limit that hides nothing is none, and a window that is only closed on the right at the diagonal is a causal mask.
+    A limit that hides no key does not count. A window that is only limited on the right, at the diagonal, is a causal
+    mask. One query without a window is dense.
     """
     left, right = problem.window
     left = -1 if left >= problem.seqlen_k - 1 else left
@@ -56,7 +61,9 @@ def flash3_mask(problem: AttentionProblem) -> tuple[bool, bool]:
 
 
 def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
-    """Return what FlashAttention-3 takes for num_splits = 0; of packed sequences the most that one alone would take.
+    """Return how many splits FlashAttention-3 takes if num_splits is 0.
+
+    For packed sequences that is the most that a single one of them would take.
 
     >>> flash3_splits(AttentionProblem(1, 8, 1, 1, 8192, 128), 128, 176)
     40
@@ -77,9 +84,10 @@ def flash3_splits(problem: AttentionProblem, tile_m: int, tile_n: int) -> int:
 
 
 def flash3_sequence_splits(problem: AttentionProblem, config: Cut) -> tuple[int, ...]:
-    """Splits of each sequence: packed ones share the multiprocessors by their blocks, with a tenth to spare.
+    """Return the splits of each sequence.
 
-    Upstream hopper/flash_prepare_scheduler.cu, for batches of up to 992.
+    Packed sequences share the multiprocessors in proportion to their blocks, with a tenth to spare, in batches of up to
+    992; all others have the splits of the configuration. Source: upstream's hopper/flash_prepare_scheduler.cu.
     """
     if not problem.is_varlen or problem.batch > _SHARING_BATCH:
         return (config.num_splits,) * problem.batch
@@ -93,7 +101,7 @@ def flash3_sequence_splits(problem: AttentionProblem, config: Cut) -> tuple[int,
 
 
 def flash3_packs(problem: AttentionProblem, tile_m: int, num_splits: int) -> bool:
-    """Tell whether FlashAttention-3 packs the heads that share a kv head: always with splits or packed sequences.
+    """Tell whether FlashAttention-3 packs the heads of a group; it always does with splits or packed sequences.
 
     >>> flash3_packs(AttentionProblem(1, 8, 1, 200, 40, 64), 192, 1)
     True
@@ -105,9 +113,10 @@ def flash3_packs(problem: AttentionProblem, tile_m: int, num_splits: int) -> boo
     return problem.is_varlen or bool(plain < _PACKED * packed)
 
 
-# Tiles, P through shared memory and turns (UseSchedulerBarrier), and those of windows, which _tile chooses between;
-# exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66; at 64 none; at 96 and 192 it
-# is not known. Other instructions are assumed to be as many as ours once were.
+# Each row has: e4m3, head_dim, other instructions, the dense tile, the tile of windows (_tile chooses between the two),
+# and the fraction of early exponentials. A tile says whether P goes through shared memory and whether warpgroups take
+# turns (UseSchedulerBarrier). Exponentials in front of the wait: 17 of 90 and 25 of 66; 17 of 42; 35 of 114; 8 of 66;
+# at 64 none; at 96 and 192 it is not known. Other instructions are assumed to be as many as ours once were.
 SIZES: Sizes = {
     (is_fp8, head_dim): Size(
         dense,
@@ -137,12 +146,13 @@ SIZES: Sizes = {
     )
 }
 _SHORT = Shipped(64, 64, pingpong=False, pv_from_registers=False)
-# Q and K of 64 channels, and V of 512 that is the rest of K (qv).
+# Q and K of 64 channels, with a V of 512 channels that are the rest of K (qv).
 ABSORBED = Size(_SHORT, _SHORT, rows=(64,))
 _WIDE_V = Shipped(128, 96)  # 16 bits, head_dim 64 with a larger head_dim_v
 _NARROW_V = Shipped(128, 128, pingpong=False)  # 16 bits, head_dim 192 with head_dim_v of at most 128
 _DEW_SIZES = tuple((False, d) for d in (64, 128, 192, 256))
-# A producer that transposes V is a warpgroup.
+# Registers of the producer and of a consumer, per thread, by (e4m3, consumer warpgroups). The producer of e4m3 kernels
+# is a whole warpgroup, as it transposes V.
 REGISTERS = {
     (is_fp8, consumers): registers
     for is_fp8, two in ((False, (24, 240)), (True, (40, 232)))
@@ -151,6 +161,7 @@ REGISTERS = {
 
 
 def _tile(problem: AttentionProblem, size: Size) -> Shipped:
+    """Return the tile that a problem is launched with, by head_dim, mask and the size of V."""
     is_causal, is_local = flash3_mask(problem)
     if problem.head_dim <= 64 < problem.head_dim_v:
         return _WIDE_V
@@ -161,7 +172,10 @@ def _tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _refuses(problem: AttentionProblem) -> str:
-    """Return windows of e4m3, and pairs of head_dim for which no kernel is compiled."""
+    """Return the rules that a problem breaks, in words; empty if there are none.
+
+    Windows of e4m3 were not recorded, and for some pairs of head_dim and head_dim_v no kernel is compiled.
+    """
     d = problem.head_dim
     v = problem.head_dim_v
     is_fp8 = problem.dtype == "e4m3"
@@ -174,12 +188,13 @@ def _refuses(problem: AttentionProblem) -> str:
 
 
 def _dew_refuses(problem: AttentionProblem) -> str:
+    """Return the rules of the build dew that a problem breaks, in words; empty if there are none."""
     unknown = broken((problem.softcap > 0, "no launch of this build with softcap was recorded"))
     return _refuses(problem) or unknown
 
 
 def _refuses_backward(problem: AttentionProblem) -> str:
-    """Return what no recorded gradient decides."""
+    """Return the rules that a problem breaks, in words: what the backward refuses or was not recorded; else empty."""
     return broken(
         (problem.dtype == "e4m3", "gradients are of 16 bits"),
         (problem.softcap > 0, "it takes no softcap"),

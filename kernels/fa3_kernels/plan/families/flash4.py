@@ -1,6 +1,6 @@
-"""FlashAttention-4 on Hopper: tiles by its flash_attn/cute/interface.py.
+"""FlashAttention-4 on Hopper: its tiles, from flash_attn/cute/interface.py.
 
-What ptxas made of it was not read; its step is taken to be FlashAttention-3's, and no bits of it are known.
+The code that ptxas makes of it was not read: a step is assumed to be FlashAttention-3's. No bits of it are known.
 """
 
 from __future__ import annotations

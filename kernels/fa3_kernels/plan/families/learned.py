@@ -1,7 +1,9 @@
-"""An order of operations that was found from a kernel's outputs: its file, and the family that it describes.
+"""Orders of operations that were learned from a kernel's outputs: their file, and the family that a file describes.
 
-The name of such a family is the path of its file, which ends in ``.json``: twin, bound, comparisons and simulation then
-take it as they take any other. It is a proposal; nothing here says that a kernel is right.
+``fa3verify`` learns such an order and writes its file. The name of the family is the path of the file, which ends in
+``.json``; twin, bound, comparisons and simulation then take it as they take any other family
+(:func:`fa3_kernels.plan.families.traits_of`). A learned order describes a kernel and does not say that the kernel is
+right.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
 SCHEMA = "fa3verify.order/1"
 SUFFIX = ".json"
-_ROWS = 128  # of a tile; bits follow from it only where tiles that are hidden meet NaN or Inf
+_ROWS = 128  # of a tile; bits depend on it only where hidden tiles hold NaN or Inf
 _SCHEDULE = {
     (is_fp8, n): regs for is_fp8 in (False, True) for n, regs in ((1, (56, 255)), (2, (40, 232)), (3, (32, 160)))
 }
@@ -33,23 +35,23 @@ class LearnedOrder:
     Parameters
     ----------
     kernel : str
-        Its name when it was asked.
+        The kernel's name when it was learned.
     dtype : {"fp16", "bf16", "e4m3"}
         Format of its operands.
     tiles : mapping of int to (int, int)
-        By head_dim: keys of a tile, dense and under a causal mask; 0 where it takes no mask.
+        By head_dim: keys of a tile of dense problems, and of those with a causal mask; 0 if it takes no mask.
     promotion_interval : int
         Keys after which e4m3 sums of P V are promoted; 0 where they are chained.
     order : Order
-        One of those that no launch refuted.
+        One of the orders that no launch refuted.
     features : frozenset of str
         What was launched beyond dense attention of equal heads.
     free : mapping of str to tuple
-        Fields of the order that no launch separates, with the values that are left.
+        Fields of the order whose values no launch distinguishes, with the values that are possible.
     findings : tuple of str
-        Its steps that are no sound choice.
+        Steps of the order that are no sound choice.
     launches, outputs : int
-        Of the kernel; values of fresh launches, of which none differed.
+        Launches of the kernel that were learned from, and values of fresh launches that were compared; none differed.
     """
 
     kernel: str
@@ -64,7 +66,7 @@ class LearnedOrder:
     outputs: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return its JSON values; infinities are written as words."""
+        """Return the order as values of JSON, which :func:`read` reads; infinities are written as words."""
         return {
             "schema": SCHEMA,
             "kernel": self.kernel,
@@ -81,7 +83,7 @@ class LearnedOrder:
 
     @property
     def traits(self) -> Traits:
-        """Return the family that it describes; its schedule is assumed to be FlashAttention-3's."""
+        """Return the family that the order describes; its schedule is assumed to be FlashAttention-3's."""
         is_fp8 = self.dtype == "e4m3"
         step = 32 if is_fp8 else 16
         sizes = {
@@ -105,7 +107,7 @@ class LearnedOrder:
         )
 
     def _refuses(self, problem: AttentionProblem) -> str:
-        """Return what of a problem was never launched; empty where all was."""
+        """Return in words what of a problem was never launched; empty if everything was."""
         if problem.head_dim not in self.tiles or problem.head_dim_v != problem.head_dim:
             known = ", ".join(map(str, self.tiles))
             return f"head_dim {problem.head_dim} with head_dim_v {problem.head_dim_v} was not learned, {known} was"
@@ -121,12 +123,13 @@ class LearnedOrder:
 
 
 def read(path: str | Path) -> LearnedOrder:
-    """Read what :meth:`LearnedOrder.to_json` gives.
+    """Read the file of a learned order.
 
     Raises
     ------
     ValueError
-        If there is no such file, or it is damaged or foreign; the message names it.
+        If the file cannot be read, is no JSON of this schema, or has a field that :class:`Order` refuses; the message
+        names the file.
     """
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -159,8 +162,10 @@ def traits_of_file(path: str) -> Traits:
 
 
 def _written(x: Any) -> Any:
+    """Return a value as JSON can hold it: an infinity becomes a word."""
     return str(x) if isinstance(x, float) and math.isinf(x) else x
 
 
 def _value(x: Any) -> Any:
+    """Undo :func:`_written`."""
     return float(x) if x in ("inf", "-inf") else x

@@ -1,6 +1,6 @@
-"""Our own kernels: what this package builds, and the tile with which a launch ends first.
+"""Our own family: the kernels that this package builds, and which tile a launch takes.
 
-What was measured of each choice below stands in reports/decisions/0029-one-file-a-family.md.
+The measurements behind each choice below stand in reports/decisions/0029-one-file-a-family.md.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ SIZES: Sizes = {
 def _tile(problem: AttentionProblem, size: Size) -> Shipped:
     """Return the tile with which a launch ends first, by :mod:`fa3_kernels.plan.tile_times`.
 
-    At two sizes of 16 bits it was measured to be another: 256 takes turns where keys are hidden, and 192 more keys
-    where V is narrow. With 160 registers a window spills, and so does a causal mask with varlen.
+    Two sizes of 16 bits are decided by measurements instead: at head_dim 256 warpgroups take turns where keys are
+    hidden, and at 192 a tile has more keys where V is narrow. Tiles of three warpgroups leave a thread 160 registers,
+    with which a window spills, and so does a causal mask over packed sequences: such launches have the smaller tile.
     """
     hides_keys = problem.causal or problem.window != (-1, -1)
     if size is SIZES[False, 256]:
@@ -83,6 +84,7 @@ def _tile(problem: AttentionProblem, size: Size) -> Shipped:
 
 
 def _refuses_backward(problem: AttentionProblem) -> str:
+    """Return the rules that a problem's gradients break, in words; empty if there are none."""
     return broken(
         (problem.dtype == "e4m3", "gradients are of 16 bits"),
         (problem.head_dim % 8 != 0 or problem.head_dim_v % 8 != 0, "head_dim must be a multiple of 8"),
@@ -95,7 +97,7 @@ FAMILIES = {
         "this package",
         SIZES,
         _tile,
-        # Of three warpgroups the producer is a single warp; of one it has what the consumer leaves.
+        # with three warpgroups the producer is a single warp; with one it has the registers that the consumer leaves
         REGISTERS | {(False, 3): (24, 160), (False, 1): (48, 240), (True, 1): (48, 240)},
         pads_head_dim=True,
         builds_powers_of_two=True,

@@ -1,4 +1,8 @@
-"""The record of a kernel family: what may differ between two, as each file beside this one states it for its own."""
+"""The record of a kernel family: everything in which two families may differ.
+
+Each file beside this one fills in a :class:`Traits` for its families; :func:`fa3_kernels.plan.families.traits_of` finds
+them by name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
 
 
 class Cut(Protocol):
-    """What of a configuration says into which parts the keys of a launch are cut."""
+    """The fields of a configuration that decide into which parts the keys of a launch are cut."""
 
     @property
     def tile_m(self) -> int: ...
@@ -27,7 +31,10 @@ class Cut(Protocol):
 
 
 def broken(*rules: tuple[bool, str]) -> str:
-    """Return the rules that are broken, in words; empty where none is."""
+    """Return the rules that are broken, in words; empty if none is.
+
+    A rule is whether it is broken, and its words.
+    """
     return "; ".join(rule for is_broken, rule in rules if is_broken)
 
 
@@ -47,31 +54,34 @@ class Size:
     Parameters
     ----------
     shipped, other : Shipped
-        What is launched; which of the two says :attr:`Traits.tile`.
+        The tiles that are launched; :attr:`Traits.tile` chooses between the two.
     other_instructions : (int, int)
         Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
         predicates, branches. Assumed; those of our own kernels are counted in their accepted code, see
         :mod:`fa3_simulator.compiled`.
     rows : tuple of int
-        Query rows that registers are set aside for.
+        Query rows of tiles for which the family has registers.
     registers : (int, int), optional
-        Of the producer and of a consumer, where two warpgroups of this size differ from :attr:`Traits.registers`.
+        Registers of the producer and of a consumer, if this size with two consumer warpgroups has others than
+        :attr:`Traits.registers` says.
     query_slots : int
-        Q tiles that are held: 2, or 1 where shared memory is short (at 256 the buffers of Q, K, V and O would need 256
+        Q tiles that shared memory holds: 2, or 1 where it is short (at 256 the buffers of Q, K, V and O would need 256
         KiB).
     holds_queries : bool
         Whether two consumer warpgroups keep Q in registers. Products then read K and V alone from shared memory, and
         Q's buffer is free for the next tile as soon as it is read.
     chained_queries : (bool, bool)
-        Whether chained e4m3 sums leave registers for Q, which stays in its buffer as well: [the launch hides keys].
+        Whether chained e4m3 sums leave registers for Q, which stays in its buffer as well. The index is whether the
+        launch hides keys.
     slices : int
-        Of the channels of V and O, if this is their size, in which promoted sums are taken: what registers leave for
-        partial sums.
+        Slices of the channels of V and O in which promoted sums are taken, if this is their size. Registers must hold a
+        partial sum of a slice.
     holds_partials : bool
         Whether O, S and a promoted partial sum fit the registers together. Otherwise a partial sum is added where it is
         awaited, and no GEMM runs under a warpgroup's own softmax.
     integer_max : ((bool, bool), (bool, bool))
-        Whether row maxima are taken by integers: [promoted][the launch hides keys].
+        Whether row maxima are found by integer instructions. The first index is whether sums are promoted, the second
+        whether the launch hides keys.
     early_exponentials : float
         Fraction of a block's exponentials that ptxas issues before it waits for the previous P V, read off the SASS.
     """
@@ -95,7 +105,7 @@ Sizes = Mapping[tuple[bool, int], Size]  # by (is e4m3, head_dim)
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Says what a family's backward is: its tiles, its order of operations and what the twin knows of it.
+    """Describes the backward of a family: its tiles, its order of operations and what the twin knows of it.
 
     Parameters
     ----------
@@ -121,59 +131,59 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """One family.
+    """Describes one family: its sizes and tiles, its order of operations, its schedule, and what the twin reproduces.
 
     Parameters
     ----------
     title, version : str
     sizes : mapping
-        What is compiled, or what is known of it.
+        What is compiled, or what is known of it, by (is e4m3, head_dim).
     tile : callable
-        What a problem is launched with, split or not; what is shipped by default.
+        The tile that a problem is launched with, from the problem and its size; ``shipped`` by default.
     splits : callable
-        Into how many parts the family itself cuts the keys, from problem, tile_m and tile_n; ours see
-        :mod:`fa3_kernels.plan.choose`.
+        Into how many parts the family itself cuts the keys, from problem, tile_m and tile_n. Ours are chosen by
+        :mod:`fa3_kernels.plan.choose` instead.
     packs : callable
         Whether the family itself packs grouped heads, from problem, tile_m and the number of parts.
     sequence_splits : callable
         Into how many parts the keys of each sequence are cut, from problem and configuration.
     splits_unasked : bool
-        Whether it does so where nobody asks.
+        Whether the family splits keys if no caller asks for it.
     registers : mapping
-        By (is e4m3, consumer warpgroups): of the producer and of a consumer, per thread; 255 is all an instruction
-        names. Empty where the schedule is not known, as of closed kernels.
+        Registers per thread of the producer and of a consumer, by (is e4m3, consumer warpgroups); 255 is the most that
+        an instruction can name. Empty if the schedule is not known, as for closed kernels.
     dtypes : tuple of str
     order : Order
-        Where its forward rounds.
+        The order of operations of its forward, with every rounding.
     pads_head_dim : bool
         Whether a smaller head_dim is padded to the next compiled one; otherwise only those of ``sizes`` are known.
     builds_powers_of_two : bool
         Whether a tile must have a power of two of keys; otherwise any multiple that wgmma takes.
     promotes : bool
-        Whether e4m3 sums P V in parts, which are added to an accumulator in fp32.
+        Whether e4m3 kernels sum P V in parts that are added to an accumulator in fp32.
     promoted_keys : int
-        Keys of such a part, or those of a smaller tile, unless a caller chooses.
+        Keys of such a part unless a caller chooses; a tile with fewer keys is one part.
     transposes_v : bool
         Whether the producer transposes V of e4m3, which wgmma reads along the keys alone.
     tile_order : {"longest first", "a CTA each"}
-        Persistent CTAs take the longest tile that is left; or every tile has a CTA of its own.
+        Whether persistent CTAs take the longest tile that is left, or every tile has a CTA of its own.
     pads_group : bool
         Whether packed heads are padded to a power of two, at most 64.
     named_rings : bool
-        Whether ring slots are handed back through named barriers, otherwise through mbarriers.
+        Whether ring slots are handed back through named barriers; otherwise through mbarriers.
     joins_warps : bool
-        Whether the compiler has a warpgroup's warps meet around copies and in front of wgmma, as Triton does.
+        Whether the compiler lets a warpgroup's warps meet around copies and in front of wgmma, as Triton does.
     output_in_v : bool
-        Whether O leaves through V's memory, stored by one warpgroup for all; otherwise through a buffer of each one's
-        own, or through Q's where there is one slot for Q.
+        Whether O leaves through the memory of V, stored by one warpgroup for all. Otherwise each warpgroup has a buffer
+        of its own for it, or uses that of its Q where there is one slot for Q.
     other_registers : (int, int)
-        Addresses, row statistics, loop state, of a consumer thread: with 16 bits, with e4m3. Our FP8 kernel keeps
-        scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers.
+        Registers of a consumer thread for addresses, row statistics and loop state: in 16-bit kernels, in e4m3 kernels.
+        Our FP8 kernel keeps scalars of a tile in local memory: at head_dim 64 its matrices fill 144 of 160 registers.
     is_serialised : bool
         Whether ptxas waits for every single wgmma where registers are short (its warning C7512).
     step_stalls : (int, int)
-        Cycles a step waits by the stall counts in its code: for the last sums (ours 49 to 119, FlashAttention-3 21,
-        which is not told apart from 0); and more without overlap.
+        Cycles that a step waits by the stall counts in its code, for the last sums (ours 49 to 119; FlashAttention-3
+        21, which cannot be distinguished from 0); and how many more without overlap.
     is_built_here : bool
         Whether this package has its kernels, so that they can be compiled and launched.
     is_reproduced : bool
@@ -181,15 +191,14 @@ class Traits:
     features : frozenset of str
         What the twin reproduces beyond dense attention of equal heads, in the terms of a candidate's features.
     serving : frozenset of str
-        What of :attr:`fa3_reference.problem.AttentionProblem.serving` the twin reproduces; of ours, nothing of it can
-        be launched yet.
+        What the twin reproduces of :attr:`fa3_reference.problem.AttentionProblem.serving`.
     choices : frozenset of str
         Fields of a configuration that a caller of the family chooses.
     refuses : callable
-        The rule that a problem breaks which the family does not compute, or of which the twin does not know the bits;
-        empty where there is none.
+        Returns in words the rules that a problem breaks: what the family does not compute, or whose bits the twin does
+        not know. Empty if there are none.
     backward : Backward, optional
-        Of families whose gradients the twin computes.
+        The backward, for families whose gradients the twin computes.
     """
 
     title: str
@@ -228,15 +237,15 @@ class Traits:
 
     @property
     def splits_keys(self) -> bool:
-        """Tell whether it has a kernel for parts of the keys, which a caller asks for or it takes by itself."""
+        """Tell whether the family has a kernel for splits, for which a caller asks or which it takes by itself."""
         return self.splits_unasked or "num_splits" in self.choices
 
     def head_dims(self, is_fp8: bool) -> list[int]:
-        """Compiled sizes, rising."""
+        """Return the compiled sizes, rising."""
         return sorted(d for fp8, d in self.sizes if fp8 == is_fp8)
 
     def compiled_head_dim(self, head_dim: int, is_fp8: bool = False) -> int:
-        """The smallest compiled size that holds ``head_dim``; ValueError where there is none."""
+        """Return the smallest compiled size that holds ``head_dim``; ValueError if there is none."""
         sizes = self.head_dims(is_fp8)
         for size in sizes:
             if head_dim <= size:
@@ -244,13 +253,16 @@ class Traits:
         raise ValueError(f"head_dim must be at most {sizes[-1]}, got {head_dim}")
 
     def compiled_head_dims(self, problem: AttentionProblem) -> tuple[int, int]:
-        """The compiled sizes of Q and K, which holds V as well, and of V and O; ValueError where there is none."""
+        """Return the compiled size of Q and K, which V fits too, and that of V and O; ValueError if there is none."""
         is_fp8 = problem.dtype == "e4m3"
         widest = self.compiled_head_dim(max(problem.head_dim, problem.head_dim_v), is_fp8)
         return widest, self.compiled_head_dim(problem.head_dim_v, is_fp8)
 
     def shipped(self, problem: AttentionProblem) -> Shipped | None:
-        """The tile that a problem is launched with; None where it is not known."""
+        """Return the tile that a problem is launched with; None if it is not known.
+
+        ValueError for a head_dim beyond all compiled ones, in a family that pads smaller ones.
+        """
         is_fp8 = problem.dtype == "e4m3"
         head_dim = max(problem.head_dim, problem.head_dim_v)
         if problem.dtype not in self.dtypes:
@@ -268,5 +280,5 @@ class Traits:
             raise ValueError(f"the twin of {self.title} ({self.version}) cannot run this: {rule}")
 
     def takes_keys(self, tile_n: int) -> bool:
-        """Tell whether a tile may have so many keys, of those that wgmma takes."""
+        """Tell whether a tile may have so many keys, if wgmma takes that number."""
         return not self.builds_powers_of_two or tile_n in (32, 64, 128, 256)

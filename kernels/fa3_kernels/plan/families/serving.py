@@ -1,9 +1,9 @@
-"""The builds of FlashAttention-3 that serve: vLLM's and SGLang's.
+"""The builds of FlashAttention-3 in serving engines: vLLM's and SGLang's.
 
 Sources: hopper/tile_size.h, hopper/heuristics.h and hopper/flash_api.cpp of vllm-project/flash-attention (617264c1) and
 of sgl-project/sgl-attn. SGLang's decode tile of e4m3 is in no published source; outputs of sglang-kernel 0.4.5 show it.
-Splits and packing are FlashAttention-3's own. Pages are those that TMA does not copy; where pages are powers of two, a
-copy by TMA has the same tile.
+Splits and packing are FlashAttention-3's own (:mod:`fa3_kernels.plan.families.flash3`). The tiles for pages are those
+of kernels that copy pages without TMA; where pages are powers of two, kernels that copy by TMA have the same tiles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fa3_kernels.plan.families.flash3 import ABSORBED, FLASH3, flash3_mask
 from fa3_kernels.plan.families.record import Shipped, Sizes, Traits, broken
 from fa3_reference.problem import AttentionProblem
 
-# Rows of vLLM's tiles and their keys: causal, dense, causal and dense over pages, with a window.
+# By head_dim: rows of vLLM's tiles, and their keys: causal, dense, causal over pages, dense over pages, with a window.
 _VLLM = {
     64: (192, (128, 192, 128, 160, 160)),
     96: (192, (144, 144, 128, 128, 128)),
@@ -25,17 +25,21 @@ _VLLM = {
     256: (128, (80, 80, 80, 80, 64)),
 }
 _VLLM_NARROW_V = (128, (128, 128, 96, 96, 96))  # head_dim 192 with head_dim_v of at most 128
+# By head_dim: rows and keys of vLLM's e4m3 tiles.
 _VLLM_FP8 = {64: (192, 128), 96: (128, 128), 128: (128, 192), 192: (128, 96), 256: (128, 128)}
 
 
 def _is_paged(problem: AttentionProblem) -> bool:
+    """Tell whether keys lie in pages of a cache."""
     return problem.cache is not None and problem.cache.page_size > 0
 
 
 def _kind(problem: AttentionProblem) -> tuple[int, bool]:
-    """Return the column of a table, and whether the longest queries of the *whole batch* fit one warpgroup.
+    """Return the column of :data:`_VLLM`, and whether a problem takes the tile of one warpgroup.
 
-    One query over pages stays causal at head dims of (64, 128], where the keys of a tile follow from it.
+    It does where the longest queries of the *whole batch*, times the heads of a group, fit one warpgroup, at the sizes
+    that are compiled for it. One query over pages counts as causal at head_dim of more than 64 and at most 128, where
+    the keys of a tile depend on that.
 
     >>> [_kind(AttentionProblem(1, 8, 2, n, 2000, 128, causal=True)) for n in (1, 16, 17)]
     [(1, True), (0, True), (0, False)]
@@ -48,7 +52,7 @@ def _kind(problem: AttentionProblem) -> tuple[int, bool]:
 
 
 def _vllm_tile(problem: AttentionProblem) -> Shipped:
-    """Return the tile of vLLM's build; of e4m3 smaller than upstream's, as a second accumulator takes registers."""
+    """Return the tile of vLLM's build; for e4m3 it is small, as a second accumulator takes registers."""
     column, is_one = _kind(problem)
     head_dim = next(size for size in _VLLM if problem.head_dim <= size)
     if problem.dtype == "e4m3":
@@ -70,7 +74,7 @@ def _sglang_tile(problem: AttentionProblem) -> Shipped:
 
 
 def _refuses(problem: AttentionProblem) -> str:
-    """Return what no output of a serving build was compared of."""
+    """Return the rules that a problem breaks, in words: kinds of which no output of a serving build was compared."""
     sizes = (576, 512) if problem.qv else (128, 128)
     is_fp8 = problem.dtype == "e4m3"
     is_other = problem.window != (-1, -1) or problem.sinks
@@ -85,8 +89,9 @@ def _refuses(problem: AttentionProblem) -> str:
 def _serving(
     title: str, version: str, sizes: Sizes, tile: Callable[[AttentionProblem], Shipped], **changes: Any
 ) -> Traits:
-    """Return FlashAttention-3 as somebody else builds it, to serve: tiles of 64 rows, key tiles that begin where a
-    window does, and no fp16 that was recorded.
+    """Return the traits of FlashAttention-3 as a serving engine builds it.
+
+    It has tiles of 64 rows too, and key tiles that begin where a window does. fp16 was not recorded.
     """
     return replace(
         FLASH3,

@@ -1,4 +1,7 @@
-"""A kernel written after Triton's attention tutorial, with maxima that stay unscaled: dense, and it masks no tail."""
+"""A kernel written after Triton's attention tutorial, with maxima of unscaled scores.
+
+It computes dense attention only and masks no tail, so lengths must be whole tiles.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ _TILE = Shipped(64, 64)
 
 
 def _refuses(problem: AttentionProblem) -> str:
+    """Return the rules that a problem breaks, in words; empty if there are none."""
     return broken(
         (problem.causal or problem.window != (-1, -1) or problem.softcap > 0 or problem.is_varlen, "it is dense"),
         (problem.seqlen_q % 64 != 0 or problem.seqlen_k % 64 != 0, "lengths must be multiples of 64"),
