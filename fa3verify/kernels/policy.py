@@ -105,11 +105,10 @@ class Policy:
             The rule in words; None if the problem can be judged.
         """
         if problem.causal and problem.top_left != (self.causal == "top_left"):
-            sides = ("bottom-right", "top-left")
-            own, other = sides if problem.top_left else sides[::-1]
+            own = "bottom-right, of a problem aligned top-left," if problem.top_left else "top-left"
             for n, m in ((seq.seqlen_q, seq.seqlen_k) for seq in problem.sequences()):
                 if n != m:
-                    return f"its causal mask is aligned {own}, this one {other} with {n} queries and {m} keys"
+                    return f"a causal mask aligned {own} needs as many queries as keys, got {n} and {m}"
         return None
 
 
