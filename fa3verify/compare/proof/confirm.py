@@ -57,7 +57,7 @@ def confirm(
 
 
 def can_run(planner: Planner, batch: Batch) -> bool:
-    """Tell whether a batch can be run: always by a twin, which computes one head, else if its arrays are not too large."""
+    """Tell whether a batch can be run: always by a twin, which computes one head, else if arrays are not too large."""
     queries, keys = map(sum, zip(*batch.lengths, strict=True))
     most = max(planner.sizes["nheads"] * queries, planner.sizes["nheads_kv"] * keys) * planner.sizes["head_dim"]
     return is_twin(planner.kernel.name) or most <= MOST_DRAWN

@@ -62,10 +62,10 @@ def lines(answer: AxisAnswer, own: Lengths) -> Iterator[str]:
 
 def _class(name: str, each: CallClass, count: int) -> tuple[str, str, str, str]:
     """Return a row of the table of ``count`` classes: name, bits, the calls of the class, results of runs."""
-    told = {what: _ranges(each.ranges[what], each.is_exact) for what in each.ranges if set(each.ranges[what]) != {ANY}}
-    where = ", ".join(f"{what} {text}" for what, text in told.items()) or "every call"
+    texts = {what: _ranges(each.ranges[what], each.is_exact) for what in each.ranges if set(each.ranges[what]) != {ANY}}
+    where = ", ".join(f"{what} {text}" for what, text in texts.items()) or "every call"
     if count > 1 and not each.is_exact:
-        where = f"some with {where}" if told else "some calls"
+        where = f"some with {where}" if texts else "some calls"
     results = ", ".join(dict.fromkeys(map(_result, each.confirmed)))
     return name, " or ".join(each.bits), where, results if each.batch else "no such call was found"
 
