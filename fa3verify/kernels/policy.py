@@ -28,8 +28,8 @@ class Policy:
         Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
         outputs, or to ``out`` alone.
     causal : {"bottom_right", "top_left"}
-        How the causal mask is aligned. A problem of the other alignment is judged only with as many queries as keys,
-        where both masks are the same. Problems that a campaign draws are aligned bottom-right.
+        How the causal mask is aligned. A problem of the other diagonal is judged with as many queries as keys, where
+        both are one; those that a campaign draws are aligned bottom-right.
     """
 
     empty_out: Literal["zero", "undefined"] = "zero"

@@ -144,7 +144,7 @@ _OPTIONS: tuple[dict[str, Setting], ...] = (
 
 
 class Quantize(Operation):
-    """e4m3 codes and descales of q, k and v, with the mean of K and the correction of lse if K is centred."""
+    """e4m3 codes and descales of q, k and v, with what centring K takes from the lse."""
 
     name = "quantize"
     outputs = (
