@@ -1,5 +1,6 @@
-"""What kernels do by design where no arithmetic says what is right: rows without a key, special
-values, alignment.
+"""Declarations of what kernels do by design where no arithmetic says what is right.
+
+These are rows without a key, NaN and infinities in the operands, and the alignment of the causal mask.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fa3_reference.problem import AttentionProblem
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Holds what a kernel declares of such cases; what is undefined is not judged.
+    """Holds what a kernel declares for such cases; outputs that are "undefined" are not judged.
 
     Parameters
     ----------
@@ -38,15 +39,13 @@ class Policy:
 
     @property
     def free(self) -> frozenset[str]:
-        """Names of the outputs that rows without a key need not have from the formula, 0 and -inf."""
+        """Return the names of outputs whose rows without a key are not held against the formula's 0 and -inf."""
         named = {"out": self.empty_out != "zero", "lse": self.empty_lse != "-inf"}
         return frozenset(name for name, is_free in named.items() if is_free)
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Return what it declares other than the default, in words: what a report must say was not judged, or judged
-        so.
-        """
+        """Return in words what it declares other than the default, so that a report can say what was not judged."""
         named = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
         return tuple(f"{name} {value}" for name, value, default in named if value != default)
 
@@ -75,7 +74,7 @@ DEFAULT = Policy()
 
 
 def empty_rows(problem: AttentionProblem) -> np.ndarray:
-    """Rows that see no key, bool in the layout of lse."""
+    """Return which rows see no key, bool in the layout of lse."""
     empty = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
@@ -96,7 +95,7 @@ def rows_like(x: np.ndarray, problem: AttentionProblem, rows: np.ndarray) -> np.
 def freed(
     policy: Policy, problem: AttentionProblem, arrays: Mapping[str, np.ndarray], value: float
 ) -> Mapping[str, np.ndarray]:
-    """Return arrays by name of output with ``value`` in the rows without a key that the policy leaves free."""
+    """Return outputs by name, with ``value`` in the rows without a key of those that :attr:`Policy.free` names."""
     if not policy.free & arrays.keys():
         return arrays
     empty = empty_rows(problem)
