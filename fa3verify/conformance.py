@@ -1,8 +1,8 @@
 """A kernel's campaign as pytest items: one for each property and for each family of inputs.
 
-An item runs what a campaign's task of the same name runs, with the same seed and as many examples, and fails by what
-the campaign calls a finding. Tests run in pytest's own process: a kernel that ends it ends pytest, or with xdist one of
-its workers.
+An item runs the campaign's task of the same name, with the same seed and number of examples, and fails if the campaign
+would report a finding. It runs in pytest's own process: a kernel that ends its process ends pytest, or with xdist one
+of its workers. :mod:`fa3verify.pytest_plugin` decides where the items are collected.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(r
 
 
 def name_of(task: JudgeTask | SearchLaw) -> str:
-    """Name of a task's test, in the form that pytest gives to parametrised ones."""
+    """Return the name of a task's test, in the form that pytest gives to parametrised ones."""
     if isinstance(task, SearchLaw):
         return f"property[{task.law}]"
     return "covering_array" if task.family == COVER else f"family[{task.family}]"  # a kernel has one covering array
 
 
 class Broken(Exception):
-    """A task found something; its text is what the failing test shows."""
+    """A task has findings; its text is shown as the failure of the test."""
 
 
 class Conformance(pytest.File):
-    """A conftest that names kernels, or stands where the command line does."""
+    """A conftest as a collector: the kernels whose tests belong to it."""
 
     def __init__(self, kernels: Sequence[str], **rest: Any) -> None:
         super().__init__(**rest)
@@ -69,10 +69,13 @@ class KernelCollector(pytest.Collector):
         return items
 
     def _mark(self, kind: str, items: Sequence[Judged]) -> None:
-        """Mark the tests that a file names, and warn of a line that names none: it hides nothing and reads as if."""
-        given = self.config.getoption(f"--fa3-{kind}")
-        path = given or self.path.with_name(f"fa3_{kind}.txt")
-        if not path.exists() and not given:
+        """Mark the tests that a file names as skipped or expected to fail; warn of a line that names no test.
+
+        The file is the option's, or fa3_skips.txt or fa3_xfails.txt beside the conftest, which need not exist.
+        """
+        option = self.config.getoption(f"--fa3-{kind}")
+        path = option or self.path.with_name(f"fa3_{kind}.txt")
+        if not path.exists() and not option:
             return
         for number, (pattern, reason) in _lines(path, self.CollectError):
             named = [item for item in items if pattern.fullmatch(item.name) or pattern.fullmatch(item.title)]
@@ -83,7 +86,7 @@ class KernelCollector(pytest.Collector):
 
 
 def _lines(path: Path, error: type[Exception]) -> Iterator[tuple[int, tuple[re.Pattern[str], str]]]:
-    """Yield number, pattern and reason of every line of a file; a line without a reason is an error."""
+    """Yield number, pattern and reason of every line of a file; raise ``error`` for a line without a reason."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as failed:
@@ -105,7 +108,7 @@ class Judged(pytest.Item):
 
     @property
     def title(self) -> str:
-        """Its name with its kernel's."""
+        """Return its name behind that of its kernel."""
         return f"{self.introduction.name}::{self.name}"
 
     def reportinfo(self) -> tuple[Path, int, str]:
@@ -122,7 +125,7 @@ class Judged(pytest.Item):
             pytest.skip("nothing was tried that the kernel takes")
 
     def _told(self, found: run.Finding, number: int) -> str:
-        """A finding in words: what, the smallest case, and how to run it again."""
+        """Return a finding in words: what, the smallest case, and how to run it again; its replay file is written."""
         path = None
         if found.content:
             name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{self.title}-{number}") + ".json"
@@ -133,7 +136,7 @@ class Judged(pytest.Item):
         return "\n  ".join([f"{found.kernel} {found.what.told}: {found.message}", *facts])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The words of a finding; anything else is an error of ours, with its traceback."""
+        """Return the words of a finding; any other exception is our own error, and has its traceback."""
         return str(excinfo.value) if isinstance(excinfo.value, Broken) else super().repr_failure(excinfo, style)
 
 

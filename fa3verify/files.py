@@ -1,7 +1,8 @@
-"""Files of text: written whole or not at all, read packed by xz or plain, as strict JSON, csv or Markdown.
+"""Text files: written whole or not at all, read plain or packed by xz; and values as strict JSON, csv or Markdown.
 
-A file is written to a temporary neighbour, flushed, and renamed into place. What is kept for long may be packed: a path
-names the file beside it with the ending .xz, too, wherever it is read.
+A file is written to a temporary neighbour, flushed, and renamed into place. Files that are kept for long may be packed:
+where there is no file at a path, the one beside it with the ending .xz is read. Records are turned into JSON values by
+:mod:`fa3verify.records`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ Json = dict[str, Any]  # an object whose keys a schema of its own names: a case,
 
 
 def of_schema(values: object, schema: str, what: str) -> Json:
-    """Return decoded JSON that must be an object of a schema; ValueError, which begins with ``what``, unless it is."""
+    """Return decoded JSON if it is an object whose key "schema" is ``schema``.
+
+    Otherwise a ValueError says what was expected; its message begins with ``what``.
+    """
     if isinstance(values, dict) and values.get("schema") == schema:
         return values
-    found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-    raise ValueError(f"{what}: expected schema {schema!r}, got {found!r}")
+    got = values.get("schema") if isinstance(values, dict) else type(values).__name__
+    raise ValueError(f"{what}: expected schema {schema!r}, got {got!r}")
 
 
 @contextlib.contextmanager
@@ -47,7 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.umask(mask := os.umask(0))
+        os.umask(mask := os.umask(0))  # the mask can only be read by setting another one
         temporary.chmod(0o666 & ~mask)  # mkstemp is private, a report is not
         temporary.replace(path)
     finally:
@@ -118,7 +122,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def why_unwritable(path: Path) -> str | None:
-    """Return why :func:`write_output` could not write there, None if it can; leaves nothing behind."""
+    """Return why :func:`write_output` could not write to a path, None if it can; no file is left behind."""
     try:
         if _is_stream(path):
             return None if os.access(path, os.W_OK) else "permission denied"
@@ -205,7 +209,7 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return what a cell of csv says of a value: six digits of a number that is no integer, nothing for None."""
+    """Return a value as a cell of csv: six digits of a float, an empty text for None, all else as it is."""
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 

@@ -1,6 +1,7 @@
-"""Schedules of every kernel that ships and of FlashAttention-3's, by name, and the hazards of one for any problem.
+"""The schedules of all kernels that ship and of FlashAttention-3, by name, and a check of each for hazards.
 
-Kernels whose programs differ in sizes alone have one proof (:func:`fa3_simulator.unbounded.shape`).
+The check holds for problems of any length; the proof itself stands in :mod:`fa3_simulator.unbounded`. Kernels whose
+programs differ in sizes alone share one proof (:func:`fa3_simulator.unbounded.shape`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PEER = "flash3"
 
 
 class Checked(NamedTuple):
-    """Holds what was found of one shape of schedule, and the kernels that have it."""
+    """Holds the proof of one shape of schedule, the program that stands for it, and the kernels that have it."""
 
     kernels: tuple[str, ...]
     program: str
@@ -47,17 +48,17 @@ def named() -> dict[str, AnyConfig]:
     >>> "fp16_d128_dense" in named()
     True
     """
-    found = {x.name: _of_launch(x) for x in shipped() if x.function in ("forward", "backward")}
+    schedules = {x.name: _of_launch(x) for x in shipped() if x.function in ("forward", "backward")}
     dtypes: tuple[Dtype, ...] = ("fp16", "e4m3")
     for dtype, d, causal in product(dtypes, KERNEL_HEAD_DIMS, (False, True)):
         choice = FAMILIES[PEER].shipped(AttentionProblem(1, 1, 1, 1024, 1024, d, dtype=dtype, causal=causal))
         assert choice is not None
         name = f"{PEER}_{dtype}_d{d}" + "_causal" * causal
-        found[name] = Config(dtype, d, **choice._asdict(), family=PEER, promotion_interval=0)
-    for d in (64, 96, 128, 192, 256):
+        schedules[name] = Config(dtype, d, **choice._asdict(), family=PEER, promotion_interval=0)
+    for d in (64, 96, 128, 192, 256):  # the head dims of FlashAttention-3's backward
         problem = AttentionProblem(1, 1, 1, 1024, 1024, d)
-        found[f"{PEER}_backward_d{d}"] = shipped_schedule(problem, PEER)
-    return found
+        schedules[f"{PEER}_backward_d{d}"] = shipped_schedule(problem, PEER)
+    return schedules
 
 
 def _of_launch(launch: Launch) -> AnyConfig:
@@ -67,7 +68,7 @@ def _of_launch(launch: Launch) -> AnyConfig:
 
 
 def check(kernels: Mapping[str, AnyConfig], machine: Machine) -> Iterator[Checked]:
-    """Return what is found of every shape among the kernels, in their order, as soon as it is."""
+    """Yield the proof of every shape among the kernels, in their order, with misfits of the machine added."""
     shapes: dict[tuple, list[str]] = {}
     for name, config in kernels.items():
         shape = unbounded.shape(partial(program_of, config), is_persistent=is_persistent(config))
@@ -76,5 +77,5 @@ def check(kernels: Mapping[str, AnyConfig], machine: Machine) -> Iterator[Checke
         config = kernels[names[0]]
         proof = unbounded.prove(partial(program_of, config), is_persistent=is_persistent(config))
         programs = [program_of(kernels[name], [TileBlocks(2)]) for name in names]
-        found = dict.fromkeys(x for program in programs for x in footprint(program, machine))
-        yield Checked(tuple(names), programs[0].name, proof._replace(findings=[*proof.findings, *found]))
+        misfits = dict.fromkeys(x for program in programs for x in footprint(program, machine))  # each once, in order
+        yield Checked(tuple(names), programs[0].name, proof._replace(findings=[*proof.findings, *misfits]))

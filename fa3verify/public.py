@@ -1,4 +1,7 @@
-"""The verbs of the command line as functions, and what declares a kernel: ``import fa3verify`` has them all."""
+"""The verbs of the command line as functions, and the decorator that declares a kernel.
+
+Users reach them as names of ``fa3verify``. The verbs' own code stands in :mod:`fa3verify.commands`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     Parameters
     ----------
     *refused : nothing
-        It takes keywords alone: a kernel is looked up by :func:`fa3verify.find_kernel`.
+        Anything here is an error: who writes ``kernel("twin.fp16")`` wants :func:`fa3verify.find_kernel`.
     **facts : KernelFacts
         As :func:`fa3verify.kernels.functions.array_kernel` takes them, which says what the function is
         called with.
@@ -167,7 +170,7 @@ def verify(
     seed : int
         Seed of every draw; one seed gives the same cases on every machine.
     baseline : str or Path, optional
-        Compare with this one, not with the shipped one.
+        File of a baseline to compare with instead of the shipped one.
     activations : str or Path, optional
         Folder of npz files of q, k and v of a model of one's own, or one of them, to judge the kernels on as well.
     workers : int

@@ -1,6 +1,6 @@
-"""The plugin for pytest: the properties and families of a campaign as tests of somebody else's repository.
+"""The plugin for pytest: the properties and families of a campaign as tests in a user's own repository.
 
-It does nothing, and imports nothing of weight, unless a kernel is named: by ``--fa3-kernel``, or in a conftest by
+It does nothing, and imports nothing large, unless a kernel is named: by ``--fa3-kernel``, or in a conftest by
 
     fa3_kernels = ["mykernel:attention"]
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fa3verify.kernels.record import Kernel
     from fa3verify.operations import Outputs
 
-LINE = "fa3_kernels"  # of a conftest: names of kernels, none where they come from the command line
+LINE = "fa3_kernels"  # the variable of a conftest that names kernels; empty if only the command line names them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, all of whose names begin alike."""
+    """Add the options, whose names all begin with --fa3."""
     group = parser.getgroup("fa3verify", "attention kernels judged by fa3verify")
     add = group.addoption
     add("--fa3-kernel", action="append", default=[], metavar="NAME", help="judge this kernel, module:function")
@@ -36,21 +36,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def kernels_at(config: pytest.Config, path: Path) -> list[str]:
-    """Return the kernels to judge at a path: of the command line, else of the conftests of its folder and above."""
-    if given := config.getoption("--fa3-kernel"):
-        return list(dict.fromkeys(given))
+    """Return the kernels to judge at a path: of the command line, else of the conftests of its folder and above it."""
+    if option := config.getoption("--fa3-kernel"):
+        return list(dict.fromkeys(option))
     named = (kernels for conftest, kernels in _lines(config) if path.is_relative_to(conftest.parent))
     return list(dict.fromkeys(name for kernels in named for name in kernels))
 
 
 def _lines(config: pytest.Config) -> list[tuple[Path, list[str]]]:
-    """Return every loaded conftest that has the line, with what it names."""
+    """Return every loaded conftest that has the variable, with the kernels that it names."""
     plugins = [plugin for plugin in config.pluginmanager.get_plugins() if hasattr(plugin, LINE)]
     return [(Path(plugin.__file__), list(getattr(plugin, LINE))) for plugin in plugins]
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect the kernels' tests at a conftest that has the line."""
+    """Collect the kernels' tests at a conftest that has the variable; None for any other file."""
     if file_path.name != "conftest.py" or file_path not in (path for path, _ in _lines(parent.config)):
         return None
     if not (kernels := kernels_at(parent.config, file_path)):
@@ -61,7 +61,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that wants a kernel with every kernel."""
+    """Run a test that uses ``fa3_kernel`` once with every kernel; it is skipped if none is named."""
     if "fa3_kernel" in metafunc.fixturenames:
         absent = pytest.param(None, marks=pytest.mark.skip(reason="no kernel is named: --fa3-kernel NAME"), id="none")
         kernels = kernels_at(metafunc.config, metafunc.definition.path) or [absent]

@@ -1,11 +1,11 @@
 """Records as JSON values, and back.
 
-A record is a dataclass; :func:`plain` writes its fields as the keys of an object, and :func:`read` takes them back and
-refuses what is missing, unknown or of another type. A field may only be missing if it has ``metadata``, which are
-arguments of :func:`cattrs.gen.override`: ``OLDER`` for one that files of older versions lack, ``OMITTED`` for one that
-is not written where it has its default, ``NOT_WRITTEN``; or ``FLAT`` for an object or a record whose items stand among
-the keys of its record. ``PRIVATE`` is what only the processes of a campaign tell each other: no published file has it.
-A record that writes its own JSON has the methods ``to_json`` and ``from_json``.
+A record is a dataclass. :func:`plain` writes its fields as the keys of a JSON object; :func:`read` builds the record
+again and refuses keys that are missing, unknown or of another type. The files themselves are written and parsed by
+:mod:`fa3verify.files`.
+
+A field that may be missing says so by its ``metadata``, which is one of the constants below. A record that writes its
+own JSON has the methods ``to_json`` and ``from_json``, and its fields are not looked at.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from fa3verify.files import Json
 
-OLDER = {"omit_if_default": False}
-OMITTED = {"omit_if_default": True}
-NOT_WRITTEN = {"omit": True}
-PRIVATE = {"omit": True, "rename": None}  # for cattrs the same as the line before
-FLAT = {"flat": True}
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as strict JSON has them
-_unseen: set[str] = set()  # fields whose records are ``FLAT``: no file has their names
+# Metadata of a field: arguments of cattrs.gen.override, but for FLAT, which only this module knows.
+OLDER = {"omit_if_default": False}  # files of older versions lack it; cattrs writes it always, as without metadata
+OMITTED = {"omit_if_default": True}  # it is not written where it has its default
+NOT_WRITTEN = {"omit": True}  # no file has it
+PRIVATE = {"omit": True, "rename": None}  # only processes of a campaign send it; the rename tells it from NOT_WRITTEN
+FLAT = {"flat": True}  # an object or a record whose items stand among the keys of its record
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # texts that fa3verify.files.plain writes for such numbers
+_unseen: set[str] = set()  # names of FLAT fields that hold a record: cattrs names them in a place, but no file has them
 Record = TypeVar("Record")
 
 
 class DamagedError(ValueError):
-    """Values that are no record; ``lines`` say of each what is wrong and where, and its message is the first."""
+    """JSON values cannot be read as a record: ``lines`` has a line for each fault, what is wrong and where.
+
+    The message of the exception is the first line.
+    """
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(lines[0])
@@ -40,30 +44,34 @@ class DamagedError(ValueError):
 
 
 def plain(record: object, *, private: bool = False) -> Any:
-    """Return a record, or records in lists and objects, as JSON values; numbers that are not finite stay numbers."""
+    """Return a record, or records in lists and objects, as JSON values; numbers that are not finite stay numbers.
+
+    ``private`` says whether fields that are ``PRIVATE`` are written.
+    """
     return _converter(private, private).unstructure(record)
 
 
 def read(kind: type[Record], value: object, where: str, *, private: bool = False, whole: bool = False) -> Record:
-    """Return a record of JSON values.
+    """Build a record from JSON values.
 
     Parameters
     ----------
     kind : type
-        A dataclass, or a list or an object of them.
+        The dataclass to build, or a type such as ``list[Find]`` or ``dict[str, Find]``.
     value : object
-        What :func:`json.loads` gave for it; numbers that are not finite may be texts.
+        What :func:`json.loads` returned; numbers that are not finite may be the texts NaN, Infinity and -Infinity.
     where : str
-        Its place, for messages.
+        What the values are called in messages, such as the name of their file.
     private : bool
-        Whether they have what is ``PRIVATE``; they are whole then.
+        Whether the values must have the fields that are ``PRIVATE``, and those that are ``OLDER`` too.
     whole : bool
-        Whether it must have what older versions did not write.
+        Whether the values must have the fields that are ``OLDER``.
 
     Raises
     ------
     DamagedError
-        With the place, unless every field is there and of its type, and no other.
+        If a field is missing or of another type, if a key is unknown, or if a ``from_json`` or a ``__post_init__``
+        raises ValueError, TypeError, KeyError or AttributeError. What else these raise passes through.
     """
     try:
         return _converter(private, whole or private).structure(value, kind)
@@ -75,7 +83,7 @@ def read(kind: type[Record], value: object, where: str, *, private: bool = False
 
 
 def _told(error: BaseException, _: type | None) -> str:
-    """Return in words what is wrong with one value."""
+    """Return in words what is wrong with one value, for :func:`cattrs.transform_error`, which adds the place."""
     if isinstance(error, ForbiddenExtraKeysError):
         return f"unknown key {', '.join(map(repr, sorted(error.extra_fields)))}"
     return str(error)
@@ -83,23 +91,25 @@ def _told(error: BaseException, _: type | None) -> str:
 
 @cache
 def _converter(private: bool, whole: bool) -> Converter:
-    made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={frozenset: sorted})
+    """Return the cattrs converter for both ways; of its hooks the one that was registered last is asked first."""
+    converter = Converter(forbid_extra_keys=True, unstruct_collection_overrides={frozenset: sorted})
     for kind in (int, str, bool, float):
-        made.register_structure_hook(kind, _scalar)
-    made.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
-    made.register_structure_hook_factory(_is_sequence, lambda kind: _sequence(kind, made))
-    made.register_structure_hook_func(_writes_itself, lambda value, kind: kind.from_json(value))
-    made.register_unstructure_hook_func(_writes_itself, lambda record: record.to_json())
-    made.register_structure_hook_factory(_has_fields, lambda kind: _reader(kind, made, private, whole))
-    made.register_unstructure_hook_factory(_has_fields, lambda kind: _writer(kind, made, private))
-    return made
+        converter.register_structure_hook(kind, _scalar)
+    converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
+    converter.register_structure_hook_factory(_is_sequence, lambda kind: _sequence(kind, converter))
+    converter.register_structure_hook_func(_writes_itself, lambda value, kind: kind.from_json(value))
+    converter.register_unstructure_hook_func(_writes_itself, lambda record: record.to_json())
+    converter.register_structure_hook_factory(_has_fields, lambda kind: _reader(kind, converter, private, whole))
+    converter.register_unstructure_hook_factory(_has_fields, lambda kind: _writer(kind, converter, private))
+    return converter
 
 
-def _reader(kind: Any, made: Converter, private: bool, whole: bool) -> Callable[[Any, Any], Any]:
-    hook = make_dict_structure_fn(kind, made, **_overrides(kind, private))
+def _reader(kind: Any, converter: Converter, private: bool, whole: bool) -> Callable[[Any, Any], Any]:
+    """Return the function that builds a record of one dataclass from an object."""
+    hook = make_dict_structure_fn(kind, converter, **_overrides(kind, private))
     flat = _flat(kind)
     names = [field.name for field in fields(kind) if private or field.metadata != PRIVATE]
-    needed = ({}, OLDER, PRIVATE)[: 1 + whole + private]
+    needed = ({}, OLDER, PRIVATE)[: 1 + whole + private]  # private is never set without whole
     required = [field.name for field in fields(kind) if field.metadata in needed]
 
     def read(value: Any, _: Any) -> Any:
@@ -108,6 +118,7 @@ def _reader(kind: Any, made: Converter, private: bool, whole: bool) -> Callable[
         if missing := [name for name in required if name not in value]:
             raise ValueError(f"{missing[0]!r} is missing")
         if flat:
+            # The hook wants the flat items under the name of their field.
             others = {key: item for key, item in value.items() if key not in names}
             value = {name: value[name] for name in names if name in value} | {flat: others}
         return hook(value, kind)
@@ -115,8 +126,9 @@ def _reader(kind: Any, made: Converter, private: bool, whole: bool) -> Callable[
     return read
 
 
-def _writer(kind: Any, made: Converter, private: bool) -> Callable[[Any], Json]:
-    hook = make_dict_unstructure_fn(kind, made, **_overrides(kind, private))
+def _writer(kind: Any, converter: Converter, private: bool) -> Callable[[Any], Json]:
+    """Return the function that writes a record of one dataclass as an object."""
+    hook = make_dict_unstructure_fn(kind, converter, **_overrides(kind, private))
     flat = _flat(kind)
     if flat is None:
         return hook
@@ -129,7 +141,7 @@ def _writer(kind: Any, made: Converter, private: bool) -> Callable[[Any], Json]:
 
 
 def _flat(kind: Any) -> str | None:
-    """Return the field whose items stand among the keys of its record."""
+    """Return the name of a dataclass's ``FLAT`` field, None where it has none."""
     flat = next((field for field in fields(kind) if field.metadata == FLAT), None)
     if flat and is_dataclass(get_type_hints(kind)[flat.name]):
         _unseen.add(flat.name)
@@ -137,7 +149,7 @@ def _flat(kind: Any) -> str | None:
 
 
 def _scalar(value: Any, kind: type) -> Any:
-    """A number, a text or a truth value as it is; ValueError unless it is of its kind."""
+    """Return a number, a text or a truth value as it is; ValueError unless it is of its kind. An integer is a float."""
     if kind is float and value in _NOT_FINITE:
         return float(value)
     legal = (int, float) if kind is float else kind
@@ -150,9 +162,9 @@ def _is_sequence(kind: Any) -> bool:
     return get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is ...)
 
 
-def _sequence(kind: Any, made: Converter) -> Callable[[Any, Any], Any]:
-    """Return what reads a list or a tuple of any length: a text is none."""
-    hook = list_structure_factory(list[get_args(kind)[0]], made)
+def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    """Return the function that reads a list or a tuple of any length; it refuses a text, whose items are texts too."""
+    hook = list_structure_factory(list[get_args(kind)[0]], converter)
 
     def listed(value: Any, _: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -171,5 +183,6 @@ def _has_fields(kind: Any) -> bool:
 
 
 def _overrides(kind: Any, private: bool) -> Any:
+    """Return what cattrs is told of the fields of a dataclass."""
     known = ({}, FLAT, PRIVATE) if private else ({}, FLAT)
     return {field.name: override(**field.metadata) for field in fields(kind) if field.metadata not in known}

@@ -1,4 +1,4 @@
-"""Text of other people's kernels, made harmless: one line of printable characters, whatever they raise or are called.
+"""Texts that come from other people's kernels, such as messages and names, made harmless: one printable line each.
 
 Reports, JUnit, JSON and terminals then need no rules of their own for NUL, lone surrogates or terminal escapes.
 """
@@ -20,10 +20,10 @@ _OURS = os.path.dirname(__file__) + os.sep
 
 
 def one_line(text: object, most: int = MOST) -> str:
-    r"""Return a text on one line, what is not printable as its escape, and a long one without its middle.
+    r"""Return a text on one line, with escapes for unprintable characters, and without the middle of a long one.
 
-    A text that cannot be made, because ``__str__`` raises, is named by its type. None has more than
-    :data:`MOST_BYTES`, or ``most`` where that is more.
+    An object whose ``__str__`` raises is named by its type. More than ``most`` characters lose their middle; the result
+    is cut to :data:`MOST_BYTES`, or to ``most`` bytes where that is more.
 
     >>> one_line("a\n  b\x00\x1b[2J\ud800")
     'a b\\x00\\x1b[2J\\ud800'
@@ -42,7 +42,7 @@ def _printable(text: str) -> str:
 
 
 def _cut(text: str, most_bytes: int) -> str:
-    """The beginning of a text, which says how long it was."""
+    """Return the beginning of a text that is too long, with a note of its length; a shorter text as it is."""
     raw = text.encode()
     if len(raw) <= most_bytes:
         return text
@@ -82,19 +82,20 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return that of an exception."""
+        """Return the failure that an exception stands for."""
         return cls(of_error(error), one_line(type(error).__name__), of_traceback(error))
 
     @property
     def cause(self) -> str:
-        """Return the message with every number as #: what has one cause differs in addresses and sizes."""
+        """Return the message with # for every number: messages of one cause differ in addresses and sizes only."""
         return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?", "#", self.message)
 
 
 def install_hint(*packages: str) -> str:
     """Return the command that installs other people's packages, in the versions that an extra of fa3verify asks for.
 
-    The extra itself is not named: no index has fa3verify, and pip would run whatever took the name there.
+    The extra itself is not named: no package index has fa3verify, and pip would install whatever took the name there.
+    A package that fa3verify does not list is named without a version.
 
     >>> install_hint("torch")
     "pip install 'torch>=2.9'"
@@ -140,7 +141,7 @@ def _without_middle(text: str, most: int) -> str:
 
 
 def _last_frame(first: TracebackType) -> str:
-    """The last frame of what nobody installed, in one line; the last of all where there is none."""
+    """Return the last frame of code that is not installed, in one line; the last frame of all where there is none."""
     frames = traceback.extract_tb(first)
     own = [frame for frame in frames if not _is_installed(frame.filename)]
     last = (own or frames)[-1]

@@ -1,10 +1,11 @@
-"""Bits and accuracy of what was timed: whole row tiles of the timed output, against the twin and against float64.
+"""Checks of the outputs of timed kernels: some row tiles are compared with the twin and with float64.
 
-The last rows of a sequence, with all its keys, are an attention problem of their own whose row tile lies as it does in
-the whole: the twin computes it in under a second where the whole shape would take minutes.
+The last rows of a sequence, with all its keys, are an attention problem of their own with the same row tile as in the
+whole problem. The twin computes it in under a second, where the whole would take minutes.
 
-Of gradients, dQ of the last rows with all keys is whole, and so are dK and dV of the last keys with all rows, or under
-a mask with the rows that see them. Both are judged by the error bound of any order.
+For gradients, dQ of the last rows needs all keys, and dK and dV of the last keys need all rows, or under a mask the
+rows that see them. Both are compared with float64 within the error bound of any order. :mod:`fa3verify.bench.run`
+calls the checks.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from fa3verify.tensors.convert import to_numpy
 from fa3verify.timed.cells import Cell
 from fa3verify.timed.results import SampleFigures
 
-MAX_ROWS = 128
-EDGE = 64  # rows or keys of a cut of gradients
-EDGE_ROWS = 8  # the bound of a row takes ten times as long as its truth
-SCALING = 2.0**-22  # relative error of a result that is multiplied by its scale in binary32, and of that scale
+MAX_ROWS = 128  # that are compared where the row tile is not known
+EDGE = 64  # rows, or keys, whose gradients are compared
+EDGE_ROWS = 8  # rows whose bound is computed: it takes ten times as long as their truth
+SCALING = 2.0**-22  # relative error of a scale in binary32, and of a product with it
 
 
 class Sample(NamedTuple):
-    """Some rows of one sequence and one group of heads, with the keys that the last of them may see, and what was
-    returned for them."""
+    """Some rows of one sequence and one group of heads, with the keys that the last of them may see, and the outputs.
+
+    ``lse`` is None if the kernel returned none.
+    """
 
     problem: AttentionProblem
     operands: Operands
@@ -50,22 +53,26 @@ class Sample(NamedTuple):
 
     @property
     def truth(self) -> np.ndarray:
-        """Float64 attention of the dequantised operands."""
+        """Return float64 attention of the dequantised operands."""
         return attention(self.problem, *self.operands.dequantized(self.problem)).out
 
 
 class Gathered(NamedTuple):
-    """Holds what is to be judged, on the host: whole row tiles, and a few rows whose errors are bounded."""
+    """Holds what is checked of one output, copied to the host.
+
+    ``tiles`` are row tiles that are compared with float64, and with the twin if ``config`` says how it is launched;
+    ``edges`` are rows whose error must be within the bound of ``model``. ``scale`` multiplies the output.
+    """
 
     tiles: tuple[Sample, ...]
     edges: tuple[Sample, ...]
-    scale: float  # of the output
+    scale: float
     config: Config | None
     model: KernelModel | None
 
 
 def last_rows(cell: Cell, config: Config | None) -> int:
-    """Return how many rows the last row tile of a sequence has; at most :data:`MAX_ROWS` where no tiling is known.
+    """Return how many rows the last row tile of a sequence has; without a configuration :data:`MAX_ROWS` at most.
 
     >>> from fa3_kernels.plan.config import default_config
     >>> cell = Cell("paper", "fp16", 32, 500, 500, 16, 16, 128, False)
@@ -79,7 +86,7 @@ def last_rows(cell: Cell, config: Config | None) -> int:
 
 
 def sample(cell: Cell, given: Given, output: LaunchOutput, rows: slice, batch: int, head_kv: int) -> Sample:
-    """Cut some rows of one sequence and kv head out of the operands and out of what was returned."""
+    """Cut some rows of one sequence and kv head out of operands and output, and copy them to the host."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(head_kv * group, (head_kv + 1) * group)
     keys = max(0, cell.seqlen_k - (cell.seqlen_q - rows.stop if cell.causal else 0))
@@ -89,14 +96,16 @@ def sample(cell: Cell, given: Given, output: LaunchOutput, rows: slice, batch: i
     sizes = {"nheads": group, "nheads_kv": 1, "seqlen_q": rows.stop - rows.start, "seqlen_k": keys}
     descales = [
         None if x is None else Descale(np.full((1, n, 1), float(x[batch, head_kv]), np.float32))
-        for n, x in zip((group, 1, 1), given[3:6])
+        for n, x in zip((group, 1, 1), (given.q_descale, given.k_descale, given.v_descale))
     ]
     return Sample(replace(cell.problem, batch=1, **sizes), Operands(q, k, v, *descales), out, lse)
 
 
 def edges(cell: Cell, given: Given, output: LaunchOutput) -> Iterator[Sample]:
-    """Rows of the last sequence and head whose errors are bounded, where a wrong mask shows: the first ones, and under
-    a mask the last, which then see most keys."""
+    """Yield the rows of the last sequence and head in which a wrong mask shows.
+
+    These are the first rows, and under a mask the last ones, which then see most keys.
+    """
     rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
     if cell.causal and cell.seqlen_q > EDGE_ROWS:
         rows.append(slice(cell.seqlen_q - EDGE_ROWS, cell.seqlen_q))
@@ -107,16 +116,16 @@ def edges(cell: Cell, given: Given, output: LaunchOutput) -> Iterator[Sample]:
 def gather(
     cell: Cell, given: Given, output: LaunchOutput, config: Config | None, model: KernelModel | None = None
 ) -> Gathered:
-    """Copy what is judged of an output from the GPU: the first and the last (sequence, head).
+    """Copy the parts of an output that are checked from the GPU: of the first and of the last (sequence, head).
 
     Parameters
     ----------
     given : Given
-        What ``output`` was computed from.
+        The operands of ``output``.
     config : Config, optional
-        Ours: then O and LSE must have the bits of the twin.
+        For our kernels: O and LSE must have the bits of the twin in this configuration.
     model : KernelModel, optional
-        Of others: the order of operations within whose error bound the output must be.
+        For peers: the order of operations whose error bound the output must keep.
     """
     rows = slice(cell.seqlen_q - last_rows(cell, config), cell.seqlen_q)
     places = sorted({(0, 0), (cell.batch - 1, cell.nheads_kv - 1)})
@@ -125,7 +134,7 @@ def gather(
 
 
 def judge(work: Gathered) -> SampleFigures:
-    """Compare what was returned with the twin, with float64 and with its error bound."""
+    """Compare an output with the twin, with float64 and with its error bound, as far as :class:`Gathered` has them."""
     outputs = differing = 0
     square = norm = product = 0.0
     for part in work.tiles:
@@ -144,16 +153,16 @@ def judge(work: Gathered) -> SampleFigures:
 
 
 def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
-    """Largest error of a sample over the bound of an order of operations; infinite where an output is NaN.
+    """Return the largest error of a sample over the bound of an order of operations; infinite if an output is NaN.
 
-    The bound is that before the last rounding, to which the rounding to the output's own format is added, at its own
-    scale: of e4m3 outputs it is most of the error.
+    The bound is that before the last rounding. The rounding to the output's own format, at the output's scale, is added
+    to it; in e4m3 outputs it is most of the error.
     """
     out = part.out
     truth = part.truth
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
     fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
-    reached = (bound + np.abs(truth) * SCALING) / scale  # of the number that is rounded
+    reached = (bound + np.abs(truth) * SCALING) / scale  # error bound of the number that is rounded
     rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
     bound = (reached + rounding) * scale
     return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
@@ -173,7 +182,7 @@ def _bits_differing(part: Sample, config: Config) -> int:
 
 
 def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[AttentionProblem, BackwardOperands]:
-    """Rows and keys of the last sequence and kv head."""
+    """Return the backward problem of some rows and keys of the last sequence and kv head, on the host."""
     group = cell.nheads // cell.nheads_kv
     heads = slice(cell.nheads - group, cell.nheads)
     of_rows = [to_numpy(y[-1:, rows, heads]) for y in (x.q, x.dout, x.out)]
@@ -187,27 +196,27 @@ def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[Attent
 
 @lru_cache(maxsize=1)  # all kernels of a cell are judged on the same tensors, which are hashed by identity
 def _true_gradients(cell: Cell, x: GivenBackward) -> dict[str, tuple[slice, slice, np.ndarray, np.ndarray]]:
-    """Return dQ of the last rows and dK and dV of the last keys of the last head: where each lies in the whole one's
-    rows and heads, its truth in float64 and its error bound.
+    """Return for dQ of the last rows, and dK and dV of the last keys, of the last head: rows and heads of the whole
+    gradient in which it lies, its truth in float64, and its error bound.
     """
     group = cell.nheads // cell.nheads_kv
     last_rows, last_keys = (slice(max(0, n - EDGE), n) for n in (cell.seqlen_q, cell.seqlen_k))
     whole = slice(0, None)
     heads = slice(cell.nheads - group, cell.nheads)
     seeing = last_rows if cell.causal else whole
-    found = {}
+    gradients = {}
     for rows, keys, names in ((last_rows, whole, ("dq",)), (seeing, last_keys, ("dk", "dv"))):
         problem, operands = _cut(cell, x, rows, keys)
         q, k, v, dout, out, lse = operands.dequantized(problem)
         truth = attention_bwd(problem, q, k, v, dout, Attention(out, lse))
         bound = backward_bound(problem, operands, BackwardModel.any_order(problem.dtype, accumulator="either"))
         where = (rows, heads) if names == ("dq",) else (keys, slice(-1, None))
-        found |= {name: (*where, getattr(truth, name), getattr(bound, name)) for name in names}
-    return found
+        gradients |= {name: (*where, getattr(truth, name), getattr(bound, name)) for name in names}
+    return gradients
 
 
 def judge_gradients(cell: Cell, x: GivenBackward, found: Sequence[torch.Tensor]) -> SampleFigures:
-    """Compare the gradients of a cut, of dq, dk and dv, with float64."""
+    """Compare parts of dq, dk and dv, in this order, with float64 and their bound; their bits are not compared."""
     returned: dict[str, torch.Tensor] = dict(zip(("dq", "dk", "dv"), found, strict=True))
     outputs = 0
     square = norm = worst = 0.0

@@ -1,4 +1,7 @@
-"""Launches timed on the GPU: by CUDA graphs where possible, between events, with the SMs' counters read around them."""
+"""Launches timed on the GPU, between events, as CUDA graphs where possible; the SMs' counters are read around them.
+
+Both classes are :class:`fa3verify.timed.timing.Timed`, which says in what rounds they are timed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us
 
 
 class GraphTimed:
-    """Launches captured in a CUDA graph and timed by events."""
+    """Launches captured in a CUDA graph and timed by events; RuntimeError for what cannot be captured."""
 
     timed_by = BY_GRAPH
 
@@ -39,12 +42,12 @@ class GraphTimed:
                 self.launch(i)
         graph.replay()
         torch.cuda.synchronize()
-        self._graphs = {launches: graph}  # one at a time: a graph keeps its outputs
+        self._graphs = {launches: graph}  # only the last one, as a graph holds the memory of its outputs
         return graph
 
 
 class EventTimed:
-    """Plain launches between two events, for what cannot be captured; short kernels then show the host's pace."""
+    """Plain launches between two events, for what cannot be captured; of short kernels they time the host."""
 
     timed_by = "events, no graph"
 

@@ -1,5 +1,6 @@
-"""What is timed: our kernels and their peers behind one face, each either ready or missing with its
-reason.
+"""The record of a kernel that bench times, our own kernels with all variants, and the inputs they are timed on.
+
+Peers are made into the same records by :mod:`fa3verify.bench.peers`; :mod:`fa3verify.bench.run` times them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from fa3verify.timed.cells import Cell
 
 MAX_COPIES = 3  # sets of inputs used in turn, so that a launch does not find its operands in the L2 cache
 EVERY = ("fp16", "bf16", "e4m3")
-# Tiles tried beside the shipped ones in grid "schedules", good and bad; 128 x 256 of fp16 spills and its wgmma is
-# serialised.
+# Good and bad tiles that are timed beside the shipped ones in grid "schedules". 128 x 256 of fp16 spills, and ptxas
+# serialises its wgmma.
 TILES: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {
     ("fp16", 64): ((128, 64), (128, 128), (128, 256), (192, 64), (192, 128)),
     ("fp16", 128): ((128, 32), (128, 64), (192, 64)),
@@ -43,25 +44,25 @@ class TimedKernel:
     Parameters
     ----------
     name : str
-        As in every table.
+        Its name in every table.
     about : str
-        What it is and which version.
+        A description, with the version.
     dtypes : tuple of str
     prepare : callable
-        ``prepare(cell, inputs)`` for what :func:`draw` gives returns a function of the number of a launch, which takes
-        the inputs in turn and returns a LaunchOutput, or the gradients of a backward. :class:`Unsupported` for a cell
-        it does not take.
+        ``prepare(cell, inputs)`` takes the inputs of :func:`draw` and returns a function ``launch(i)``. That launches
+        the kernel on the inputs of number i modulo their count, and returns a LaunchOutput, or the gradients of a
+        backward. It raises :class:`Unsupported` for a cell that the kernel does not take.
     configure : callable, optional
-        Our forwards only: ``configure(cell) -> Config``, with which the twin must give the same bits.
+        For our forwards: ``configure(cell) -> Config``, with which the twin must give the same bits.
     options : callable, optional
-        Our forwards only: the launch options for a cell.
+        For our forwards: ``options(cell)`` returns the launch options.
     model : callable, optional
-        Of others: ``model(cell) -> KernelModel``, the order of operations within whose error bound its output must be.
+        For peers: ``model(cell) -> KernelModel``, the order of operations whose error bound its output must keep.
     operation : {"forward", "backward"}
     missing : str, optional
         Why it cannot be loaded here.
     belongs : callable
-        ``belongs(cell) -> bool``: whether it is wanted there.
+        ``belongs(cell) -> bool``: whether the kernel is to be timed in this cell.
     """
 
     name: str
@@ -81,11 +82,11 @@ class TimedKernel:
 
 
 def draw(cell: Cell, copies: int, seed: int) -> list[Any]:
-    """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands by amax / 448 per tensor.
+    """Draw sets of N(0, 1) operands on the GPU, V with the cell's mean; e4m3 operands are scaled to an amax of 448.
 
     Returns
     -------
-    list of Given, or of GivenBackward where the cell is of a backward
+    list of Given, or of GivenBackward if a backward is timed
     """
     generator = torch.Generator("cuda").manual_seed(seed)
     shape_of_factors = (cell.batch, cell.nheads_kv)
@@ -106,9 +107,7 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Any]:
 
 
 def _differentiated(cell: Cell, x: Given, seed: int) -> GivenBackward:
-    """Return what a backward of a set of inputs reads: N(0, 1) gradients of the output, and our forward's out and
-    lse.
-    """
+    """Return the inputs of a backward: N(0, 1) gradients of the output, and out and lse of our own forward."""
     generator = torch.Generator("cuda").manual_seed(seed)
     out, lse = forward(x.q, x.k, x.v, Semantics.of(cell.problem))
     dout = torch.randn(out.shape, device="cuda", dtype=torch.float32, generator=generator).to(out.dtype)
@@ -116,7 +115,7 @@ def _differentiated(cell: Cell, x: Given, seed: int) -> GivenBackward:
 
 
 def our_launch(cell: Cell, inputs: Sequence[Given], choices: Choices) -> Callable[..., tuple]:
-    """Our forward as a function of the number of a launch, which takes the inputs in turn, and of ``stamps``."""
+    """Return ``launch(i)`` of our forward, which takes the inputs in turn, and keywords such as ``stamps``."""
     factors = [NO_DESCALES if x.q_descale is None else Descales(*x[3:6]) for x in inputs]
     semantics = Semantics(cell.causal)
 
@@ -135,7 +134,7 @@ def our_kernel(
     belongs: Callable[[Cell], bool] = lambda cell: True,
     **options: Any,
 ) -> TimedKernel:
-    """One of our kernels, or a variant of it by launch options."""
+    """Return one of our kernels, or with launch options a variant of it, as a record to be timed."""
 
     def configure(cell: Cell) -> Config:
         sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -153,8 +152,10 @@ def our_kernel(
 
 
 def _defaults(cell: Cell) -> Keywords:
-    """Split counts are chosen from the shape where one query token leaves most of the GPU idle. Heads of a group are
-    not packed where schedules are compared, whose rows do not say so.
+    """Return the launch options that all our kernels have in a cell.
+
+    In grid "decode" one query token leaves most of the GPU idle, so the launch chooses the splits. In grid "schedules"
+    heads are never packed, as the rows of its table do not say whether they are.
     """
     by_grid: dict[str, Keywords] = {"decode": {"num_splits": 0}, "schedules": {"pack_gqa": False}}
     return by_grid.get(cell.grid, {})
@@ -174,7 +175,7 @@ def _takes_turns(cell: Cell) -> bool:
 
 
 def _has_overlap(cell: Cell) -> bool:
-    """e4m3 at head_dim 256 has none to switch off."""
+    """Tell whether overlap is switched off in this cell; e4m3 at head_dim 256 has none."""
     return _is_ablated(cell) and (cell.dtype, cell.head_dim) != ("e4m3", 256)
 
 
@@ -183,7 +184,7 @@ def _has_lockstep(cell: Cell) -> bool:
 
 
 def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
-    """Tell whether a tile is tried in a cell: listed, and not the one that ships."""
+    """Return a function that tells whether a tile is tried in a cell: it is listed, and not the one that ships."""
 
     def belongs(cell: Cell) -> bool:
         shipped = default_config(cell.problem)
@@ -194,14 +195,14 @@ def _tries(tile: tuple[int, int]) -> Callable[[Cell], bool]:
 
 
 def _tiles() -> list[TimedKernel]:
-    """Our kernels with other tiles; those of 64 keys also with every overlap switched off."""
-    found = []
+    """Return our kernels with other tiles; 128 x 64 also with every overlap switched off."""
+    kernels = []
     for tile in sorted({tile for tiles in TILES.values() for tile in tiles}):
         name = f"gluon.{tile[0]}x{tile[1]}"
         about = f"this package, tiles of {tile[0]} x {tile[1]}"
-        found.append(our_kernel(name, about, belongs=_tries(tile), tile=tile))
+        kernels.append(our_kernel(name, about, belongs=_tries(tile), tile=tile))
         if tile == (128, 64):
-            found.append(
+            kernels.append(
                 our_kernel(
                     f"{name}.serial",
                     f"{about}, no overlap",
@@ -211,11 +212,11 @@ def _tiles() -> list[TimedKernel]:
                     intra_wg_overlap=False,
                 )
             )
-    return found
+    return kernels
 
 
 def ours() -> list[TimedKernel]:
-    """Our kernels: as shipped, FP8 without promotion, with parts of the schedule switched off, and with other tiles."""
+    """Return our forwards: as shipped, FP8 without promotion, with parts of the schedule off, and with other tiles."""
     rest = ("fp16", "bf16")
     return [
         our_kernel("gluon", "this package, as shipped"),

@@ -1,5 +1,7 @@
-"""Peers as the bench times them, and our backwards, which are prepared as theirs are: one that does not load is kept in
-the list, missing, with the reason.
+"""Peers as records that bench times, and our backwards, which are prepared in the same way.
+
+A kernel that does not load stays in the list, with the reason why it is missing. Our forwards stand in
+:mod:`fa3verify.bench.kernels`.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def _options(name: str, cell: Cell) -> dict[str, int]:
 
 
 def model_of(name: str, cell: Cell) -> KernelModel:
-    """Return what a peer's output is judged by: the order that it states, and any where its family's twin knows
-    none.
+    """Return the order of operations whose bound a peer's output must keep: its own, or any order where its family's
+    twin does not know the problem.
     """
     peer = PEERS[name]
     problem = cell.problem
@@ -40,7 +42,7 @@ def model_of(name: str, cell: Cell) -> KernelModel:
 
 
 def _why_not(name: str, operation: str) -> str | None:
-    """Load a kernel; why it does not load, None if it does."""
+    """Load a kernel into this process; return why it does not load, None if it does."""
     try:
         launches.loaded(name, operation)
     except Exception as error:  # a third party's library may raise anything
@@ -50,7 +52,7 @@ def _why_not(name: str, operation: str) -> str | None:
 
 
 def kernel(name: str, operation: str) -> TimedKernel:
-    """Load a kernel now; whatever goes wrong is its reason to be missing."""
+    """Load a kernel now, and return its record; if that fails, ``missing`` has the reason."""
     missing = _why_not(name, operation)
     is_forward = operation == FORWARD
 
@@ -59,12 +61,12 @@ def kernel(name: str, operation: str) -> TimedKernel:
             raise Unsupported(missing)
         options = {"lse": False, **_options(name, cell)} if is_forward else {}
         try:
-            made = [launches.loaded(name, operation)(cell.problem, x, options) for x in inputs]
-            if not is_forward:
-                made[0]()
+            prepared = [launches.loaded(name, operation)(cell.problem, x, options) for x in inputs]
+            if not is_forward:  # a backward may refuse a problem only when it is launched
+                prepared[0]()
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        return lambda i: made[i % len(made)]()
+        return lambda i: prepared[i % len(prepared)]()
 
     return TimedKernel(
         name,
@@ -78,8 +80,9 @@ def kernel(name: str, operation: str) -> TimedKernel:
 
 
 def peers(wants: Callable[[str], bool] = lambda name: True, operation: str = FORWARD) -> list[TimedKernel]:
-    """Load those that are timed and whose names are wanted, of gradients ours as well; the others are not loaded and
-    not returned.
+    """Load the peers that are timed and wanted by name, and return their records; for gradients ours as well.
+
+    Others are neither loaded nor returned.
     """
     rivals = [name for name, peer in PEERS.items() if peer.is_timed]
     names = rivals if operation == FORWARD else [*OUR_BACKWARDS, *BACKWARDS]

@@ -1,4 +1,8 @@
-"""Measure cell after cell, each complete before the next begins; the same command goes on where it stopped."""
+"""The verb bench: measure cell after cell, so that the same command goes on where it stopped.
+
+Cells and records stand in :mod:`fa3verify.timed`; kernels in :mod:`fa3verify.bench.kernels` and
+:mod:`fa3verify.bench.peers`; how a launch is timed in :mod:`fa3verify.timed.timing`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ RECORDS = "bench.jsonl"
 
 
 class ContextLost(Exception):
-    """A kernel took the CUDA context with it: nothing more can run in this process. The cell's record says which."""
+    """A kernel destroyed the CUDA context, so that nothing more can run in this process; ``record`` is its cell's."""
 
     def __init__(self, record: CellRecord, name: str) -> None:
         super().__init__(
@@ -49,7 +53,7 @@ class BenchSettings:
 
     cells: Sequence[Cell]
     out: Path
-    kernels: tuple[str, ...] = ()  # names or patterns; empty is all
+    kernels: tuple[str, ...] = ()  # names or patterns of names; empty for all
     pace: Pace = field(default_factory=Pace)
     budget_s: float = math.inf
     seed: int = 0
@@ -59,7 +63,7 @@ class BenchSettings:
 
 
 def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evidence = "forward") -> Json:
-    """Return what a run is: machine, driver, versions, the hash of our launches that it is evidence of."""
+    """Return the facts of a run: machine, driver, versions, and the hash of our launches that it is evidence of."""
     packages = {}
     for name in ("triton", "numpy", "numba", "nvidia-cudnn-frontend"):
         try:
@@ -87,7 +91,7 @@ def provenance(kernels: Sequence[TimedKernel], missing: dict[str, str], of: Evid
 
 
 def copies_for(cell: Cell, cache_bytes: int) -> int:
-    """Sets of inputs used in turn, so that a launch does not find its operands in the L2 cache of the one before.
+    """Return how many sets of inputs are used in turn, so that no launch finds its operands in the L2 cache.
 
     >>> copies_for(Cell("gqa", "fp16", 1, 512, 512, 16, 16, 128, False), 60 << 20)
     3
@@ -96,20 +100,25 @@ def copies_for(cell: Cell, cache_bytes: int) -> int:
 
 
 def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, int]:
-    """Measure what is not measured yet.
+    """Measure the cells that are not measured yet.
 
     Parameters
     ----------
     settings : BenchSettings
     tell : callable
-        Gets one line per cell.
+        Is called with one line per cell, and per missing kernel.
 
     Returns
     -------
     results : Results
         Everything in the output folder, earlier runs included; also written as CSV, netCDF and Markdown.
     left : int
-        Cells not measured because ``budget_s`` was spent.
+        Cells that were not measured because ``budget_s`` was spent.
+
+    Raises
+    ------
+    ContextLost
+        If a kernel destroyed the CUDA context; its cell is recorded first.
     """
     started = time.monotonic()
     path = settings.out / RECORDS
@@ -126,7 +135,7 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
     chosen = {cell: [k for k in kernels if k.takes(cell) and not k.missing] for cell in settings.cells}
     names = {cell: [k.name for k in some] for cell, some in chosen.items()}
     todo = [c for c in settings.cells if not known.is_done(c, names[c], facts["launches_sha256"])]
-    with processes() as pool:  # which compile before anything is timed, and judge while it is
+    with processes() as pool:  # they compile before anything is timed, and judge outputs while kernels are timed
         warm_up(todo, kernels, pool)
         for cell in todo:
             if time.monotonic() - started > settings.budget_s:
@@ -150,7 +159,7 @@ def run(settings: BenchSettings, tell: Callable[[str], None]) -> tuple[Results, 
 
 
 def wanted(settings: BenchSettings) -> list[TimedKernel]:
-    """Load the kernels that settings name, of what their cells are of: forwards, or gradients."""
+    """Load the kernels that settings name: backwards if a cell times one, else forwards."""
     if any(cell.operation == "backward" for cell in settings.cells):
         return peers(settings.wants, "backward")
     return [k for k in ours() if settings.wants(k.name)] + peers(settings.wants)
@@ -163,7 +172,7 @@ def _keep(path: Path, record: CellRecord, known: Results, tell: Callable[[str], 
 
 
 def line(record: CellRecord) -> str:
-    """One line: the cell and the speed, or the trouble, of every kernel."""
+    """Return one line: the cell, and for every kernel TFLOP/s, or its error if it has no time, or its trouble."""
     parts = []
     for m in record.kernels:
         if m.status != results.MEASURED:
@@ -176,7 +185,7 @@ def line(record: CellRecord) -> str:
 
 
 def schedule_of(kernel: TimedKernel, cell: Cell) -> Switches | None:
-    """Tile and switches of one of our kernels in a cell, as configured; None for a peer."""
+    """Return the tile and switches of one of our kernels in a cell; None for a peer and for a backward."""
     if kernel.configure is None or kernel.options is None:
         return None
     config = kernel.configure(cell)
@@ -203,10 +212,10 @@ def measure_cell(
     pool: Executor,
     judged: Collection[tuple[str, Switches | None]] = (),
 ) -> CellRecord:
-    """Prepare, judge and time all kernels of one cell; one that fails is a status, never the end.
+    """Prepare, check and time all kernels of one cell; a kernel that fails gets a status, and the others go on.
 
-    They are judged by a pool while they are timed, but for those that were found right in another cell, ``judged``;
-    one whose verdict is bad keeps no time.
+    A pool checks their outputs while they are timed. Those in ``judged``, by name and schedule, were found right in
+    another cell and are not checked again. A kernel with wrong outputs gets no time. Raises ContextLost.
     """
     inputs = draw(cell, copies, settings.seed)
     runs: dict[str, Timed] = {}
@@ -227,6 +236,7 @@ def measure_cell(
         except Exception as error:  # a kernel may raise anything
             failed[kernel.name] = _failure(error)
             _check_context(cell, kernel.name, kernels, failed, run_id)
+    # Accumulator loss is about errors: nothing is timed.
     pace = Pace(0, 0, False) if cell.grid == "accumulator_loss" else settings.pace
     times = measure(runs, pace, clock)
     rows = []
@@ -248,7 +258,7 @@ def _failure(error: Exception) -> str:
 
 
 def _verdict(cell: Cell, kernel: TimedKernel, given: Any, output: Any, pool: Executor) -> Callable[[], SampleFigures]:
-    """Have an output judged, a backward's here and now; what is returned waits for the verdict."""
+    """Have an output checked by the pool, or a backward's at once; return a function that waits for the figures."""
     if kernel.operation == "backward":
         verdict = check.judge_gradients(cell, given, output)
         return lambda: verdict
@@ -258,7 +268,7 @@ def _verdict(cell: Cell, kernel: TimedKernel, given: Any, output: Any, pool: Exe
 
 
 def _check_context(cell: Cell, name: str, kernels: Sequence[TimedKernel], failed: dict[str, str], run_id: str) -> None:
-    """Raise :class:`ContextLost`, with a record of the cell, if the GPU answers no more."""
+    """Raise :class:`ContextLost`, with a record of the cell, if the GPU does not answer any more."""
     try:
         synchronize()
     except RuntimeError as error:
@@ -273,7 +283,7 @@ def synchronize() -> None:
 
 
 def ready(launch: Callable[[int], object]) -> Timed:
-    """Capture and run a kernel once; what cannot be captured is timed by plain events and says so."""
+    """Return a kernel ready to be timed, captured in a CUDA graph; if that fails, by plain events."""
     timed = GraphTimed(launch)
     try:
         timed.time(LAUNCHES, lambda: None)

@@ -1,4 +1,4 @@
-"""Record a measured timeline: an instrumented kernel's stamps, as the file that :mod:`fa3verify.timed.stamps` reads."""
+"""Record a measured timeline: an instrumented kernel's stamps, in a file that :mod:`fa3verify.timed.stamps` reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fa3verify.timed import results, timing
 from fa3verify.timed import stamps as measured
 from fa3verify.timed.cells import Cell
 
-BLOCKS = 24  # that are kept, as many as a simulated timeline shows
+BLOCKS = 24  # key blocks that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
 
@@ -36,12 +36,12 @@ def record(cell: Cell, options: Keywords, path: Path) -> tuple[float, float]:
     options : dict
         Launch options, see :func:`fa3verify.bench.tuning.options_of`.
     path : Path
-        Also written for a slowdown that makes it no evidence: it says so itself, and its reader refuses it.
+        The file. It is also written if the stamps slow the kernel down too much; then its reader refuses it.
 
     Returns
     -------
     slowdown, sm_mhz : float
-        What the stamps cost, SM cycles with them over those without; and the clock of the bursts with them.
+        SM cycles with stamps over those without, and the clock of the bursts with stamps.
 
     Raises
     ------
@@ -81,10 +81,10 @@ def _check_bits(plain: tuple[torch.Tensor, ...], stamped: tuple[torch.Tensor, ..
 
 
 def _slowdown(plain: Callable[[int], object], stamped: Callable[[int], object]) -> tuple[float, float]:
-    """Time both kernels, interleaved; figures are rounded as the file has them."""
+    """Time both kernels in turn; return slowdown and SM clock in MHz, rounded as the file has them."""
     runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
     times = timing.measure(runs, PACE, timing.Clock())
-    cycles = {name: statistics.median(map(results.cycles, found.bursts)) for name, found in times.items()}
+    cycles = {name: statistics.median(map(results.cycles, each.bursts)) for name, each in times.items()}
     clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
     if not math.isfinite(clock):
         raise RuntimeError("the SMs' counters gave no clock")
@@ -92,17 +92,17 @@ def _slowdown(plain: Callable[[int], object], stamped: Callable[[int], object]) 
 
 
 def first_blocks(stamps: np.ndarray, blocks: int = BLOCKS) -> Iterator[Stamp]:
-    """Stamps of CTA 0 in time, of each actor until it comes to key block ``blocks``.
+    """Yield the stamps of CTA 0 by actor and in time, until the actor comes to key block ``blocks``.
 
-    An actor may come back to an earlier block (V is transposed a step behind the loads); what follows would leave a
-    gap.
+    Later stamps are dropped even if they belong to an earlier block (V is transposed a step behind the loads), as there
+    would be a gap in front of them.
     """
     for _, mine in groupby(read_stamps(stamps), key=lambda stamp: stamp.actor):
         yield from takewhile(lambda stamp: stamp.step < blocks, sorted(mine, key=lambda stamp: stamp.cycle))
 
 
 def csv_text(facts: Mapping[str, object], stamps: list[Stamp]) -> str:
-    """The file that :func:`fa3verify.timed.stamps.read` reads.
+    """Return the text of a file that :func:`fa3verify.timed.stamps.read` reads.
 
     >>> print(csv_text({"kernel": "gluon"}, [Stamp("producer", 0, "k_free", 7)]), end="")
     # kernel=gluon

@@ -1,4 +1,4 @@
-"""Schedules that our kernels can be launched with: what ptxas makes of them, and what a GPU measures."""
+"""Compile and time schedules of our kernels, for the verb tune, which ranks them by simulation."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 def cell_of(problem: AttentionProblem) -> Cell:
-    """Return what is launched where a problem is simulated."""
+    """Return the cell of grid "schedules" that times a simulated problem."""
     p = problem
     sizes = (p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim)
     return Cell("schedules", p.dtype, *sizes, p.causal, head_dim_v=p.head_dim_v if p.head_dim_v != p.head_dim else 0)
 
 
 class Built(NamedTuple):
-    """One compiled schedule; ``note`` is empty for a sound one.
+    """One compiled schedule; ``note`` says what is wrong, empty for a sound one.
 
-    ``registers`` is what the code names in one thread: consumers, whom setmaxnreg gives the most.
+    ``registers`` are those that the code names in one thread of a consumer, to which setmaxnreg gives the most.
     """
 
     registers: int = 0
@@ -42,7 +42,7 @@ class Built(NamedTuple):
 
 
 def options_of(config: Config, problem: AttentionProblem) -> Keywords:
-    """Choices (:class:`fa3_kernels.plan.request.Choices`) that run a configuration for a problem.
+    """Return the fields of :class:`fa3_kernels.plan.request.Choices` with which a launch has a configuration.
 
     >>> options_of(Config(tile_n=64, pingpong=False, pack_gqa=True), AttentionProblem(1, 8, 2, 1, 4096, 128))
     {'tile': (128, 64), 'pingpong': False, 'intra_wg_overlap': True, 'pack_gqa': True}
@@ -55,7 +55,7 @@ def options_of(config: Config, problem: AttentionProblem) -> Keywords:
 
 
 def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
-    """Compile our kernel for sm_90a as a launch with this schedule would; what goes wrong is the note."""
+    """Compile our kernel for sm_90a as a launch with this schedule would; an error becomes the note."""
     try:
         options = options_of(config, problem)
         (call,) = calls_of(Launch("tune", problem, options))
@@ -83,11 +83,11 @@ def measure_cycles(cell: Cell, options: Sequence[Keywords]) -> list[float | str]
     Returns
     -------
     list of float or str
-        Median cycles of a launch, or why there are none: refused, or bits that differ from the twin's.
+        Median cycles of a launch, or why there are none: it is refused, or its bits differ from the twin's.
     """
     inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
     runs: dict[str, timing.Timed] = {}
-    found: list[float | str] = ["not timed"] * len(options)
+    cycles: list[float | str] = ["not timed"] * len(options)
     for i, chosen in enumerate(options):
         kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
         try:
@@ -95,13 +95,13 @@ def measure_cycles(cell: Cell, options: Sequence[Keywords]) -> list[float | str]
             config = kernel.configure(cell) if kernel.configure else None
             verdict = check.judge(check.gather(cell, inputs[0], launch(0), config))
         except (kernels.Unsupported, ValueError) as error:
-            found[i] = f"refused: {error}"
+            cycles[i] = f"refused: {error}"
             continue
         if verdict.bits_differing > 0:
-            found[i] = f"{verdict.bits_differing} bits differ from the twin"
+            cycles[i] = f"{verdict.bits_differing} bits differ from the twin"
         else:
             runs[str(i)] = graphs.GraphTimed(launch)
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
     for i, timed in times.items():
-        found[int(i)] = statistics.median(map(results.cycles, timed.bursts))
-    return found
+        cycles[int(i)] = statistics.median(map(results.cycles, timed.bursts))
+    return cycles

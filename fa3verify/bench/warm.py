@@ -1,4 +1,4 @@
-"""Compile our kernels before they are timed, in parallel processes, into Triton's cache."""
+"""Compile our kernels into Triton's cache, in parallel processes, before :mod:`fa3verify.bench.run` times them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fa3verify.timed.cells import Cell
 
 
 def warm_up(cells: Sequence[Cell], kernels: Sequence[TimedKernel], pool: Executor) -> None:
-    """Compile our kernels for all cells in parallel processes into Triton's cache, as one process would one by one."""
+    """Compile our kernels for all cells, each code once, in the processes of a pool."""
     launches = {}
     for cell in cells:
         for kernel in kernels:
@@ -32,18 +32,21 @@ def warm_up(cells: Sequence[Cell], kernels: Sequence[TimedKernel], pool: Executo
 
 
 def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
-    """Return what of a launch changes the compiled code."""
+    """Return a key that is equal for launches with the same compiled code.
+
+    Any number of splits above 1 compiles to the same code.
+    """
     problem = cell.problem
     try:
         config = config_of(problem, **options)
         shape = shape_of(problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
         return (replace(config, num_splits=min(config.num_splits, 2)), variant_of(config, problem, shape))
-    except ValueError:  # refused when it is launched
+    except ValueError:  # the launch will be refused; the refusal is reported then
         return (name, cell.key)
 
 
 def _compile(launch: tuple[AttentionProblem, dict[str, Any]]) -> None:
-    """Compile what one launch starts; what cannot be compiled is found out, and said, when it is launched."""
+    """Compile the kernels of one launch; errors are ignored, as the launch itself will meet and report them."""
     with contextlib.suppress(Exception):
         for call in calls_of(Launch("bench", *launch)):
             build_call(call)

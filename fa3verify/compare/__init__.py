@@ -1,8 +1,8 @@
 """Compare: whether two kernels, two configurations, or one kernel in two calls return the same bits.
 
-``axes`` are what may change between two calls of a serving stack, ``bits`` find the first output that differs,
-``reasons`` say what of a launch differs, ``run`` goes over inputs and ``table`` prints what may change without changing
-a bit.
+``axes`` lists what may change between two calls of a serving stack (with the ``problems`` that are compared), ``bits``
+finds the first output that differs, ``reasons`` explains it by the launches, ``run`` goes over inputs, and ``table``
+prints which changes leave all bits alone. ``proof`` decides by plans instead of runs.
 """
 
 from fa3verify.compare.run import Compared, compare_kernels, compare_over

@@ -1,6 +1,7 @@
-"""What may change between two calls of a serving stack: each axis makes the pairs of calls whose rows must agree.
+"""The axes: what may change between two calls of a serving stack, each with the pairs of calls whose rows must agree.
 
-Operands are given, not quantised again: what a cache holds does not change with the call that reads it.
+The calls of a pair have the same stored operands, never quantised again: a cache does not change with the call that
+reads it. :mod:`fa3verify.compare.run` runs the pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Picked = Callable[[Outputs], Outputs]
 
 
 class Pair(NamedTuple):
-    """Two calls and what of their results must agree: the plain call first."""
+    """Two calls, and functions that cut from their results the parts that must agree; by default all of them."""
 
     plain: Setup
     changed: Setup
@@ -34,19 +35,19 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One thing that changes.
+    """One thing that may change between calls.
 
     Parameters
     ----------
     name, words : str
-        What the command calls it, and what a reader is told.
+        Its name in commands, and in a sentence.
     values : tuple
-        What is tried unless somebody says otherwise, rising.
+        The values that are tried by default, rising.
     problem : callable
-        ``problem(value, sizes)``: fields of the problem that the pair is cut from, beside those of :func:`base`, with
-        the sizes that somebody chose where the axis leaves them to be chosen.
+        ``problem(value, sizes)`` returns fields of the problem that the pairs are cut from, beside those of
+        :func:`base`; ``sizes`` are those that a user chose, which an axis may overrule.
     pairs : callable
-        ``pairs(setup, value)``.
+        ``pairs(setup, value)`` yields the pairs of calls.
     needs : frozenset of str
         Features that a kernel must have.
     changes : frozenset of str
@@ -62,8 +63,8 @@ class Axis:
     changes: frozenset[str] = frozenset()
 
     def fits(self, kernel: Kernel) -> bool:
-        """Tell whether a kernel has what the axis needs; a tile is no choice of a caller, but of whoever builds a
-        twin.
+        """Tell whether a kernel has what the axis needs. A twin can be built with any tile, which callers of a kernel
+        cannot choose.
         """
         return self.needs <= kernel.features and (is_twin(kernel.name) or self.changes <= kernel.changeable)
 
@@ -78,7 +79,8 @@ class Axis:
     def problem_for(self, kernel: Kernel, value: Any, sizes: Fields) -> AttentionProblem:
         """Return the problem of one value for a kernel; heads are equal where it takes no groups.
 
-        ValueError for a size that is not the problem's: the axis sets it itself, or the kernel does not take it.
+        ValueError for a chosen size that the problem does not have, because the axis sets it itself or the kernel does
+        not take it.
         """
         self.check_values([value])
         fields = base(kernel) | sizes | self.problem(value, sizes)
@@ -91,18 +93,18 @@ class Axis:
 
 
 def own_choice(setup: Setup) -> Setup:
-    """The same call in the configuration that the kernel takes for its problem."""
+    """Return the same call in the configuration that the kernel chooses for its problem."""
     return setup._replace(config=setup.kernel.config_for(setup.problem))
 
 
 def _of(setup: Setup, index: int, rows: slice | None = None) -> Picked:
-    """Return what a whole result has of some rows of one sequence, as a call of its own returns them."""
+    """Return a function that cuts some rows of one sequence from the result of a whole call."""
     seq = list(setup.problem.sequences())[index]
     return lambda result: part_of_result(setup, result, seq, rows=rows)
 
 
 def _packed(setup: Setup) -> Setup:
-    """A batched call of one sequence as a packed one."""
+    """Return a batched call of one sequence as a packed one."""
     p = setup.problem
     o = setup.operands
     problem = replace(p, seqlens_q=(p.seqlen_q,), seqlens_k=(p.seqlen_k,))
@@ -131,7 +133,7 @@ def _neighbours(setup: Setup, _: int | str) -> Iterator[Pair]:
 
 
 def _cut(whole: Setup, rows: slice) -> Pair:
-    """Some rows of a causal call in a call of their own, with the keys up to the last of them."""
+    """Pair a causal call with a call of some of its rows alone, with the keys up to the last of them."""
     first = next(iter(whole.problem.sequences()))
     cut = own_choice(part(whole, first, rows=rows, keys=slice(0, rows.stop)))
     return Pair(whole, cut, of_plain=_of(whole, 0, rows))
@@ -157,6 +159,8 @@ def _decoded(setup: Setup, tokens: int) -> Iterator[Pair]:
 
 
 def _configured(name: str) -> Callable[[Setup, Any], Iterator[Pair]]:
+    """Return the pairs of an axis that changes one field of the configuration; there is none for its own value."""
+
     def pairs(setup: Setup, value: Any) -> Iterator[Pair]:
         problem = setup.problem
         if name == "pack_gqa" and problem.group == 1:
@@ -171,6 +175,7 @@ def _configured(name: str) -> Callable[[Setup, Any], Iterator[Pair]]:
     return pairs
 
 
+# Keys around the ends of tiles, whose sizes differ with kernel and head_dim, and longer ones.
 EDGES = (1, 2, 63, 64, 65, 96, 97, 127, 128, 129, 160, 176, 177, 192, 193, 224, 225, 256, 257, 353, 449, 700, 881, 1500)
 AXES: tuple[Axis, ...] = (
     Axis("batch", "batch size", (2, 3, 24), lambda n, sizes: dense(LONG, rows=2) | sizes | {"batch": n}, _alone),

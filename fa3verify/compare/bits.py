@@ -1,4 +1,4 @@
-"""The first output in which two results differ, and how many do."""
+"""Compare two results bit for bit: the first output that differs, and how many do."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class First:
     ----------
     output : str
     index : tuple of int
-        In the order that the outputs have: of a batched out (sequence, row, head, channel).
+        Place in the array; in a batched out (sequence, row, head, channel).
     values, bits : (float, float), (str, str)
-        Of both, the bits in hexadecimal.
+        The value in both results, and its bits in hexadecimal.
     differing, compared : int
-        Outputs of all names that differ, and that there are.
+        How many elements of all outputs differ, and how many were compared.
     largest : float
         Largest |a - b| of this output; infinite where one is NaN.
     """
@@ -47,12 +47,15 @@ class First:
 
 
 def first_difference(a: Outputs, b: Outputs) -> First | None:
-    """Compare the outputs that both have bit for bit; every NaN equals every NaN, -0 is not +0."""
+    """Compare the outputs that both results have bit for bit; None if all are equal.
+
+    Every NaN equals every NaN, -0 is not +0. ValueError for arrays of other dtypes or shapes.
+    """
     names = [name for name in a if name in b]
     for name in names:
         if a[name].dtype != b[name].dtype or a[name].shape != b[name].shape:
-            found = " and ".join(f"{x[name].dtype} {x[name].shape}" for x in (a, b))
-            raise ValueError(f"results must agree in dtype and shape, got {found}")
+            kinds = " and ".join(f"{x[name].dtype} {x[name].shape}" for x in (a, b))
+            raise ValueError(f"results must agree in dtype and shape, got {kinds}")
     masks = {name: other_bits(a[name], b[name]) for name in names}
     name = next((name for name in names if masks[name].any()), None)
     if name is None:

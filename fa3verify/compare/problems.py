@@ -1,4 +1,4 @@
-"""The problems that the axes compare: sizes of their own, and those that somebody chose instead."""
+"""Fields of the problems that :mod:`fa3verify.compare.axes` compares: sizes of an axis, or those of a user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIR: Fields = {  # the problem on which two kernels are compared, unless somebo
     "head_dim": 128,
     "causal": False,
 }
-SIZES = tuple(PAIR)  # that somebody may choose
+SIZES = tuple(PAIR)  # the fields that a user may choose
 LONG = 2000  # keys, enough for FlashAttention-3 to split them by itself
 
 
@@ -31,23 +31,25 @@ def base(kernel: Kernel) -> Fields:
 
 
 def causal(tokens: int, sizes: Fields) -> Fields:
-    """A prefill of one sequence."""
+    """Return a prefill of one sequence, with the user's ``sizes`` of heads."""
     heads = {"nheads": 2, "nheads_kv": 1} | sizes
     return heads | {"batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "causal": True}
 
 
 def dense(keys: int, *, rows: int = 8, batch: int = 1) -> Fields:
-    """A few rows that see all keys."""
+    """Return a few rows that see all keys."""
     return {"batch": batch, "seqlen_q": rows, "seqlen_k": keys}
 
 
 def always(fields: Fields) -> Callable[[Any, Fields], Fields]:
-    """Return the problem of an axis that is the same at each of its values."""
+    """Return the function of an axis whose problem is the same at each of its values."""
     return lambda _, sizes: fields | sizes
 
 
 def beside(neighbours: int | str, sizes: Fields) -> Fields:
-    """A packed sequence and its neighbours, given as LENGTH of one or as COUNTxLENGTH.
+    """Return a packed sequence and its neighbours, given as LENGTH for one or as COUNTxLENGTH.
+
+    ValueError for anything else.
 
     >>> beside("2x9", {"seqlen_q": 1, "seqlen_k": 40})["seqlens_k"]
     (40, 9, 9)
@@ -65,11 +67,14 @@ def beside(neighbours: int | str, sizes: Fields) -> Fields:
 
 
 def disagreement(problem: AttentionProblem, sizes: Fields) -> str:
-    """Return which chosen size a problem does not have, of packed sequences the first; empty where it has all."""
+    """Return in words which chosen size a problem does not have; empty where it has all.
+
+    Of packed sequences the lengths of the first, the compared one, count.
+    """
     first = next(iter(problem.sequences()))
     own = {"seqlen_q": first.seqlen_q, "seqlen_k": first.seqlen_k}
-    for name, asked in sizes.items():
-        found = own.get(name, getattr(problem, name))
-        if found != asked:
-            return f"{name} {found}, which cannot be chosen, got {asked}"
+    for name, chosen in sizes.items():
+        value = own.get(name, getattr(problem, name))
+        if value != chosen:
+            return f"{name} {value}, which cannot be chosen, got {chosen}"
     return ""

@@ -1,4 +1,7 @@
-"""Why two calls may differ: what of their launches does, read from configuration, plan and traits."""
+"""Why two calls give other bits: the differences of their launches, read from configuration, plan and traits.
+
+:mod:`fa3verify.compare.run` asks for the reason when it has found a difference.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from fa3verify.text import plural
 
 
 def reason(a: Any, b: Any, problems: tuple[AttentionProblem, AttentionProblem]) -> str:
-    """Return what of two launches differs that changes bits; says so where nothing known does.
+    """Return in words which differences of two launches change bits, or that none is known.
+
+    Configurations that are no :class:`Config` say nothing of a launch, which the answer says.
 
     >>> problem = AttentionProblem(1, 1, 1, 1, 97, 128, dtype="e4m3")
     >>> reason(Config("e4m3", tile_n=96), Config("e4m3", tile_n=192), (problem, problem))
@@ -46,6 +51,7 @@ def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionPro
     if m is not None and m != n:
         return [f"keys are cut into {plural(m, 'part')} against {n}"]
     lengths = [(problem.seqlen_q, problem.seqlen_k) for problem in problems]
+    # The same number of parts of other ranges: a row's tile sees other keys where the lengths differ.
     is_cut_elsewhere = m != 1 and problems[0].causal and lengths[0] != lengths[1]
     return [f"either cuts the keys that a row's tile sees into {m} parts, and the tile is another"] * is_cut_elsewhere
 

@@ -1,4 +1,7 @@
-"""Go over inputs and values: equal over everything that ran, or the first value, row and bit that differ, and why."""
+"""Compare two calls over many inputs: all their outputs were equal, or the first that differs, with the reason.
+
+:mod:`fa3verify.compare.table` runs such comparisons as tasks and prints them.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ RECIPES: tuple[Recipe, ...] = (
 )
 
 
-Splits = tuple[int | None, int | None]
+Splits = tuple[int | None, int | None]  # of the two calls of a pair; None where a kernel does not say
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Holds what a comparison found.
+    """Holds the result of a comparison.
 
     Parameters
     ----------
@@ -45,16 +48,16 @@ class Compared:
     outputs, pairs : int
         Outputs that were compared until the first difference, and pairs of calls.
     refused : str, optional
-        Why some pair could not run, where one could not.
+        Why a pair could not run; None if all ran.
     value
-        Of the axis, at the first difference.
+        The value of the axis at the first difference.
     first : First, optional
         None where all outputs are equal.
     because, inputs : str
-        What of the two launches differs, and what the first differing inputs were.
+        How the two launches differ, and which inputs gave the first difference; empty where all outputs are equal.
     splits : tuple of (int or None, int or None)
-        Into how many parts the keys of a compared row were cut on either side, of all pairs, each combination once;
-        None where the kernel does not say.
+        Into how many parts the keys of a compared row were cut in the two calls of a pair; each combination once, None
+        where the kernel does not say.
     """
 
     what: str
@@ -69,11 +72,11 @@ class Compared:
 
     @property
     def is_equal(self) -> bool | None:
-        """None where nothing ran."""
+        """Tell whether all outputs are equal; None if nothing ran."""
         return None if not self.outputs else self.first is None
 
     def told(self) -> str:
-        """One line."""
+        """Return the result in one line."""
         if self.is_equal is None:
             return f"{self.what}: nothing ran; {self.refused}"
         if self.first is None:
@@ -85,7 +88,7 @@ class Compared:
         )
 
     def launched(self) -> str:
-        """Return the splits in words, without which "equal" says too much; empty where none were noted.
+        """Return the splits in words, so that "equal" is not read as a claim about others; empty if none were noted.
 
         >>> Compared("", 8, 2, splits=((1, 1), (4, 3))).launched()
         ', splits 1 and 1, 4 and 3'
@@ -109,12 +112,12 @@ def compare_over(
         A forward kernel.
     axis : Axis
     values : iterable
-        Of the axis, rising; its own by default.
+        Values of the axis, rising; its own by default.
     recipes : tuple of Recipe
         Inputs of every value.
     sizes : mapping, optional
-        Fields of the problem, among :data:`fa3verify.compare.problems.SIZES`, instead of the axis's own; of packed
-        sequences the lengths are those of the compared one.
+        Fields of the problem, among :data:`fa3verify.compare.problems.SIZES`, instead of the axis's own; lengths are
+        those of the compared sequence.
 
     Raises
     ------
@@ -145,7 +148,7 @@ def compare_kernels(
     Parameters
     ----------
     problems : iterable of (value, AttentionProblem)
-        With what each is called, such as its length.
+        The problems, each with the value that a message names, such as its length.
 
     Raises
     ------
@@ -184,8 +187,9 @@ def compare_pairs(
     recipes: Iterable[Recipe],
     pairs: Callable[[Any, Recipe], Iterator[Pair]],
 ) -> Compared:
-    """Run the pairs of calls of every value and recipe until an output differs; a call that a kernel does not take ends
-    those of its recipe.
+    """Run the pairs of calls of every value and recipe until an output differs.
+
+    If a kernel does not take a call, the other pairs of this value and recipe are left out, and the result says why.
     """
     outputs = count = 0
     refused: str | None = None
@@ -218,8 +222,6 @@ def compare_pairs(
 
 
 def _launch(setup: Setup) -> Any:
-    """Return what a call was launched with; None of a kernel without a twin, whose configuration says its formats
-    alone.
-    """
+    """Return the configuration of a call's launch; None for a kernel without a twin, which states only its formats."""
     is_known = twins.is_twin(setup.kernel.name) or setup.kernel.twin is not None
     return setup.config if is_known else None

@@ -1,4 +1,4 @@
-"""The table of what may change in a serving stack without changing a bit, and the comparisons as tasks of a pool."""
+"""The verb compare: comparisons as tasks of a pool, and the table of what may change without changing a bit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from fa3verify.operations import FORWARD
 from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.compare/1"
-KERNELS = (  # of the table, unless somebody names others; num_splits 0 is what the library itself chooses
+KERNELS = (  # the columns of the table by default; at num_splits=0 the library chooses the splits
     *("twin.fp16", "twin.bf16", "twin.e4m3", "twin.flash3.fp16", "twin.flash3.bf16", "twin.flash3.e4m3"),
     *("twin.flash3.fp16[num_splits=0]", "twin.flash3.e4m3[num_splits=0]", "twin.fp16[num_splits=0]"),
     "twin.flash3.fp16[num_splits=4]",
 )
-# Dimensions of cases that problems do not have: two kernels are compared on inputs and in configurations of their own.
+# Dimensions of cases that are not compared here: they concern inputs or configurations, and each of two kernels has its
+# own.
 _OTHERS = {"inputs", "splits", "packing", "output", "promotion", "descales", "rotation", "centring", "scaling"}
 
 
@@ -42,7 +43,11 @@ def compare_named(kernel: str, axis: str, values: list[Any], sizes: Fields) -> C
 
 
 def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -> Compared:
-    """Compare two kernels as a task: on problems that differ in one field, or without one on all that both claim."""
+    """Compare two kernels as a task.
+
+    With a ``field`` the problems have ``sizes`` and one of ``values`` in that field; without one (empty), they are
+    problems that cover what both kernels claim. ValueError if the kernels take no common head_dim.
+    """
     one, other = find(a), find(b)
     dims = [sizes["head_dim"]] if "head_dim" in sizes else [d for d in head_dims(one) if d in head_dims(other)]
     both = replace(one, features=one.features & other.features, head_dims=tuple(dims))
@@ -61,14 +66,14 @@ def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -
         problems = [(words.partition(" | ")[0], p) for p, words in cases.items() if not other.misfit(p)]
         classes = {name: of for name, of in claimed(both).items() if name not in _OTHERS}
         words = "; ".join(f"{name} {', '.join(of)}" for name, of in classes.items())
-    found = compare_kernels(one, other, problems)
-    return replace(found, what=f"{found.what}, {words}") if found.is_equal else found
+    result = compare_kernels(one, other, problems)
+    return replace(result, what=f"{result.what}, {words}") if result.is_equal else result
 
 
 def run(
     tasks: Iterable[CallTask], workers: int = 0, progress: Callable[[str], None] = lambda label: None
 ) -> list[Compared | None]:
-    """Run comparisons on processes; what a kernel crashes on is told as a comparison of which nothing ran."""
+    """Run comparisons in processes; if a kernel crashes its process, the result says that nothing ran, and why."""
     with processes(workers, AN_HOUR_S) as executor:
         outcomes = execute(list(tasks), executor, progress=lambda outcome: progress(outcome.task.label))
     return [
@@ -82,8 +87,8 @@ def tasks_of(
 ) -> list[CallTask]:
     """Return the comparisons of kernels over axes, all with their own values and sizes by default.
 
-    ValueError for an unknown axis or kernel, and for a value or a size that an axis does not take; a stranger's module
-    is loaded, and asked, where it runs.
+    ValueError for an unknown axis or kernel, and for a value or a size that an axis does not take. A user's module is
+    not imported here but in the process that runs it, so that it is checked only there.
     """
     chosen = axes or {axis.name: [] for axis in AXES}
     function = compare_named if axes else compare_axis
@@ -113,7 +118,7 @@ def _check(kernel: Kernel, axes: Mapping[str, list[Any]], sizes: Fields) -> None
 
 
 def cell(found: Compared | None) -> str:
-    """Return what a table says of one comparison."""
+    """Return the text of one comparison in a table; "-" for None, a kernel that lacks what the axis needs."""
     if found is None:
         return "-"
     if found.is_equal is None:
@@ -130,9 +135,10 @@ def page(
     version: str = __version__,
     sizes: Fields | None = None,
 ) -> str:
-    """Return the table in Markdown, what changes in rows and kernels in columns; ``version`` compared them.
+    """Return the table in Markdown, with axes in rows and kernels in columns.
 
-    ``axes`` are names with the values that were tried, none for an axis's own.
+    ``axes`` are names with the values that were tried, empty for an axis's own. ``found`` has the comparisons of the
+    first kernel over all axes, then those of the second one. ``version`` is the one of fa3verify that compared them.
     """
     by_place = {
         (kernel, axis): found[i * len(axes) + j] for i, kernel in enumerate(kernels) for j, axis in enumerate(axes)

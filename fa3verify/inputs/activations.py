@@ -1,8 +1,8 @@
 """Real attention inputs: Q, K and V of pretrained heads, shipped as package data and verified by checksum.
 
-18 float16 files (50 query heads) of SmolLM2-135M-Instruct (causal, 3 query heads on 1 kv head, head_dim 64)
-and all-MiniLM-L6-v2 (full attention, head_dim 32), taken after projection and rotary embedding.
-Those float16 values are the input of record. Attribution: ``data/activations/NOTICE``.
+There are 18 float16 files (50 query heads) of SmolLM2-135M-Instruct (causal, 3 query heads on 1 kv head, head_dim 64)
+and all-MiniLM-L6-v2 (full attention, head_dim 32), taken after projection and rotary embedding. Attribution:
+``data/activations/NOTICE``. Files of users are read by :mod:`fa3verify.inputs.captures`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from fa3verify.files import Json
 
 _FOLDER = files("fa3verify") / "data" / "activations"
 SUFFIX = ".npz"
-_LARGEST = 65504.0  # of float16, in which they ship
+_LARGEST = 65504.0  # the largest float16, and so an upper limit of all values that ship
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Stored q, k and v: the path of the file as it was given, or the name of one that ships; its content, the problem
-    of all its tokens in fp16, and the largest magnitude.
+    """Facts of one file of q, k and v, without its arrays.
+
+    ``file`` is the path as it was given, or the name of a file that ships; ``sha256`` identifies its content. ``whole``
+    is the problem of all its tokens, in fp16, and ``largest`` an upper limit of all magnitudes.
     """
 
     file: str
@@ -43,7 +45,7 @@ class Capture:
 
     @property
     def name(self) -> str:
-        """File name without its suffix; what no name of ours has becomes an underscore."""
+        """Return the file name without its suffix, with an underscore for any unusual character."""
         return re.sub(r"[^A-Za-z0-9._+-]", "_", Path(self.file).name.removesuffix(SUFFIX))
 
     @property
@@ -108,7 +110,7 @@ class Activation(NamedTuple):
     Parameters
     ----------
     problem : AttentionProblem
-        What the model computes of them.
+        The attention that the model computes.
     q, k, v : float64 arrays (1, seqlen, heads, head_dim)
         Values as stored: those that ship are float16 numbers.
     """
@@ -125,7 +127,7 @@ class Activation(NamedTuple):
         Parameters
         ----------
         problem : AttentionProblem
-            What is computed of them; its ``seqlen_q`` is how many tokens are kept.
+            The attention of the tokens that are kept; their number is its ``seqlen_q``.
         arrays : iterable of float arrays (heads, tokens, head_dim)
             In this order q, k and v.
 

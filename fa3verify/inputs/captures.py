@@ -1,10 +1,11 @@
 """Captured activations: Q, K and V of a user's own model, one npz file for each layer and sequence.
 
-A file holds q (nheads, seqlen, head_dim), k and v (nheads_kv, seqlen, head_dim or head_dim_v), of any floating format
-numpy has, after projection and rotary embedding; and, where they are not the usual ones, ``causal``, ``window``,
-``softcap`` and ``softmax_scale`` as :class:`fa3_reference.problem.AttentionProblem` takes them. Nothing else is needed.
+A file holds q (nheads, seqlen, head_dim), k and v (nheads_kv, seqlen, head_dim or head_dim_v), in any floating format
+of numpy, after projection and rotary embedding. It may hold ``causal``, ``window``, ``softcap`` and ``softmax_scale``
+as :class:`fa3_reference.problem.AttentionProblem` takes them, and nothing else.
 
-Elsewhere a file is named by its path and the start of its SHA-256: another file in its place is refused, by name.
+Recipes name a file by its path and the start of its SHA-256, so that another file in its place is refused. Files that
+ship are read by :mod:`fa3verify.inputs.activations`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from fa3verify.inputs.activations import SUFFIX, Activation, Captured
 from fa3verify.inputs.activations import Capture as Capture
 from fa3verify.text import of_error
 
-DIGITS = 16  # of the SHA-256 that names a file's content, in hex
+DIGITS = 16  # hex digits of the SHA-256 that identify a file's content
 _TENSORS = ("q", "k", "v")
 _SEMANTICS = ("causal", "window", "softcap", "softmax_scale")
+# Exceptions that numpy and zipfile raise for damaged files, and our own ValueError.
 _DAMAGE = (ValueError, KeyError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -50,26 +52,26 @@ def read(file: str, sha256: str = "") -> Captured:
     Raises
     ------
     ValueError
-        With the file's name: if it cannot be read, is no npz of numbers, lacks q, k or v, holds something else, does
-        not fit together, holds NaN or infinities, or is another file than the one that is meant.
+        If the file cannot be read, is no npz of numbers, lacks q, k or v, holds other keys, shapes that do not fit
+        together, NaN or infinities, or has another SHA-256. The message names the file.
     """
     wanted = f" (sha256 {sha256}...)" if sha256 else ""
     try:
         data = Path(file).read_bytes()
     except OSError as error:
         raise ValueError(f"activations {file}{wanted} cannot be read: {error.strerror}") from None
-    found = hashlib.sha256(data).hexdigest()[:DIGITS]
-    if sha256 and found != sha256:
-        raise ValueError(f"activations {file} must have sha256 {sha256}..., got {found}...: it is another file")
+    got = hashlib.sha256(data).hexdigest()[:DIGITS]
+    if sha256 and got != sha256:
+        raise ValueError(f"activations {file} must have sha256 {sha256}..., got {got}...: it is another file")
     try:
-        return _parsed(file, found, data)
+        return _parsed(file, got, data)
     except _DAMAGE as error:
         raise ValueError(f"activations {file} must be an npz file of q, k and v: {of_error(error)}") from None
 
 
 @lru_cache(maxsize=2)
 def pinned(file: str, sha256: str) -> Captured:
-    """Return :func:`read` of a file that a recipe means; ValueError also if the recipe does not say its content."""
+    """Return :func:`read` of the file of a recipe; ValueError also if ``sha256`` is no SHA-256."""
     if not re.fullmatch(f"[0-9a-f]{{{DIGITS}}}", sha256):
         raise ValueError(f"captured: sha256 must be the first {DIGITS} hex digits of the file's, got {sha256!r}")
     return read(file, sha256)
@@ -95,7 +97,7 @@ def _parsed(file: str, sha256: str, data: bytes) -> Captured:
 
 
 def _heads(name: str, x: np.ndarray) -> np.ndarray:
-    """Check one tensor."""
+    """Return one tensor, read-only; ValueError unless it is finite, (heads, tokens, head_dim), and numpy floats."""
     if x.dtype.kind != "f":
         hint = "; store bfloat16 as float32" if x.dtype.kind == "V" else ""
         raise ValueError(f"{name} must be float16, float32 or float64, got {x.dtype}{hint}")
@@ -119,11 +121,11 @@ def list_captures(path: str | Path) -> tuple[Capture, ...]:
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"activations: {path} holds no {SUFFIX} file")
-    found = tuple(read(str(file)).capture for file in files)
-    names = [capture.name for capture in found]
+    captures = tuple(read(str(file)).capture for file in files)
+    names = [capture.name for capture in captures]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"activations: two files of {path} are called {twice[0]}")
-    return found
+    return captures
 
 
 def load(source: str | Path, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:

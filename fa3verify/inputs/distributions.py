@@ -1,8 +1,9 @@
 """Distributions: the table of named ways to draw Q, K and V, with their parameters, formulas and reasons.
 
-Guarantee: for a distribution marked ``prefix_stable``, row r of head h of sequence b does not depend on the
-batch, the number of kv heads, the lengths or the mask: a problem with fewer rows, kv heads or sequences draws
-the leading part of the same data (``head_dim`` and the group size must be equal).
+If a distribution is ``prefix_stable``, row r of head h of sequence b does not depend on the batch, the number of kv
+heads, the lengths or the mask: a problem with fewer rows, kv heads or sequences draws the leading part of the same data
+(``head_dim`` and the group size must be equal). The functions that draw stand in :mod:`fa3verify.inputs.draws`; a
+:class:`fa3verify.inputs.recipe.Recipe` names a distribution with its parameters and a seed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from fa3verify.inputs.draws import Arrays, Value
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a distribution: default and legal range; for a text, what lists its options, or any text."""
+    """A parameter of a distribution with its default.
+
+    A number must lie in [low, high]. A text must be one of ``options()``, and may be any text where that is None.
+    """
 
     name: str
     default: Value
@@ -48,7 +52,8 @@ class Parameter:
 class Distribution:
     """One row of the table: how Q, K and V are drawn, the formula for reports, and why it is there.
 
-    ``kind`` is the class of inputs that it is of in :mod:`fa3verify.cases.space`.
+    ``kind`` is its class of inputs in :mod:`fa3verify.cases.space`. ``check(problem, **parameters)`` raises ValueError
+    for a problem that it cannot fill; None if it fills any.
     """
 
     name: str

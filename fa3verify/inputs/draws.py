@@ -1,7 +1,10 @@
-"""How Q, K and V are drawn: a function for each named distribution, of a group of heads and its parameters.
+"""How Q, K and V are drawn: a function for each named distribution.
 
-Sources: ``fa3_outliers`` is the accuracy experiment of the FlashAttention-3 paper; the channel outliers
-follow measured activations of small language models, whose large channels are steady over tokens.
+Each takes a group of heads (:class:`fa3verify.inputs.streams.HeadGroup`) and the distribution's parameters, and returns
+Q (query heads of the group, rows, channels), and K and V (1, rows, channels), in float64. The table of
+:mod:`fa3verify.inputs.distributions` has their formulas and reasons. ``fa3_outliers`` is the accuracy experiment of the
+FlashAttention-3 paper; the channel outliers follow measured activations of small language models, whose large channels
+are steady over tokens.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ from fa3verify.inputs.streams import HeadGroup, Purpose, Tensor, integer_exp2, p
 
 Value = float | int | str
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-MAX_LEVEL = 30000.0  # of one channel of Q and K, within fp16
-MAX_GAIN = 256.0  # planted keys and sinks stay below fp16's range whatever softmax_scale says
+MAX_LEVEL = 30000.0  # magnitude of one channel of Q and K at most, so that fp16 holds it
+MAX_GAIN = 256.0  # factor of planted keys and sinks at most, so that fp16 holds them under any softmax_scale
 
 # Largest |q| and |k|, and largest |v|, that keep fp32 scores and sums finite.
 LARGEST: dict[Dtype, tuple[float, float]] = {
     "fp16": (65504.0, 65504.0),
     "bf16": (2.0**58, 2.0**100),
-    "e4m3": (65504.0, 65504.0),  # of the fp16 tensor that is quantised
+    "e4m3": (65504.0, 65504.0),  # those of the fp16 tensor that is quantised
 }
 MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6}
 
 
 def _each(draw: Callable[..., np.ndarray]) -> Callable[..., Arrays]:
-    """Return what draws Q, K and V by one rule, which is told for which of them."""
+    """Return a function that draws Q, K and V by one rule; the rule gets "q", "k" or "v"."""
 
     def all_three(group: HeadGroup, **settings: Value) -> Arrays:
         return draw(group, "q", **settings), draw(group, "k", **settings), draw(group, "v", **settings)
@@ -59,8 +62,10 @@ def fa3_outliers(group: HeadGroup, t: Tensor, outlier_variance: float, rate: flo
 
 
 def outliers(place: Callable[[HeadGroup, int], Sequence[np.ndarray]]) -> Callable[..., Arrays]:
-    """Return what draws N(0, 1), but some channels of Q and K ``ratio`` times larger, mostly as an offset steady over
-    tokens; ``place`` says which.
+    """Return a function that draws N(0, 1) with some channels of Q and K ``ratio`` times larger.
+
+    ``mean_share`` of their second moment is an offset that is the same for all tokens. ``place`` returns the channels,
+    those of Q and those of K.
     """
 
     def draw(group: HeadGroup, channels: int, ratio: float, mean_share: float) -> Arrays:
@@ -162,7 +167,8 @@ def tiny(group: HeadGroup, t: Tensor, octaves: int) -> np.ndarray:
 @_each
 def subnormals(group: HeadGroup, t: Tensor, fraction: float) -> np.ndarray:
     x = group.signs(t) * group.uniform(t) * fraction * MIN_NORMAL[group.problem.dtype]
-    if group.problem.dtype == "e4m3":  # 448 in one channel pins the scale at 1; Q's and K's do not meet
+    # 448 in one channel pins the scale of quantisation at 1; K has it in another channel than Q, so scores stay small.
+    if group.problem.dtype == "e4m3":
         x[..., int(t == "k") % x.shape[2]] = 448.0
     return x
 
@@ -212,8 +218,10 @@ def shelf(group: HeadGroup, depth_log2: float) -> Arrays:
 
 
 def first_tokens(find: Callable[..., Captured]) -> Callable[..., Arrays]:
-    """Return what takes the first tokens of a file: the kv head of a group, and as many of its query heads as the
-    problem has.
+    """Return a function that takes the first tokens of a file, which ``find`` loads.
+
+    It takes the kv head of the group, and as many of its query heads as the problem has; queries are the last of these
+    tokens.
     """
 
     def draw(group: HeadGroup, tokens: int, **file: str) -> Arrays:
@@ -228,7 +236,7 @@ def first_tokens(find: Callable[..., Captured]) -> Callable[..., Arrays]:
 
 
 def fits(find: Callable[..., Captured]) -> Callable[..., None]:
-    """Return what raises ValueError unless a problem is of the first tokens of a file."""
+    """Return a function that raises ValueError unless a problem has the sizes of the first tokens of a file."""
 
     def check(problem: AttentionProblem, tokens: int, **file: str) -> None:
         capture = find(**file).capture

@@ -1,4 +1,4 @@
-"""Edits: at most a few changes of single elements, rows or channels on top of a drawn distribution."""
+"""Edits: changes of single elements, rows or channels, which a recipe applies after its distribution was drawn."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def natural(owner: str, name: str, value: object) -> int:
     return value
 
 
+# The fields that each kind uses, and so those that its JSON has.
 _EDIT_FIELDS: dict[EditKind, tuple[str, ...]] = {
     "set": ("batch", "pos", "head", "channel", "value"),
     "scale_row": ("batch", "pos", "head", "value"),
@@ -35,17 +36,17 @@ _EDIT_FIELDS: dict[EditKind, tuple[str, ...]] = {
 class Edit:
     """One change to the drawn arrays, at (batch, pos, head, channel) of a tensor.
 
-    ``set`` an element to ``value``; ``scale_row`` and ``scale_channel`` multiply by ``value`` (a channel in
-    every row); ``constant_row`` sets all channels; ``copy_row`` copies row ``source`` of that head: a tie;
-    ``needle`` points query row ``pos`` at key ``source``, with the scaled score ``value`` before any softcap.
-    Fields that a kind does not use must be 0.
+    ``set`` sets an element to ``value``. ``scale_row`` and ``scale_channel`` multiply a row, or a channel in every row,
+    by ``value``. ``constant_row`` sets all channels of a row. ``copy_row`` copies row ``source`` of the same head,
+    which makes a tie. ``needle`` points query row ``pos`` at key ``source``, so that its scaled score before any
+    softcap is ``value``. Fields that a kind does not use must be 0.
 
     Parameters
     ----------
     kind : {"set", "scale_row", "scale_channel", "constant_row", "copy_row", "needle"}
         What is done.
     tensor : {"q", "k", "v"}
-        To which array; a needle goes into q.
+        The array that is changed; a needle changes q.
     batch, pos, head, channel : int
         Sequence, row in the sequence, head of the tensor, and channel, each from 0.
     source : int
@@ -183,6 +184,7 @@ class Edit:
 
 
 def exact_keys(owner: str, record: Mapping[str, object], keys: tuple[str, ...]) -> None:
+    """Raise ValueError unless a record has these keys and no others."""
     missing = [k for k in keys if k not in record]
     unknown = [k for k in record if k not in keys]
     if missing or unknown:

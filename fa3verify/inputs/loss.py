@@ -1,9 +1,9 @@
-"""The gradient of the output that a real loss sends back: cross entropy of a linear readout of attention's output.
+"""The gradient of attention's output under a real loss: the cross entropy of a linear readout of that output.
 
     logits = concat_heads(O) W,   loss = sum over tokens of -log softmax(logits)[target],   dO = (softmax - onehot) W^T
 
-W is normal with variance 1 / width, targets are uniform; both follow from the seed. Rows of dO then share the
-directions of W, and each is led by that of its own target, unlike rows that are drawn apart from each other.
+W is normal with variance 1 / width, targets are uniform; both follow from the seed. All rows of dO are combinations of
+the same directions of W, mainly of that of the row's target, unlike rows that are drawn independently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 
-CLASSES = 64
+CLASSES = 64  # of the readout
 
 
 def readout_dout(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, seed: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Recipes: a named distribution, its parameters, a seed and a few edits, which together draw Q, K and V.
 
-A recipe replaces arrays: it is readable, it is JSON, it shrinks, and it draws the same float64 values on every
-platform.
+Cases store a recipe instead of arrays: it is readable, it is JSON, it shrinks, and it draws the same float64 values on
+every platform.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A named kind of input that campaigns cover: a recipe without its seed."""
+    """A named kind of input that campaigns cover: a recipe without a seed."""
 
     name: str
     distribution: str
@@ -199,7 +199,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("saturated_sink", "sink", (("strength", 50.0),)),
     Family("activations", "activations"),
 )
-# Drawn by covering arrays alone, so that no baseline holds them.
+# Families that only covering arrays draw, so that no baseline has them.
 UNCOMMON: tuple[Family, ...] = (
     Family("lse_below_88", "level", (("nats", -120.0),)),
     Family("lse_above_88", "level", (("nats", 120.0),)),

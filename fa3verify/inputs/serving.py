@@ -1,4 +1,4 @@
-"""Inputs of calls that serve: sinks beside what a recipe draws, and a K that holds V."""
+"""Inputs of calls that serve: arrays that a recipe draws, with sinks, or with a K that holds V."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs.recipe import Recipe
 
-# By how much, in nats, sinks exceed the lse of a row: a sink that is worth all its keys, one that takes nearly nothing,
-# nearly all, nothing, all that 16 bits keep, and none. Heads have them in turn, from one that the seed chooses.
+# By how many nats a sink exceeds the lse of a row: its weight is that of all keys together, nearly nothing, nearly all,
+# nothing, so much that 16 bits keep nothing else, and none. Heads have them in turn; the seed chooses the first.
 SINKS_OVER_LSE = (0.0, -3.0, 4.0, -40.0, 20.0, -np.inf)
 
 
@@ -31,7 +31,7 @@ def draw_served(problem: AttentionProblem, recipe: Recipe) -> tuple[NDArray[np.f
     q, k, v : float64 arrays in the problem's shapes
         As :meth:`Recipe.draw` returns them.
     sinks : float64 (nheads,)
-        Only of a problem that has them. Binary32 holds them, in which kernels are given them, and no format of 16 bits.
+        Only if the problem has them. They are binary32 numbers, as kernels get them, which no 16-bit format holds.
     """
     q, k, v = recipe.draw(problem)
     if problem.qv:
@@ -40,14 +40,14 @@ def draw_served(problem: AttentionProblem, recipe: Recipe) -> tuple[NDArray[np.f
 
 
 def _sinks(problem: AttentionProblem, arrays: tuple[NDArray[np.float64], ...], seed: int) -> NDArray[np.float64]:
-    """Draw every head's sink next to the lse of one of its rows that see a key; next to 0 where there is none."""
+    """Draw every head's sink near the lse of one of its rows that see a key; near 0 if no row does."""
     rng = np.random.default_rng([seed, problem.nheads])
     with np.errstate(all="ignore"):
         lse = attention(replace(problem, sinks=False), *arrays).lse
     by_head = np.moveaxis(lse, -2, 0).reshape(problem.nheads, -1)
-    found = rng.uniform(-1, 1, problem.nheads)
+    sinks = rng.uniform(-1, 1, problem.nheads)
     for head, rows in enumerate(by_head):
         usable = rows[np.isfinite(rows)]
-        found[head] += usable[rng.integers(usable.size)] if usable.size else 0.0
-        found[head] += SINKS_OVER_LSE[(seed + head) % len(SINKS_OVER_LSE)]
-    return found.astype(np.float32).astype(np.float64)
+        sinks[head] += usable[rng.integers(usable.size)] if usable.size else 0.0
+        sinks[head] += SINKS_OVER_LSE[(seed + head) % len(SINKS_OVER_LSE)]
+    return sinks.astype(np.float32).astype(np.float64)

@@ -1,8 +1,8 @@
 """Hypothesis strategies for recipes, and the lengths at the edges of tiles, where kernels break.
 
-What is drawn is small: a family name, parameters, a seed, a few edits; arrays follow from the recipe. Every choice
-lists its plainest value first, and no plain recipe takes more choices than an odd one, so that a failure shrinks to no
-edit, ``normal``, seed 0.
+Only small things are drawn: a family name, parameters, a seed, a few edits; the recipe draws the arrays. Every choice
+lists its plainest value first, and no plain recipe takes more choices than an odd one, so that a failure shrinks
+towards ``normal`` with seed 0 and no edit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["edits", "recipes"]
 TENSORS: tuple[Tensor, ...] = ("q", "k", "v")
 TILE_EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 384, 385, 511, 512, 513)
 WINDOW_EDGES = (-1, 0, 1, 63, 64, 127, 128)
-# What one edit does, plainest first. One choice, as Hypothesis deletes at most five consecutive choices at once.
+# All kinds of edits with tensor and value, plainest first. They are one choice, as Hypothesis deletes at most five
+# consecutive choices at once.
 _EDITS: tuple[tuple[EditKind, Tensor, float], ...] = (
     *(("set", tensor, value) for value in (0.0, 1.0, -8.0, 100.0) for tensor in TENSORS),
     *(("constant_row", tensor, value) for value in (0.0, 1.0, -8.0, 100.0) for tensor in TENSORS),
@@ -34,9 +35,11 @@ _EDITS: tuple[tuple[EditKind, Tensor, float], ...] = (
     *(("scale_channel", tensor, value) for value in (0.0, -1.0, 0.25, 4.0) for tensor in TENSORS),
     *(("needle", "q", value) for value in (20.0, 8.0)),
 )
-_EXTREME = ("huge", "tiny", "subnormals")  # where these edits would leave the range of the format:
-_LEAST_STD = 2.0**-14  # a needle divides by the size of its key
+# Edits that would leave the range of the format in extreme distributions, or with a smaller std: a needle divides by
+# the size of its key.
 _SCALING: tuple[EditKind, ...] = ("scale_row", "scale_channel", "needle")
+_EXTREME = ("huge", "tiny", "subnormals")
+_LEAST_STD = 2.0**-14
 
 
 @cache

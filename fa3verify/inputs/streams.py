@@ -1,7 +1,8 @@
-"""Random streams: what a kv head of a sequence draws with its query heads, the same on every platform.
+"""Random streams for inputs: each kv head of a sequence, with its query heads, draws the same on every platform.
 
-Streams are Philox4x64 counters, key (seed, tensor and purpose), counter (head, sequence); whatever passes through libm
-is rounded to 24 bits, so that no bit depends on a libm or a SIMD width.
+Streams are Philox4x64 generators with the key (seed, tensor and purpose) and the counter (head, sequence). Numbers that
+pass through libm are rounded to 24 bits, so that no bit depends on a libm or a SIMD width. The distributions of
+:mod:`fa3verify.inputs.draws` draw from them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Tensor = Literal["q", "k", "v"]
 
 
 class Purpose(IntEnum):
-    """Sub-stream of one tensor and head."""
+    """What numbers are drawn for: each purpose has a stream of its own."""
 
     VALUES = 0
     MASK = 1
@@ -39,13 +40,17 @@ class HeadGroup:
     kv_head: int
 
     def shape(self, tensor: Tensor) -> tuple[int, int, int]:
-        """(heads, rows, channels) of a tensor; K and V have one head."""
+        """Return (heads, rows, channels) of a tensor; K and V have one head."""
         if tensor == "q":
             return self.problem.group, self.seq.seqlen_q, self.problem.head_dim
         return 1, self.seq.seqlen_k, self.problem.head_dim if tensor == "k" else self.problem.head_dim_v
 
     def rng(self, tensor: Tensor | Literal["shared"], purpose: Purpose, member: int = 0) -> Generator:
-        """Stream of one head; ``member`` counts the group's query heads, "shared" belongs to the kv head."""
+        """Return the generator of one head.
+
+        ``member`` is the query head within the group, 0 for K and V; "shared" is a stream of the kv head that belongs
+        to no tensor.
+        """
         head = self.kv_head * self.problem.group + member if tensor == "q" else self.kv_head
         key = np.array([self.seed, ("q", "k", "v", "shared").index(tensor) | purpose << 8], np.uint64)
         return Generator(Philox(key=key, counter=np.array([0, 0, head, self.seq.index], np.uint64)))
@@ -54,21 +59,21 @@ class HeadGroup:
         return np.stack([draw(self.rng(tensor, purpose, m)) for m in range(self.shape(tensor)[0])])
 
     def normal(self, tensor: Tensor, purpose: Purpose = Purpose.VALUES, rows: int | None = None) -> np.ndarray:
-        """N(0, 1) on a 24-bit grid, float64 (heads, rows, channels)."""
+        """Draw N(0, 1) rounded to 24 bits, float64 (heads, rows, channels); ``rows`` None for all of the tensor."""
         shape = (self.shape(tensor)[1] if rows is None else rows, self.shape(tensor)[2])
         return self._stack(tensor, purpose, lambda rng: portable(rng.standard_normal(shape)))
 
     def uniform(self, tensor: Tensor, purpose: Purpose = Purpose.VALUES, channels: int = 0) -> np.ndarray:
-        """U[0, 1), float64 (heads, rows, channels), exact multiples of 2^-53."""
+        """Draw U[0, 1), multiples of 2^-53, float64 (heads, rows, channels); ``channels`` 0 for all of the tensor."""
         shape = (self.shape(tensor)[1], self.shape(tensor)[2] if channels == 0 else channels)
         return self._stack(tensor, purpose, lambda rng: rng.random(shape))
 
     def signs(self, tensor: Tensor) -> np.ndarray:
-        """+-1, float64 (heads, rows, channels)."""
+        """Draw +-1, float64 (heads, rows, channels)."""
         return np.where(self.uniform(tensor, Purpose.MASK) < 0.5, -1.0, 1.0)
 
     def blocks(self, tensor: Tensor, tile: int) -> np.ndarray:
-        """Block number of each row."""
+        """Return the number of the block of ``tile`` rows in which each row lies, int64 (rows,)."""
         return np.arange(self.shape(tensor)[1]) // tile
 
 

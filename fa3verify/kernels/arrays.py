@@ -1,5 +1,6 @@
-"""A function of arrays as the callable side of a kernel, for an output or for gradients: torch tensors or numpy arrays
-in and out.
+"""How a user's function of torch tensors or numpy arrays is called as a kernel, for an output or for gradients.
+
+Users declare such a function by :mod:`fa3verify.kernels.functions`, which makes kernels of it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fa3verify.operations.forward import Result
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
 GradientsOf = Literal["", "autograd", "given", "own"]
-ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # descales are (batch, heads)
-_OF_CACHES = frozenset({"paged", "seqused_k"})
+ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # a function gets descales as (batch, heads) only
+_OF_CACHES = frozenset({"paged", "seqused_k"})  # a function that claims one of these is always called over a cache
 
 
 def is_plain(x: np.ndarray) -> bool:
@@ -38,33 +39,35 @@ class ArrayFunction:
     Parameters
     ----------
     function : callable
-        ``function(q, k, v, *, softmax_scale, ...)`` returns ``out`` or ``(out, lse)``. It gets ``causal``, ``window``,
-        ``softcap`` if these are among its features; ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
-        ``max_seqlen_k`` for packed sequences; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
-        (batch, nheads_kv), or (batch, nheads) for q with ``query_head_descale`` among its features; of those features
-        also ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv``. One that claims ``paged`` or ``seqused_k``
-        is a function of caches, ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``: whatever it is asked, it gets
-        what :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``, in FlashAttention-3's layout and by
-        its names, but ``k_new`` and ``v_new``, which it may write into the cache. For gradients that are not
-        "autograd", ``function(q, k, v, dout, out, lse, *, softmax_scale, ...)`` returns ``(dq, dk, dv)``, or with
-        sinks ``(dq, dk, dv, dsinks)``; of the feature ``lse_gradient`` it gets ``dlse`` where lse has a gradient.
+        A forward is ``function(q, k, v, *, softmax_scale, ...)`` and returns ``out`` or ``(out, lse)``. It also gets
+        each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv`` that
+        is among its features; for packed sequences ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
+        ``max_seqlen_k``; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where
+        that of q is (batch, nheads) if ``query_head_descale`` is among its features.
+        A function that claims ``paged`` or ``seqused_k`` is one of caches,
+        ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``. For every problem it gets what
+        :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``. Layout and names are FlashAttention-3's,
+        except for ``k_new`` and ``v_new``, which it may write into the cache.
+        A function of gradients, unless these are "autograd", is ``function(q, k, v, dout, out, lse, *, softmax_scale,
+        ...)`` and returns ``(dq, dk, dv)``, or with sinks ``(dq, dk, dv, dsinks)``; with the feature ``lse_gradient``
+        it gets ``dlse`` where lse has a gradient.
     layout : {"bhsd", "bshd"}
-        Of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads, seqlen_q) or
-        (heads, tokens).
+        Order of the axes of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads,
+        seqlen_q), or packed (heads, tokens).
     library : {"torch", "numpy"}
         Whose arrays it takes and returns.
     device : str
         Where torch tensors are made, such as "cpu" or "cuda".
     features : frozenset of str
-        What it claims to take, a subset of :data:`ARRAY_FEATURES`.
+        What it claims to take: a subset of :data:`ARRAY_FEATURES` and of the features that serve.
     out_dtype : {"", "fp16", "bf16"}
-        Format of the output of an e4m3 function; empty for bf16, and for the own format of 16-bit ones.
+        Format of the output of an e4m3 function, where empty stands for bf16. 16-bit functions return their own format.
     gradients : {"", "autograd", "given", "own"}
-        Whether torch's autograd takes the gradients of ``function(q, k, v, ...)``; whether they are of the out and lse
-        that are given, or of a forward of its own. Empty for a forward.
+        Empty for a forward. "autograd": torch differentiates ``function(q, k, v, ...)``. "given" or "own": the function
+        returns gradients, of the out and lse that it gets or of a forward of its own.
     page_size : int
-        Keys of a page where a function that claims ``paged``, and not ``seqused_k``, is asked a problem without a
-        cache.
+        Keys of a page of the cache that is made for a problem without one, if the function claims ``paged`` and not
+        ``seqused_k``.
     launchable, identity : callable
         As :class:`fa3verify.kernels.record.Code` has them.
     """
@@ -82,12 +85,12 @@ class ArrayFunction:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Return which operands the function gets as they lie in memory, where those of others are copied."""
+        """Return the names of operands that the function gets with their strides; all others are copied."""
         is_copied = self.device != "cpu" or self.gradients
         return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
 
     def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
-        """Return a configuration that says the formats; of a function nothing else is known.
+        """Return a configuration of which only the formats are true; nothing else is known of a user's function.
 
         Parameters
         ----------
@@ -97,10 +100,12 @@ class ArrayFunction:
         Returns
         -------
         Config or GradientConfig
-            Our default one for the problem, with the function's output format; of gradients what they are of.
+            Our default one for the problem, with the function's output format; for gradients a GradientConfig, which
+            says whose forward they belong to.
         """
         if self.gradients:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
+        # default_config knows neither wider heads nor problems that serve: it gets the plain problem beside this one.
         sizes = {name: min(getattr(problem, name), MAX_HEAD_DIM) for name in ("head_dim", "head_dim_v")}
         plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None)
         return default_config(plain, out_dtype=self.out_dtype if problem.dtype == "e4m3" else "")
@@ -123,16 +128,23 @@ class ArrayFunction:
         -------
         Result, or a tuple of gradients
             Numpy arrays in the layout of the problem, with the dtypes that the function returned.
+
+        Raises
+        ------
+        WrongOutput
+            If the function changed an operand.
+        RuntimeError
+            If it left another cache than it should. Whatever the function itself raises passes through.
         """
-        asked = problem
+        original = problem
         if self.features & _OF_CACHES:
             pages = 0 if "seqused_k" in self.features else self.page_size
             problem, operands = in_cache(problem, operands, Cache(pages))
-        given = serve(problem, operands)
-        stored = {name: np.array(x) for name, x in given.items()} if problem.cache is not None else {}
+        arrays = serve(problem, operands)
+        stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
-        inputs = {name: self._operand(given.pop(name), problem) for name in names}
-        options = self._options(problem, operands) | {name: self._foreign(x) for name, x in given.items()}
+        inputs = {name: self._operand(arrays.pop(name), problem) for name in names}
+        options = self._options(problem, operands) | {name: self._foreign(x) for name, x in arrays.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)
             inputs["dout"] = self._given(operands.dout, problem)
@@ -143,22 +155,25 @@ class ArrayFunction:
         with unchanged(inputs | options):
             returned = call(*inputs.values(), **options)
         if self.gradients:
-            found = tuple(map(self._array, returned))
-            return *(self._layout(x, problem) for x in found[:3]), *found[3:]
+            gradients = tuple(map(self._array, returned))
+            return *(self._layout(x, problem) for x in gradients[:3]), *gradients[3:]
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         if stored:
             check_written(problem, operands, stored, (self._array(inputs["k_cache"]), self._array(inputs["v_cache"])))
-        return self._result(problem, asked, self._array(out), None if lse is None else self._array(lse))
+        return self._result(problem, original, self._array(out), None if lse is None else self._array(lse))
 
-    def _result(self, problem: AttentionProblem, asked: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
-        """Return what a function returned in the layout of the problem that was asked, not of the one it was given."""
+    def _result(self, problem: AttentionProblem, original: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
+        """Return outputs in the layout of the original problem, which may be packed where the call over a cache is not.
+
+        An array of another shape stays as it is: its operation then refuses it.
+        """
         if problem.cache is None:
             return Result(self._layout(out, problem), lse)
         batched = (problem.batch, problem.seqlen_q, problem.nheads, problem.head_dim_v)
         if out.shape == batched:
-            out = out.reshape(asked.out_shape)
-        if lse is not None and asked.is_varlen and lse.shape == (batched[0], batched[2], batched[1]):
-            lse = lse.swapaxes(0, 1).reshape(asked.lse_shape)
+            out = out.reshape(original.out_shape)
+        if lse is not None and original.is_varlen and lse.shape == (batched[0], batched[2], batched[1]):
+            lse = lse.swapaxes(0, 1).reshape(original.lse_shape)
         return Result(out, lse)
 
     def _by_autograd(self, *inputs: Any, **options: Any) -> Any:
@@ -167,6 +182,7 @@ class ArrayFunction:
         return gradients_of(self.function, inputs[:3], inputs[3], **options)
 
     def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
+        """Swap heads and sequence where the layout is bhsd; the same call goes either way."""
         return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x
 
     def _given(self, x: np.ndarray, problem: AttentionProblem) -> Any:
@@ -198,6 +214,7 @@ class ArrayFunction:
         return to_numpy(x)
 
     def _options(self, problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+        """Return the keywords of a call that are no arrays of :func:`fa3_reference.cache.serve`."""
         options: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
         named = ("causal", "window", "softcap", "attention_chunk")
         options |= {name: getattr(problem, name) for name in named if name in self.features}

@@ -1,8 +1,8 @@
 """One run of a kernel: on operands of its own, checked afterwards, with outputs that nobody else holds.
 
-A kernel gets copies that are read-only, and the harness keeps the originals: no kernel can change what it is judged
-against, and one that changes its copies is found. What it returns is copied, because a kernel that returns the same
-buffer twice would turn every comparison of two runs into one of a run with itself.
+A kernel gets read-only copies, and the harness keeps the originals: no kernel can change what it is judged against, and
+one that changes its copies is caught. What it returns is copied too, because a kernel that returned one buffer twice
+would otherwise have two runs compared with themselves. Every part of a verdict runs kernels through :func:`run`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KernelError(Exception):
 
 
 class Refused(KernelError):
-    """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: it may not support what was asked."""
+    """A kernel raised one of :data:`fa3verify.kernels.record.REFUSALS`: perhaps it does not support the problem."""
 
 
 def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
@@ -49,28 +49,28 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     operands : Operands
         The kernel sees read-only copies; these stay as they are.
     config
-        Of the kernel's operation; the kernel sees a copy.
+        Configuration of the kernel's operation; the kernel sees a copy.
 
     Returns
     -------
     dict
         Outputs by name, in the dtypes and shapes that the operation and the configuration declare; NaN and Inf as the
-        kernel returned them. Contiguous, and in no memory that the kernel holds.
+        kernel returned them. They are contiguous copies.
 
     Raises
     ------
     Refused
         If the kernel raised ValueError or NotImplementedError.
     KernelError
-        If it raised anything else, SystemExit included, changed its operands, or returned the wrong thing.
+        If it raised anything else but KeyboardInterrupt, changed its operands, or returned what it does not declare.
     """
     process = os.getpid()
-    given = sealed(operands)
-    arrays = {f.name: getattr(x := getattr(given, f.name), "values", x) for f in fields(given)}
+    copies = sealed(operands)
+    arrays = {f.name: getattr(x := getattr(copies, f.name), "values", x) for f in fields(copies)}  # a descale's values
     try:
         # np.errstate ends what the kernel sets for its own sums.
         with watch.warming(kernel.name), np.errstate(), unchanged(arrays):
-            returned = kernel.code.run(copy(problem), given, copy(config))
+            returned = kernel.code.run(copy(problem), copies, copy(config))
         named = operations.find(kernel.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
         raise KernelError(str(error)) from error
@@ -87,7 +87,7 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
 
 
 def _hint(error: BaseException) -> str:
-    """Return what to do where a Triton kernel finds no GPU, or got tensors that are on none."""
+    """Return advice for a Triton kernel that found no GPU, or got tensors that are on none; empty for other errors."""
     words = of_error(error)
     no_device = any(part in words for part in ("active drivers (", "cannot be accessed from Triton"))
     if not no_device or os.environ.get("TRITON_INTERPRET") == "1":
@@ -113,9 +113,10 @@ def _sealed(x: Any) -> Any:
 
 
 def _laid(x: np.ndarray) -> np.ndarray:
-    """Return a copy of a view with its strides and its place in memory; what lies between is of no array.
+    """Return a copy of a view with the same strides and the same address modulo 16, as vector loads need it.
 
-    A view of more memory than :data:`MOST_BYTES` is returned itself.
+    The memory between its elements is filled with codes that a kernel must not read. A view that spans more memory than
+    :data:`MOST_BYTES` is not copied.
     """
     low, high = np.lib.array_utils.byte_bounds(x)
     if high - low > MOST_BYTES:

@@ -5,7 +5,8 @@
     def mine():
         return torch_kernel(my_attention, dtypes=("bf16",), layout="bhsd", features=("causal", "gqa"))
 
-``fa3verify verify mymodule:mine`` judges it then, with ``gradients="autograd"`` its dQ, dK and dV.
+``fa3verify verify mymodule:mine`` then judges it; with ``gradients="autograd"`` it judges its dQ, dK and dV. How the
+function is called stands in :mod:`fa3verify.kernels.arrays`; the decorator :func:`fa3verify.kernel` is a third way in.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ __all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kern
 
 
 class Facts(TypedDict, total=False):
-    """Holds what may be said of a function beside its arrays, as :class:`~fa3verify.kernels.record.Kernel` and
-    :class:`~fa3verify.kernels.record.Code` hold it.
+    """Fields of :class:`~fa3verify.kernels.record.Kernel` and :class:`~fa3verify.kernels.record.Code` that a user may
+    set; each means what it means there.
     """
 
     features: Iterable[str]
@@ -49,7 +50,7 @@ class Facts(TypedDict, total=False):
 
 
 class FunctionFacts(Facts, total=False):
-    """Holds what :func:`torch_kernel` may be told beside the device, as :func:`array_kernel` takes it."""
+    """Keywords of :func:`torch_kernel` beside ``device``; :func:`array_kernel` describes them."""
 
     dtypes: Iterable[Dtype]
     name: str
@@ -59,7 +60,7 @@ class FunctionFacts(Facts, total=False):
 
 
 class KernelFacts(FunctionFacts, total=False):
-    """Holds what :func:`fa3verify.kernel` may be told of the function below it, as :func:`array_kernel` takes it."""
+    """Keywords of the decorator :func:`fa3verify.kernel`; :func:`array_kernel` describes them."""
 
     library: Library
     device: str
@@ -96,11 +97,11 @@ def array_kernel(
     device : str
         Where torch tensors are made, such as "cpu" or "cuda".
     gradients : {"", "autograd", "given", "own"}
-        Judge gradients, not an output: those that torch's autograd takes of it, or that it computes, of the out and lse
-        that it is given or of a forward of its own.
+        Empty to judge the output. Otherwise gradients are judged: "autograd" has torch differentiate the function;
+        with "given" the function computes them from the out and lse that it gets, with "own" from a forward of its own.
     **facts : Facts
-        What else :class:`fa3verify.kernels.record.Kernel` holds; ``features`` are causal and gqa by default, and no
-        property is claimed. Without an order the sums are of ``accumulator`` or the device.
+        Other fields of :class:`fa3verify.kernels.record.Kernel`. By default ``features`` are causal and gqa, and
+        ``bitwise`` is empty: no property is claimed.
 
     Returns
     -------
@@ -130,7 +131,7 @@ def array_kernel(
         features,
         out_dtype,
         gradients,
-        (facts.get("page_sizes") or (16,))[0],
+        (facts.get("page_sizes") or (16,))[0],  # any size of a page would do where none is declared
         launchable=facts.pop("launchable", always_launchable),
         identity=facts.pop("identity", dict),
     )
@@ -138,9 +139,10 @@ def array_kernel(
 
 
 def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Facts) -> tuple[Kernel, ...]:
-    """Return kernels of a function with what is said of it, one for each dtype."""
+    """Return kernels of a function with the facts that were declared, one for each dtype."""
     own = {"features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
-    given = {"min_seqlen": 1 if code.gradients else 0, **facts, **own}
+    # Unless a user declares it, gradients of sequences without keys are not asked for.
+    declared = {"min_seqlen": 1 if code.gradients else 0, **facts, **own}
     kernels = (
         Kernel(
             f"{name}.backward.{dtype}" if code.gradients else f"{name}.{dtype}",
@@ -153,7 +155,7 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Fa
         )
         for dtype in dtypes
     )
-    return tuple(replace(kernel, **given) for kernel in kernels)
+    return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
 def _check_facts(
@@ -165,7 +167,7 @@ def _check_facts(
     library: str,
     out_dtype: str,
 ) -> None:
-    """Raise ValueError for a word that no kernel knows, with those that it knows."""
+    """Raise ValueError for a misspelt word; the message lists the words that are known."""
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
@@ -173,14 +175,14 @@ def _check_facts(
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = operations.find("backward" if gradients else operations.FORWARD)
     taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
-    asked = (
+    words = (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),
         (layout, get_args(Layout), "layout"),
         (gradients, get_args(GradientsOf), "gradients"),
         (out_dtype, ("", *get_args(OutDtype)), "out_dtype"),
     )
-    for value, known, what in asked:
+    for value, known, what in words:
         if value not in known:
             raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
 

@@ -1,4 +1,4 @@
-"""What a kernel was handed, the very arrays on whatever device, compared after its call with what they were before."""
+"""A check that a kernel has not changed the arrays that it was called with, on whatever device they are."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from fa3verify.operations import WrongOutput
 
-MOST_BYTES = 2**26  # of an array that is spread over more memory its elements alone are compared
+MOST_BYTES = 2**26  # of an array that spans more memory only the elements are compared, not what lies between
 
 
 @contextlib.contextmanager
 def unchanged(given: Mapping[str, Any]) -> Iterator[None]:
-    """Raise WrongOutput at the end, with their names, where arrays or tensors among what a call is made with have other
-    bits than before.
+    """Raise WrongOutput at the end of a ``with`` block if arguments of a call have other bits than at its begin.
 
-    What lies between the elements of a strided tensor is compared as well: in a serving stack it is another one. Left
-    to :func:`fa3_reference.cache.check_written` are ``k_cache`` and ``v_cache``, to which a call may append.
+    ``given`` has the arguments by name; those that are neither arrays nor tensors are left out. What lies between the
+    elements of a strided tensor is compared as well: in a serving stack it belongs to another tensor. ``k_cache`` and
+    ``v_cache`` are left to :func:`fa3_reference.cache.check_written`, because a call may append to them.
     """
     fixed = {name: _memory(x) for name, x in given.items() if name not in ("k_cache", "v_cache")}
     before = {name: x.copy() if isinstance(x, np.ndarray) else x.clone() for name, x in fixed.items() if x is not None}
@@ -29,7 +29,7 @@ def unchanged(given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _memory(x: Any) -> Any:
-    """Return what an array or a tensor lies in as integers; None of anything else."""
+    """Return the memory of an array or a tensor as integers, a view of it; None for anything else."""
     if isinstance(x, np.ndarray):
         return x.view(f"u{x.itemsize}")
     if not hasattr(x, "untyped_storage"):

@@ -1,5 +1,8 @@
-"""Kernels of somebody's own: ``module:function`` or ``file.py:function``, each a function that was declared to be a
-kernel, or one without arguments that returns a :class:`~fa3verify.kernels.record.Kernel`.
+"""Kernels of users, by reference: ``module:function`` or ``file.py:function``.
+
+The function was declared to be a kernel by :func:`fa3verify.kernel`, or takes no arguments and returns a
+:class:`~fa3verify.kernels.record.Kernel`. Any name of a kernel is looked up by :func:`fa3verify.known.registry.find`,
+which calls :func:`load` for a reference.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from fa3verify import operations
 from fa3verify.kernels.record import Kernel
 from fa3verify.text import of_error, of_traceback
 
-MADE = "__fa3verify_kernels__"  # of a function that was declared to be a kernel: its kernels
+MADE = "__fa3verify_kernels__"  # attribute of a function that was declared to be a kernel; holds a tuple of kernels
 
 
 class Unloadable(ValueError):
@@ -30,17 +33,17 @@ def load(reference: str) -> Kernel:
     """Import ``module:function`` or ``file.py:function``, and name the kernel by its reference so that anyone can
     find it again.
 
-    The function returns a kernel or several, or was made some by :func:`fa3verify.kernel`; of several, the
-    reference names one by its dtype: ``module:function.bf16``.
+    The function returns one kernel or a tuple of several, or :func:`fa3verify.kernel` declared it to be some. Where
+    there are several, the reference names one by its dtype: ``module:function.bf16``.
 
     Raises
     ------
     ValueError
-        If the reference is malformed, names nothing, several or a function that takes arguments and is not declared to
-        be a kernel, does not give a Kernel of known operation, dtype and features, or if its module cannot be
-        imported; the message then has the last frame.
+        If the reference is malformed, or names nothing, several kernels, or a function that takes arguments and is not
+        declared to be a kernel; if the kernel has an unknown operation, dtype or feature; or if importing the module
+        raises an Exception, whose last frame is in the message then.
     Unloadable
-        If the function raises, or the module ends the process by SystemExit.
+        If the function raises, or if importing the module raises SystemExit, which is no Exception.
     """
     module, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
@@ -61,17 +64,21 @@ def load(reference: str) -> Kernel:
 
 
 def _named(reference: str, module: str, name: str) -> Any:
-    """Return what a reference names, a kernel or a function without arguments; ValueError as :func:`load` says."""
+    """Return the function that a reference names, declared to be a kernel or without arguments.
+
+    Raises ValueError and Unloadable as :func:`load` says.
+    """
     failed = f"kernel {reference!r} could not be loaded"
     try:
         imported = _imported(module)
     except KeyboardInterrupt:
         raise
     except Exception as error:
+        # A SyntaxError's own message names its file and line, and its last frame is only the import statement.
         raised = of_traceback(error)
         where = f" ({raised['frame']})" if raised and not isinstance(error, SyntaxError) else ""
         raise ValueError(f"{failed}: {of_error(error)}{where}") from error
-    except BaseException as error:  # a third party's module may raise anything
+    except BaseException as error:  # a third party's module may raise anything, SystemExit included
         raise Unloadable(f"{failed}: {of_error(error)}") from error
     named = getattr(imported, name, None)
     if named is None:
@@ -84,7 +91,7 @@ def _named(reference: str, module: str, name: str) -> Any:
 
 
 def _required(function: Any) -> list[str]:
-    """Names of the arguments that a function cannot be called without; none where Python does not know."""
+    """Return the names of the arguments without a default; an empty list where Python knows no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -94,13 +101,16 @@ def _required(function: Any) -> list[str]:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question for the name that was meant; empty where none is like it."""
+    """Return a question for the known name that is most like ``name``; an empty text where none is like it."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _imported(module: str) -> ModuleType:
-    """Import a module by its name, or a file by its path, whose folder its own imports are then found in."""
+    """Import a module by its name, or a file by its path; the file's folder is put on ``sys.path`` for its imports.
+
+    Raises what the module raises, ModuleNotFoundError for a missing file, ImportError if another module has its name.
+    """
     if not module.endswith(".py"):
         return importlib.import_module(module)
     file = os.path.realpath(module)
@@ -109,14 +119,17 @@ def _imported(module: str) -> ModuleType:
         raise ModuleNotFoundError(f"there is no file {module} in {os.getcwd()}", name=module)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found = importlib.import_module(name)
-    if (other := os.path.realpath(str(found.__file__))) != file:
+    imported = importlib.import_module(name)
+    if (other := os.path.realpath(str(imported.__file__))) != file:
         raise ImportError(f"the module {name} is {other}: rename {module}")
-    return found
+    return imported
 
 
 def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:
-    """Return the only one, or the one of a dtype."""
+    """Return the only kernel, or that of a dtype; ValueError where it is no Kernel, or not one alone fits.
+
+    An empty ``dtype`` means that the reference names none.
+    """
     for kernel in made:
         if not isinstance(kernel, Kernel):
             rule = "must be declared by @fa3verify.kernel(...), or return a fa3verify Kernel"

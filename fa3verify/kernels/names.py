@@ -1,4 +1,7 @@
-"""What a kernel's name says: where it is found, a planted mistake, head dims, changes and a learned order."""
+"""Names of kernels, read and written: where a kernel is found, a planted mistake, head dims, changes, a learned order.
+
+:func:`fa3verify.known.registry.find` turns a name into the kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fa3_kernels.plan.config import Setting
 from fa3verify.kernels.policy import VALUES
 
+# The last suffix of a name: @64,128 or [field=value,...], where a value may have brackets of its own.
 _BEHIND = re.compile(r"(?P<base>.+?)(?:@(?P<dims>\d+(?:,\d+)*)|\[(?P<changes>(?:[^][]|\[[^][]*\])+)\])")
 
 
@@ -24,9 +28,9 @@ class KernelName:
     fault : str
         The planted mistake of a twin.
     head_dims : tuple of int
-        The only ones that are left to it; empty of all that it takes.
+        The only head dims that it is to be judged at; empty for all that it takes.
     changes : mapping
-        Fields of its configuration that differ from what it chooses.
+        Fields of its configuration, with values other than those that the kernel chooses.
     order : str
         The file of a learned order, whose twin's bits it is held against.
     contract : mapping
@@ -42,12 +46,13 @@ class KernelName:
 
     @classmethod
     def parse(cls, text: str) -> KernelName:
-        """Read a name; head dims and changes stand behind it in any order.
+        """Read a name; head dims and changes stand behind the base in any order.
 
         Raises
         ------
         ValueError
-            For head dims and changes that are none, for changes beside an order, and for what stands twice.
+            For malformed head dims or changes, for changes beside an order, and for head dims or changes that stand
+            twice.
 
         Examples
         --------
@@ -56,21 +61,22 @@ class KernelName:
         ('twin.fp16', 'stale_v', (64, 128), {'num_splits': 2})
         """
         base = text
-        found: dict[str, str] = {}
+        suffixes: dict[str, str] = {}
         while match := _BEHIND.fullmatch(base):
             base = match["base"]
-            if (kind := str(match.lastgroup)) in found:
+            if (kind := str(match.lastgroup)) in suffixes:
                 raise ValueError(f"head dims stand once behind a kernel's name, and so do changes, got {text!r}")
-            found[kind] = match[kind]
+            suffixes[kind] = match[kind]
         _, at, words = base.rpartition(":")[2].rpartition("@")
         if at:
             raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
-        changes = dict(_change(each, text) for each in found["changes"].split(",")) if "changes" in found else {}
+        changes = dict(_change(each, text) for each in suffixes["changes"].split(",")) if "changes" in suffixes else {}
         order = str(changes.pop("order", ""))
         contract = {name: str(changes.pop(name)) for name in VALUES if name in changes}
         if order and changes:
             raise ValueError(f"an order stands alone behind a kernel's name, got {text!r}")
-        dims = tuple(map(int, found["dims"].split(","))) if "dims" in found else ()
+        dims = tuple(map(int, suffixes["dims"].split(","))) if "dims" in suffixes else ()
+        # A + in a path, or at the end of a name, plants no fault.
         plain, _, fault = (base, "", "") if ":" in base or base.endswith("+") else base.partition("+")
         return cls(base=plain, fault=fault, head_dims=dims, changes=changes, order=order, contract=contract)
 

@@ -1,5 +1,6 @@
-"""What kernels do by design where no arithmetic says what is right: rows without a key, special
-values, alignment.
+"""Declarations of what kernels do by design where no arithmetic says what is right.
+
+These are rows without a key, NaN and infinities in the operands, and the alignment of the causal mask.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Policy:
 
     @property
     def free(self) -> frozenset[str]:
-        """Names of the outputs that rows without a key need not have from the formula, 0 and -inf."""
+        """Return the names of outputs whose rows without a key are not held against the formula's 0 and -inf."""
         whole = self.whole
         named = {"out": whole.empty_out != "zero", "lse": whole.empty_lse != "-inf"}
         return frozenset(name for name, is_free in named.items() if is_free)
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """Return what it declares other than FlashAttention-3's contract, in words, which a report must say."""
+        """Return what it declares other than FlashAttention-3's contract, in words, for reports."""
         return tuple(f"{name} {value}" for name, value in self.said.items() if value != VALUES[name][0])
 
     def aligned(self, problem: AttentionProblem) -> AttentionProblem:
@@ -177,7 +178,7 @@ CONTRACTS = (
 
 
 def empty_rows(problem: AttentionProblem) -> np.ndarray:
-    """Rows that see no key, bool in the layout of lse."""
+    """Return which rows see no key, bool in the layout of lse."""
     empty = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
@@ -198,7 +199,7 @@ def rows_like(x: np.ndarray, problem: AttentionProblem, rows: np.ndarray) -> np.
 def freed(
     policy: Policy, problem: AttentionProblem, arrays: Mapping[str, np.ndarray], value: float
 ) -> Mapping[str, np.ndarray]:
-    """Return arrays by name of output with ``value`` in the rows without a key that the policy leaves free."""
+    """Return outputs by name, with ``value`` in the rows without a key of those that :attr:`Policy.free` names."""
     if not policy.free & arrays.keys():
         return arrays
     empty = empty_rows(problem)

@@ -20,16 +20,16 @@ from fa3verify.operations.operation import Accumulator, ForwardOf, needed_featur
 from fa3verify.text import MOST_BYTES, one_line
 
 BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
-_PLAIN_LENGTH = 128  # of queries and keys, where a head_dim is asked about
+_PLAIN_LENGTH = 128  # of queries and keys in the problem that head_dim_refusal asks a kernel about
 
-# Head dims that a kernel which declares none refused when it was asked in this process, by its name.
+# By name of a kernel without ``head_dims``: head dims that it refused when it was introduced in this process.
 REFUSED: dict[str, frozenset[int]] = {}
-REFUSALS = (ValueError, NotImplementedError)  # what a kernel raises that does not support what was asked
+REFUSALS = (ValueError, NotImplementedError)  # a kernel raises one of them for what it does not support
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Holds what exactly was judged; None is what a kernel does not say. Every text is one line of at most 4 KiB.
+    """Says which build of a kernel was judged; None where the kernel does not say. Texts are one line of 4 KiB at most.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ class Identity:
 
 
 class Code(Protocol):
-    """Says what of a kernel is called. A class that inherits it need not have the last two."""
+    """The four functions of a kernel that are called. A class that inherits them need not write the last two."""
 
     def configure(self, problem: AttentionProblem, /) -> AnyConfig:
         """Return the operation's configuration, for a forward a ``Config``.
 
-        What it refuses by ValueError or NotImplementedError is not asked of the kernel, in no case and no property.
+        A problem that it refuses by ValueError or NotImplementedError is never run, in no case and no property.
         """
         ...
 
@@ -66,16 +66,16 @@ class Code(Protocol):
         """Return the operation's outputs, as a mapping by name or as attributes, for a forward :class:`Result`."""
 
     def launchable(self, problem: AttentionProblem, config: Any, /) -> object:
-        """Raise ValueError where no launch of a problem has a configuration.
+        """Raise ValueError if no caller can have the problem run in the configuration.
 
-        Without it every configuration that ``changeable`` leads to can be run. A property that keeps the configuration
-        of another problem is not tried in one that a caller cannot have.
+        By default it refuses nothing: every configuration that ``changeable`` leads to can be run. Properties that run
+        a problem in the configuration of another one leave out those that are refused here.
         """
 
     def identity(self) -> Mapping[str, str | None]:
         """Return fields of :class:`Identity` by name, for stored judgements.
 
-        It is asked once in a campaign, where the kernel runs.
+        It is called once in a campaign, in a process that runs the kernel.
         """
         return {}
 
@@ -86,7 +86,7 @@ def always_launchable(problem: AttentionProblem, config: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The code of a kernel, function by function, each as :class:`Code` says."""
+    """The code of a kernel as four functions of a caller's choice; :class:`Code` says what each of them does."""
 
     run: Callable[..., object]
     configure: Callable[[AttentionProblem], AnyConfig]
@@ -105,10 +105,10 @@ class Kernel:
     dtype : {"fp16", "bf16", "e4m3"}
         Format of its operands, of a quantiser that of its codes.
     code : Code
-        What is called: it configures, runs and identifies itself. :class:`Functions` makes one of single functions.
+        Its functions, which configure, run and identify it. :class:`Functions` makes one of single functions.
     features : frozenset of str
-        Subset of those of its operation, above all :data:`fa3verify.operations.FEATURES`; problems that need others
-        are never sent.
+        Subset of its operation's, such as :data:`fa3verify.operations.FEATURES` of a forward; it never gets a problem
+        that needs others.
     description : str
         One line for lists of kernels.
     unavailable : str, optional
@@ -125,7 +125,7 @@ class Kernel:
         what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
         Without it the bound is the wider one of any order (:mod:`fa3verify.judging.hypotheses`).
     accumulator : {"fp32", "wgmma", "either"}, optional
-        Of a kernel without ``order``, how it adds products: in binary32, in Hopper's tensor core, or either. By default
+        How a kernel without ``order`` adds products: in binary32, in Hopper's tensor core, or in either. By default
         its device decides.
     device : str
         Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
@@ -134,15 +134,15 @@ class Kernel:
     policy : Policy
         What it does by design where no arithmetic says what is right.
     bitwise : frozenset of str, optional
-        Names of the properties it claims among those that demand equal bits of calls that differ; all by default. Of
-        the others those of kind "agreement" hold within the bounds; the rest are reported as not claimed.
+        Names of the properties it claims among those that demand equal bits of two calls; all by default. Of those that
+        it does not claim, the kind "agreement" must hold within the bounds; the rest are reported as not claimed.
     head_dims : tuple of int, optional
-        The only ones it takes; without it, those that ``configure`` does not refuse.
+        The only head dims it takes; None where ``configure`` decides.
     seqlen_multiple, min_seqlen : int
-        Every length of queries and keys is a multiple of the one and at least the other; problems are adapted to that
-        (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys as well.
+        It takes lengths of queries and keys that are multiples of the first and at least the second; drawn problems are
+        adapted (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys too.
     page_sizes : tuple of int, optional
-        Keys of a page that it takes; without it any, if it claims ``paged``.
+        The only numbers of keys of a page it takes; None for any, if it claims ``paged``.
     forward : {"given", "own"}
         Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
 
@@ -192,7 +192,7 @@ class Kernel:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """Return what it declares other than the default, in words: its policy, and the sizes that it does not take."""
+        """Return in words what it declares other than the default: its policy, and the sizes that it does not take."""
         sizes = {"min_seqlen": self.min_seqlen > 0, "seqlen_multiple": self.seqlen_multiple > 1}
         words = [f"{name} {getattr(self, name)}" for name, is_said in sizes.items() if is_said]
         if self.head_dims is not None:
@@ -200,17 +200,17 @@ class Kernel:
         return (*self.policy.exceptions, *words)
 
     def altered(self, **functions: Callable[..., Any]) -> Kernel:
-        """Return the kernel with other functions in its code.
+        """Return a kernel that declares the same, with other functions in its code.
 
         Parameters
         ----------
         **functions : callable
-            Fields of :class:`Functions`; the rest is as it was.
+            Fields of :class:`Functions` to replace.
 
         Returns
         -------
         Kernel
-            Which declares the same.
+            The new kernel; this one stays as it is.
         """
         known = {field.name: getattr(self.code, field.name) for field in fields(Functions)}
         return replace(self, code=Functions(**(known | functions)))
@@ -278,7 +278,7 @@ class Kernel:
         return self.bitwise is None or law in self.bitwise
 
     def misfit(self, problem: AttentionProblem) -> str | None:
-        """Return the declared size that a problem does not have; nothing is asked of the kernel.
+        """Return the declared rule that a problem breaks; the kernel's code is not called.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ def widths(kernel: Kernel, head_dim: int) -> Json:
 
 
 def fitting(n: int, kernel: Kernel) -> int:
-    """Return the smallest length that a kernel takes and that is no smaller."""
+    """Return the smallest length of at least ``n`` that a kernel takes."""
     return math.ceil(max(n, kernel.min_seqlen) / kernel.seqlen_multiple) * kernel.seqlen_multiple
 
 

@@ -1,4 +1,7 @@
-"""The CPU twins as kernels under judgement."""
+"""The CPU twins as kernels under judgement: those that ship, and the function that builds one with changes.
+
+What a twin computes stands in ``fa3_kernels.twin``. Kernels that run on a GPU are listed in :mod:`fa3verify.known`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from fa3verify.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Twin(Code):
-    """The code of a twin; a record, so that it can travel to worker processes."""
+    """The code of a twin: its operation, changed fields of its configuration, and its planted fault.
+
+    It is a record, so that it can travel to worker processes.
+    """
 
     operation: str
     changes: tuple[tuple[str, Setting], ...] = ()
@@ -31,8 +37,8 @@ class Twin(Code):
 
     @property
     def family(self) -> str:
-        """Return whose plan and bits it has: a family of :data:`fa3_kernels.plan.families.FAMILIES`, or a file that
-        holds a learned order.
+        """Return the family whose plan and bits it has: a key of :data:`fa3_kernels.plan.families.FAMILIES`, or the
+        name of a file that holds a learned order.
         """
         return str(dict(self.changes).get("family", OURS))
 
@@ -53,7 +59,7 @@ class Twin(Code):
         return Result(*forward(problem, operands, config, ideal=frozenset({"output"})))
 
     def identity(self) -> dict[str, str | None]:
-        """The twin's own sources, and the version of the kernels whose bits it has."""
+        """Return the hash of the twin's own sources, and the version of the kernels whose bits it has."""
         from fa3_kernels.twin.compiled import source_hash
 
         traits = traits_of(self.family)
@@ -70,7 +76,10 @@ def twin(
     operation: str = operations.FORWARD,
     **changes: Setting,
 ) -> Kernel:
-    """Build a twin kernel, optionally with configuration changes or a planted fault."""
+    """Build a twin kernel, optionally with a planted fault or ``changes``, fields of its configuration.
+
+    Without a ``name`` it is ``twin.DTYPE``, with ``+FAULT`` behind it where a fault is planted.
+    """
     code = Twin(operation, tuple(sorted(changes.items())), fault)
     name = name or f"twin.{dtype}" + (f"+{fault}" if fault else "")
     features = operations.find(operation).features_of(changes)
@@ -119,10 +128,11 @@ _WHATEVER_THE_SPLITS = frozenset(
 
 
 _SERVED = frozenset({"causal", "window", "varlen", "gqa", "paged", "seqused_k", "leftpad", "batch_idx"})
-# What kernels of other families declare, the twin as the library and from here alone, so that one verdict can be held
-# against the other: cuDNN runs another kernel for one query, the Triton kernel masks no tail, builds that serve were
-# recorded at head_dim 128 and with keys, and FlashAttention-2 takes a part of the keys whose row sum is NaN for an
-# empty one, so that lse is finite where out is NaN. Sinks of builds that serve are bf16, where a judge's are float32.
+# What kernels of other families declare. The twin and the library itself both take it from here, so that their verdicts
+# can be compared. The reasons: cuDNN runs another kernel for one query. The Triton kernel masks no tail. The serving
+# builds (vLLM, SGLang) were recorded at head_dim 128 and with keys only, and their sinks are bf16 where a judge's are
+# float32, so that no sinks are claimed. FlashAttention-2 takes a part of the keys whose row sum is NaN for an empty
+# part, so that lse is finite where out is NaN.
 DECLARED: dict[str, Facts] = {
     "cudnn": {"min_seqlen": 2, "policy": Policy(causal="top_left")},
     "flash2": {"policy": Policy(empty_lse="+inf", special_values="out"), "bitwise": _WHATEVER_THE_SPLITS},
@@ -133,8 +143,9 @@ DECLARED: dict[str, Facts] = {
 
 
 def declared(family: str, dtype: Dtype) -> Facts:
-    """Return what kernels of a family declare in a format: in e4m3 no windows of builds that serve, which were not
-    compared.
+    """Return what kernels of a family declare in a format; empty for a family that declares nothing.
+
+    Serving builds do not claim windows in e4m3, because those were never compared with recordings.
     """
     facts = DECLARED.get(family, {})
     if dtype == "e4m3" and "features" in facts:
@@ -143,7 +154,10 @@ def declared(family: str, dtype: Dtype) -> Facts:
 
 
 def _unknown(family: str, dtype: Dtype) -> str | None:
-    """Return why no bits of a family are known in a format; None where some are."""
+    """Return why no bits of a family are known in a format; None where some are.
+
+    The family is asked about a small problem of the first head_dim that it takes.
+    """
     head_dim = (DECLARED.get(family, {}).get("head_dims") or (128,))[0]
     return FAMILIES[family].refuses(AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)) or None
 

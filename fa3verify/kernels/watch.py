@@ -1,7 +1,7 @@
-"""What a process says about its work while it does it, so that another one knows where it died or
-hung.
+"""Announcements of a process about the work that it begins, so that another process knows where it died or hung.
 
-Nobody listens unless a listener is set; a worker of :class:`fa3verify.campaign.pool.IsolatingPool` sets one.
+Code that runs kernels calls :func:`trying` and :func:`warming`. They do nothing unless a listener is set; a worker of
+:class:`fa3verify.campaign.pool.IsolatingPool` sets one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fa3verify.files import Json
 
 
 class Listener(Protocol):
-    """Is told what a process says of its work."""
+    """Receives the announcements."""
 
     def trying(self, what: str, content: Json) -> None:
         """A case or a trial begins; ``what`` and ``content`` are those of a replay file."""
@@ -28,7 +28,7 @@ _warm: set[str] = set()
 
 
 def listen(listener: Listener) -> None:
-    """Tell a listener from now on."""
+    """Add a listener, which gets all announcements from then on."""
     _listeners.append(listener)
 
 
@@ -40,7 +40,10 @@ def trying(what: str, content: Callable[[], Json]) -> None:
 
 @contextlib.contextmanager
 def warming(what: str) -> Iterator[None]:
-    """Say that something begins and ends which takes longer the first time in a process; silent from then on."""
+    """Announce the begin and the end of something that takes longer the first time in a process.
+
+    ``what`` names it, such as a kernel; nothing is announced when the same name comes again.
+    """
     listeners = [] if what in _warm else _listeners
     _warm.add(what)
     for listener in listeners:

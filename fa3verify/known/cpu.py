@@ -1,7 +1,8 @@
-"""Attention of other libraries on a CPU, each as its users call it: torch's on tensors, the others on numpy arrays.
+"""Attention of other libraries on a CPU, each called as its users call it.
 
-Arrays are (batch, heads, seqlen, head_dim); every function returns out, and lse where the library gives one, or takes
-dout, out and lse as well and returns dq, dk and dv.
+torch's and Transformers' functions take tensors, the others numpy arrays, all (batch, heads, seqlen, head_dim). A
+forward returns out, with lse if the library gives one; a backward takes dout, out and lse as well and returns dq, dk
+and dv. :mod:`fa3verify.known.cpu_kernels` declares them as kernels, and imports this module when one runs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def torch_flash(
 
 
 def torch_flash_gradients(*tensors: torch.Tensor, softmax_scale: float, causal: bool) -> tuple[torch.Tensor, ...]:
-    """The backward of what ``scaled_dot_product_attention`` runs on a CPU by default; heads of a group are added."""
+    """Return dq, dk and dv of ``torch_flash``, from q, k, v, dout, out and lse; dk and dv of a group are added."""
     q, k, v, dout, out, lse = tensors
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -53,7 +54,7 @@ def torch_flex(
     window: tuple[int, int],
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """torch's FlexAttention without compilation, masks aligned bottom-right."""
+    """Run torch's FlexAttention without compilation, with masks aligned bottom-right; a window side of -1 is open."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     offset = k.shape[2] - q.shape[2]
@@ -121,6 +122,7 @@ def jax_gradients(*arrays: np.ndarray, softmax_scale: float, causal: bool) -> tu
 
 @lru_cache(maxsize=64)
 def _onnx_session(softmax_scale: float, causal: bool) -> Any:
+    """Return an ONNX Runtime session of one Attention node for FP16 arrays of any size, on one thread."""
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper

@@ -1,6 +1,7 @@
-"""Attention of other libraries on a CPU as kernels, with the sharpest true order of operations of each.
+"""Attention of other libraries on a CPU as kernels, each with the order of operations that its error bound assumes.
 
-Nothing heavy is imported before a kernel runs. None claims equal bits of different calls but of repeated ones.
+The calls themselves stand in :mod:`fa3verify.known.cpu`, which is imported when a kernel runs. None of the kernels
+claims equal bits of different calls; all claim that a repeated call has equal bits.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fa3verify.text import install_hint
 _UNFUSED = SoftmaxOrder("unscaled", "always", "any", "normalised")
 _BLOCKS = SoftmaxOrder("unscaled", "lazy", "left_to_right", "running")
 Order = Callable[[Any], KernelModel | BackwardModel]
-CLAIMED = frozenset({"repeated_run_is_identical"})  # checked by a test: properties take long to import
-# torch's vectorised exp of 16-bit calls on a CPU: among 1.2 million rows the lse is off by up to 1.1e-4 (torch 2.13,
-# AVX-512), which no other library here loses.
+CLAIMED = frozenset({"repeated_run_is_identical"})  # a name of a property; written out, as these take long to import
+# Relative error of torch's vectorised exp in 16-bit calls on a CPU, which no other library here has: among 1.2 million
+# rows the lse is off by up to 1.1e-4 (torch 2.13, AVX-512).
 TORCH_EXP_ERROR = 2.0**-12
 
 
@@ -39,7 +40,7 @@ def _any_tree(config: Config, order: SoftmaxOrder, **more: Any) -> KernelModel:
 
 
 def all_fp32(config: Config) -> KernelModel:
-    """torch's MATH on any device: binary32 until the output is rounded."""
+    """Return the model of torch's MATH on any device, which computes in binary32 until it rounds the output."""
     return _any_tree(config, _UNFUSED, probabilities="fp32")
 
 
@@ -56,22 +57,22 @@ def _torch_flash(config: Config) -> KernelModel:
 
 
 def _fp32_gradients(config: GradientConfig) -> BackwardModel:
-    """torch's MATH: binary32 until gradients of single heads are rounded, which are added in 16 bits."""
+    """Return the model of torch's MATH: gradients of single heads in binary32, rounded, then added in 16 bits."""
     return replace(_any_gradients(config), weights="fp32", parts=config.dtype)
 
 
 def _rounded_gradients(config: GradientConfig) -> BackwardModel:
-    """dP, P and dS in 16 bits, S in binary32."""
+    """Return a model with dP, P and dS in 16 bits and S in binary32."""
     return replace(_any_gradients(config), dp=config.dtype, parts=config.dtype)
 
 
 def _eager_gradients(config: GradientConfig) -> BackwardModel:
-    """S, dP, P and dS in 16 bits, as frameworks store what they differentiate."""
+    """Return a model with S, dP, P and dS in 16 bits, as frameworks store them to differentiate."""
     return replace(_rounded_gradients(config), scores=config.dtype)
 
 
 def _torch_flash_gradients(config: GradientConfig) -> BackwardModel:
-    """Blocks of 32 rows and more by 512 keys, whose parts are added to gradients in 16 bits."""
+    """Return a model of blocks of at least 32 rows by 512 keys, whose parts are added to gradients in 16 bits."""
     blocks = {"tile_m": 32, "tile_n": 512, "parts": config.dtype}
     return replace(_any_gradients(config), exp_error=TORCH_EXP_ERROR, **blocks)
 
@@ -138,8 +139,8 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
 
 
 def cpu() -> tuple[Kernel, ...]:
-    """Return the kernels, with the reason where a package is missing."""
-    found: list[Kernel] = []
+    """Return the kernels of all rows and dtypes, with the reason where a package is missing."""
+    kernels: list[Kernel] = []
     for name, function, packages, order, about, facts in _KERNELS:
         missing = [package for package in packages if find_spec(package) is None]
         declared: FunctionFacts = {
@@ -154,5 +155,5 @@ def cpu() -> tuple[Kernel, ...]:
             "unavailable": f"needs {', '.join(missing)}: {install_hint(*missing)}" if missing else None,
         }
         library = "torch" if "torch" in packages else "numpy"
-        found += array_kernel(partial(_call, function), library=library, **(declared | facts))
-    return tuple(found)
+        kernels += array_kernel(partial(_call, function), library=library, **(declared | facts))
+    return tuple(kernels)

@@ -1,5 +1,7 @@
-"""Our kernels on the GPU: operands from numpy, one launch or call over a cache, and its results back, bit for bit; and
-gradients as peers' are prepared.
+"""Calls of our own GPU kernels: numpy operands are copied to the GPU, and results back, bit for bit.
+
+Gradients are prepared as those of peers are, for :mod:`fa3verify.known.launches`. :mod:`fa3verify.known.gluon` declares
+our kernels and calls the functions here.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ def run_served(
     Parameters
     ----------
     problem : AttentionProblem
-        Where it has no cache, its keys lie in rows of one.
+        If it has no cache, its keys are put into the rows of one.
     operands : Operands
-        Descales are one for each sequence and head.
+        Descales, if any, are one for each sequence and head.
     options : dict
-        num_splits, pack_gqa and, of e4m3, promotion_interval.
+        num_splits, pack_gqa and, for e4m3, promotion_interval.
     arrays : mapping of str to array, optional
-        What it is called with instead of what :func:`fa3_reference.cache.serve` gives.
+        Arguments by name; by default those of :func:`fa3_reference.cache.serve`.
 
     Returns
     -------
@@ -74,11 +76,11 @@ def run_served(
     RuntimeError
         If the call left another cache than it should (:func:`fa3_reference.cache.check_written`).
     """
-    asked = problem
+    original = problem
     problem, operands = in_cache(problem, operands, Cache())
     arrays = serve(problem, operands) if arrays is None else arrays
     call: Keywords = {name: to_gpu(x) for name, x in arrays.items()} | _factors_of(operands)
-    for name in {"k_new", "v_new"} & call.keys():
+    for name in {"k_new", "v_new"} & call.keys():  # the function calls them k and v
         call[name[0]] = call.pop(name)
     if "cu_seqlens_q" in call:
         call["max_seqlen_q"] = problem.seqlen_q
@@ -95,24 +97,25 @@ def run_served(
             **options,
         )
     check_written(problem, operands, arrays, (to_numpy(call["k_cache"]), to_numpy(call["v_cache"])))
-    lse = lse.transpose(0, 1) if asked.is_varlen and lse.ndim == 3 else lse
-    return to_numpy(out.reshape(asked.out_shape)), to_numpy(lse.reshape(asked.lse_shape))
+    # Packed sequences of equal length are called as a batch: heads come to the front, as packed lse has them.
+    lse = lse.transpose(0, 1) if original.is_varlen and lse.ndim == 3 else lse
+    return to_numpy(out.reshape(original.out_shape)), to_numpy(lse.reshape(original.lse_shape))
 
 
 def _factors_of(operands: Operands) -> Keywords:
-    """Return the descales of a call over a cache."""
-    given = {f"{name}_descale": getattr(operands, f"{name}_descale") for name in "qkv"}
-    given = {name: x for name, x in given.items() if x is not None}
-    if blocks := max((x.block_rows for x in given.values()), default=0):
+    """Return the descales of a call over a cache by name; ValueError for descales of blocks."""
+    descales = {f"{name}_descale": getattr(operands, f"{name}_descale") for name in "qkv"}
+    descales = {name: x for name, x in descales.items() if x is not None}
+    if blocks := max((x.block_rows for x in descales.values()), default=0):
         raise ValueError(f"descales of a call over a cache are one for each sequence and head, got blocks of {blocks}")
-    return {name: to_gpu(x.values) for name, x in given.items()}
+    return {name: to_gpu(x.values) for name, x in descales.items()}
 
 
 def descales_of(operands: Operands) -> Descales:
-    """The descales of operands on the GPU."""
-    given = (operands.q_descale, operands.k_descale, operands.v_descale)
-    q, k, v = (None if x is None else to_gpu(x.values) for x in given)
-    of_q, of_k, of_v = (x.block_rows if x else 0 for x in given)
+    """Return the descales of operands on the GPU, with the rows of a block for each; None and 0 without descales."""
+    descales = (operands.q_descale, operands.k_descale, operands.v_descale)
+    q, k, v = (None if x is None else to_gpu(x.values) for x in descales)
+    of_q, of_k, of_v = (x.block_rows if x else 0 for x in descales)
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 

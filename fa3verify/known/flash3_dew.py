@@ -17,7 +17,7 @@ TARGET_BACKWARD = "dew_flash3_mha_bwd"
 
 
 def load(name: str) -> Forward:
-    """Load the forward: batches of one head_dim, without softcap and options."""
+    """Load the forward; preparing raises ValueError but for batches of one head_dim, without softcap and options."""
     function = handler(library(PEERS[name].binary), TARGET)
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
@@ -43,22 +43,23 @@ def _attributes(problem: AttentionProblem) -> dict[str, float]:
 
 
 def load_backward(name: str) -> Backward:
-    """Load the backward: batches of one head_dim, without softcap and options."""
+    """Load the backward; preparing raises ValueError but for batches of one head_dim, without softcap and options."""
     function = handler(library(PEERS[name].binary), TARGET_BACKWARD)
 
     def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
         if options or problem.is_varlen or problem.softcap or problem.head_dim_v != problem.head_dim:
             raise ValueError("this build is called for batches of one head_dim, without softcap")
         tokens = problem.batch * problem.seqlen_q
-        found = [torch.empty_like(y) for y in x[:3]]
-        rows = problem.nheads * (tokens + 128 * (problem.batch + 1))  # of D and of the lse in log2 units, padded
+        gradients = [torch.empty_like(y) for y in x[:3]]
+        # Scratch for sum(dout * out) and for the lse in log2 units, rows of float32 with padding to tiles of 128 rows.
+        rows = problem.nheads * (tokens + 128 * (problem.batch + 1))
         scratch = [torch.zeros(rows, dtype=torch.float32, device=x.q.device) for _ in range(2)]
         operands = (x.dout, x.q, x.k, x.v, x.out, x.lse)
-        call = Call(function, operands, (*found, *scratch), _attributes(problem), runtime())
+        call = Call(function, operands, (*gradients, *scratch), _attributes(problem), runtime())
 
         def launch() -> Gradients:
             call()
-            return tuple(found)
+            return tuple(gradients)
 
         return launch
 
@@ -66,7 +67,7 @@ def load_backward(name: str) -> Backward:
 
 
 def runtime() -> Runtime:
-    """A runtime on torch's current stream and allocator; scratch memory is kept as long as the runtime."""
+    """Return a runtime on torch's current stream and allocator, which keeps scratch memory as long as it lives."""
     scratch: list[torch.Tensor] = []
 
     def allocate(size: int) -> int:

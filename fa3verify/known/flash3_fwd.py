@@ -17,7 +17,9 @@ def load(name: str) -> Forward:
 
 
 def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
-    """Prepare a call. Options: num_splits, 1 by default and 0 for what the library chooses, and pack_gqa."""
+    """Prepare a call. The options are num_splits, 1 by default, and pack_gqa; at num_splits 0, and without pack_gqa,
+    the library chooses.
+    """
     packed: dict[str, torch.Tensor | int | None] = {}
     if problem.is_varlen:
         packed = {"cu_seqlens_q": given.cu_seqlens_q, "cu_seqlens_k": given.cu_seqlens_k}
@@ -25,7 +27,7 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
     descales = {name: getattr(given, name) for name in ("q_descale", "k_descale", "v_descale")}
 
     def launch() -> LaunchOutput:
-        found = torch.ops.fa3_fwd.fwd(
+        results = torch.ops.fa3_fwd.fwd(
             given.q,
             given.k,
             given.v,
@@ -39,6 +41,6 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
             num_splits=options.get("num_splits", 1),
             pack_gqa=options.get("pack_gqa"),
         )
-        return LaunchOutput(found[0], found[1])
+        return LaunchOutput(results[0], results[1])
 
     return launch

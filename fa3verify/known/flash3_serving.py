@@ -1,4 +1,8 @@
-"""The builds of FlashAttention-3 that serve, vLLM's and SGLang's: calls over pages or rows of a cache."""
+"""Calls of vLLM's and SGLang's builds of FlashAttention-3, which serve: keys lie in pages or rows of a cache.
+
+Official builds without a cache are called in :mod:`fa3verify.known.flash3_fwd` and
+:mod:`fa3verify.known.flash3_dew`; :mod:`fa3verify.known.launches` loads all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from fa3verify.known.launches import Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 
-_SPACES = {"vllm": "_vllm_fa3_C", "sglang": "sgl_kernel"}  # of their operators
-# What their operators call the arrays of fa3_reference.cache.serve that they have other names for.
+_SPACES = {"vllm": "_vllm_fa3_C", "sglang": "sgl_kernel"}  # namespaces of their operators in torch.ops
+# Names in fa3_reference.cache.serve, and the names of their operators for the same array.
 _NAMES = {
     "k_cache": "k",
     "v_cache": "v",
@@ -23,6 +27,7 @@ _NAMES = {
     "cache_leftpad": "leftpad_k",
     "qv": "q_v",
 }
+# Arguments that a build may have or lack, with the value that leaves a call as it is.
 _DEFAULTS: dict[str, Any] = {
     "attention_chunk": 0,
     "softcap": 0.0,
@@ -42,10 +47,10 @@ def load(name: str) -> Callable[[AttentionProblem, Served, Options], Launch]:
 
 
 def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Options) -> Launch:
-    """Prepare a call of what :func:`fa3verify.known.launches.served` gives.
+    """Prepare a call on the tensors of :func:`fa3verify.known.launches.served`.
 
-    Queries are packed, as both stacks call their builds, and so are keys and values that lie in no cache.
-    Options: num_splits, 1 by default and 0 for what the library chooses.
+    Queries are packed, as both stacks call their builds, and so are keys and values outside a cache. The option is
+    num_splits, 1 by default; at 0 the library chooses. ValueError for an argument that the build does not have.
     """
     call: dict[str, Any] = {_NAMES.get(name, name): x for name, x in given.items()}
     for name in {"q", "q_v", *(("k", "v") if problem.cache is None else ())} & call.keys():
@@ -57,7 +62,7 @@ def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Op
         call["max_seqlen_k"] = call["k"].shape[1]
     else:
         call["max_seqlen_k"] = call["page_table"].shape[1] * problem.cache.page_size
-    for name in {"rotary_cos", "rotary_sin"} & call.keys():  # of which a build wants a row for every place of the cache
+    for name in {"rotary_cos", "rotary_sin"} & call.keys():  # a build wants a row for every place of the cache
         table = call[name]
         call[name] = torch.cat([table, table[-1:].expand(max(0, call["max_seqlen_k"] - len(table)), -1)])
     left, right = problem.window
@@ -66,6 +71,7 @@ def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Op
     if problem.cache is not None:
         call["is_rotary_interleaved"] = problem.cache.interleaved
     names = [x.name for x in operator._schema.arguments]
+    # A build that lacks a default argument, or the longest keys, does not need it.
     if unknown := call.keys() - {*names, *_DEFAULTS, "max_seqlen_k"}:
         raise ValueError(f"this build takes no {', '.join(sorted(unknown))}")
     arguments = [(_DEFAULTS | call).get(name) for name in names]

@@ -1,9 +1,10 @@
 """FlashAttention-4 on SM90, from kernels that its package compiled elsewhere, without a GPU.
 
-The package's object cache holds a kernel as a host object with the device code in it. Of the CuTe DSL, a compiler of
-240 MB, such an object needs the runtime library alone. In the peers' folder ``flash4`` holds that library, and every
-kind of launch as shared libraries, called through the package ``tvm_ffi``: ``fwd``, ``plain`` (without the lse), and of
-a backward ``pre``, ``bwd`` and ``post``. How they are made is said in docs/libraries.md.
+The package's object cache holds a kernel as a host object with the device code in it. To run such an object only the
+runtime library of the CuTe DSL is needed, not the compiler of 240 MB. The folder ``flash4`` in the peers' folder holds
+that library, and a shared library for each kind of launch, called through the package ``tvm_ffi``: ``fwd``, ``plain``
+(a forward without the lse), and ``pre``, ``bwd`` and ``post``, which make up a backward. docs/libraries.md says how
+they are made.
 
 On an H200 all kinds are right at 300, 512 and 4096 keys and run in CUDA graphs. Forward: relative error 2.4e-4 to
 2.9e-4 in fp16, 1.9e-3 to 2.3e-3 in bf16, lse within 2.2e-6, bits that repeat, the same without the lse. Backward:
@@ -23,7 +24,8 @@ from fa3verify.known.libraries import library
 from fa3verify.known.peers import FLASH4_RUNTIME, flash4_refuses
 
 FOLDER = "flash4"
-# Query rows of a tile, to whose multiple a backward pads its scratch: dense, causal (its _tile_size_bwd_sm90).
+# By head_dim the query rows of a tile of the backward, dense and causal (_tile_size_bwd_sm90 of the package). Scratch
+# is padded to a multiple of them.
 TILE_M = {64: (128, 128), 128: (80, 64), 256: (64, 64)}
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, pages, windows, sinks, sparsity, modifiers
@@ -31,7 +33,7 @@ _NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, page
 
 @cache
 def _load(name: str) -> Any:
-    """The host function of one file; Unsupported without it."""
+    """Return the host function of one file; Unsupported without the file or the runtime library."""
     import tvm_ffi  # pyright: ignore[reportMissingImports]
 
     ctypes.CDLL(str(library(FLASH4_RUNTIME)), mode=ctypes.RTLD_GLOBAL)
@@ -39,7 +41,7 @@ def _load(name: str) -> Any:
 
 
 def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
-    """The kernels of a problem; ValueError for what none was compiled for."""
+    """Return the functions of these kinds for a problem; ValueError for a problem that none was compiled for."""
     if rule := flash4_refuses(problem):
         raise ValueError(rule)
     rest = f"{_TYPES[problem.dtype]}_{problem.head_dim}_{'causal' if problem.causal else 'dense'}.so"

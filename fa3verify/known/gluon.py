@@ -1,4 +1,7 @@
-"""Our GPU kernels as kernels: listed everywhere, with the reason where they cannot run."""
+"""Our GPU kernels as kernels under judgement: forwards, backward and quantiser.
+
+They are listed on every machine, with the reason where they cannot run. :mod:`fa3verify.known.device` calls them.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ from fa3verify.version import __version__
 if TYPE_CHECKING:
     from fa3verify.known.launches import Keywords
 
-_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # of a launch, beside the tile
+_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # options of a launch, beside the tile
 _FP8_CHOICES = ("promotion_interval", "out_dtype")
-_SERVED_CHOICES = ("num_splits", "pack_gqa")  # of flash_attn_with_kvcache
+_SERVED_CHOICES = ("num_splits", "pack_gqa")  # options of flash_attn_with_kvcache
 _SERVED_FP8_CHOICES = ("promotion_interval",)
 _PAGE_SIZES = (16, 64, 8, 256, 32, 128, 512, 1024)  # whole tiles of keys, or such as fill one, at every head_dim
 
 
 def _identity(*parts: str) -> dict[str, str | None]:
-    """Version, the hash of everything that parts of the library launch, and the GPU."""
+    """Return the version, one hash of everything that these parts of the library launch, and the name of the GPU."""
     from fa3_kernels.audit.evidence import evidence_sha256
     from fa3verify.known.launches import device_name
 
@@ -51,10 +54,10 @@ def configure(problem: AttentionProblem, **options: Any) -> Config:
     Parameters
     ----------
     problem : AttentionProblem
-        Where it has a cache or sinks, the launch is that of :func:`fa3_kernels.api.flash_attn_with_kvcache`; of sinks
-        without a cache, with keys in rows of one.
+        With a cache or sinks the launch is that of :func:`fa3_kernels.api.flash_attn_with_kvcache`; with sinks but
+        without a cache the keys are put into the rows of one.
     **options
-        As of :func:`fa3_kernels.plan.choose.config_of`.
+        Options of :func:`fa3_kernels.plan.choose.config_of`.
 
     Raises
     ------
@@ -78,7 +81,8 @@ def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
         names += _SERVED_FP8_CHOICES if serves else _FP8_CHOICES
     options: Keywords = {name: getattr(config, name) for name in names}
     if serves:
-        config = over_cache(with_cache(problem, Cache()), config)  # a property may bring that of a call without one
+        # A property may bring the configuration of a call without a cache.
+        config = over_cache(with_cache(problem, Cache()), config)
     else:
         options["tile"] = (config.tile_m, config.tile_n)
     if configure(problem, **options) != config:
@@ -100,10 +104,10 @@ def _quantise(problem: AttentionProblem, operands: Operands, config: QuantizeCon
     from fa3verify.known.device import run_quantiser
     from fa3verify.tensors.convert import to_numpy
 
-    given = {name: getattr(operands, name) for name in "qkv"}
+    arrays = {name: getattr(operands, name) for name in "qkv"}
     if problem.is_varlen:
-        given |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    stored = run_quantiser(given, {"softmax_scale": stated_scale(problem), **config.options()})
+        arrays |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    stored = run_quantiser(arrays, {"softmax_scale": stated_scale(problem), **config.options()})
     named = {output.name: getattr(stored, output.name) for output in operations.find("quantize").outputs}
     return {name: to_numpy(x) for name, x in named.items() if x is not None}
 
@@ -124,7 +128,7 @@ def _backward(problem: AttentionProblem, operands: Operands, config: BackwardCon
     return launches.run("gluon.deterministic", problem, operands, {})
 
 
-# What our forwards are called, take and always choose; the first three ship.
+# Name, dtype, fixed options and description of our forwards; the first three ship.
 _FORWARDS: tuple[tuple[str, Dtype, Keywords, str], ...] = (
     ("fp16", "fp16", {}, "FP16 forward"),
     ("bf16", "bf16", {}, "BF16 forward"),

@@ -1,7 +1,8 @@
-"""One launch of a kernel on a GPU, forward or backward: by tensors for the bench, by numpy operands for verify.
+"""How any kernel on a GPU is loaded, prepared and launched, forward or backward.
 
-A module of this package that holds kernels has ``load(name)``, which returns a :data:`Forward`, and where it holds
-gradients as well ``load_backward(name)``, which returns a :data:`Backward`.
+bench prepares launches on tensors of its own (:func:`loaded`); verify calls :func:`run` on numpy operands. Each
+library has a module in this package with ``load(name)``, which returns a :data:`Forward`, and if it has gradients
+``load_backward(name)``, which returns a :data:`Backward`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _OURS = "device"  # the module of this package's own kernels
 
 
 class Given(NamedTuple):
-    """Tensors of one call: q, k and v in the shapes of the problem; descales float32 (batch, nheads_kv), None of 16
-    bits; where packed sequences start, int32, None of batches."""
+    """Tensors of one call: q, k and v in the shapes of the problem; descales, float32 (batch, nheads_kv), None for
+    16-bit operands; and the starts of packed sequences, int32 (batch + 1,), None for batches.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -42,8 +44,8 @@ class Given(NamedTuple):
 
 
 class GivenBackward(NamedTuple):
-    """Tensors of one call of a backward, in the shapes of the problem; out and lse are those of a forward, dlse is
-    taken by ours.
+    """Tensors of one call of a backward, in the shapes of the problem; out and lse are those of a forward. Only our own
+    kernels take dlse.
     """
 
     q: torch.Tensor
@@ -56,16 +58,17 @@ class GivenBackward(NamedTuple):
 
 
 class LaunchOutput(NamedTuple):
-    """``out`` in the shape of the problem's, times ``scale``: the result; ``lse`` likewise, or None."""
+    """Outputs of a launch: the result is ``out``, in the problem's shape, times ``scale``; lse may be left out."""
 
     out: torch.Tensor
     lse: torch.Tensor | None = None
     scale: float = 1.0
 
 
-# A kernel is prepared for a problem, tensors and options, such as num_splits, and returns what launches it: a forward
-# gives its output, a backward dq, dk and dv in the shapes of q, k and v. Options that a library does not have, and
-# problems that it does not take, raise ValueError. ``lse=False`` leaves out an LSE that costs time.
+# A kernel is prepared for a problem, tensors and options, such as num_splits. Preparing returns a function that
+# launches it and returns its output, or of a backward dq, dk and dv in the shapes of q, k and v. Preparing raises
+# ValueError for options that a library does not have and for problems that it does not take. The option ``lse=False``
+# leaves out an LSE that costs time.
 Options = Mapping[str, Setting]
 Keywords = dict[str, Any]  # of our own launches, such as fields of fa3_kernels.plan.request.Choices, by name
 Launch = Callable[[], LaunchOutput]
@@ -76,18 +79,20 @@ Backward = Callable[[AttentionProblem, GivenBackward, Options], Callable[[], Gra
 
 @cache
 def loaded(name: str, operation: str = operations.FORWARD) -> Callable[[AttentionProblem, Any, Options], Any]:
-    """Load a kernel into this process, a :data:`Forward` or a :data:`Backward`; whatever goes wrong is raised.
+    """Load a kernel into this process: return its :data:`Forward` or :data:`Backward`.
 
     Parameters
     ----------
     name : str
-        Of a row of :data:`fa3verify.known.peers.PEERS`, or of gradients "gluon" or "gluon.deterministic".
+        A key of :data:`fa3verify.known.peers.PEERS`; for a backward also "gluon" or "gluon.deterministic".
     operation : {"forward", "backward"}
 
     Raises
     ------
     Unsupported
-        Where what gradients need is missing.
+        If a file or a package is missing.
+    Exception
+        Whatever a library raises while it is loaded.
     """
     peer = PEERS.get(name)
     if operation == operations.FORWARD:
@@ -98,9 +103,7 @@ def loaded(name: str, operation: str = operations.FORWARD) -> Callable[[Attentio
 
 
 def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackward:
-    """Copy operands to the GPU; those of a forward with one descale for each kv head, and where packed sequences
-    start.
-    """
+    """Copy operands to the GPU; for a forward also descales by kv head and the starts of packed sequences."""
     kind = GivenBackward if isinstance(operands, BackwardOperands) else Given
     arrays = {name: getattr(operands, name, None) for name in kind._fields}
     if kind is Given and problem.is_varlen:
@@ -110,13 +113,18 @@ def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackwar
 
 
 def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: int) -> np.ndarray:
-    """Return where packed sequences start, and their end; those of a batch are as long as each other."""
+    """Return the starts of sequences in a packed array, and its end, int32 (batch + 1,).
+
+    Without ``lengths`` every sequence has ``seqlen``.
+    """
     return np.cumsum([0, *(lengths or (seqlen,) * problem.batch)], dtype=np.int32)
 
 
 def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Tensor]:
-    """Copy to the GPU what a build that serves is called with: the arrays of :func:`fa3_reference.cache.serve`, where
-    sequences start in Q, and in K and V that lie in no cache, and descales by kv head.
+    """Copy to the GPU the arguments of a serving build (``Peer.serves``), by name.
+
+    These are the arrays of :func:`fa3_reference.cache.serve`, descales by kv head, and the starts of sequences in Q,
+    and in K where it lies in no cache.
     """
     arrays = serve(problem, operands) | {"cu_seqlens_q": _starts(problem, problem.seqlens_q, problem.seqlen_q)}
     if problem.cache is None:
@@ -127,17 +135,26 @@ def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Ten
 
 
 def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:
-    """Run a kernel once, a backward on operands of one.
+    """Run a kernel once on numpy operands and copy its outputs back; BackwardOperands mean its backward.
 
     Parameters
     ----------
     options : mapping
-        What the library is not to choose for itself, such as num_splits and pack_gqa.
+        Choices that are not left to the library, such as num_splits and pack_gqa.
 
     Returns
     -------
     tuple of ndarray
         out and lse as the twin returns them, lse None where the library has none; or dq, dk and dv.
+
+    Raises
+    ------
+    ValueError
+        If the library does not take the problem or an option.
+    WrongOutput
+        If it changed its inputs.
+    RuntimeError
+        If it left another cache than it should.
     """
     operation = "backward" if isinstance(operands, BackwardOperands) else operations.FORWARD
     serves = name in PEERS and PEERS[name].serves
@@ -149,22 +166,22 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
     if problem.cache is not None:
         after = (to_numpy(named["k_cache"]), to_numpy(named["v_cache"]))
         check_written(problem, operands, serve(problem, operands), after)
-    found = output[:2] if isinstance(output, LaunchOutput) else output
-    return tuple(None if x is None else to_numpy(x) for x in found)
+    results = output[:2] if isinstance(output, LaunchOutput) else output
+    return tuple(None if x is None else to_numpy(x) for x in results)
 
 
 def version(name: str) -> str:
-    """Version of a peer; what comes with torch has torch's."""
+    """Return the version of a peer; a kernel that comes with torch has torch's and cuDNN's."""
     return PEERS[name].version or f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
 def identity(name: str) -> dict[str, str | None]:
     """Return what identifies a peer: its version, and the hash of its binary where it has one of its own."""
-    found: dict[str, str | None] = {"version": version(name)}
+    facts: dict[str, str | None] = {"version": version(name)}
     binary = PEERS[name].binary
     if binary:
-        found |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}
-    return found
+        facts |= {"file": binary, "sha256": hashlib.sha256(library(binary).read_bytes()).hexdigest()}
+    return facts
 
 
 def device_name() -> str:

@@ -1,7 +1,7 @@
-"""Binaries of other people's kernels, found in the folder that ``--peers`` or the variable FA3VERIFY_PEERS names.
+"""Binaries of other people's kernels: how they are found in the folder that ``--peers`` or FA3VERIFY_PEERS names.
 
-The option sets the variable, so that worker processes know the folder as well. Every verb imports this module, so that
-archives are only imported where one is opened.
+The option sets the variable, so that worker processes know the folder as well. Which binary a kernel needs stands in
+:mod:`fa3verify.known.peers`. Every verb imports this module, so the modules that open archives are imported late.
 """
 
 from __future__ import annotations

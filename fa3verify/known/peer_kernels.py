@@ -1,6 +1,7 @@
-"""Other people's GPU kernels as kernels under judgement: each row of :data:`fa3verify.known.peers.PEERS`.
+"""Other people's GPU kernels as kernels under judgement: one for each row of :data:`fa3verify.known.peers.PEERS`.
 
-Nothing of a library is imported before a kernel runs, torch included.
+:func:`fa3verify.known.registry.find` takes them from here, and :mod:`fa3verify.known.launches` runs them. No library is
+imported before a kernel runs, torch included.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def _configure(name: str, operation: str, problem: AttentionProblem) -> AnyConfi
 
 
 def _options(name: str, operation: str, problem: AttentionProblem, config: AnyConfig) -> dict[str, Setting]:
-    """Return what a caller chooses: all there is where a configuration is not the problem's own, else nothing.
+    """Return the options with which a call has a configuration: none if the library chooses it by itself.
 
-    ValueError where that would not give this configuration.
+    Otherwise these are all options of the library. ValueError if even they do not lead to the configuration.
     """
     own = _configure(name, operation, problem)
     if config == own:
@@ -43,7 +44,7 @@ def _options(name: str, operation: str, problem: AttentionProblem, config: AnyCo
 
 
 def _run(name: str, operation: str, problem: AttentionProblem, operands: Operands, config: Any) -> tuple[Any, ...]:
-    """Run a library's forward as the configuration says, or its backward of the out and lse that it is given."""
+    """Run a library's forward in a configuration, or its backward on the out and lse in the operands."""
     options = _options(name, operation, problem, config)
     from fa3verify.known import launches
 
@@ -67,6 +68,7 @@ def _code(name: str, operation: str) -> Functions:
 
 
 def _forwards(name: str, device: str | None) -> Iterator[Kernel]:
+    """Yield the forward kernels of a peer, one per dtype; ``device`` says why no GPU is there, None where one is."""
     peer = PEERS[name]
     for dtype in peer.dtypes:
         own: Facts = {"bitwise": CLAIMED, **peer.facts}
@@ -86,7 +88,10 @@ def _forwards(name: str, device: str | None) -> Iterator[Kernel]:
 
 
 def _backwards(name: str, device: str | None) -> Iterator[Kernel]:
-    """Yield the backward of a peer; its parts of dQ are added in any order, so no twin has its bits."""
+    """Yield the backward kernels of a peer, one per dtype.
+
+    The parts of dQ are added in any order, so that no twin has their bits and no property of equal bits is claimed.
+    """
     peer = PEERS[name]
     facts: Facts = {"min_seqlen": 1, **declared(peer.family, "fp16"), "bitwise": frozenset()}
     for dtype in peer.dtypes:
@@ -104,7 +109,7 @@ def _backwards(name: str, device: str | None) -> Iterator[Kernel]:
 
 
 def kernels() -> tuple[Kernel, ...]:
-    """Return the peers as kernels that verify judges, with the reason where one cannot run here."""
+    """Return all peers as kernels, with the reason where one cannot run here."""
     device = here.no_device()
-    forwards = (made for name in PEERS for made in _forwards(name, device))
-    return (*forwards, *(made for name in BACKWARDS for made in _backwards(name, device)))
+    forwards = (kernel for name in PEERS for kernel in _forwards(name, device))
+    return (*forwards, *(kernel for name in BACKWARDS for kernel in _backwards(name, device)))

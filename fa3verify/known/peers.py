@@ -1,10 +1,11 @@
-"""The table of other people's GPU kernels: what verify judges, what bench times beside ours, what record records.
+"""The table of other people's GPU kernels, which verify judges, bench times beside ours, and record records.
 
 ``--peers DIR`` or the variable FA3VERIFY_PEERS names a folder with the binaries that come with no package: a file in it
 may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use. cuDNN's frontend is looked for as
 ``nvidia_cudnn_frontend*.whl``; it may be installed instead.
 
-Nothing of a library is imported before a kernel runs, torch included.
+The table says what is known of a library. :mod:`fa3verify.known.peer_kernels` makes kernels of its rows, and
+:mod:`fa3verify.known.launches` runs them. No library is imported before a kernel runs, torch included.
 """
 
 from __future__ import annotations
@@ -33,31 +34,35 @@ _RUNNING = SoftmaxOrder("unscaled", "always", "any", "running", "any", "rounded"
 
 
 def _any_order(config: Config) -> KernelModel:
-    """Any order on the GPU that peers run on: the tensor core may add the products, or binary32."""
+    """Return the model of a GPU kernel of unknown order: products are added in the tensor core or in binary32."""
     return KernelModel.any_order(config.dtype, config.out_dtype, accumulator="either")
 
 
 def _blocks(config: Config) -> KernelModel:
-    """Key blocks in any order, each rounding the scaled scores and then the factor to log2 units, by source; sums of
-    the tensor core or in binary32, as neither its instruction nor the tile is known."""
+    """Return the model of a kernel that goes over key blocks in any order.
+
+    By its source it rounds the scaled scores, and then their product with log2(e). Its sums are those of the tensor
+    core or of binary32, as neither instruction nor tile is known.
+    """
     return replace(_any_order(config), order=_RUNNING)
 
 
 def _chained(config: Config) -> KernelModel:
-    """The same with sums that stay in the tensor core and P of at most 256: its factor is what the caller gives.
+    """Return the same model with sums that stay in the tensor core.
 
-    P is taken to be rescaled by the running maximum at every block: every known kernel for Hopper does so.
+    The caller chooses the factor of P, so that P is at most 256. P is assumed to be rescaled by the running maximum at
+    every block, as in every known kernel for Hopper.
     """
     return replace(_blocks(config), accumulator="wgmma")
 
 
 def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
-    """torch adds dK and dV of a group's heads in 16 bits, whoever computed them."""
+    """Return the model of gradients under torch, which adds dK and dV of a group's heads in 16 bits."""
     return replace(BackwardModel.any_order(config.dtype, accumulator="either"), parts=config.dtype)
 
 
 def flash4_refuses(problem: AttentionProblem) -> str:
-    """Return what no kernel of FlashAttention-4 was compiled for; empty where one was.
+    """Return the rule by which no kernel of FlashAttention-4 was compiled for a problem; empty where one was.
 
     >>> flash4_refuses(AttentionProblem(1, 2, 2, 64, 64, 96))
     'compiled for head_dim 64, 128 and 256, got 96 and 96'
@@ -71,9 +76,9 @@ def flash4_refuses(problem: AttentionProblem) -> str:
 
 
 def _sglang_refuses(problem: AttentionProblem) -> str:
-    """Return what the operator refuses where keys are appended: it compares the queries with the cache, not the keys.
+    """Return the rule by which the operator refuses to append keys for more queries than there are keys; else empty.
 
-    Places behind the last key, of which a cache may have some, are left out of account.
+    The operator really compares the queries with the places of the cache, of which there may be more than keys.
     """
     q, k = problem.seqlen_q, problem.seqlen_k
     is_refused = problem.cache is not None and problem.cache.new and q > k
@@ -81,7 +86,9 @@ def _sglang_refuses(problem: AttentionProblem) -> str:
 
 
 def _flex_refuses(problem: AttentionProblem) -> str:
-    """Return what the compiler of torch 2.11 finds no kernel for, by source (and pull request 185349 of pytorch).
+    """Return the rule by which torch 2.11 can compile no kernel for a problem; empty where it can.
+
+    The rules are from its source (and pull request 185349 of pytorch).
 
     A head has at least 16 channels. Calls of fewer than 128 queries pack a group of heads, if their number is a power
     of two, into one tile; where a mask is given, that tile must fit its blocks of 128 queries.
@@ -99,40 +106,40 @@ def _flex_refuses(problem: AttentionProblem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library's kernel: what verify, atlas and compare judge and bench times, forward and backward.
+    """A row of the table: one library's kernel, forward and maybe backward.
 
     Parameters
     ----------
     about : str
     module : str
-        Of :mod:`fa3verify.known`, as :mod:`fa3verify.known.launches` says.
+        The module of :mod:`fa3verify.known` that calls it, as :mod:`fa3verify.known.launches` says.
     version : str
-        Empty for what comes with torch.
+        Package and version; empty for a kernel that comes with torch.
     dtypes : tuple of str
     features : tuple of str
-        As a kernel has them.
+        Features of :class:`fa3verify.kernels.record.Kernel`.
     family : str
-        Of :data:`fa3_kernels.plan.families.FAMILIES`, whose twin has its bits and whose order it runs; empty where no
-        bits are known.
+        Key of :data:`fa3_kernels.plan.families.FAMILIES`: the twin of this family has its bits and its order. Empty
+        where no bits are known.
     choices : tuple of str
         Fields of a configuration that a caller of the library chooses.
     order : callable
-        For those without a family, as :attr:`fa3verify.kernels.record.Kernel.order`.
+        The order of operations without a family, as :attr:`fa3verify.kernels.record.Kernel.order`.
     gradients : callable, optional
         The order of its backward, :func:`fa3verify.operations.backward.model_of` where its family's is known; without
         it the backward is neither judged nor timed.
     refuses : callable
-        What it refuses beside what its family does, as :attr:`fa3_kernels.plan.families.record.Traits.refuses`.
-    binary, package : str
-        File in the peers' folder, or package, without which it cannot run; ``wheel`` is the pattern of files there that
-        hold the package.
+        Returns a rule for a problem that it refuses although its family takes it, else an empty text.
+    binary, package, wheel : str
+        File in the peers' folder and package, without which it cannot run; the package may also be in a file of the
+        peers' folder that fits the pattern ``wheel``.
     facts : Facts
-        What its kernel declares where no family is known; what a family declares stands in
+        What its kernel declares, without a family; what a family declares stands in
         :data:`fa3verify.kernels.twins.DECLARED`, for its twin as well.
     serves : bool
-        Whether it is called over a cache: with what :func:`fa3verify.known.launches.served` gives.
+        Whether it is called over a cache, with the tensors of :func:`fa3verify.known.launches.served`.
     is_timed : bool
-        Whether bench has it: a rival, not a yardstick of accuracy.
+        Whether bench times it, as a rival; others are only a yardstick of accuracy.
     unjudged : str
         Why verify cannot judge it, if it cannot.
     """
@@ -156,9 +163,9 @@ class Peer:
     unjudged: str = ""
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
-        """The configuration of a launch; of a library without a family only the formats in it are true.
+        """Return the configuration of a launch; without a family only its formats are true.
 
-        ValueError for what the library, or its twin, does not take.
+        ``changes`` are fields of it. ValueError for a problem that the library, or its twin, does not take.
         """
         self._check(problem)
         if not self.family:
@@ -166,8 +173,9 @@ class Peer:
         return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
 
     def configure_backward(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:
-        """Return what a library's family launches for gradients, where that is known, else the formats; ValueError as
-        for a forward.
+        """Return the backward's configuration: that of the family if its order is known, else only the formats.
+
+        ValueError as for a forward, and for two head dims.
         """
         self._check(problem, takes_two_head_dims=False)
         is_known = self.gradients is model_of
@@ -187,7 +195,7 @@ class Peer:
         return order_of_family(config) if self.family else self.order(config)
 
     def missing(self) -> str | None:
-        """Return why it is not there, by files and packages alone."""
+        """Return why a file or a package is missing; None where all are there. Whether there is a GPU is not asked."""
         if self.binary and (reason := why_missing(self.binary)):
             return reason
         return why_not_importable(self.package, self.wheel)

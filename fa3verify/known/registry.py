@@ -1,7 +1,9 @@
-"""Which kernels there are, and which one a name means.
+"""The list of all known kernels, and the look-up of a kernel by its name.
 
-Built in are the CPU twins. Others come from ``module:function``, ``file.py:function`` or the entry-point group
-``fa3verify.kernels``.
+Known are the CPU twins (:mod:`fa3verify.kernels.twins`), our GPU kernels (:mod:`fa3verify.known.gluon`), those of other
+libraries (:mod:`fa3verify.known.peer_kernels`, :mod:`fa3verify.known.cpu_kernels`) and those of the entry-point group
+``fa3verify.kernels``. A reference, ``module:function`` or ``file.py:function``, is loaded by
+:mod:`fa3verify.kernels.loading`.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ ENTRY_POINTS = "fa3verify.kernels"
 
 def discover() -> dict[str, Kernel]:
     """Return every known kernel by name, installed entry points included; broken ones are marked unavailable."""
-    found = {c.name: c for c in (*TWINS.values(), *gpu(), *peer_kernels.kernels(), *cpu())}
+    known = {c.name: c for c in (*TWINS.values(), *gpu(), *peer_kernels.kernels(), *cpu())}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if entry.name in found:  # as find() takes what is built in first
+        if entry.name in known:  # find() takes a built-in kernel first as well
             continue
         try:
             kernel = load(entry.value)
         except ValueError as error:
+            # Any kernel would do here: it is only listed, with the reason.
             kernel = replace(ON_REQUEST[0], description="", unavailable=str(error))
-        found[entry.name] = replace(kernel, name=entry.name)
-    return found
+        known[entry.name] = replace(kernel, name=entry.name)
+    return known
 
 
 def _of_head_dims(kernel: Kernel, head_dims: tuple[int, ...]) -> Kernel:
@@ -52,10 +55,10 @@ def _of_head_dims(kernel: Kernel, head_dims: tuple[int, ...]) -> Kernel:
 
 
 def _check_head_dim(kernel: Kernel, head_dim: int) -> None:
-    """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or of which a twin has no kernel."""
+    """Raise ValueError, with the rule, for a head_dim that a kernel refuses, or for which a twin has no GPU kernel."""
     try:
         rule = head_dim_refusal(kernel, head_dim)
-        if isinstance(kernel.code, Twin):  # which computes sizes that no launch has
+        if isinstance(kernel.code, Twin):  # a twin also computes sizes for which there is no GPU kernel: Config refuses
             Config(kernel.dtype, head_dim)
     except ValueError as error:
         rule = str(error)
@@ -70,9 +73,10 @@ def find(name: str) -> Kernel:
     ----------
     name : str
         A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
-        or ``file.py:function``, of several dtypes ``module:function.bf16``. ``@64,128`` behind any of them leaves it
-        these head dims alone; ``[tile_n=64,num_splits=2]`` changes its configuration, ``[order=FILE]`` holds its bits
-        against the twin of a learned order, and ``[causal=top_left]`` declares a field of its policy.
+        or ``file.py:function``; where that makes kernels of several dtypes, ``module:function.bf16``. Behind any of
+        them ``@64,128`` restricts it to these head dims, ``[tile_n=64,num_splits=2]`` changes its configuration,
+        ``[order=FILE]`` has its bits compared with those of a learned order's twin, and ``[causal=top_left]`` declares a
+        field of its policy.
 
     Returns
     -------
@@ -95,16 +99,16 @@ def find(name: str) -> Kernel:
     ...     1, 1, 1, 1, 97, 128, dtype="e4m3")).tile_n
     96
     """
-    asked = KernelName.parse(name)
-    kernel = _plain(asked)
-    if asked.head_dims:
-        kernel = _of_head_dims(kernel, asked.head_dims)
-    if asked.changes:
-        kernel = _configured(kernel, asked.changes)
-    if asked.order:
-        kernel = replace(kernel, twin=_learned(kernel, asked.order))
-    if asked.contract:
-        kernel = replace(kernel, policy=kernel.policy.declaring(asked.contract))
+    parts = KernelName.parse(name)
+    kernel = _plain(parts)
+    if parts.head_dims:
+        kernel = _of_head_dims(kernel, parts.head_dims)
+    if parts.changes:
+        kernel = _configured(kernel, parts.changes)
+    if parts.order:
+        kernel = replace(kernel, twin=_learned(kernel, parts.order))
+    if parts.contract:
+        kernel = replace(kernel, policy=kernel.policy.declaring(parts.contract))
     return kernel if kernel.name == name else replace(kernel, name=name)
 
 
@@ -114,56 +118,57 @@ def is_own(name: str) -> bool:
     return asked.is_reference or bool(importlib.metadata.entry_points(group=ENTRY_POINTS, name=asked.base))
 
 
-def _plain(asked: KernelName) -> Kernel:
-    """Return the kernel that a name begins with, with the fault that it names."""
-    name = asked.plain
-    if asked.is_reference:
+def _plain(parts: KernelName) -> Kernel:
+    """Return the kernel of a name's base, with the fault that it names; ValueError as :func:`find` says."""
+    name = parts.plain
+    if parts.is_reference:
         return load(name)
     known: Mapping[str, Kernel] = TWINS  # without looking for a GPU
     if name not in known and (installed := importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)):
         return load(next(iter(installed)).value)
-    if name not in known and not asked.fault:
+    if name not in known and not parts.fault:
         known = discover()
     if name in known:
         return known[name]
-    sound = known.get(asked.base)
-    if asked.fault and sound and isinstance(sound.code, Twin):
+    sound = known.get(parts.base)
+    if parts.fault and sound and isinstance(sound.code, Twin):
         faults = operations.find(sound.operation).faults
         try:
-            planted = faults(asked.fault)
+            planted = faults(parts.fault)
         except ValueError:
             every = ", ".join(faults)
-            raise ValueError(f"unknown fault {asked.fault!r} of {sound.operation}; known are {every}") from None
+            raise ValueError(f"unknown fault {parts.fault!r} of {sound.operation}; known are {every}") from None
         return replace(sound, description="", code=replace(sound.code, fault=planted), fault=planted)
     rest = "'fa3verify kernels' lists them all; one of your own is MODULE:FUNCTION or FILE.py:FUNCTION"
-    raise ValueError(f"unknown kernel {name!r}{meant(asked.base, known) or ';'} {rest}")
+    raise ValueError(f"unknown kernel {name!r}{meant(parts.base, known) or ';'} {rest}")
 
 
 def _configured(kernel: Kernel, changes: Mapping[str, Setting]) -> Kernel:
     """Return the kernel with fields of its configuration changed.
 
-    A twin's family is asked for the changed configuration, and so is that of a kernel's twin where a launch chooses the
-    parts of the keys: ``flash3.bf16[num_splits=0]`` splits as the library does, ``gluon.fp16[num_splits=0]`` as ours.
+    A twin's family chooses the fields that depend on the changed ones. At ``num_splits=0`` the launch chooses the
+    splits, and the configuration of any other kernel is that of its twin: ``flash3.bf16[num_splits=0]`` splits as the
+    library does, ``gluon.fp16[num_splits=0]`` as ours. ValueError, when a problem is configured, for an unknown field.
     """
-    asked = KernelName.parse(kernel.name)
-    name = str(replace(asked, changes={**asked.changes, **changes}))
-    if isinstance(kernel.code, Twin):  # its family then fits what else a change asks for
+    parts = KernelName.parse(kernel.name)
+    name = str(replace(parts, changes={**parts.changes, **changes}))
+    if isinstance(kernel.code, Twin):
         changed: dict[str, Any] = dict(kernel.code.changes) | dict(changes)
         rebuilt = twin(kernel.dtype, fault=kernel.code.fault, operation=kernel.operation, **changed)
-        kept = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
-        return replace(kernel, name=name, **kept)
+        changed_fields = {"code": rebuilt.code, "features": rebuilt.features, "changeable": rebuilt.changeable}
+        return replace(kernel, name=name, **changed_fields)
     own = kernel.code.configure
-    held = kernel.twin and _configured(kernel.twin, changes)
-    planned = held.code.configure if held and changes.get("num_splits") == 0 else None
+    its_twin = kernel.twin and _configured(kernel.twin, changes)
+    planned = its_twin.code.configure if its_twin and changes.get("num_splits") == 0 else None
 
     def configure(problem: AttentionProblem) -> Any:
-        config = own(problem)  # refuses what the kernel does not take, which its twin may
+        config = own(problem)  # raises for a problem that the kernel does not take, although its twin may
         try:
             return planned(problem) if planned else replace(config, **changes)
         except TypeError:
             raise ValueError(f"{kernel.name} has no configuration with {', '.join(changes)}") from None
 
-    return replace(kernel.altered(configure=configure), name=name, twin=held)
+    return replace(kernel.altered(configure=configure), name=name, twin=its_twin)
 
 
 def _learned(kernel: Kernel, file: str) -> Kernel:

@@ -1,4 +1,7 @@
-"""FlexAttention of torch, compiled, its causal mask aligned bottom-right."""
+"""FlexAttention of torch, compiled for a GPU, with its causal mask aligned bottom-right (the peer "cuda.flex").
+
+Without compilation, on a CPU, it stands in :mod:`fa3verify.known.cpu`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from fa3_reference.problem import AttentionProblem
 from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
 
-SHAPES = 1024  # that one process may compile for: past torch's own limit it would run uncompiled
+SHAPES = 1024  # shapes that one process may compile for; past its own lower limit torch would run uncompiled
 
 
 @cache
@@ -27,10 +30,10 @@ def load(name: str) -> Forward:
 
 
 def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
-    """Prepare a call; the mask's blocks are made once.
+    """Prepare a call; the blocks of a causal mask are made once.
 
-    With an LSE it is compiled as torch does by itself, the second shape for any; without one for each shape, as its
-    users do for speed.
+    With an LSE it is compiled as torch does by default: a second shape makes it compile for any shape. Without an LSE,
+    which is what bench times, it is compiled for each shape, as its users do for speed.
     """
     mask = None
     offset = problem.seqlen_k - problem.seqlen_q

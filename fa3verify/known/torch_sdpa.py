@@ -1,7 +1,7 @@
-"""Attention kernels that torch ships, at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH, and gradients of
-the first two.
+"""Attention kernels that torch ships, called at their operators: FlashAttention-2, cuDNN, EFFICIENT and MATH on a GPU.
 
-The causal masks of all but FlashAttention-2 are aligned top-left.
+FlashAttention-2 and cuDNN have gradients too. The causal masks of all but FlashAttention-2 are aligned top-left.
+torch's kernels for a CPU stand in :mod:`fa3verify.known.cpu`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
-# An operator of a problem, q, k and v, and whether lse is wanted; returns out, lse, and what a backward takes of them.
+# Takes a problem, q, k and v, and whether lse is wanted; returns out, lse, and further values that a backward needs.
 Operator = Callable[[AttentionProblem, Tensors, bool], tuple[Any, ...]]
 _ATEN = torch.ops.aten
 
@@ -32,7 +32,7 @@ def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
 
 
 def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
-    """It takes no grouped heads, and pads the rows of its lse."""
+    """Repeat K and V, as the operator takes no grouped heads; it pads the rows of its lse."""
     k, v = (y.repeat_interleave(problem.group, 1) for y in x[1:])
     scale = problem.softmax_scale
     return _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, problem.causal, scale=scale)
@@ -54,15 +54,15 @@ _BATCHED: dict[str, Operator] = {
 
 
 def _packed(problem: AttentionProblem, given: Given) -> Launch:
-    """FlashAttention-2 for packed sequences."""
+    """Prepare FlashAttention-2 for packed sequences."""
     starts = (given.cu_seqlens_q, given.cu_seqlens_k)
     longest = (problem.seqlen_q, problem.seqlen_k)
 
     def launch() -> LaunchOutput:
-        found = _ATEN._flash_attention_forward(
+        results = _ATEN._flash_attention_forward(
             *given[:3], *starts, *longest, 0.0, problem.causal, False, scale=problem.softmax_scale
         )
-        return LaunchOutput(found[0], found[1])
+        return LaunchOutput(results[0], results[1])
 
     return launch
 
@@ -81,6 +81,7 @@ def load(name: str) -> Forward:
 
         def launch() -> LaunchOutput:
             out, lse, *_ = operator(problem, (q, k, v), wants_lse)
+            # Some operators pad the rows of lse, or give it a last axis of 1.
             of_rows = lse.flatten(2)[:, :, : problem.seqlen_q] if wants_lse and lse is not None else None
             return LaunchOutput(out.transpose(1, 2), of_rows)
 
@@ -92,6 +93,7 @@ def load(name: str) -> Forward:
 def _cudnn_backward(
     problem: AttentionProblem, x: Sequence[torch.Tensor], lse: torch.Tensor, of_forward: tuple[Any, ...]
 ) -> Tensors:
+    # Of the forward's results 2 to 5 are lengths, 6 and 7 the seed and offset of dropout.
     scale = problem.softmax_scale
     lse = lse.reshape(of_forward[1].shape)
     return _ATEN._scaled_dot_product_cudnn_attention_backward(
@@ -109,7 +111,10 @@ def _flash2_backward(
 
 
 def load_backward(name: str) -> Backward:
-    """Return the backward of one of the two, with the seeds and lengths that its forward returns."""
+    """Return the backward of "cudnn" or "flash2".
+
+    Preparing runs the forward once, for the seeds and lengths that the backward takes from it.
+    """
     backward = {"cudnn": _cudnn_backward, "flash2": _flash2_backward}[name]
 
     def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:

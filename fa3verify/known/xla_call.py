@@ -1,7 +1,8 @@
 """Call a library of XLA custom calls without XLA: a call frame and the few runtime functions a CUDA handler asks for.
 
-Structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface. The
-stream and the memory are the caller's, so that a kernel can be captured in a CUDA graph and timed as every other one.
+The structures are those of XLA's foreign function interface (xla/ffi/api/c_api.h, version 0.4), a stable C interface.
+The caller provides stream and memory, so that a kernel can be captured in a CUDA graph and timed like any other.
+:mod:`fa3verify.known.flash3_dew` calls its library through this module.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ BUFFER = 1
 SCALAR = 3
 VERSION = (0, 4)
 DTYPES = {"float16": 10, "bfloat16": 16, "float32": 11}  # XLA_FFI_DataType
+# Python type of an attribute: its XLA_FFI_DataType, and how it is stored.
 _SCALARS = {bool: (1, c.c_bool), int: (5, c.c_int64), float: (12, c.c_double)}
 # Order of the function pointers in XLA_FFI_Api.
 FUNCTIONS = (
@@ -43,7 +45,7 @@ FUNCTIONS = (
 
 
 def _structure(name: str, *fields: tuple[str, Any]) -> type[c.Structure]:
-    """A structure that begins with its own size and a list of extensions."""
+    """Return a class of structures with these fields behind the structure's own size and a list of extensions."""
     return type(name, (c.Structure,), {"_fields_": [("struct_size", c.c_size_t), ("extensions", c.c_void_p), *fields]})
 
 
@@ -86,11 +88,16 @@ _Callback = c.CFUNCTYPE(c.c_void_p, c.c_void_p)
 
 
 def _made(kind: type[c.Structure], **values: Any) -> Any:
+    """Return a structure of a kind with its size filled in and without extensions."""
     return kind(c.sizeof(kind), None, **values)
 
 
 class Runtime:
-    """Holds what a handler may ask of XLA: the stream, scratch memory, the device, a way to report an error."""
+    """The functions that a handler may call: for the stream, scratch memory, the device, and to report an error.
+
+    ``stream`` returns the address of a CUDA stream; ``allocate`` takes bytes and returns the address of GPU memory that
+    lives as long as the calls. Every other function reports an error. ``message`` is the last error.
+    """
 
     def __init__(self, stream: Callable[[], int], allocate: Callable[[int], int]) -> None:
         self.message = ""
@@ -131,13 +138,14 @@ class Runtime:
 
 
 class Call:
-    """One prepared custom call on fixed tensors.
+    """One prepared custom call on fixed tensors, which it launches each time that it is called.
 
     Parameters
     ----------
     handler : ctypes function
+        What :func:`handler` returns.
     operands, results : sequences of tensors
-        Anything with ``shape``, ``dtype`` and ``data_ptr()``; contiguous.
+        Contiguous, float16, bfloat16 or float32; anything with ``shape``, ``dtype`` and ``data_ptr()``.
     attributes : mapping
         Python bool, int and float values.
     runtime : Runtime
@@ -162,7 +170,7 @@ class Call:
             results=self._list(results),
             attributes=self._attributes(attributes),
         )
-        self.frame.struct_size = _Frame.future.offset  # as the interface counts it
+        self.frame.struct_size = _Frame.future.offset  # the interface counts the last field out
 
     def _keep(self, value: Any) -> int:
         self._kept.append(value)
@@ -203,7 +211,7 @@ class Call:
 
 
 def handler(path: Path, name: str) -> Any:
-    """Load one custom call of a library."""
+    """Return the custom call of a name from a library; OSError or AttributeError where there is none."""
     function = getattr(c.CDLL(str(path)), name)
     function.restype = c.c_void_p
     function.argtypes = [c.c_void_p]

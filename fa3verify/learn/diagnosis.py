@@ -1,4 +1,4 @@
-"""Which known mistake explains a kernel that no hypothesis does: twins with a mistake planted are held against it."""
+"""Explain a kernel that fits no hypothesis by a known mistake: its answers are compared with those of faulty twins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fa3verify.learn.launcher import Launcher, Question, differing
 from fa3verify.learn.rows import KEYS
 from fa3verify.operations.forward import Result
 
-_MOST = 6  # orders of those that were refuted last; what they differ in explains no mistake
+_MOST = 6  # refuted orders that are tried; all are alike but for fields that no launch had separated
 
 
 class _Suspect(Protocol):
@@ -30,12 +30,13 @@ class _Suspect(Protocol):
 def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
     """Return the planted mistakes with which some order gives every answer of the kernel, in words.
 
-    Tried are the orders that were refuted last and those of every known family, whose tiles are those that it ships.
+    The orders that were refuted last are tried, and those of every known family with the tiles that it ships. An order
+    that already agrees without a mistake is left out. The result is empty if no mistake explains the answers.
 
     Parameters
     ----------
     game : Elimination
-        With what was asked; a kernel that no order was held against is asked everything once.
+        The launches that were made; if there are none, one of each kind is made here.
     refuted : sequence of Order
         The orders that were refuted last.
     """
@@ -47,7 +48,7 @@ def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
                 game.keep([], name, question)
     askings = sorted(game.history, key=lambda asking: asking.question.q.size * asking.question.k.shape[1])
     suspects = [x for x in _suspects(game, refuted) if not _agrees(partial(x, twin=forward), askings)]
-    return tuple(  # those that a suspect refuses say nothing
+    return tuple(
         description(fault) for fault in Fault if any(_agrees(partial(x, twin=faulty(fault)), askings) for x in suspects)
     )
 
@@ -72,6 +73,7 @@ def _of_family(launcher: Launcher, family: str, question: Question, twin: Any) -
 
 
 def _agrees(answered: Any, askings: Sequence[Asking]) -> bool:
+    """Tell whether a suspect gives every answer of the kernel, and takes more than half of the launches."""
     count = 0
     for asking in askings:
         try:

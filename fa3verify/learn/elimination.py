@@ -1,4 +1,8 @@
-"""Launch what hypotheses disagree on, and keep those whose twins return the kernel's bits."""
+"""Launches on which hypotheses disagree; those whose twins return the kernel's bits are kept.
+
+Kinds of launches stand in :mod:`fa3verify.learn.inputs`; :mod:`fa3verify.learn.learner` says in which order they are
+made.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from fa3verify.learn.launcher import Hypothesis, Launcher, Question, differing
 from fa3verify.learn.space import part
 from fa3verify.operations.forward import Result
 
-_SAMPLE = 12  # hypotheses that a launch is tried on before it is made
-_ENOUGH = 6  # answers among them, with which it is made at once
-_TRIES = 6  # launches of each kind that are tried for one that splits what is left
+_SAMPLE = 12  # hypotheses whose twins answer a launch before the kernel is asked
+_ENOUGH = 6  # different answers among them with which no better launch is looked for
+_TRIES = 6  # launches of each kind that are tried to find one on which hypotheses disagree
 
 
 class Step(NamedTuple):
-    """One launch of the kernel: its kind, how many hypotheses were alive before and behind it."""
+    """One launch of the kernel: its kind, and how many hypotheses were alive before and after it."""
 
     kind: str
     before: int
@@ -30,7 +34,7 @@ class Step(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A launch that was made, by its kind, with the kernel's answer."""
+    """A launch that was made: its kind, its inputs, and the kernel's answer."""
 
     kind: str
     question: Question
@@ -39,10 +43,11 @@ class Asking(NamedTuple):
 
 @dataclass(slots=True)
 class Elimination:
-    """Holds what was launched so far; ``alive`` is always given, so that stages may start from others.
+    """Makes launches and remembers them; the hypotheses that are alive are passed to each method and returned.
 
-    While ``defers`` is true, an answer with an lse that is not finite waits: what a kernel makes of NaN and of empty
-    rows are switches of a later stage, and would refute a right order here.
+    While ``defers`` is true, an answer with an lse that is not finite is not used yet: how a kernel treats NaN and
+    empty rows belongs to a later stage, and would refute a right order here. ``refuted`` are the last hypotheses that
+    were alive, if none is left.
     """
 
     launcher: Launcher
@@ -51,22 +56,23 @@ class Elimination:
     log: list[Step] = field(default_factory=list)
     history: list[Asking] = field(default_factory=list)
     deferred: list[Asking] = field(default_factory=list)
-    refuted: list[Order] = field(default_factory=list)  # the last hypotheses, where none is left
+    refuted: list[Order] = field(default_factory=list)
     defers: bool = True
 
     def guess(self, order: Order) -> Hypothesis:
-        """Return the hypothesis with this order, and what is certain."""
+        """Return the hypothesis of an order with the tiles and the promotion that are certain; tiles of 128 if not."""
         known = self.subject.known
         return Hypothesis(known.tile_n or 128, known.tile_causal or known.tile_n, known.promotion_interval, order)
 
     def twin(self, order: Order, question: Question) -> Result:
-        """Return the answer of the hypothesis with this order."""
+        """Return the answer of the twin with this order."""
         return self.guess(order).answer(question, self.launcher.dtype, self.launcher.out_dtype)
 
     def keep(self, alive: Sequence[Order], kind: str, question: Question, fields: Sequence[str] = ()) -> list[Order]:
-        """Launch, and return the orders whose twins answer alike.
+        """Launch the kernel, and return the orders whose twins give its answer.
 
-        ``fields`` are all that the answer depends on, where that is known: one twin then stands for many orders.
+        All orders are returned if the kernel refuses the launch or its answer is deferred. ``fields`` are the fields of
+        an order on which the answer depends, if that is known: one twin then stands for many orders.
         """
         try:
             answer = self.launcher(question)
@@ -87,17 +93,17 @@ class Elimination:
         agrees: dict[object, bool] = {}
         kept = []
         for order in alive:
-            of = part(order, fields) if fields else order
-            if of not in agrees:
-                agrees[of] = differing(self.twin(order, question), answer) == 0
-            if agrees[of]:
+            known_by = part(order, fields) if fields else order
+            if known_by not in agrees:
+                agrees[known_by] = differing(self.twin(order, question), answer) == 0
+            if agrees[known_by]:
                 kept.append(order)
         self.log.append(Step(kind, len(alive), len(kept)))
         self.refuted = self.refuted if kept else list(alive)
         return kept
 
     def recall(self, alive: Iterable[Order]) -> list[Order]:
-        """Return the orders that agree with the answers that waited; none waits from now on."""
+        """Return the orders that agree with the deferred answers; from then on no answer is deferred."""
         self.defers = False
         kept = list(alive)
         for asking in self.deferred:
@@ -105,11 +111,11 @@ class Elimination:
         return kept
 
     def made(self, kind: Kind) -> Question | None:
-        """Return a launch of a kind, None where there is none."""
+        """Return a launch of a kind, None if the kernel takes no such launch."""
         return kind(self.rng, self.subject)
 
     def ask_each(self, alive: Sequence[Order], kinds: Mapping[str, Kind]) -> list[Order]:
-        """Launch every kind once, needed or not: what belongs to no hypothesis is seen by these alone."""
+        """Launch every kind once, even if no hypotheses disagree: it may refute all of them."""
         kept = list(alive)
         for name, kind in kinds.items():
             question = self.made(kind)
@@ -118,21 +124,21 @@ class Elimination:
         return kept
 
     def split(self, alive: Sequence[Order], kinds: Mapping[str, Kind]) -> list[Order]:
-        """Launch what splits the hypotheses most, until nothing that is tried splits them twice in a row."""
+        """Launch what splits the hypotheses most, until twice in a row nothing is found that splits them."""
         kept = list(alive)
         idle = 0
         while len(kept) > 1 and idle < 2:
-            found = self._best(kept, kinds)
-            if found is None:
+            best = self._best(kept, kinds)
+            if best is None:
                 idle += 1
                 continue
             before = len(kept)
-            kept = self.keep(kept, *found)
-            idle += len(kept) == before  # as where the answer waits
+            kept = self.keep(kept, *best)
+            idle += len(kept) == before  # such as where the answer is deferred
         return kept
 
     def _best(self, alive: Sequence[Order], kinds: Mapping[str, Kind]) -> tuple[str, Question] | None:
-        """The launch, of some of every kind, to which a sample of the hypotheses has most answers; None below two."""
+        """Return the launch to which a sample of the hypotheses has most different answers, None if all have one."""
         chosen = self.rng.permutation(len(alive))[:_SAMPLE]
         sample = [alive[i] for i in chosen]
         most = 1
@@ -151,6 +157,6 @@ class Elimination:
 
 
 def _bits(answer: Result) -> bytes:
-    """Return what equals for equal answers: NaN of any payload is one."""
+    """Return bytes that are equal for equal answers; every NaN equals every NaN."""
     parts = (answer.out.astype(np.float32), np.zeros(0, np.float32) if answer.lse is None else answer.lse)
     return b"".join(np.where(np.isnan(x), np.float32(np.nan), x).tobytes() for x in parts)

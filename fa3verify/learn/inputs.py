@@ -1,6 +1,7 @@
-"""Kinds of launches that tell orders apart, each a function of a generator and of what is certain of the kernel.
+"""Kinds of launches that tell orders apart; each is a function that draws such a launch.
 
-A kind returns None where the kernel does not take such a launch or the format cannot write it.
+It takes a generator and what is certain of the kernel (:class:`Subject`). It returns None if the kernel does not take
+such a launch, or if its format cannot hold the numbers. :mod:`fa3verify.learn.elimination` makes the launches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fa3verify.learn.structure import Structure
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Holds what launches depend on: the kernel's claims, how scores are written, what is certain, rows and heads."""
+    """Holds what launches depend on: the kernel, how scores are written, what is certain, and the sizes of a launch."""
 
     kernel: Kernel
     form: Form
@@ -28,7 +29,7 @@ class Subject:
     takes_empty: bool
     rows: int = 16
     heads: int = 1
-    longest: int = 0  # keys of a launch; by default two tiles and a half
+    longest: int = 0  # keys of a launch at most; 0 for two and a half tiles, and then more than one tile
 
     @property
     def tile(self) -> int:
@@ -41,7 +42,7 @@ class Subject:
         return self.known.keys != "right_to_left"
 
     def normal(self, rng: Generator, keys: int) -> Question:
-        """Return normal inputs with a random scale, which is no power of two; of e4m3 with random descales."""
+        """Return normal inputs with a random scale, which is no power of two; for e4m3 with random descales as well."""
         queries = fitting(self.rows, self.kernel)
         keys = fitting(keys, self.kernel)
         q, k, v = (rng.standard_normal((1, n, self.heads, self.form.head_dim)) for n in (queries, keys, keys))
@@ -107,6 +108,11 @@ def subnormal_scores(rng: Generator, subject: Subject) -> Question | None:
 
 
 def _lone(rng: Generator, subject: Subject, small: float, key: float, scale: float | None) -> Question | None:
+    """Return a launch in which a single key has no score of minus infinity.
+
+    Channels of Q and K are multiplied by ``small`` and ``key``; channel 0 hides the other keys. None for e4m3, which
+    has no infinity.
+    """
     if subject.form.dtype == "e4m3":
         return None
     question = subject.normal(rng, 64)
@@ -137,7 +143,7 @@ def deep(rng: Generator, subject: Subject) -> Question | None:
 
 
 def threshold(rng: Generator, subject: Subject) -> Question | None:
-    """Three keys of weight 1 make any 24-bit O, here O / l within an ulp of midpoints of the output's grid."""
+    """Three keys of weight 1 sum to any 24-bit O; here O / l lies within an ulp of midpoints of the output's grid."""
     form = subject.form
     if form.dtype == "e4m3":
         return None
@@ -250,8 +256,8 @@ def grouped(rng: Generator, subject: Subject) -> Question | None:
     return replace(question, k=question.k[:, :, :2], v=question.v[:, :, :2])
 
 
-# What tells the switches of the arithmetic apart, and what tells those of special values; all are launched at least
-# once, whether any hypothesis needs them or not.
+# Kinds that tell switches of the arithmetic apart, and kinds that tell treatments of special values apart. All are
+# launched at least once, even if no hypotheses disagree on them.
 ARITHMETIC: Mapping[str, Kind] = {
     f.__name__: f
     for f in (threshold, few_keys, one_key, deep, normal, wide, ramp, cancelling, subnormal_scores, many, grouped)

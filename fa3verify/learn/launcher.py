@@ -1,4 +1,4 @@
-"""Launches of the kernel in question on arrays of choice, and the twin's answer to the same launch."""
+"""Launches of the kernel that is learned, on chosen arrays, and the answer of a hypothesis's twin to the same."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fa3verify.kernels.record import Kernel, fitting
 from fa3verify.operations.forward import Result
 
 LOG2_E = math.log2(math.e)
-MOST_TILES = 216  # row tiles of a launch that leaves no multiprocessor of a Hopper GPU idle: no kernel splits keys then
+MOST_TILES = 216  # row tiles that leave no multiprocessor of a Hopper GPU idle, so that no kernel splits keys
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Holds the arrays of one call, (1, seqlen, nheads, head_dim) in float64 before they are rounded, and its options.
+    """Holds the inputs of one launch: arrays (1, seqlen, nheads, head_dim) in float64, not yet rounded, and options.
 
-    ``descales`` of e4m3 are of Q, K and V, the same for every head.
+    ``descales`` are those of Q, K and V in e4m3, the same for every head; other formats ignore them.
     """
 
     q: NDArray[np.float64]
@@ -41,7 +41,7 @@ class Question:
     descales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def problem(self, dtype: Dtype) -> AttentionProblem:
-        """Return the problem that it poses in a dtype."""
+        """Return the problem of the launch in a dtype."""
         batch, seqlen_q, nheads, head_dim = self.q.shape
         return AttentionProblem(
             batch,
@@ -58,7 +58,7 @@ class Question:
         )
 
     def operands(self, dtype: Dtype) -> Operands:
-        """Return its arrays rounded to a dtype, of e4m3 with descales."""
+        """Return its arrays rounded to a dtype, for e4m3 with descales."""
         with np.errstate(over="ignore"):
             q, k, v = (x.astype(np.float32).astype(FORMATS[dtype].dtype) for x in (self.q, self.k, self.v))
         if dtype != "e4m3":
@@ -70,9 +70,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Says how a kernel may work: keys of a tile, dense and under a causal mask, keys after which P V is promoted, and
-    its order of operations.
-    """
+    """Says how a kernel may work: keys of a tile, dense and causal, keys after which P V is promoted, and the order."""
 
     tile_n: int
     tile_causal: int
@@ -80,7 +78,7 @@ class Hypothesis:
     order: Order
 
     def answer(self, question: Question, dtype: Dtype, out_dtype: str, twin: Any = forward) -> Result:
-        """Return what the twin of this hypothesis, or one with a mistake, returns for a launch."""
+        """Return the outputs of this hypothesis's twin, or of ``twin``, one with a planted mistake."""
         problem = question.problem(dtype)
         tile_n = self.tile_causal if question.causal else self.tile_n
         head_dim, _ = traits_of(OURS).compiled_head_dims(problem)
@@ -97,14 +95,14 @@ class Launcher:
     kernel : Kernel
         A forward kernel.
     head_dim : int
-        Of every launch.
+        Head dim of every launch.
     """
 
     def __init__(self, kernel: Kernel, head_dim: int) -> None:
         self.kernel = kernel
         self.head_dim = head_dim
         self.launches = 0
-        self.is_filled = False  # whether every launch has idle sequences behind the one that is asked about
+        self.is_filled = False  # whether every launch has sequences of zeros behind the one in question
 
     @property
     def dtype(self) -> Dtype:
@@ -119,7 +117,7 @@ class Launcher:
         return str(getattr(self.kernel.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
 
     def takes(self, question: Question) -> bool:
-        """Tell whether the kernel takes a launch."""
+        """Tell whether the kernel takes a launch, by making it."""
         if not self.kernel.supports(question.problem(self.dtype)):
             return False
         try:
@@ -129,7 +127,7 @@ class Launcher:
         return True
 
     def __call__(self, question: Question) -> Result:
-        """Return what the kernel returns for a launch.
+        """Launch the kernel, and return its out and lse; lse is None if it returns none.
 
         Raises
         ------
@@ -148,7 +146,10 @@ class Launcher:
         return Result(got["out"][:1], None if lse is None else lse[:1])
 
     def fill(self, question: Question) -> None:
-        """Fill every launch from now on where that changes a bit of this one: its keys are split for want of tiles."""
+        """Fill every launch from now on with sequences of zeros, if that changes a bit of this one.
+
+        It does if a kernel splits the keys of a launch with too few row tiles.
+        """
         plain = self(question)
         self.is_filled = True
         self.is_filled = differing(plain, self(question)) > 0
@@ -164,5 +165,5 @@ def _filled(question: Question) -> Question:
 
 
 def differing(a: Result, b: Result) -> int:
-    """Count the values of two answers that differ in any bit; NaN equals NaN, and an lse that one lacks is left out."""
+    """Count the values of two answers that differ in any bit; NaN equals NaN, and an lse that one lacks counts none."""
     return bits_differing(a.outputs, b.outputs, equal_nans=True)

@@ -1,4 +1,7 @@
-"""Ask a kernel step by step, and say which orders of operations its answers leave."""
+"""The verb learn: find the order of operations of a kernel, and check it on fresh launches.
+
+:func:`learn` runs the probes, then the elimination, then a million fresh outputs, and :class:`Learned` is its answer.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ from fa3verify.operations.ratios import error_over_bound
 
 OUTPUTS = 1_000_000
 _ROWS = (64, 192)  # queries of fresh launches
-_LONGEST = 3 * KEYS  # keys of fresh launches: more than any that was learned from
-TILES = range(16, 257, 16)  # keys that the twin takes at once
-LEAST_SUM_BITS = 20  # of the row sum: the lse shows no more where its logarithm is an approximation
-LEAST_BITS = {"fp16": 23, "bf16": 23, "e4m3": 13}  # of sums, below which their rounding is seen in the output
+_LONGEST = 3 * KEYS  # keys of fresh launches at most: more than any that was learned from
+TILES = range(16, 257, 16)  # sizes of tiles that the twin computes
+LEAST_SUM_BITS = 20  # of the row sum; an lse with an approximate logarithm shows no more
+LEAST_BITS = {"fp16": 23, "bf16": 23, "e4m3": 13}  # of sums; with fewer their rounding shows in the output
 MOST_ERROR = 2.0**-18  # of a weight, where the largest is 1
-_FEATURES = {"causal": "causal", "grouped": "gqa", "capped": "softcap"}  # by the kind of launch that has them
-_ATTEMPTS = 4  # at fresh outputs, where hypotheses are left that a fresh launch tells apart
-_BOUNDED = 8  # fresh launches that are held against the bound of any order
+_FEATURES = {"causal": "causal", "grouped": "gqa", "capped": "softcap"}  # feature of a kernel by kind of launch
+_ATTEMPTS = 4  # rounds of fresh outputs at most, each after hypotheses that the last round refuted are gone
+_BOUNDED = 8  # fresh launches that are compared with the bound of any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +51,31 @@ class Learned:
     kernel : str
     dtype : {"fp16", "bf16", "e4m3"}
     head_dim : int
-        Of every launch.
+        Head dim of every launch.
     structure : Structure
         What is certain, whether a hypothesis survives or not.
     orders : tuple of Order
-        The hypotheses that no launch refuted; none where the kernel is outside the space.
+        The hypotheses that no launch refuted; empty if none fits the kernel.
     steps : tuple of Step
         The launches that told them apart.
     launches : int
         All launches of the kernel, fresh ones included.
     seconds : float
     outputs, differing : int
-        Values of fresh launches, which no hypothesis was chosen by, and how many differ from the first order's twin.
+        How many output values of fresh launches were compared with the twin of the first order, and how many differ.
+        Fresh launches did not serve to choose the order.
     differs_at : str
-        The first fresh launch in which some do, in words.
+        The first fresh launch with a difference, in words; empty without one.
     ratio : float
-        Largest error / bound of any order in some of them.
+        Largest error over the bound of any order, in some of the fresh launches.
     findings : tuple of str
-        Steps of the order that are no sound choice.
+        Steps of the order that are not sound, a sentence each.
     mistakes : tuple of str
-        Planted ones with which a known order gives every answer, where no hypothesis does.
+        Mistakes with which a known order gives every answer of the kernel, if no hypothesis does.
     features : frozenset of str
-        What was launched beyond dense attention of equal heads.
+        Features beyond dense attention of equal heads that were launched.
     why : str
-        Why no hypothesis survives; empty where one does.
+        Why no hypothesis survives; empty if one does.
     """
 
     kernel: str
@@ -123,21 +127,21 @@ def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: i
     kernel : Kernel
         A forward kernel in fp16, bf16 or e4m3.
     head_dim : int
-        Of every launch; V has as many channels.
+        Head dim of every launch; V has as many channels.
     outputs : int
-        Values of fresh launches that the answer is held against.
+        Output values of fresh launches that the first order is compared with.
     seed : int
-        Of all launches.
+        Seed of all launches.
 
     Returns
     -------
     Learned
-        An equivalence class of orders, or none and what is certain all the same.
+        The orders that no launch refutes or separates, or none; and what is certain in either case.
 
     Raises
     ------
     ValueError
-        If it is no forward kernel, or does not take plain attention of this head_dim.
+        If it is no forward kernel, cannot run here, or does not take plain attention of this head_dim.
     fa3verify.kernels.calls.KernelError
         If it raises in plain attention, or returns what it does not declare.
     """
@@ -171,18 +175,18 @@ def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: i
 
 
 def _asked(launcher: Launcher, rng: np.random.Generator) -> Subject:
-    """Find what the kernel takes."""
+    """Return the subject with what the kernel takes; raises if it does not take even plain attention."""
     kernel = launcher.kernel
     plain = Subject(kernel, Probes(launcher).form, Structure(), False, False)
     question = plain.normal(rng, 64)
-    launcher(question)  # raises where it does not take even this
+    launcher(question)
     square = replace(question, q=question.k, causal=True)
     none = replace(question, k=question.k[:, :0], v=question.v[:, :0])
     return replace(plain, takes_causal=launcher.takes(square), takes_empty=launcher.takes(none))
 
 
 def _structure(launcher: Launcher) -> Structure:
-    """Ask every probe of structure, each with what those before it found."""
+    """Run all probes, each with what those before it found."""
     probes = Probes(launcher)
     known = Structure()
     first = probes.folding, probes.chains, probes.weights, probes.rescaling
@@ -190,13 +194,13 @@ def _structure(launcher: Launcher) -> Structure:
         known = probe(known)
     if _outside(known, launcher.dtype):
         return known
-    if launcher.dtype == "e4m3":  # whose offset of 2^8 hides faint weights
+    if launcher.dtype == "e4m3":  # the offset of 2^8 hides faint weights, so that all trees stay possible
         return replace(known, row_sums=tuple((row_sum, quad) for row_sum in ROW_SUMS for quad in QUADS))
     return probes.row_sum(known, space.certain(known, launcher.dtype))
 
 
 def _outside(known: Structure, dtype: Dtype) -> str:
-    """Return why no hypothesis has this structure, empty where some may."""
+    """Return why no hypothesis has this structure; empty if some may have it."""
     if not known.tile_n:
         return (
             "P is not rounded, and its tiles leave no trace" if known.probabilities == "fp32" else "no tiles were found"
@@ -214,7 +218,7 @@ def _outside(known: Structure, dtype: Dtype) -> str:
 
 
 def _orders(game: Elimination) -> list[Order]:
-    """Return the orders that are left: of the arithmetic first, then of special values."""
+    """Eliminate orders of the arithmetic first, then treatments of special values, and return those that are left."""
     kernel = game.launcher.kernel
     alive = list(space.arithmetic(game.subject.known, kernel))
     alive = game.keep(alive, "a lone key", _lone_key(game), space.OF_ONE_KEY)
@@ -227,7 +231,7 @@ def _orders(game: Elimination) -> list[Order]:
 
 
 def _lone_key(game: Elimination) -> Question:
-    """A launch in which every row sees one key, whose lse is the score in the kernel's own factor."""
+    """Return a launch in which every row sees one key: its lse is the score, scaled as the kernel does it."""
     question = replace(game.subject, rows=64, heads=4).normal(game.rng, 1)
     if question.k.shape[1] == 1:
         return question
@@ -245,7 +249,7 @@ def _refuted(game: Elimination) -> str:
 
 
 def _judged(game: Elimination, found: Learned, outputs: int, seed: int) -> Learned:
-    """Hold the first order against fresh launches; what refutes it is learned from, and others are fresh then."""
+    """Check the first order on fresh launches; if one refutes it and leaves others, check these on other launches."""
     attempt = 0
     while True:
         attempt += 1
@@ -258,10 +262,10 @@ def _judged(game: Elimination, found: Learned, outputs: int, seed: int) -> Learn
 
 
 def _held(game: Elimination, found: Learned, outputs: int, rng: np.random.Generator) -> tuple[Learned, Asking | None]:
-    """Hold the first order against launches of more queries and keys than it was learned from, some against the bound.
+    """Compare the first order with fresh launches, some of them also with the bound of any order.
 
-    Kernels may have one order for few queries, as in decoding, and another for many. Beside what was found stands the
-    first launch that refutes the order.
+    They have more queries and keys than those that it was learned from: kernels may have one order for few queries, as
+    in decoding, and another for many. Returns the answer, and the first launch that refutes the order or None.
     """
     against = None
     heads = 16 if game.launcher.is_filled else 4
@@ -296,7 +300,7 @@ def _described(question: Question) -> str:
 
 
 def _any_order(launcher: Launcher, question: Question, answer: Result) -> float:
-    """Return the largest error / bound of a launch under the hypothesis about any order that it speaks least against.
+    """Return the largest error over bound in a launch, under the hypothesis about its sums that fits best.
 
     Bound and truth share no code with the twin.
     """
@@ -316,7 +320,7 @@ def _any_order(launcher: Launcher, question: Question, answer: Result) -> float:
 
 
 def _unsound(found: Learned, kernel: Kernel) -> Iterator[str]:
-    """Yield the steps of an order, or of a structure, that are no sound choice, each as a sentence."""
+    """Yield a sentence for each step of the order, or fact of the structure, that makes results needlessly worse."""
     known = found.structure
     if known.p_rounding == "toward_zero":
         yield "P is truncated: every output is too small by half an ulp of P on average"

@@ -1,6 +1,9 @@
-"""What single launches of chosen inputs decide: chains of products, how P is rounded and summed, rescaling, tiles.
+"""Probes: launches of chosen inputs, each of which decides one thing by itself.
 
-Every probe cancels large terms exactly, so that what is left of a row says in which order they met.
+They find how many products are added at once, how P is rounded and summed, when O is rescaled, and the tiles. Every
+probe lets large terms cancel exactly: the small terms that are left in a row say in which order all were added.
+:mod:`fa3verify.learn.learner` runs the probes one after the other; what they cannot decide is left to
+:mod:`fa3verify.learn.elimination`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,22 @@ from fa3verify.learn.launcher import LOG2_E, Hypothesis, Launcher, Question
 from fa3verify.learn.rows import KEYS, UNITS, Form, sparse, written
 from fa3verify.learn.structure import Structure
 
-# A term that swallows the units beside it, and the unit, of the chains of Q K^T (with the entry of K) and of P V.
+# Of the chains of Q K^T and of P V: a term so large that units added to it are lost, and the unit; for Q K^T also the
+# entry of K.
 _SCORE_CHAIN = {"fp16": (2.0**15, 2.0**-16, 2.0**7), "bf16": (2.0**40, 1.0, 1.0), "e4m3": (2.0**8, 2.0**-9, 1.0)}
 _VALUE_CHAIN = {"fp16": (2.0**15, 2.0**-10), "bf16": (2.0**60, 1.0), "e4m3": (2.0**8, 2.0**-6)}
-_SPACING = 4  # from one unit of a chain to the next
-_FAINT = (-24.95, -24.05)  # log2 of weights of which two, added first, are seen beside 1
-_SEEN = 3e-8
+_SPACING = 4  # products from one unit of a chain to the next
+_FAINT = (-24.95, -24.05)  # log2 of weights that are lost one by one beside 1, while the sum of two is not
+_SEEN = 3e-8  # an lse above this shows that the sum of two faint weights was not lost
 ROW_SUMS = ("block_pairs", "block_serial", "block_row", "running")
 QUADS = ("far_first", "near_first")
 
 
 class Probes:
-    """The probes of one kernel; each launches once or twice and returns a structure that knows more."""
+    """The probes of one kernel; each launches once or twice and returns the structure with what it found.
+
+    A probe that finds nothing returns the structure as it was. All raise KernelError if the kernel fails.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
@@ -72,9 +79,9 @@ class Probes:
         return replace(known, score_step=step, value_step=value_step, lost=tuple(lost.tolist()))
 
     def promotion(self, known: Structure) -> Structure:
-        """Find after how many keys the sums of P V begin anew, of what :meth:`chains` saw and the tiles."""
+        """Find after how many keys sums of P V begin anew, from what :meth:`chains` saw and the tiles; no launch."""
         step = known.value_step or K_STEP[self.form.dtype]
-        keys = np.arange(0, KEYS, 2) // step * step  # before which a pair's own step begins
+        keys = np.arange(0, KEYS, 2) // step * step  # the key at which each pair's own step begins
         tile = known.tile_n
         if not tile:
             return known
@@ -83,12 +90,12 @@ class Probes:
         intervals = [n for n in range(32, tile + 1, 32) if tile % n == 0]
         guesses = {0: before + within} | {n: within % n for n in intervals}
         lost = np.array(known.lost) * _SPACING
-        beyond = {n: lost - guess for n, guess in guesses.items()}  # what a pair's own step takes beside it
+        beyond = {n: lost - guess for n, guess in guesses.items()}  # about the same for all pairs if the guess is right
         off = {n: np.abs(x - np.median(x)).sum() for n, x in beyond.items()}
         return replace(known, promotion_interval=min(off, key=off.__getitem__))
 
     def _score_survivors(self) -> NDArray[np.int64]:
-        """For each pair of channels that cancel, the units that survive beside them; they are seen in lse."""
+        """Return for each pair of cancelling channels how many units survive, as lse shows; empty without an lse."""
         large, unit, entry = _SCORE_CHAIN[self.form.dtype]
         d = self.form.head_dim
         pairs = d // 2
@@ -107,7 +114,7 @@ class Probes:
         return _counted((lse - math.log(same.shape[1])) * math.sqrt(d) / (unit * entry))
 
     def _lost_values(self) -> NDArray[np.int64]:
-        """For each pair of keys that cancel, how many units of P V went into a sum that they swallowed."""
+        """Return for each pair of cancelling keys how many units of P V were lost in sums with the large terms."""
         large, unit = _VALUE_CHAIN[self.form.dtype]
         one, entry = self.form.level(-10.6, -9.4)
         pairs = np.arange(KEYS // 2)
@@ -126,9 +133,12 @@ class Probes:
         return KEYS // _SPACING - kept
 
     def weights(self, known: Structure) -> Structure:
-        """Find P's format and rounding by what a weight leaves beside its rounded value, and what the row sum adds."""
+        """Find P's format and rounding, from the difference of a weight and its rounded value.
+
+        Also find whether the row sum adds weights before or after they are rounded.
+        """
         unit = UNITS[self.form.dtype][0]
-        most = 5 if self.form.dtype == "e4m3" else 7.5  # below which V cannot hold a weight as P does
+        most = 5 if self.form.dtype == "e4m3" else 7.5  # log2 of the smallest weight that V can hold as P does
         entries = -np.unique(np.abs(self.form.keys(np.linspace(0.5, most, self.form.rows), unit)))
         weight = 2.0 ** (unit * entries * self.form.factor)
         near = self.form.rounded(weight)
@@ -144,7 +154,7 @@ class Probes:
         errors = [np.abs(total - x).max() for x in (weight, *roundings.values())]
         if np.isfinite(errors).all():
             known = replace(known, weight_error=float(min(errors)))
-        left = rows.out(answer) * (1 + weight)  # what P is more than its nearest value of the format
+        left = rows.out(answer) * (1 + weight)  # P less the nearest value of the operands' format
         for (name, rounding), p in roundings.items():
             if np.all(np.abs(left - (p - near)) <= 2.0**-6 * np.abs(p - near) + 2.0**-23):
                 known = replace(known, probabilities=name, p_rounding=rounding)
@@ -185,7 +195,7 @@ class Probes:
         return replace(known, threshold_log2=float(np.rint((lazy[top] + fewest[top]) / 2)))
 
     def tiles(self, known: Structure) -> Structure:
-        """Find where tiles end and their direction: a rescaled weight of 1 cancels another of its tile alone."""
+        """Find the ends of tiles and their direction: two weights cancel exactly only if no rescaling lies between."""
         if known.probabilities == "fp32":  # rescaling changes no weight by more than P is rounded
             return known
         ends = np.arange(8, KEYS, 8)
@@ -205,7 +215,10 @@ class Probes:
         return replace(known, tile_causal=_tiled(replace(known, tile_n=0), seen).tile_n)
 
     def _steps(self, known: Structure, pairs: NDArray[np.int64], *, causal: bool) -> NDArray[np.bool_]:
-        """Tell of each pair of keys whether the second is visited in a later tile than the first, and the reverse."""
+        """Tell for each pair of keys whether the second is visited in a later tile than the first, and the reverse.
+
+        The result is bool (pairs, 2); under a causal mask (pairs, 1), without the reverse.
+        """
         unit, rise, weight = self._inexact(known)
         ways = pairs if causal else np.concatenate([pairs, pairs[:, ::-1]])
         scores = sparse(len(ways), KEYS, self.form, (ways[:, 0], 0.0), (ways[:, 1], rise))
@@ -219,7 +232,7 @@ class Probes:
         return later.reshape(-1, len(pairs)).T
 
     def widths(self, known: Structure) -> Structure:
-        """Find the bits of sums: what is added between large terms that cancel, each in a tile of its own."""
+        """Find how many bits sums keep, by small terms between large ones that cancel, each in a tile of its own."""
         tile = known.tile_n
         if not tile or 3 * tile > KEYS:
             return known
@@ -236,7 +249,7 @@ class Probes:
         rows = written(self.form, scores, values, 1.0, queries=self.queries)
         kept = rows.out(self.launcher(rows.question)) * 3 / values[:, tile]
         known = replace(known, value_bits=_bits(below, kept))
-        if self.form.dtype == "e4m3":  # whose offset of 2^8 takes the last bits of lse
+        if self.form.dtype == "e4m3":  # the offset of 2^8 hides the last bits of lse
             return known
         entries = np.unique(self.form.keys(-np.linspace(6, 28, self.form.rows), 1.0))[::-1]
         exponents = entries * self.form.factor
@@ -285,20 +298,24 @@ class Probes:
 
 
 def _counted(x: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round counts; what is none becomes -1."""
+    """Round counts to integers; -1 for NaN, infinities and numbers beyond 10^6."""
     return np.where(np.isfinite(x) & (np.abs(x) < 1e6), np.rint(x), -1).astype(np.int64)
 
 
 def _bits(below: NDArray[np.int64], kept: NDArray[np.float64]) -> int:
-    """Return how many bits a sum keeps, of which parts of terms so many bits below its largest survive; 0 where all do,
-    or where it returns no number.
+    """Return how many bits a sum keeps; 0 if it keeps all, or if a result is not finite.
+
+    ``kept`` is the fraction that survived of terms that lie ``below`` bits below the largest one.
     """
     lost = np.flatnonzero(~(np.abs(kept - 1) < 0.6))
     return int(below[lost[0]]) if lost.size and np.isfinite(kept).all() else 0
 
 
 def _step(survivors: NDArray[np.int64]) -> int:
-    """Infer how many neighbours are added at once from which of each pair survives; 0 if that varies."""
+    """Return how many neighbours are added at once, from the survivors of each pair; 0 if the number varies.
+
+    Pairs that were added in the same step have the same number of survivors.
+    """
     runs = [len(list(group)) * 2 for _, group in itertools.groupby(survivors.tolist())]
     if len(runs) < 2:
         return 0
@@ -309,7 +326,7 @@ def _step(survivors: NDArray[np.int64]) -> int:
 
 
 def _roundings(form: Form, weight: NDArray[np.float64]) -> dict[tuple[str, str], NDArray[np.float64]]:
-    """Return weights as formats and roundings of P hold them, by both names."""
+    """Return weights rounded in every way that P may be, by format and rounding."""
     grid = 2.0 ** (np.floor(np.log2(weight)) - form.fraction_bits)
     return {
         (form.dtype, "nearest"): form.rounded(weight),
@@ -321,7 +338,7 @@ def _roundings(form: Form, weight: NDArray[np.float64]) -> dict[tuple[str, str],
 
 
 def _tiled(known: Structure, ends: NDArray[np.int64]) -> Structure:
-    """Return the structure with the tiles that end there."""
+    """Return the structure with the size of tiles that end at ``ends``, or with the ends if sizes are not equal."""
     gaps = set(np.diff(np.concatenate([[0], ends])).tolist())
     if len(gaps) == 1 and not ends[0] % 16:
         return replace(known, tile_n=int(ends[0]))
@@ -329,16 +346,19 @@ def _tiled(known: Structure, ends: NDArray[np.int64]) -> Structure:
 
 
 def _triples(known: Structure) -> NDArray[np.int64]:
-    """Return keys (of weight 1, and of two faint weights) at every distance of a thread's columns and of two tiles."""
+    """Return triples of keys, (triples, 3): one of weight 1 and two of faint weights.
+
+    They lie at all distances within a thread's columns and over two tiles; some are drawn.
+    """
     tile = known.tile_n
     rng = np.random.default_rng(5)
-    base, after = tile, 2 * tile if known.keys == "left_to_right" else 0  # a tile, and the one visited behind it
+    base, after = tile, 2 * tile if known.keys == "left_to_right" else 0  # a tile, and the one visited after it
     near = [(0, 8, 9), (0, 8, 16), (0, 1, 8), (0, 2, 6), (0, 4, 6), (2, 0, 4), (4, 0, 2)]
-    found = [tuple(base + x for x in each) for each in near]
-    found += [(base, after, after + x) for x in (1, 8, 2, 4)]
-    found += [(base, after + 8, after + 9), (after, base, base + 8), (after, base, base + 2)]
+    triples = [tuple(base + x for x in each) for each in near]
+    triples += [(base, after, after + x) for x in (1, 8, 2, 4)]
+    triples += [(base, after + 8, after + 9), (after, base, base + 8), (after, base, base + 2)]
     for _ in range(114):
         columns = rng.choice(min(32, tile), 3, replace=False)
         tiles = rng.choice([base, after], 3) if 2 * tile <= KEYS - 32 else [base] * 3
-        found.append(tuple(int(c + t) for c, t in zip(columns, tiles, strict=True)))
-    return np.array([each for each in found if max(each) < KEYS])
+        triples.append(tuple(int(c + t) for c, t in zip(columns, tiles, strict=True)))
+    return np.array([each for each in triples if max(each) < KEYS])

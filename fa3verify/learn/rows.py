@@ -1,6 +1,7 @@
-"""Score rows of choice: a query that is one-hot in channel r has the r-th channel of all keys as its scores.
+"""Launches with chosen score rows, for the probes.
 
-So one head holds as many rows of any scores as it has channels, V has a column for each, and row r reads its own.
+A query that is one-hot in channel r has the r-th channel of all keys as its scores. So one head can hold as many rows
+of arbitrary scores as it has channels. V has a column for each row, and row r reads column r of its output.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from fa3verify.learn.launcher import LOG2_E, Question
 from fa3verify.operations.forward import Result
 
 KEYS = 768  # of structure probes: at least three tiles of up to 256, and a multiple of 64
-HIDDEN = {"fp16": -4000.0, "bf16": -4000.0, "e4m3": -448.0}  # a key of a weight of 0
+HIDDEN = {"fp16": -4000.0, "bf16": -4000.0, "e4m3": -448.0}  # entry of K that gives a key a weight of 0
+# Values of the query. e4m3 has several, so that their products with K reach more scores.
 UNITS = {"fp16": (1.0,), "bf16": (1.0,), "e4m3": (16.0, 18.0, 20.0, 22.0, 24.0, 26.0, 28.0, 30.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Holds what a probe must know to write scores: the operands' format, channels, and whether Q takes the scale, as
-    :attr:`fa3_kernels.plan.order.Order.factor` names it.
+    """Holds what a probe must know to write scores: the operands' format, the channels, and ``folding``.
+
+    That says whether the kernel multiplies Q by the scale first, as :attr:`fa3_kernels.plan.order.Order.factor` does.
     """
 
     dtype: Dtype
@@ -32,7 +35,7 @@ class Form:
 
     @property
     def factor(self) -> float:
-        """Return what takes a score to log2 units under the default scale, rounded where Q takes it."""
+        """Return the factor from a raw score to log2 units, with the default scale; rounded if Q takes the scale."""
         scale = 1 / np.sqrt(self.head_dim)
         if self.folding == "folded":
             return float(self.rounded(scale)) * LOG2_E
@@ -53,20 +56,20 @@ class Form:
         return np.asarray(x, np.float32).astype(FORMATS[self.dtype].dtype).astype(np.float64)
 
     def keys(self, exponents: NDArray[np.float64] | float, unit: float) -> NDArray[np.float64]:
-        """Return the entries of K whose scores, under a query of ``unit``, are nearest to these in log2 units."""
+        """Return the entries of K that give scores nearest to ``exponents``, log2 units, with a query of ``unit``."""
         return self.rounded(np.asarray(exponents) / (self.factor * unit))
 
     def level(self, low: float, high: float) -> tuple[float, float]:
-        """Return a unit and an entry of K whose score lies between two numbers of log2 units, nearest their middle.
+        """Return a query and an entry of K whose score lies between two numbers, in log2 units, nearest their middle.
 
         Raises
         ------
         ValueError
-            If the format has none.
+            If the format has no such pair.
         """
         middle = (low + high) / 2
-        found = [(unit, float(self.keys(middle, unit))) for unit in UNITS[self.dtype]]
-        unit, key = min(found, key=lambda x: abs(x[0] * x[1] * self.factor - middle))
+        pairs = [(unit, float(self.keys(middle, unit))) for unit in UNITS[self.dtype]]
+        unit, key = min(pairs, key=lambda x: abs(x[0] * x[1] * self.factor - middle))
         if not low < unit * key * self.factor < high:
             raise ValueError(f"{self.dtype} has no score between {low} and {high} at head_dim {self.head_dim}")
         return unit, key
@@ -74,7 +77,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Holds a launch of chosen score rows, and where each stands: rows ``first`` and on of every head."""
+    """Holds a launch of ``count`` chosen score rows, which stand in each head from row ``first`` on."""
 
     question: Question
     count: int
@@ -110,10 +113,11 @@ def written(
     Parameters
     ----------
     scores, values : float64 (rows, keys)
+        Entries of K, and of V, for each row.
     unit : float
-        Of the query.
+        Value of the query.
     queries, first : int
-        Rows of Q, and the first that is used.
+        Rows of Q, and the first of them that is used.
     """
     count, keys = scores.shape
     heads = -(-count // form.rows)
@@ -129,7 +133,10 @@ def written(
 
 
 def sparse(count: int, keys: int, form: Form, *entries: tuple[NDArray[np.int64], NDArray[np.float64] | float]):
-    """Return scores, float64 (rows, keys), that hide every key but, in each row, those named with their entries."""
+    """Return scores, float64 (rows, keys), that hide every key except those of ``entries``.
+
+    Each entry has a key for each row, and the score of that key, one for all rows or one for each.
+    """
     scores = np.full((count, keys), HIDDEN[form.dtype])
     for where, entry in entries:
         scores[np.arange(count), where] = entry

@@ -1,4 +1,4 @@
-"""The hypotheses that a structure leaves: orders of operations over the switches that it does not decide."""
+"""The space of hypotheses: all orders of operations that agree with what a structure decides."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _SPECIAL: dict[str, tuple[Any, ...]] = {
     "hides_nan": (False, True),
 }
 FACTORS = ("float64", "of_float32", "float32", "in_turn", "folded", "folded_log2")
-# All that decides a row of one key: no factor and no sum takes part, but where raw maxima are scaled twice its weight
+# Fields on which the outputs of a row with one key depend. It has no sums; where raw maxima are scaled twice its weight
 # is not exactly 1.
 OF_ONE_KEY = (
     *("factor", "maxima", "lse", "keeps_subnormals", "descales"),
     *("contracts_exponent", "inverse", "compiles_masked_apart"),
 )
-UNREAD = ("combine", "splits_visible")  # no launch here splits keys
+UNREAD = ("combine", "splits_visible")  # fields that no launch here depends on, as none splits keys
 
 
 def certain(known: Structure, dtype: str) -> Order:
-    """Return an order with the fields that a structure decides."""
+    """Return an order with the fields that a structure decides; all others, and undecided ones, have defaults."""
     decided: dict[str, Any] = {
         "keys": known.keys or "left_to_right",
         "row_sum_of": known.row_sum_of or "weights",
@@ -59,7 +59,7 @@ def certain(known: Structure, dtype: str) -> Order:
 
 
 def arithmetic(known: Structure, kernel: Kernel) -> Iterator[Order]:
-    """Yield every order of the arithmetic that a structure leaves."""
+    """Yield every order of the arithmetic that agrees with a structure; treatments of special values stay defaults."""
     base = certain(known, kernel.dtype)
     descales = ("in_turn", "product_first") if kernel.dtype == "e4m3" else ("in_turn",)
     switches = list(_options(_ARITHMETIC))
@@ -90,6 +90,6 @@ def part(order: Order, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def free(orders: Sequence[Order]) -> dict[str, tuple[Any, ...]]:
-    """Return the fields in which orders differ, with their values; those that no launch reads are left out."""
+    """Return the fields in which orders differ, with their values, without those of :data:`UNREAD`."""
     values = {f.name: dict.fromkeys(getattr(order, f.name) for order in orders) for f in fields(Order)}
     return {name: tuple(of) for name, of in values.items() if len(of) > 1 and name not in UNREAD}

@@ -1,4 +1,4 @@
-"""What is certain of a kernel that is learned, as its probes find it."""
+"""The record of what is certain of a kernel that is learned; :mod:`fa3verify.learn.probes` fills it in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fa3verify.learn.rows import KEYS
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Holds what is certain of a kernel; 0 or empty is what no probe could tell.
+    """Holds what is certain of a kernel; a field is 0 or empty if no probe could tell.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""The operations whose kernels can be judged: a row here, and a file that says what is its own."""
+"""The operations whose kernels can be judged: forward, quantise and backward, each with a file of its own.
+
+:mod:`fa3verify.operations.operation` defines what the harness must know of each.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from fa3verify.operations.operation import Outputs as Outputs
 from fa3verify.operations.operation import WrongOutput as WrongOutput
 from fa3verify.operations.quantize import Quantize, QuantizeConfig
 
-AnyConfig = Config | BackwardConfig | GradientConfig | QuantizeConfig  # of a kernel, by its operation
-FORWARD = Forward.name  # what a kernel or a case computes unless it says otherwise
+AnyConfig = Config | BackwardConfig | GradientConfig | QuantizeConfig  # a kernel's, by its operation
+FORWARD = Forward.name  # the operation of a kernel or a case that names none
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize(), Backward())}
 
 

@@ -1,9 +1,8 @@
-"""The backward pass: dQ, dK and dV, and with sinks their gradient, from q, k, v, the gradient of the output, and what a
-forward returned.
+"""The backward pass: dQ, dK and dV, and with sinks their gradient, from q, k, v, dO, and a forward's out and lse.
 
-Out and lse are those of a forward that errs only in its last rounding, so that a backward is judged for itself, whoever
-wrote the forward that goes with it. The gradient of the output is drawn like V: of a problem whose keys are the
-queries, by the same recipe with the complementary seed. Beside real activations it is that of a real loss.
+Out and lse are exact up to their last rounding, so that a backward is judged by itself, whatever forward belongs to it.
+The gradient of the output, dO, is drawn like V, for a problem whose keys are the queries, by the same recipe with the
+complementary seed. With real activations it is that of a real loss (:mod:`fa3verify.inputs.loss`).
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ _SHAPES = (
     AttentionProblem(2, 2, 2, 200, 300, 96, causal=True),
 )
 _QUICK = 3
-LSE_GRADIENT = "lse_gradient"  # the feature of what takes the gradient of lse beside that of the output
-_REAL = ("activations", "captured")  # distributions
-_FAMILY = "flash3.dew"  # whose backward the twin computes unless another is named
+LSE_GRADIENT = "lse_gradient"  # the feature of a kernel that takes a gradient of lse beside that of the output
+_REAL = ("activations", "captured")  # distributions of real activations
+_FAMILY = "flash3.dew"  # the family of the twin's backward unless another is named
 
 
 @dataclass(frozen=True, slots=True)
 class GradientConfig:
-    """A backward kernel of which only formats are known, and whose forward its gradients are of.
+    """The configuration of a backward kernel of which only the formats are known.
 
-    ``forward`` is "given" where it reads the out and lse that it is given; "own" where it finds its own, as automatic
-    differentiation does, so that its truth is that of the exact ones.
+    ``forward`` is "given" if it reads the out and lse that it gets; "own" if it computes its own, as automatic
+    differentiation does: its gradients are then compared with those of the exact out and lse.
     """
 
     dtype: Dtype
@@ -133,8 +132,10 @@ class Backward(Operation):
     def truth(
         self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
     ) -> Outputs:
-        """Return the gradients of the given out and lse; before rounding, and of a kernel's own forward, of the exact
-        ones.
+        """Return the exact gradients for the out and lse in ``arrays``.
+
+        For a kernel with a forward of its own, and before operands were rounded, they are those of the exact out and
+        lse.
         """
         q, k, v, dout, *rest = arrays
         sinks = [rest.pop()] if problem.sinks else []

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
     from fa3verify.inputs.recipe import Recipe
 
-# One scheme per shape, in turn: scale faults hide under one of them alone.
+# One scheme per shape, in turn: a fault of scales may hide under any single one.
 _SCHEMES = (QuantScheme("block"), QuantScheme("head"), QuantScheme("block", hadamard_seed=0))
-# What the configuration of every shape changes, in turn: P V of e4m3 in two chunks of a tile, splits that are combined
-# and packed heads, P V chained and the other output format. Chained sums lose more the longer they are, so the shapes
-# that have them are short, of 200 and 500 keys. The causal shape of three tiles has neither splits nor packed heads,
-# under which mistakes between tiles, and in rows that have seen no key yet, would hide.
+# One set of changes per shape, in turn: P V of e4m3 in two chunks of a tile; combined splits and packed heads; P V
+# chained and the other output format. Chained sums lose more the longer they are, so the shapes that have them are
+# short, of 200 and 500 keys. The causal shape of three tiles has neither splits nor packed heads: mistakes between
+# tiles, and in rows that have seen no key yet, would hide under them.
 _CHANGES: tuple[dict[str, Setting], ...] = (
     {"promotion_interval": 64},
     {"num_splits": 3, "pack_gqa": True},
@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 def changeable(dtype: Dtype, fixed: Iterable[str] = (), family: str = OURS) -> frozenset[str]:
-    """Fields of the configuration that a campaign changes, but for those that make a kernel what it is."""
+    """Return the fields of the configuration that a campaign may change, without the ``fixed`` ones of a kernel."""
     only_fp8 = set() if dtype == "e4m3" else {"promotion_interval", "out_dtype"}
     return traits_of(family).choices - only_fp8 - frozenset(fixed)
 
@@ -181,9 +181,11 @@ class Forward(Operation):
     def choices(
         self, problem: AttentionProblem, recipe: Recipe, index: int, features: Names, changeable: Names
     ) -> Chosen:
-        """Configuration of the index-th shape, and how it is quantised: scales per head where a kernel takes no
-        blocks, rotated where head_dim allows it, none for 16 bits. Heads are packed where some share a kv head, and
-        outputs are fp16 where it holds them.
+        """Return the scheme and the changes of the index-th shape.
+
+        There is no scheme for 16 bits. Scales are per head if the kernel takes no blocks, and operands are rotated if
+        head_dim allows it. Heads are packed only where some share a kv head, and outputs are fp16 only where it holds
+        them.
         """
         is_faint = float(recipe.settings.get("std", 1.0)) < _FP16_SMALLEST
         idle = {"pack_gqa": problem.group == 1, "out_dtype": is_faint}

@@ -1,9 +1,9 @@
-"""What the harness must know of an operation to judge kernels of it: its outputs, truth, error bound,
-twin and inputs.
+"""The interface of an operation: what the harness must know to judge its kernels.
 
-Judging, figures, gate, laws, campaigns and reports ask the operation, so that another one is a file in this folder and
-a row in ``fa3verify.operations.OPERATIONS``. The functions take the problem, the operands a kernel was given and its
-configuration; ``got`` is what the kernel returned, for operations whose truth depends on a choice of the kernel.
+That is its outputs, truth, error bound, twin and inputs. Judging, gate, laws, campaigns and reports go through this
+interface, so that another operation is a file in this folder and a row in ``fa3verify.operations.OPERATIONS``. The
+methods take the problem, the operands that a kernel was given, and its configuration; ``got`` is what the kernel
+returned, for operations whose truth depends on a choice of the kernel.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from fa3_kernels.faults.table import AnyFault
     from fa3verify.inputs.recipe import Recipe
 
-# What kernels of quantised operands may take of their descales, beside one per sequence and kv head.
+# Features of kernels that take finer descales than one per sequence and kv head.
 DESCALES = frozenset({"query_head_descale", "block_descale"})
 TWIN = "fa3_kernels.twin"
-# What calls that serve need of a kernel; a forward's truth and error bound know all of them, and a twin what its
-# family says (:attr:`fa3_kernels.plan.families.record.Traits.serving`), of which it claims nothing.
+# Features that calls which serve need of a kernel. A forward's truth and error bound know all of them. A twin computes
+# those that its family has (:attr:`fa3_kernels.plan.families.record.Traits.serving`), but does not claim them.
 CACHES = frozenset({"seqused_k", "paged", "append", "rotary", "leftpad", "batch_idx", "fp8_cache", "fp8_rows"})
 SERVING = frozenset({"sinks", "attention_chunk", "qv"}) | CACHES
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
-# What descales of blocks need in a call that serves: FlashAttention-3's function for caches has no way to give them, so
-# that a kernel may take such descales in other calls and claim caches.
+# The feature that descales of blocks need in a call that serves. It is one of its own, as FlashAttention-3's function
+# for caches cannot take them: a kernel may claim caches, and take such descales in other calls only.
 SERVED_BLOCKS = "served_block_descale"
 Outputs = Mapping[str, Array]  # by name; what a kernel or a configuration does not have is absent
-Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and what else an operation is given
+Arrays = tuple[NDArray[np.float64], ...]  # q, k and v, and further inputs of the operation
 Chosen = tuple[QuantScheme | None, tuple[tuple[str, Setting], ...]]  # the scheme and the changes of a case
-Descales = Literal["any", "uniform", "blocks"]  # of a drawn case of e4m3: any kind, one of a head, always of blocks
+Descales = Literal["any", "uniform", "blocks"]  # to draw for e4m3: of any kind, one for each head, always of blocks
 Names = frozenset[str]
-Configure = Callable[[AttentionProblem], Any]  # as a kernel chooses its configuration
-Accumulator = Literal["fp32", "wgmma", "either"]  # how the products of a kernel that states no order are added
-ForwardOf = Literal["given", "own"]  # whose out and lse the gradients of a backward are of
-# Packed sequences of which some end inside a tile, for every operation that quantises or differentiates.
+Configure = Callable[[AttentionProblem], Any]  # returns the configuration that a kernel chooses
+Accumulator = Literal["fp32", "wgmma", "either"]  # how a kernel that states no order adds products
+ForwardOf = Literal["given", "own"]  # whether gradients belong to the given out and lse, or to a forward of its own
+# Packed sequences, some of which end inside a tile, for the operations that quantise or differentiate.
 PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)
 
 
 def needed_features(problem: AttentionProblem) -> frozenset[str]:
-    """Return which of :data:`FEATURES` a problem needs from a kernel."""
+    """Return the features of :data:`FEATURES` and :data:`SERVING` that a problem needs from a kernel."""
     needs = {
         "causal": problem.causal,
         "window": problem.window != (-1, -1),
@@ -72,21 +72,22 @@ class Output:
     ----------
     name : str
     shape : callable
-        ``shape(problem, config)``; None where this configuration does not return it.
+        ``shape(problem, config)``, or None if this configuration does not return it.
     format : callable
         ``format(config)``: name of its number format.
     main : bool
-        Whether the figures of error are about it; another output has its largest error / bound and its largest error.
+        Whether all figures of error are computed for it; another output has only its largest error, and that over the
+        bound.
     optional : bool
         Whether a kernel may leave it out.
     needs : str
-        What of a problem's ``serving`` the output is about; other problems have none. Empty where all have it.
+        The element of a problem's ``serving`` without which there is no such output; empty if every problem has it.
     unit : str
-        Of its largest error.
+        Unit of its largest error.
     ratio : callable
         ``ratio(got, truth, bound)``: error / bound of each element, float64; above 1 is wrong.
     margins : mapping of str to (float, float, str)
-        Beside the main outputs: how much worse than a baseline its "max" and its "rms" error may be, relative and
+        For outputs that are not main: by how much its "max" and its "rms" error may exceed a baseline's, relative and
         absolute, and why.
     """
 
@@ -102,7 +103,7 @@ class Output:
 
     @property
     def words(self) -> str:
-        """Its name as texts have it."""
+        """Return its name as texts have it."""
         return self.name.replace("_", " ")
 
     def is_due(self, problem: AttentionProblem) -> bool:
@@ -110,22 +111,22 @@ class Output:
         return not self.needs or self.needs in problem.serving
 
     def figure(self, of: Literal["ratio", "max", "rms"]) -> str:
-        """Return what its largest error / bound, its largest or its root mean square error is called as a figure."""
+        """Return the name of a figure: its largest error / bound, its largest error or its root mean square error."""
         return f"ratio_{self.name}_max" if of == "ratio" else f"{self.name}_{of}_error"
 
 
 class WrongOutput(ValueError):
-    """A kernel returned an output of the wrong type, dtype or shape, or lacks one, or changed what it was given."""
+    """A kernel left out an output, returned one of the wrong type, dtype or shape, or changed its operands."""
 
 
 class Operation(ABC):
-    """One operation; a subclass states everything that is its own.
+    """One operation, as a subclass states it.
 
-    ``config`` is the dataclass of a kernel's configuration, whose fields a case may change; ``features`` are those of
-    :data:`FEATURES` that the twin takes, ``serving`` those of :data:`SERVING` that kernels may have beside them;
-    ``faults`` are the mistakes that can be planted in the twin.
-    ``has_orders`` says that its error bound is for an order of operations, and ``judges_choices`` that truth and bound
-    depend on what the kernel returned, so that they follow its run.
+    ``config`` is the dataclass of a kernel's configuration, whose fields a case may change. ``features`` are those of
+    :data:`FEATURES` that the twin takes, ``serving`` those of :data:`SERVING` that kernels may have as well, ``faults``
+    the mistakes that can be planted in the twin. ``has_orders`` says that the error bound assumes an order of
+    operations; ``judges_choices`` that truth and bound depend on what the kernel returned, and so are computed after
+    its run.
     """
 
     name: ClassVar[str]
@@ -143,7 +144,7 @@ class Operation(ABC):
 
     @abstractmethod
     def configure(self, problem: AttentionProblem, **changes: Any) -> Any:
-        """Return the twin's configuration for a problem; ValueError if it takes none."""
+        """Return the twin's configuration for a problem; ValueError if the twin does not take it."""
 
     @abstractmethod
     def twin(self, problem: AttentionProblem, operands: Operands, config: Any, package: str = TWIN) -> Any:
@@ -157,18 +158,21 @@ class Operation(ABC):
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
-        """Return what a kernel sees of float64 inputs; ``operands.dequantized`` gives the values in the same order."""
+        """Return the operands that a kernel gets for float64 inputs, rounded or quantised.
+
+        ``operands.dequantized`` returns their values in the order of ``arrays``.
+        """
 
     @abstractmethod
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Any, got: Outputs) -> Outputs:
-        """Return the exact outputs in float64; a main output also where a kernel need not have it."""
+        """Return the exact outputs in float64, by name; main outputs are always there."""
 
     def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
-        """Names of what a kernel that states no order of operations may do; none for an operation without orders."""
+        """Return the names of the hypotheses about a kernel that states no order; none without orders."""
         return ()
 
     def hypotheses(self, config: Any, accumulator: Accumulator) -> Mapping[str, Any]:
-        """Return by name what the error bound assumes of a kernel that states no order and sums so."""
+        """Return the models that the error bound may assume of a kernel that states no order, by hypothesis."""
         return {}
 
     @abstractmethod
@@ -178,45 +182,47 @@ class Operation(ABC):
     def enclosure(
         self, problem: AttentionProblem, operands: Operands, assumed: Any
     ) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the ends of the range that a stated order of operations leaves to every output, by name; empty where
-        none is stated.
+        """Return by output the least and the largest value that a stated order of operations can give.
+
+        It is empty if the order is not known exactly.
         """
         return {}
 
     @abstractmethod
     def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
-        """Return the problems of a campaign, to be had in a kernel's own dtype; those of a forward are given."""
+        """Return the problems of a campaign, which are run in each kernel's own dtype; a forward's are given."""
 
     def choices(
         self, problem: AttentionProblem, recipe: Recipe, index: int, features: Names, changeable: Names
     ) -> Chosen:
-        """Return the scheme and the changes of the index-th case of a family, for a kernel that has these features and
-        of whose configuration this is changeable; none by default.
+        """Return the scheme and the changes of the index-th case of a family; none by default.
+
+        ``features`` are the kernel's, and ``changeable`` the fields of its configuration that may be changed.
         """
         return None, ()
 
     def draw_choices(
         self, draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
     ) -> Chosen:
-        """Draw the same for a small case of a kernel."""
+        """Draw scheme and changes for a small case of a kernel; none by default."""
         return None, ()
 
     def descales_of(
         self, problem: AttentionProblem, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> frozenset[str]:
-        """Return the features of :data:`DESCALES` that a kernel needs for a case, and :data:`SERVED_BLOCKS`; none by
-        default.
+        """Return the features that a kernel needs for the descales of a case: of :data:`DESCALES`, and
+        :data:`SERVED_BLOCKS`. None are needed by default.
         """
         return frozenset()
 
     def check(self, problem: AttentionProblem, scheme: QuantScheme | None) -> None:
-        """Raise ValueError unless a quantisation scheme fits the problem; none does by default."""
+        """Raise ValueError unless a quantisation scheme fits the problem; by default only None does."""
         if scheme is not None:
             raise ValueError(f"a case of {self.name} has no quantisation scheme, got {scheme}")
 
     @property
     def sides(self) -> tuple[Output, ...]:
-        """Outputs beside the main ones."""
+        """Return the outputs that are not main."""
         return tuple(output for output in self.outputs if not output.main)
 
     def check_changes(self, changes: Mapping[str, Setting]) -> None:
@@ -226,7 +232,9 @@ class Operation(ABC):
             raise ValueError(f"changes must be configuration fields, got {unknown}")
 
     def named(self, returned: Any, problem: AttentionProblem, config: Any) -> dict[str, np.ndarray]:
-        """Return what a kernel returned by name: from a mapping, attributes, or a tuple in the order of outputs.
+        """Return the outputs of a kernel by name, from a mapping, attributes, or a tuple in the order of outputs.
+
+        Outputs that the configuration or the problem does not have are left out, and optional ones that are None.
 
         Raises
         ------

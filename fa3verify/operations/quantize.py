@@ -1,8 +1,8 @@
 """Quantising q, k and v to e4m3: codes, descales, K mean and LSE correction, from operands in fp16 or bf16.
 
-A problem here is the one that the codes are for, so its dtype is e4m3 and its mask does not matter. A code is judged
-with the descale that the kernel stored, and the descale by itself: error / bound is the distance of the exact scaled
-value from the numbers that round to the code, over the error that binary32 may have made of it.
+The problem is the one that the codes are for: its dtype is e4m3, and its mask does not matter. A code is judged with
+the descale that the kernel stored, and the descale by itself. Error / bound of a code is the distance of the exact
+scaled value from the numbers that round to the code, over the error that binary32 may make in scaling.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class QuantizeConfig(QuantizeOptions):
             raise ValueError(f"input_dtype must be 'fp16' or 'bf16', got {self.input_dtype!r}")
 
     def options(self) -> dict[str, Setting]:
-        """Return the keywords of ``quantize_qkv`` but for its tensors."""
+        """Return the keywords of ``quantize_qkv``, without its tensors."""
         return {f.name: getattr(self, f.name) for f in fields(QuantizeOptions)}
 
     def scheme(self) -> QuantScheme:
@@ -112,13 +112,13 @@ def _with_mean(name: str, shape: Callable[[AttentionProblem], tuple[int, ...]], 
 
 
 def stated_scale(problem: AttentionProblem) -> float | None:
-    """Softmax scale as a caller states it: none where it is the default, so that the quantiser's own is examined."""
+    """Return the softmax_scale to pass: None where it is the default, so that the quantiser's own default is tested."""
     default = replace(problem, softmax_scale=None).softmax_scale
     return None if problem.softmax_scale == default else problem.softmax_scale
 
 
 def mean_additions(seqlen: int) -> int:
-    """Longest chain of additions in the K mean of the kernel's order: slices of a chunk, its tree, then over chunks."""
+    """Return the longest chain of additions in the kernel's K mean: slices of a chunk, its tree, then over chunks."""
     chunks = max(1, -(-seqlen // MEAN_CHUNK_ROWS))
     slices = MEAN_CHUNK_ROWS // MEAN_TREE_ROWS + -(-chunks // MEAN_FINAL_ROWS)
     return slices + (MEAN_TREE_ROWS * MEAN_FINAL_ROWS).bit_length()
@@ -219,7 +219,7 @@ class Quantize(Operation):
         from hypothesis import strategies as st
 
         def is_taken(scope: Scope) -> bool:
-            claim = SHARING[scope].claim(2) & self.features  # of heads that are grouped; without groups it adds nothing
+            claim = SHARING[scope].claim(2) & self.features  # for grouped heads; without groups a scope adds nothing
             return not claim or (problem.group > 1 and claim <= features)
 
         options = {

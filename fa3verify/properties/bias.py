@@ -1,10 +1,10 @@
 """Laws about the mean of many errors: rounding to nearest has none, and a step that truncates shows in it.
 
-A bound holds for each element, and a truncated step keeps it: half an ulp too small everywhere is no larger an error
-than half an ulp to either side. The mean over thousands of elements tells them apart.
+A step that truncates stays within the bound of each element: half an ulp too small everywhere is no larger an error
+than half an ulp to either side. The mean over thousands of elements tells the two apart.
 
-The channels of a row may share an error, that of a row sum of 16 bits, and rows do not: the mean is held against the
-spread of the means of rows.
+The channels of a row may share an error, such as that of a row sum in 16 bits, but rows do not share one. So the mean
+is compared with the spread of the rows' means.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 from fa3verify.properties.trials import Wanted, law, needs
 
 _ROWS, _KEYS = 96, 320
-_SIGMAS = 7.0  # of the mean of as many rows, each with the mean of its own errors
-_ULPS = 2.02  # that a lone value may be off: of e4m3 it takes a descale, and P an offset that l takes away again
-_LEAST = 0.02  # ulp: no bias below it is held against a kernel, as an exponential may be off by as much
+_SIGMAS = 7.0  # allowed bias, in standard deviations of the mean of the rows' means
+_ULPS = 2.02  # allowed error of a lone value: in e4m3 it is multiplied by a descale, and P has an offset to be removed
+_LEAST = 0.02  # ulp; a smaller bias is always allowed, as an exponential may be off by as much
 
 
 def _bias(setup: Setup, trial: Trial) -> Found:
+    """Compare the mean error of all outputs, in ulp, towards or away from zero, with the spread over rows."""
     wide = _wide(setup, trial.case.recipe.seed)
     truth = wide.truth()["out"]
     got = wide.run()["out"].astype(np.float64)
@@ -36,7 +37,7 @@ def _bias(setup: Setup, trial: Trial) -> Found:
     ulp = np.exp2(np.floor(np.log2(np.abs(truth)))) * fmt.epsilon
     error = (got - truth) / ulp * np.sign(truth)
     if not np.isfinite(error).all():
-        return  # as another law says
+        return  # another law judges NaN and infinities
     mean = float(error.mean())
     rows = error.mean(axis=-1)
     allowed = max(_LEAST, _SIGMAS * float(rows.std()) / math.sqrt(rows.size))
@@ -50,7 +51,10 @@ def _bias(setup: Setup, trial: Trial) -> Found:
 
 
 def _wide(setup: Setup, seed: int) -> Setup:
-    """A call of many rows and keys with values above 1, which all weights pull one way; Untaken if it is not taken."""
+    """Return a call of many rows and keys with all values of V between 1 and 2, dense, or causal if only that is taken.
+
+    Untaken if the kernel takes neither.
+    """
     kernel = setup.kernel
     rows, keys = fitting(_ROWS, kernel), fitting(_KEYS, kernel)
     problem = AttentionProblem(1, 2, 2, rows, keys, setup.problem.head_dim, dtype=kernel.dtype)
@@ -78,7 +82,7 @@ def _lone(setup: Setup, trial: Trial) -> Found:
 
 
 def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:
-    """A call of one row and one key, and its value in float64; Untaken where the kernel takes no such call."""
+    """Return a call of one row and one key, and its value in float64; Untaken if the kernel takes no such call."""
     kernel = setup.kernel
     problem = AttentionProblem(1, 1, 1, 1, 1, setup.problem.head_dim, dtype=kernel.dtype)
     if not kernel.supports(problem):

@@ -1,6 +1,6 @@
 """Laws that hold within the operation's a-priori bound of rounding errors.
 
-Two runs of problems with the same exact result may differ by the sum of their bounds. No constant here is a tolerance.
+Two calls with the same exact result may differ by the sum of their bounds. No constant here is a tolerance.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fa3verify.properties.compare import Found, against_truth, near_truth, summe
 from fa3verify.properties.law import Drawn, Refused, Setup, Trial
 from fa3verify.properties.trials import LONG, Wanted, drawn, law
 
-# log2 of Q and of K in the shifted channel. The last pair moves 16-bit scores by 1e5: a kernel that masks with a finite
-# number in place of minus infinity fails there.
+# log2 of Q and of K in the shifted channel. The pair (8, 12) moves 16-bit scores by 1e5: a kernel that masks with a
+# finite number in place of minus infinity fails there.
 SHIFTS = ((0, 0), (8, 12), (8, 3))
 # Changes that may move bits but not beyond the bound of the changed kernel.
 NUMERIC_CHANGES: dict[str, dict[str, Setting]] = {
@@ -52,6 +52,7 @@ def _shifts(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _shift(setup: Setup, trial: Trial) -> Found:
+    """Set Q to a constant in one channel, and compare calls whose K is 0 and ``u`` there: lse moves by the product."""
     problem = setup.problem
     channel = trial.integer("channel", 0, problem.head_dim - 1)
     level = 2.0 ** trial.integer("query_log2", 0, 8)
@@ -75,7 +76,7 @@ def _shift(setup: Setup, trial: Trial) -> Found:
 
 
 def _sum(a: Setup, b: Setup) -> Outputs:
-    """Largest difference of two calls with equal exact results; float64 noise of what is shifted included."""
+    """Return how far two calls with equal exact results may differ, with room for the float64 error of a shift."""
     bound = summed(a.bound(), b.bound())
     return {name: x * (1.0 if name == "out" else 1 + 2.0**-40) for name, x in bound.items()}
 

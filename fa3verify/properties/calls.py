@@ -15,10 +15,11 @@ from fa3verify.properties.compare import Found, same_bits, summed, within
 from fa3verify.properties.law import Setup, Trial, Violation
 from fa3verify.properties.trials import Wanted, law
 
-CALLS = 450  # of a trial: more than 2,000 in a quick campaign, where a loss in one launch of 150 shows
-_SECONDS = 1.5  # that they may take, but for a dozen
+CALLS = 450  # of a trial at most: more than 2,000 in a quick campaign, which show a loss in one launch of 150
+_SECONDS = 1.5  # that the calls of a trial may take, but a dozen are always made
 _LONG = 90  # keys of every third call
-_pace: dict[str, float] = {}  # seconds of a kernel's call, measured once: a trial that is checked again makes as many
+# Seconds of a call, by kernel; measured once, so that a trial that is checked again makes as many calls.
+_pace: dict[str, float] = {}
 
 
 def _calls(setup: Setup, trial: Trial) -> Found:
@@ -33,7 +34,7 @@ def _calls(setup: Setup, trial: Trial) -> Found:
 
 
 def _count(setups: list[Setup]) -> int:
-    """Return how many calls a trial makes, by the time of those that compile nothing any more."""
+    """Return how many calls a trial makes, by the time of calls that have been compiled before."""
     name = setups[0].kernel.name
     if name not in _pace:
         began = time.monotonic()
@@ -44,7 +45,7 @@ def _count(setups: list[Setup]) -> int:
 
 
 def _alternating(setup: Setup) -> list[Setup]:
-    """The call, one of its shape with other data, and one with more keys."""
+    """Return the call, one of its shape with other data, and, if the kernel takes it, one with more keys."""
     operands = setup.operands
     other = setup.fed(q=-operands.q, v=operands.v[..., ::-1].copy())
     if setup.problem.is_varlen or setup.kernel.operation != "forward":

@@ -1,4 +1,7 @@
-"""Comparisons of results that end in a violation: bit for bit, or within a bound."""
+"""Comparisons of results, bit for bit or within a bound; each returns a violation, or None if the results agree.
+
+The checks of laws are made of them.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from fa3verify.operations import Outputs
 from fa3verify.operations.ratios import error_over_bound
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 
-Found = Iterable[Violation | None]  # what each comparison of a law finds; the first violation counts
+Found = Iterable[Violation | None]  # the results of a law's comparisons; the first violation counts
 
 
 @dataclass(frozen=True, eq=False)
 class CallResult:
-    """A call, and what the kernel returned; its bound is found once, where somebody asks for it."""
+    """A call with what the kernel returned; the bound is computed when it is first read."""
 
     setup: Setup
     outputs: Outputs
@@ -32,9 +35,9 @@ class CallResult:
 
 
 def called(setup: Setup) -> CallResult:
-    """Run a call, in a configuration that a caller can have: the kernel's own where it fixes one.
+    """Run a call; if no caller can have its configuration, in the one that the kernel chooses for the problem.
 
-    Untaken where the kernel has none for the problem.
+    Untaken if the kernel has none for the problem.
     """
     if (words := setup.kernel.unreachable(setup.problem, setup.config)) is not None:
         try:
@@ -50,26 +53,26 @@ def unsigned_zeros(outputs: Outputs) -> Outputs:
 
 
 def first(found: Found) -> Violation | None:
-    """Return the first violation that is found; nothing is looked for behind it."""
+    """Return the first violation, None without one; later comparisons are not made."""
     return next(filter(None, found), None)
 
 
 def same_bits(what: str, got: Outputs, expected: Outputs, masks: Outputs | None = None) -> Violation | None:
-    """Compare the outputs that both have bit for bit; every NaN equals every NaN.
+    """Compare the outputs that both results have, bit for bit; every NaN equals every NaN.
 
     Parameters
     ----------
     what : str
-        What is compared, for the message.
+        Words for the message: the two things that are compared.
     masks : mapping of str to bool array, optional
-        Which values of an output to compare, such as :func:`rows_of` gives; all by default.
+        Which values of an output to compare, such as :func:`rows_of` returns; all by default.
     """
     shared = [name for name in got if name in expected]
     return first(same_values(f"{what}: {x}", x, got[x], expected[x], masks[x] if masks else None) for x in shared)
 
 
 def rows_of(problem: AttentionProblem, rows: np.ndarray, outputs: Outputs) -> Outputs:
-    """Return which values of each output are of some rows, by a mask in the layout of lse."""
+    """Return for each output a mask of the values in some rows, which are given by a mask in the layout of lse."""
     return {name: rows_like(x, problem, rows) for name, x in outputs.items()}
 
 
@@ -85,14 +88,14 @@ def same_values(
     if not differs.any():
         return None
     index = tuple(int(i) for i in np.argwhere(differs)[0])
-    found, due = float(got[index]), float(expected[index])
-    values = f"got {found!r}, expected {due!r} bit for bit"
+    value, due = float(got[index]), float(expected[index])
+    values = f"got {value!r}, expected {due!r} bit for bit"
     message = f"{what}{list(index)}: {values}; {int(differs.sum())} of {differs.size} values differ"
-    return Violation(message, Seen(output, value_of(found), value_of(due)))
+    return Violation(message, Seen(output, value_of(value), value_of(due)))
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """Return the codes of floats, of their size."""
+    """Return the bits of floats as unsigned integers of the same size."""
     return np.ascontiguousarray(x).view(f"u{x.itemsize}")
 
 
@@ -103,7 +106,7 @@ def other_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:
-    """Compare the outputs that both have within their bounds; nothing is asked where a bound is infinite."""
+    """Compare the outputs that both results have within their bounds; an infinite bound allows anything."""
     return first(
         close(f"{what}: {name}", name, x.astype(np.float64), expected[name].astype(np.float64), bound[name])
         for name, x in got.items()
@@ -121,9 +124,9 @@ def agree(
 ) -> Violation | None:
     """Compare two calls by a law of kind "agreement".
 
-    Bit for bit where the kernel claims the law and both calls have the same configuration, elsewhere within the sum of
-    both bounds. ``of`` cuts the outputs of the second call, and their bounds, to what the first one computes;
-    by default nothing is cut.
+    They are compared bit for bit if the kernel claims the law and both calls have the same configuration, else within
+    the sum of both bounds. ``of`` cuts the outputs of the second call, and their bounds, to what the first one
+    computes; by default nothing is cut.
     """
     if got.setup.kernel.claims(trial.law) and got.setup.config == expected.setup.config:
         return same_bits(what, got.outputs, of(expected.outputs))
@@ -131,17 +134,17 @@ def agree(
 
 
 def agreeing(what: str, make: Callable[[Setup, Trial], tuple[Setup, Setup]]) -> Callable[[Setup, Trial], Found]:
-    """Return the check of a law of kind "agreement" of two whole calls, which ``make`` makes of the one of a trial."""
+    """Return the check of a law of kind "agreement" that compares two whole calls; ``make`` returns both of them."""
 
-    def found(setup: Setup, trial: Trial) -> Found:
+    def check(setup: Setup, trial: Trial) -> Found:
         one, other = make(setup, trial)
         yield agree(trial, what, got=called(one), expected=called(other))
 
-    return found
+    return check
 
 
 def slack(setup: Setup) -> Outputs:
-    """Return how far two runs of one call may differ, by name; it is empty for a kernel that claims equal bits."""
+    """Return by output how far two runs of one call may differ; empty for a kernel that claims equal bits of them."""
     if setup.kernel.claims("repeated_run_is_identical"):
         return {}
     bound = setup.bound()
@@ -149,7 +152,7 @@ def slack(setup: Setup) -> Outputs:
 
 
 def summed(*bounds: Outputs) -> Outputs:
-    """Return how far the sum of several results, or their difference, may be off: the sum of their bounds."""
+    """Return the sum of bounds, for the outputs that all have: the bound of a sum or difference of their results."""
     shared = [name for name in bounds[0] if all(name in bound for bound in bounds)]
     return {name: sum((bound[name] for bound in bounds), np.zeros(())) for name in shared}
 
@@ -162,32 +165,36 @@ def close(
     bound: np.ndarray,
     ratio_of: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = error_over_bound,
 ) -> Violation | None:
-    """Compare float64 arrays within a bound; -inf equals -inf, any other infinity or NaN needs an infinite bound."""
+    """Compare float64 arrays within a bound; -inf equals -inf, any other infinity or NaN needs an infinite bound.
+
+    ``ratio_of`` computes error over bound; above 1 is a violation, which names the worst element.
+    """
     ratio = ratio_of(got, expected, bound)
     if ratio.size == 0 or ratio.max() <= 1:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
-    found, due = float(got[index]), float(expected[index])
-    values = f"got {found!r}, expected {due!r}"
-    seen = Seen(output, value_of(found), value_of(due), float(ratio[index]))
-    if seen.got == seen.expected == "nan":  # no difference, and wrong all the same
+    value, due = float(got[index]), float(expected[index])
+    values = f"got {value!r}, expected {due!r}"
+    seen = Seen(output, value_of(value), value_of(due), float(ratio[index]))
+    if seen.got == seen.expected == "nan":  # both results are the kernel's, and both are wrong
         values = "NaN in both results that are compared"
         seen = Seen(output, ratio=math.inf)
     message = f"{what}{list(index)}: {values}, bound {float(bound[index]):.3e}, ratio {ratio_text(float(ratio[index]))}"
-    if math.isnan(found) or math.isnan(due):
+    if math.isnan(value) or math.isnan(due):
         message += "; NaN is due only in a row that sees NaN or an infinity, and this one sees none"
     return Violation(message, seen)
 
 
 def near_truth(setup: Setup, trial: Trial) -> Found:
-    """Compare a call as it is with the exact outputs of its operation: the law of every operation."""
+    """Compare the unchanged call with the exact outputs of its operation: the check that every operation has."""
     yield against_truth(setup, "against float64")
 
 
 def against_truth(setup: Setup, what: str) -> Violation | None:
     """Compare what a kernel returns with the exact outputs of its operation, each within its bound.
 
-    Truth and bound are made before the run where they can be, so that nothing that the kernel does reaches them.
+    Truth and bound are computed before the run, so that the kernel cannot influence them, unless they depend on its
+    outputs.
     """
     before = None if setup.operation.judges_choices else (setup.truth(), setup.bound())
     got = setup.run()

@@ -27,15 +27,16 @@ except ImportError as error:
 if hypothesis.__version_info__ < _OLDEST:
     raise ImportError(_TOO_OLD)
 
-_UNBOUNDED = 2**64  # width of a range of integers without an end
-_OCTAVES = 40.0
-_EXTRA_SIZE = 8  # a text is at most so much longer than it must be
+_UNBOUNDED = 2**64  # integers that are drawn from a range without an end
+_OCTAVES = 40.0  # below an end of its range from which a number is drawn, at most
+_EXTRA_SIZE = 8  # characters, or bytes, beyond the least that a text must have, at most
 
 
 class IndependentDraws(PrimitiveProvider):
-    """Draws choices from a generator that every trial has to itself: integers uniformly, numbers over all magnitudes.
+    """A backend of Hypothesis that draws every trial from a generator of its own.
 
-    ``stream`` names the generators; a subclass states it, for Hypothesis makes the instances.
+    Integers are uniform, numbers go over all magnitudes. ``stream`` names the generators; a subclass states it, as
+    Hypothesis makes the instances itself.
     """
 
     stream = ""
@@ -64,7 +65,7 @@ class IndependentDraws(PrimitiveProvider):
         weights: dict[int, float] | None = None,
         shrink_towards: int = 0,
     ) -> int:
-        """Each value of the range equally often, but for those that have weights; 2^64 values where an end is open."""
+        """Draw each value equally often, but for those that have weights; from 2^64 values if an end is open."""
         if min_value is None:
             min_value = -_UNBOUNDED // 2 if max_value is None else max_value - _UNBOUNDED
         if max_value is None:
@@ -84,8 +85,9 @@ class IndependentDraws(PrimitiveProvider):
         allow_nan: bool = True,
         smallest_nonzero_magnitude: float,
     ) -> float:
-        """An end of the range, or a value that is uniform in it or in its octaves; finite unless the range is not,
-        never NaN.
+        """Draw an end of the range, or a value that is uniform in it or in its octaves; always finite.
+
+        An infinite end stands for the largest finite number, unless both ends are the same.
         """
         if min_value == max_value:
             return min_value
@@ -103,11 +105,11 @@ class IndependentDraws(PrimitiveProvider):
         if abs(x) >= smallest_nonzero_magnitude:
             return x
         if low <= 0 <= high:
-            return next((end for end in (low, high) if end == 0), 0.0)  # of the end's sign
+            return next((end for end in (low, high) if end == 0), 0.0)  # a zero with the sign of the end
         return math.copysign(smallest_nonzero_magnitude, x)
 
     def _in_octaves(self, low: float, high: float, least: float) -> float:
-        """A number whose logarithm is uniform, over the forty octaves below an end of the range at most."""
+        """Draw a number whose logarithm is uniform over the octaves below an end of the range, forty at most."""
         end = self.random.choice([x for x in (low, high) if x])
         other = min(abs(low), abs(high)) if (low < 0) == (high < 0) else 0.0
         octaves = math.log2(abs(end) / max(other, least, sys.float_info.min))
@@ -128,12 +130,12 @@ class IndependentDraws(PrimitiveProvider):
 
 @contextmanager
 def independent(stream: str) -> Iterator[str]:
-    """Register the backend that draws the trials of a stream, for as long as it is used.
+    """Register a backend that draws the trials of a stream, for the duration of a ``with`` block.
 
     Yields
     ------
     str
-        What ``hypothesis.settings(backend=...)`` calls it.
+        Its name, for ``hypothesis.settings(backend=...)``.
     """
     name = f"fa3verify: {stream}"
     AVAILABLE_PROVIDERS[name] = type("IndependentDraws", (IndependentDraws,), {"stream": stream})

@@ -1,4 +1,7 @@
-"""Laws that hold bit for bit, in out and lse: what a kernel's arithmetic must not depend on, and exact scalings."""
+"""Laws of one call that hold bit for bit, in out and lse: exact scalings, signs, channels, and repetition.
+
+Laws about shapes and schedules stand in :mod:`fa3verify.properties.structure`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ def _value_scaling(setup: Setup, trial: Trial) -> Found:
 
 
 def _values_scaled(plain: Setup, scaled: Setup, n: int) -> Found:
+    """Compare out with that of the plain call times 2^n, where both are normal numbers; all other bits must agree."""
     a = plain.run()
     b = scaled.run()
     fmt = FORMATS[plain.config.out_dtype]
@@ -52,6 +56,7 @@ def _partner(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _score_scaling(setup: Setup, trial: Trial) -> Found:
+    """Multiply Q, or its descale, by 2^n and its partner by 2^-n; no bit may change."""
     n = trial.integer("exponent", -ROOM, ROOM)
     partner = trial.choice("partner", ("softmax_scale", "k_descale"))
     problem = setup.problem
@@ -82,6 +87,7 @@ def _block(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _block_descale(setup: Setup, trial: Trial) -> Found:
+    """Store one block of an operand 2^n larger and its descale 2^n smaller; no bit may change."""
     n = trial.integer("exponent", -ROOM, ROOM)
     name = trial.choice("operand", ("q", "k", "v"))
     problem = setup.problem
@@ -171,7 +177,7 @@ EXACT_LAWS = (
         "the same call twice gives the same bits",
         "invariant",
         _repeat,
-        wanted=Wanted(absorbed=True, seqlens_k=(17, 129, 257, 300, 513)),  # what races needs several tiles
+        wanted=Wanted(absorbed=True, seqlens_k=(17, 129, 257, 300, 513)),  # races need several tiles
         of=tuple(operations.OPERATIONS),
     ),
 )

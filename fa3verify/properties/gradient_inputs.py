@@ -19,20 +19,20 @@ from fa3verify.properties.law import Setup, Trial, Untaken, Violation, set_up
 from fa3verify.properties.trials import Wanted, drawn, law
 
 _OF = ("backward",)
-# Of all scores of a row, in nats: exp of the negative ones' -lse overflows binary32 beyond 88.
+# By how many nats all scores of a row are moved. Where lse is below -88, exp(-lse) overflows binary32.
 SHIFTS = (-100, 100, -1000, 1000)
 HALF_TILES = (64, 192)  # 64 beyond a whole tile of 128, where cuDNN 9 returned NaN in dQ
 MASKS: Mapping[str, Json] = {"dense": {}, "causal": {"causal": True}, "window": {"window": (33, 5)}}
 
 
 def _against_truth(setup: Setup, arrays: tuple[np.ndarray, ...], what: str) -> Violation | None:
-    """Compare the call with other inputs, whose forward is their own."""
+    """Compare the call on other inputs, q, k, v and dout, with the truth; out and lse are computed for them."""
     operands = setup.operation.prepare(setup.problem, arrays, None, {}).operands
     return against_truth(setup._replace(operands=operands), what)
 
 
 def _far_scores(setup: Setup, trial: Trial) -> Found:
-    """One channel of Q and K adds the same to all scores, which moves lse and no gradient but its own."""
+    """Use channel 0 of Q and K to add the same to all scores, which moves lse and changes no gradient but its own."""
     shift = trial.integer("shift", min(SHIFTS), max(SHIFTS))
     scale = setup.problem.softmax_scale
     q, k, v, dout = (x.copy() for x in trial.case.draw()[0])
@@ -42,7 +42,7 @@ def _far_scores(setup: Setup, trial: Trial) -> Found:
 
 
 def _telling_lengths(setup: Setup, trial: Trial) -> Found:
-    """One query, and half a tile of them, under every mask that the kernel claims and of those that it takes."""
+    """Compare one query, and half a tile of them, under every mask that the kernel claims and takes here."""
     seqlen_k = trial.integer("seqlen_k", 1, max(HALF_TILES))
     kernel = setup.kernel
     masks = {name: mask for name, mask in MASKS.items() if name == "dense" or name in kernel.features}
@@ -73,7 +73,7 @@ GRADIENT_INPUT_LAWS = (
         "dQ, dK and dV lie within the bound where all scores, and so lse, are moved by 100 or 1,000 nats either way",
         "bounded",
         _far_scores,
-        wanted=replace(_ANY, softcap=False, families=_PLAIN),  # which would take the shift back
+        wanted=replace(_ANY, softcap=False, families=_PLAIN),  # a softcap would undo the shift
         parameters=drawn(shift=st.sampled_from(SHIFTS)),
         of=_OF,
     ),

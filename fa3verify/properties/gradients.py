@@ -26,7 +26,7 @@ from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.trials import Wanted, drawn, law, needs
 
 _OF = ("backward",)
-_MOST = 2**20  # of drawn positions
+_MOST = 2**20  # largest drawn position, which is taken modulo the size
 
 
 def _dout(setup: Setup) -> np.ndarray:
@@ -35,7 +35,7 @@ def _dout(setup: Setup) -> np.ndarray:
 
 
 def _zero(what: str, output: str, x: np.ndarray, bound: np.ndarray, mask: np.ndarray | bool = True) -> Violation | None:
-    """Compare a gradient with zeros of any sign, where its bound promises anything: a forward may overflow."""
+    """Compare a gradient with zeros of any sign, where its bound is finite: it is not where a forward overflows."""
     unsigned = np.where(x == 0, np.zeros_like(x), x)
     return same_values(f"{what}: {output}", output, unsigned, np.zeros_like(x), mask & np.isfinite(bound))
 
@@ -54,7 +54,7 @@ def _negated(setup: Setup, trial: Trial) -> Found:
 
 
 def _split(setup: Setup, trial: Trial) -> Found:
-    """g(dO) = g(dO in one half of the rows) + g(dO in the other), within the three bounds."""
+    """Compare the gradients with the sum of those of dO in one half of the rows and in the other, within all bounds."""
     dout = _dout(setup)
     rows = np.arange(dout.shape[-3])[:, None, None] % 2 == 0
     setups = [setup, *(setup.fed(dout=np.where(keep, dout, np.zeros_like(dout))) for keep in (rows, ~rows))]
@@ -84,7 +84,7 @@ def _one_dout_channel(setup: Setup, trial: Trial) -> Found:
 
 
 def _batch(setup: Setup, trial: Trial) -> Found:
-    """Return every sequence twice: both have the gradients of the one."""
+    """Put every sequence twice into the batch: both copies must have the gradients of the one."""
     names = ("q", "k", "v", "dout", "out", "lse")
     twice = {name: np.concatenate([getattr(setup.operands, name)] * 2) for name in names}
     larger = _on(setup, batch=2 * setup.problem.batch).fed(**twice)
@@ -94,19 +94,20 @@ def _batch(setup: Setup, trial: Trial) -> Found:
 
 
 def _scaled_scores(setup: Setup, trial: Trial) -> Found:
-    """Q times 2 and softmax_scale halved leave P: dV and dK keep their bits, and dQ is halved where that is exact."""
+    """Double Q and halve softmax_scale: P, dV and dK keep their bits, and dQ is halved where that is exact."""
     problem = setup.problem
     q = setup.operands.q
     two = q.dtype.type(2)
     plain = setup.run()
     other = _on(setup, softmax_scale=problem.softmax_scale / 2).fed(q=q * two).run()
-    exact = np.abs(other["dq"].astype(np.float64)) > FORMATS[problem.dtype].min_normal  # to which smaller ones round
+    # A dQ of min_normal or less may have been rounded, and is not compared.
+    exact = np.abs(other["dq"].astype(np.float64)) > FORMATS[problem.dtype].min_normal
     twice = {**other, "dq": np.where(exact, other["dq"] * two, plain["dq"])}
     yield same_bits("Q times 2, softmax_scale halved", twice, plain)
 
 
 def _one_row(setup: Setup, trial: Trial) -> Found:
-    """dO of one row reaches neither dQ of other rows nor dK and dV of keys that the row does not see."""
+    """Negate dO of one row of each sequence: dQ of others, and dK and dV of keys that it does not see, must stay."""
     problem = setup.problem
     dout = _dout(setup)
     rows_reached, keys_reached = (np.zeros((*shape[:-1], 1), bool) for shape in (problem.q_shape, problem.k_shape))
@@ -130,7 +131,7 @@ def _no_key(setup: Setup, trial: Trial) -> Found:
 
 
 def _ungrouped(setup: Setup, trial: Trial) -> Found:
-    """dK and dV of a kv head are the sums over the heads that read it, each with a copy of its own."""
+    """Compare dK and dV of a kv head with the sums over query heads that each have a copy of K and V."""
     problem = setup.problem
     copies = {name: np.repeat(getattr(setup.operands, name), problem.group, axis=-2) for name in ("k", "v")}
     spread = _on(setup, nheads_kv=problem.nheads).fed(**copies)
@@ -148,7 +149,7 @@ def _ungrouped(setup: Setup, trial: Trial) -> Found:
 
 
 def _lse(setup: Setup, trial: Trial) -> Found:
-    """lse grows by P with each score, and not with V: beside dO within the bound, and alone without a dV."""
+    """Add a gradient of lse: beside dO gradients lie within the bound; alone, dV is 0, as lse does not depend on V."""
     rng = np.random.default_rng(trial.case.recipe.seed)
     both = setup.fed(dlse=rng.standard_normal(setup.problem.lse_shape).astype(np.float32))
     yield against_truth(both, "with a gradient of lse")
@@ -158,7 +159,7 @@ def _lse(setup: Setup, trial: Trial) -> Found:
 
 
 def _sinks(setup: Setup, trial: Trial) -> Found:
-    """Each with a sink next to the lse of a row; where the gradient of lse is claimed, with one as well."""
+    """Add a sink to each head, next to the lse of a row, and, if that is claimed, a gradient of lse as well."""
     sunk = set_up(setup.kernel, replace(trial.case, problem=replace(setup.problem, sinks=True)))
     yield against_truth(sunk, "with sinks")
     if LSE_GRADIENT in setup.kernel.features:

@@ -1,8 +1,8 @@
-"""What a law is: a relation that the outputs of a kernel obey, how trials of it are drawn, and how one
-is checked.
+"""The records of a law, a trial, a violation and a call.
 
-A law compares a kernel with itself, or with what mathematics says about the result, on transformed problems. A trial is
-one such comparison: small, JSON, and enough to repeat it anywhere.
+A law is a relation that the outputs of correct kernels obey: it compares a kernel with itself, or with what mathematics
+says about the result, on transformed problems. A trial is one such comparison: small, JSON, and enough to repeat it
+anywhere. Laws are written with :func:`fa3verify.properties.trials.law` and run by :mod:`fa3verify.properties.runner`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fa3verify.operations import Operation, Outputs
 from fa3verify.text import Failure, one_line
 
 SCHEMA = "fa3verify.trial/1"
-Drawn = dict[str, object]  # parameters of a law: JSON values, which the law checks when it reads them
+Drawn = dict[str, object]  # parameters of a trial by name: JSON values, which the law checks when it reads them
 Kind = Literal["exact", "invariant", "agreement", "bounded"]
 
 
@@ -61,7 +61,7 @@ class Trial:
         return value
 
     def describe(self) -> str:
-        """One line: law, parameters, case."""
+        """Return law, parameters and case in one line."""
         settings = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"{self.law}({settings}) on {self.case.describe()}"
 
@@ -103,11 +103,11 @@ class Violation:
     Parameters
     ----------
     message : str
-        Self-contained: what was compared, where it differs most, got, expected, bound.
+        A message that needs no context: what was compared, where it differs most, got, expected, bound.
     seen : Seen, optional
-        The worst element of what was compared; None where no single element is wrong for itself.
+        The worst element; None if no single element is wrong, or the kernel failed.
     failure : Failure, optional
-        How the kernel failed: it raised, or returned something of the wrong shape.
+        How the kernel failed, if it raised or returned something of the wrong shape; else None.
     """
 
     message: str
@@ -131,16 +131,17 @@ class Law:
     statement : str
         One line: what holds, when, and exactly or within which bound.
     kind : {"exact", "invariant", "agreement", "bounded"}
-        ``exact`` laws demand bits, ``bounded`` ones a bound. ``invariant`` ones demand equal bits of calls that differ
-        in shape, order or scale, or of repeated ones: correct kernels may break them, so that they are checked on
-        kernels that claim them. ``agreement`` ones demand the same of kernels that claim them, and of all others that
-        the calls differ by no more than the sum of their bounds.
+        ``exact`` laws demand exact bits of every kernel, ``bounded`` ones an error within a bound. ``invariant`` laws
+        demand equal bits of calls that differ in shape, order or scale, or of repeated calls. Correct kernels may break
+        them, so only kernels that claim them are checked. ``agreement`` laws demand equal bits of kernels that claim
+        them; of all others, that the calls differ by no more than the sum of their bounds.
     needs : callable
-        Whether a kernel has what the law needs.
+        Tells whether a kernel has what the law needs.
     draw : callable
-        Hypothesis strategy of trials for a kernel.
+        Returns the Hypothesis strategy of trials for a kernel.
     check : callable
-        None when the law holds. May raise :class:`KernelError`; the runner makes a violation of it.
+        Returns None if the law holds. It may raise :class:`KernelError`, which the runner makes a violation of, and
+        :class:`Untaken`.
     operations : tuple of str
         Operations whose kernels obey it.
     """
@@ -154,7 +155,7 @@ class Law:
     operations: tuple[str, ...] = (operations.FORWARD,)
 
     def is_claimed(self, kernel: Kernel) -> bool:
-        """Tell whether the kernel claims the law, if it is one that not every kernel has."""
+        """Tell whether the law is checked on a kernel: unless it is "invariant" and the kernel does not claim it."""
         return self.kind != "invariant" or kernel.claims(self.name)
 
     def applies(self, kernel: Kernel) -> bool:
@@ -163,11 +164,11 @@ class Law:
 
 
 class Untaken(Exception):
-    """A law led to a size, descales or a configuration that the kernel does not take: the trial says nothing."""
+    """The kernel does not take a size, descales or a configuration that a law needs: the trial says nothing."""
 
 
 class Setup(NamedTuple):
-    """Holds a kernel, and what it is called with."""
+    """A call that can be run: a kernel with its problem, operands and configuration."""
 
     kernel: Kernel
     problem: AttentionProblem
@@ -180,23 +181,32 @@ class Setup(NamedTuple):
         return operations.find(self.kernel.operation)
 
     def run(self) -> Outputs:
-        """Run the kernel by :func:`fa3verify.kernels.calls.run`; Untaken where it does not take the call."""
+        """Run the kernel by :func:`fa3verify.kernels.calls.run`, which may raise KernelError.
+
+        Untaken if the kernel does not take the problem, or no caller can have the configuration.
+        """
         if words := self.kernel.refusal(self.problem) or self.kernel.unreachable(self.problem, self.config):
             raise Untaken(words)
         return calls.run(self.kernel, self.problem, self.operands, self.config)
 
     def truth(self, got: Outputs | None = None) -> Outputs:
-        """Exact outputs of this call on the operands as they are; ``got`` for operations whose truth depends on it."""
+        """Return the exact outputs on the operands as stored, float64.
+
+        ``got`` is what the kernel returned, for operations whose truth depends on it.
+        """
         return self.operation.truth(self.problem, self.operands.dequantized(self.problem), self.config, got or {})
 
     def bound(self, got: Outputs | None = None) -> Outputs:
-        """Rounding-error bound of this call; ``got`` for operations whose bound depends on it."""
+        """Return the bound of the absolute error of each output, infinite where the kernel's policy promises nothing.
+
+        ``got`` is what the kernel returned, for operations whose bound depends on it.
+        """
         assumed = hypotheses.assumed(self.kernel, self.config)
         bound = self.operation.bound(self.problem, self.operands, assumed, got or {})
         return freed(self.kernel.policy, self.problem, bound, math.inf)
 
     def configured(self, **changes: Any) -> Setup:
-        """Return the same call with another configuration; Refused where there is none such."""
+        """Return the same call with fields of the configuration changed; Refused if no such configuration is legal."""
         try:
             return self._replace(config=replace(self.config, **changes))
         except ValueError as error:
@@ -208,7 +218,7 @@ class Setup(NamedTuple):
 
 
 def set_up(kernel: Kernel, case: Case) -> Setup:
-    """Return the call a case describes; Untaken where the kernel does not take its descales, or refuses it."""
+    """Return the call that a case describes; Untaken if the kernel refuses the problem, descales or configuration."""
     try:
         case.check_descales(kernel)
         config = kernel.config_for(case.problem, case.changes)

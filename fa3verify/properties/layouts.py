@@ -1,7 +1,8 @@
 """Laws about where arrays lie in memory: views of packed and cached tensors, broadcast heads, offsets past 2^31.
 
 A serving stack passes views: Q, K and V of one projection, a slice of a cache, kv heads that are expanded without a
-copy. What a kernel computes must not depend on that; a layout that it refuses by ValueError is not held against it.
+copy. A kernel's results must not depend on that. A layout that it refuses by ValueError or NotImplementedError is left
+out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def _packed(arrays: Arrays) -> Arrays:
-    """Views of one tensor that holds the heads of Q, K and V of a token side by side, where lengths and dims agree."""
+    """Return views of one tensor in which the heads of Q, K and V of a token lie side by side.
+
+    Where lengths or head dims differ, each is a view of a larger array of its own.
+    """
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     if not (q.shape[:-2] == k.shape[:-2] and q.shape[-1] == k.shape[-1] == v.shape[-1]):
         return {name: _within(x, 3) for name, x in arrays.items()}
@@ -34,14 +38,14 @@ def _packed(arrays: Arrays) -> Arrays:
 
 
 def _within(x: np.ndarray, room: int) -> np.ndarray:
-    """A view of a larger array, with heads of other tensors between its tokens and channels of none."""
+    """Return a view of a larger array that has ``room`` more heads between its tokens."""
     whole = np.zeros((*x.shape[:-2], x.shape[-2] + room, x.shape[-1]), x.dtype)
     whole[..., 1 : 1 + x.shape[-2], :] = x
     return whole[..., 1 : 1 + x.shape[-2], :]
 
 
 def _cached(arrays: Arrays) -> Arrays:
-    """K and V as the first tokens of a longer cache, of batched calls; Q with room between its tokens."""
+    """Return K and V as the first tokens of a longer cache, if they are batched, and Q with room between its tokens."""
 
     def cache(x: np.ndarray) -> np.ndarray:
         if x.ndim == 3:
@@ -54,12 +58,12 @@ def _cached(arrays: Arrays) -> Arrays:
 
 
 def _heads_first(arrays: Arrays) -> Arrays:
-    """The same axes over memory in which all tokens of a head lie together."""
+    """Return views with the same axes, over memory in which all tokens of a head lie together."""
     return {name: np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2) for name, x in arrays.items()}
 
 
 def _moved(arrays: Arrays) -> Arrays:
-    """Contiguous arrays that begin one element behind an aligned address."""
+    """Return contiguous arrays that begin one element behind an aligned address."""
 
     def moved(x: np.ndarray) -> np.ndarray:
         flat = np.zeros(x.size + 1, x.dtype)
@@ -70,12 +74,15 @@ def _moved(arrays: Arrays) -> Arrays:
 
 
 def _broadcast(arrays: Arrays) -> Arrays:
-    """K and V whose heads are all the first one, without storage of their own."""
+    """Return K and V whose heads are all the first one, without storage of their own."""
     return {name: x if name == "q" else np.broadcast_to(x[..., :1, :].copy(), x.shape) for name, x in arrays.items()}
 
 
 def _far(arrays: Arrays) -> Arrays:
-    """Sequences that lie further apart than 32 bits count, in memory of which only what is used is touched."""
+    """Return arrays whose sequences lie further apart than 32 bits count; memory between them is never touched.
+
+    Packed arrays, and those of one sequence, stay as they are.
+    """
 
     def far(x: np.ndarray) -> np.ndarray:
         if x.ndim == 3 or len(x) < 2:
@@ -99,7 +106,7 @@ LAYOUTS: Mapping[str, Callable[[Arrays], Arrays]] = {
 
 
 def is_strided(kernel: Kernel) -> bool:
-    """Tell whether a kernel is a function of arrays that gets some as they lie in memory."""
+    """Tell whether a kernel is a function of arrays that gets some of them with their strides."""
     return isinstance(kernel.code, ArrayFunction) and bool(kernel.code.views)
 
 

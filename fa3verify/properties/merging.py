@@ -1,7 +1,7 @@
-"""Laws about parts of the keys: results of parts merge by their lse into that of the whole, within the bounds of all.
+"""Laws about parts of the keys: the results of parts, merged by their lse, agree with one call within all bounds.
 
-With o_i and l_i of part i the whole has lse = log sum exp(l_i) and out = sum w_i o_i with w_i = exp(l_i - lse). That is
-how keys are split over warps or GPUs (ring attention), and how a decode step adds one key.
+If part i has the output o_i and the lse l_i, the whole has lse = log sum exp(l_i) and out = sum w_i o_i with
+w_i = exp(l_i - lse). That is how keys are split over warps or GPUs (ring attention), and how a decode step adds a key.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from fa3verify.properties.law import Drawn, Setup, Trial, Violation
 from fa3verify.properties.transforms import filled, key_unit, masked_part, part, visible
 from fa3verify.properties.trials import Wanted, law, needs
 
-RANKS = (2, 3, 4)  # of a ring
-NOISE = 2.0**-45  # of float64 in a merge
-# In nats below the lse, where exp of a score is 0 for every kernel in binary32, whatever V it multiplies: 2^-300.
+RANKS = (2, 3, 4)  # numbers of ranks of a ring
+NOISE = 2.0**-45  # relative error of float64 in a merge
+# A key whose score is so many nats below the lse has a weight of 2^-300: 0 in binary32 whatever V it multiplies.
 NOTHING = 208.0
 
 
 def _longest(case: Case, unit: int = 1) -> int:
-    """Return the most keys that a sequence with queries has; no case is drawn in which they are no more than a unit."""
+    """Return the most keys of a sequence with queries; a case in which they are at most ``unit`` is not drawn."""
     longest = max((seq.seqlen_k for seq in filled(case.problem)), default=0)
     assume(longest > unit)
     return longest
 
 
 def _cut(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    """Draw where the keys are cut: at whole blocks of descales, where there are such."""
     unit = 1
     if case.scheme is not None and case.scheme.granularity == "block":
         unit = math.lcm(case.scheme.block_rows_k, case.scheme.block_rows_v)
@@ -54,7 +55,10 @@ def _merge(setup: Setup, trial: Trial) -> Found:
 
 
 def _shards_merge(setup: Setup, seq: Sequence, rows: slice, edges: list[int]) -> Violation | None:
-    """Compare a call of some rows with the merge of calls of the same rows and the keys between two edges each."""
+    """Compare a call of some rows with the merge of calls of the same rows, each with the keys between two edges.
+
+    None if the kernel returns no lse, by which parts are merged.
+    """
     whole = called(masked_part(setup, seq, rows=rows, keys=slice(0, edges[-1])))
     if "lse" not in whole.outputs:
         return None
@@ -102,6 +106,7 @@ def _rank(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _ring(setup: Setup, trial: Trial) -> Found:
+    """Compare the rows of one rank with the merge over the shards of keys; fewer than two shards say nothing."""
     ranks = trial.integer("ranks", RANKS[0], RANKS[-1])
     rank = trial.integer("rank", 0, ranks - 1)
     for seq in setup.problem.sequences():
@@ -121,14 +126,17 @@ def _appended(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     longest = _longest(case)
     config: Any = kernel.code.configure(case.problem)
     tile_n = config.tile_n
-    tiles = range(tile_n, longest, tile_n)  # after which the appended key is alone in its tile
+    tiles = range(tile_n, longest, tile_n)  # a key appended after whole tiles is alone in its own
     anywhere = st.integers(1, longest - 1)
     before = draw(st.one_of(anywhere, st.sampled_from(tiles)) if tiles else anywhere)
     return {"before": before, "score": draw(st.sampled_from(("drawn", "lowest")))}
 
 
 def _with_lowest_key(setup: Setup, seq: Sequence, key: int) -> Setup:
-    """Return the call in which one key of a sequence has a score far below those of all others."""
+    """Return the call in which one key of a sequence has a score far below those of all others.
+
+    Q has the same large number in channel 0 everywhere, where K is 0 but for this key; descales of Q and K are 1.
+    """
     problem = setup.problem
     operands = setup.operands
     low = 448.0 if problem.dtype == "e4m3" else 4096.0
@@ -148,7 +156,7 @@ def _with_lowest_key(setup: Setup, seq: Sequence, key: int) -> Setup:
 
 def _one_more_key(setup: Setup, trial: Trial) -> Found:
     is_lowest = trial.choice("score", ("drawn", "lowest")) == "lowest"
-    key = trial.integer("before", 1, 2**20)  # whose number is that of the keys before it
+    key = trial.integer("before", 1, 2**20)  # the appended key, counted from 0
     for seq in filled(setup.problem):
         if key >= seq.seqlen_k:
             continue
@@ -168,7 +176,7 @@ def _one_more_key(setup: Setup, trial: Trial) -> Found:
 
 
 def _of_last_key(setup: Setup) -> tuple[Outputs, Outputs]:
-    """Exact out and lse of attention to the last key alone, and the error of float64 in them."""
+    """Return exact out and lse of attention to the last key alone, and float64's error in them."""
     problem = setup.problem
     q, k, v = setup.operands.dequantized(problem)
     last_k, last_v = (np.repeat(x[:, -1:], problem.group, axis=2) for x in (k, v))

@@ -1,9 +1,9 @@
-"""What NaN and infinities in the operands do: a declared table, and the law that a kernel follows it.
+"""A table of what NaN and infinities in the operands do, and the law that a kernel follows it.
 
-A row *sees* a planted key when the mask lets it; ``seen`` is what happens to rows that see the planted element and
-``unseen`` to all others. Infinite scores come from an infinite K element that meets 1 in every query; e4m3 has no
-infinity. Rows in which a planted value of V has a weight that binary32 cannot hold may also stay as they were: kernels
-that merge parts of the keys may skip a part of weight 0.
+The law plants one special value in an operand. A row *sees* it if the mask lets it; ``seen`` is the effect on rows that
+see the planted element, and ``unseen`` that on all others. Infinite scores come from an infinite K element that meets 1
+in every query; e4m3 has no infinity. A row in which a planted V has a weight too small for binary32 may also stay as it
+was: kernels that merge parts of the keys may skip a part of weight 0.
 
 Sources: IEEE 754, and FlashAttention-3's mainloop and softmax: a row maximum that drops NaN, a guard for -inf, and
 masks that select before the softmax.
@@ -46,9 +46,9 @@ EFFECTS: dict[Effect, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One situation and what it must lead to.
+    """One special value in one operand, and its effect on rows that see it and on those that do not.
 
-    ``alone`` is the effect on rows that see nothing but the planted key; like ``seen`` by default.
+    ``alone`` is the effect on rows that see only the planted key; by default it is ``seen``.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Rule:
     seen: Effect
     unseen: Effect
     reason: str
-    unit_query: bool = False  # Q is 1 in the planted channel, so that K's infinity is the score's
+    unit_query: bool = False  # Q is set to 1 in the planted channel, so that an infinity of K is that of the score
     alone: Effect | None = None
 
 
@@ -109,11 +109,11 @@ POLICY: tuple[Rule, ...] = (
         alone="zero_or_nan",
     ),
 )
-EVERY = "every"  # rule, in a trial that tries them all
-_MOST = 2**20  # of a drawn place
+EVERY = "every"  # the parameter "rule" of a trial that tries them all
+_MOST = 2**20  # largest number of a drawn place, which is taken modulo the size
 _RULES = {rule.name: rule for rule in POLICY}
-LOW_SCORE = -4096.0  # a key with it has weight 0 beside most others; exact in every format that has an infinity
-_VANISHES = -87.0  # nats below lse, where a weight leaves the normal numbers of binary32, of which some flush the rest
+LOW_SCORE = -4096.0  # gives a key weight 0 beside most others; exact in every format that has an infinity
+_VANISHES = -87.0  # a score so many nats below lse has a subnormal weight in binary32, which some kernels flush to 0
 
 
 class _Place(NamedTuple):
@@ -144,6 +144,7 @@ def _place(problem: AttentionProblem, rule: Rule, trial: Trial) -> _Place:
 
 
 def _planted(setup: Setup, rule: Rule, place: _Place, value: float) -> Setup:
+    """Return the call with a value at the place in the rule's operand."""
     problem = setup.problem
     arrays = {name: getattr(setup.operands, name).copy() for name in "qkv"}
     if rule.unit_query:
@@ -154,8 +155,8 @@ def _planted(setup: Setup, rule: Rule, place: _Place, value: float) -> Setup:
 
 
 def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that see the planted element, those of them that see no other key, and those from which a mask hides it;
-    bool in the layout of lse."""
+    """Return which rows see the planted element, which of them see no other key, and from which a mask
+    hides it; bool in the layout of lse."""
     seen, alone, hidden = np.zeros((3, *problem.lse_shape), bool)
     first, stop = visible(problem, place.seq)
     if rule.tensor == "q":
@@ -170,7 +171,7 @@ def _seen(problem: AttentionProblem, rule: Rule, place: _Place) -> tuple[np.ndar
 
 
 def _weightless(setup: Setup, place: _Place) -> np.ndarray:
-    """Rows in which a key may have no weight in binary32; bool in the layout of lse."""
+    """Return the rows in which a key's weight may be 0 in binary32; bool in the layout of lse."""
     problem = setup.problem
     q, k, _ = setup.operands.dequantized(problem)
     heads = slice(place.head * problem.group, (place.head + 1) * problem.group)
@@ -182,9 +183,9 @@ def _weightless(setup: Setup, place: _Place) -> np.ndarray:
 
 
 def _broken(effect: Effect, got: Outputs, clean: Outputs, apart: Outputs, channel: int, policy: Policy) -> Outputs:
-    """Values of out, and of lse where it was returned, that do not show the effect.
+    """Return which values of out, and of lse if it was returned, do not show an effect.
 
-    What must be unchanged may differ by ``apart``, which is 0 of a kernel whose bits are the same in every run.
+    Values that must be unchanged may differ from ``clean`` by ``apart``, which is 0 for a kernel whose bits repeat.
     """
     out, lse = (got[name].astype(np.float64) if name in got else np.array(math.nan) for name in ("out", "lse"))
     if effect == "nan":
@@ -215,7 +216,7 @@ def _equal(a: np.ndarray, b: np.ndarray, apart: np.ndarray | float) -> np.ndarra
 
 
 def _check(setup: Setup, trial: Trial) -> Found:
-    """Try the rule that a trial names, as older ones do, or every rule that the dtype can write."""
+    """Try every rule that the dtype can write, or the one that a trial names, as older trials do."""
     named = trial.choice("rule", (EVERY, *_RULES))
     rules = [_RULES[named]] if named != EVERY else list(POLICY)
     tried = 0
@@ -233,6 +234,10 @@ def _check(setup: Setup, trial: Trial) -> Found:
 
 
 def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
+    """Yield a violation for each output in which the effects of one rule are not seen.
+
+    The comparison is with a call that has 0 at the place, or a very low score where the rule plants one of -Inf.
+    """
     problem = setup.problem
     policy = setup.kernel.policy.whole
     place = _place(problem, rule, trial)

@@ -20,7 +20,7 @@ from fa3verify.properties.transforms import part, scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, drawn, law
 
 _OF = ("quantize",)
-# sizes that a scaling by 2^3 leaves normal in fp16
+# Magnitudes that a scaling by 2^3 leaves normal in fp16.
 LEAST = 2.0**-8
 MOST = 2.0**8
 
@@ -51,7 +51,10 @@ def _scaled(setup: Setup, trial: Trial) -> Found:
 
 
 def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
-    """Blocks with a code other than 0; the descale of the others is 1, whatever the scaling."""
+    """Return which blocks have a code other than 0, in the shape of the descales; the descale of all others is 1.
+
+    Heads that share a descale count as one block.
+    """
     problem = setup.problem
     descale = got[f"{name}_descale"]
     rows_of = problem.rows_q if name == "q" else problem.rows_k
@@ -68,6 +71,7 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
 
 
 def _alone(setup: Setup, trial: Trial) -> Found:
+    """Quantise every sequence in a call of its own, and compare all its outputs with those of the whole call."""
     problem = setup.problem
     whole = setup.run()
     for seq in _whole(problem):
@@ -92,7 +96,10 @@ def _rows(setup: Setup, seq: Sequence, q: np.ndarray, k: np.ndarray, v: np.ndarr
 
 
 def _scores(setup: Setup, trial: Trial) -> Found:
-    """Scores of the codes, with the LSE correction, are those of the inputs: no rotation or mean is known for that."""
+    """Compare scores of the codes, with the LSE correction, with those of the inputs.
+
+    The check need not know which rotation or mean the kernel applied, as neither changes the scores.
+    """
     problem = setup.problem
     got = setup.run()
     inputs = setup.operands.dequantized(problem)
@@ -121,10 +128,10 @@ def _scores(setup: Setup, trial: Trial) -> Found:
 
 
 def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:
-    """Return how far rounding may move a row (heads, rows) in the 2-norm, whatever orthogonal matrix turned it first.
+    """Return by how much rounding may move each row in the 2-norm, (heads, rows), after any rotation.
 
-    Half a unit of e4m3 in each channel, relative or of the smallest number, and binary32's error of turning, centring
-    and scaling it.
+    It is half a unit of e4m3 in each channel, relative or of the smallest number, plus the errors of rotation, centring
+    and scaling in binary32.
     """
     head_dim = x.shape[-1]
     norm = np.linalg.norm(x, axis=-1).T

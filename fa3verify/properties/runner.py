@@ -1,4 +1,7 @@
-"""Run laws: search trials with Hypothesis, shrink what breaks a law, repeat a stored trial."""
+"""Run laws: search trials with Hypothesis, shrink the first failure, repeat a stored trial.
+
+Campaigns call :func:`run_law`; replays call :func:`replay_trial`.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,21 @@ from fa3verify.properties.law import KernelError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
 from fa3verify.records import PRIVATE
 
-MAX_SHRINK_TRIALS = 300
+MAX_SHRINK_TRIALS = 300  # trials that are spent on making a failure smaller, at most
 
 
 @dataclass(frozen=True, slots=True)
 class LawOutcome:
-    """Holds what a search for violations found.
+    """Holds the result of a search for violations of one law.
 
-    ``statement`` and ``kind`` are the law's, empty where its worker was lost. ``examples`` counts the trials up to and
-    including the first failure, ``outputs`` the output values the kernel produced for them, ``classes`` are those of
-    :mod:`fa3verify.cases.coverage` that they had; ``trial`` and ``violation`` are the smallest failure seen, None
-    unless ``status`` is ``fail``; ``message`` says what failed, and ``replay`` is the file of its trial. ``not_tried``:
-    there was no trial that the kernel takes. ``hypotheses`` are those about a kernel that states no order, each with
-    what refutes it or None; empty where the law asks for no bound. ``tried`` are the sizes of the calls of its trials.
-    ``optional`` says of every output that a kernel may leave out whether it was returned, and in which trial first.
+    ``status`` is ``not_tried`` if the kernel took no trial. ``statement`` and ``kind`` are the law's, empty if the
+    worker process was lost. ``examples`` counts the trials up to and including the first failure, ``outputs`` the
+    output values that the kernel returned for them; ``classes`` are their classes (:mod:`fa3verify.cases.coverage`),
+    ``tried`` the sizes of their calls. ``trial`` and ``violation`` are the smallest failure, None unless ``status`` is
+    ``fail``; ``message`` is its message and ``replay`` the file of its trial. ``hypotheses`` are those about the sums
+    of a kernel that states no order, each with the trial and violation that refute it, or None; it is empty if the law
+    needs no bound. ``optional`` has for outputs that a kernel may leave out: name, whether it was returned, and the
+    first such trial.
     """
 
     law: str
@@ -61,16 +65,16 @@ class LawOutcome:
 
     @property
     def content(self) -> Json | None:
-        """Return what its replay file has, None where no trial failed."""
+        """Return the content of its replay file, None if no trial failed."""
         return self.trial.to_json() if self.trial else None
 
 
 class _Broken(Exception):
-    pass
+    """Tells Hypothesis that a law is broken. Another type than _Crash, so that shrinking never mixes the two."""
 
 
 class _Crash(Exception):
-    pass
+    """Tells Hypothesis that the kernel failed."""
 
 
 class _Enough(BaseException):
@@ -78,7 +82,10 @@ class _Enough(BaseException):
 
 
 class _Search:
-    """One run of a law: counts trials and outputs, keeps the smallest failure of the first failure's kind."""
+    """The state of one search: counts trials and outputs, and keeps the smallest failure of the first failure's kind.
+
+    Once there is a failure, :attr:`best`, further trials only shrink it and are not counted.
+    """
 
     def __init__(self, law: Law, kernel: Kernel, shrink_seconds: float) -> None:
         self.law = law
@@ -88,26 +95,27 @@ class _Search:
         self.first_failure = (0.0, 0.0)
         self.classes: set[str] = set()
         self.tried = Tried()
-        self.called = Tried()  # by the trial that is under way
+        self.called = Tried()  # the sizes of calls in the trial that is under way
         self.best: tuple[Trial, Violation] | None = None
         self.trial: Trial | None = None
         self.optional: dict[tuple[str, bool], Trial] = {}
         self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(kernel))
-        self.failed: Mapping[str, Violation | None] = {}  # the best failure under what was alive then
+        self.failed: Mapping[str, Violation | None] = {}  # the best failure, under each hypothesis that was alive then
         self.asks_bound = False
 
     @property
     def settled(self) -> dict[str, tuple[Trial, Violation] | None]:
-        """Return what refutes each hypothesis, empty where no trial asked for a bound."""
+        """Return what refutes each hypothesis, or None; empty if no trial asked for a bound."""
         last = {name: (self.best[0], v) for name, v in self.failed.items() if v} if self.best else {}
         return self.against | last if self.asks_bound else {}
 
     @property
     def alive(self) -> tuple[str, ...]:
-        """Hypotheses that no trial has refuted yet."""
+        """Return the names of the hypotheses that no trial has refuted yet."""
         return tuple(name for name, against in self.against.items() if against is None)
 
     def _counted(self, kernel: Kernel):
+        """Return a function that runs the kernel and counts what it returns, until there is a failure."""
         operation = operations.find(kernel.operation)
         views = kernel.code.views if isinstance(kernel.code, ArrayFunction) else ()
 
@@ -125,12 +133,14 @@ class _Search:
         return run
 
     def check(self, trial: Trial) -> None:
+        """Check one trial; raises one of the exceptions above for a failure, or if shrinking has taken too long."""
         self.trial = trial
         if self.best is None:
             self.examples += 1
         else:
             self.shrinks += 1
             own, all_of_it = (now - then for now, then in zip(_clocks(), self.first_failure, strict=True))
+            # Four times as long on the clock: other processes may take the thread's time.
             late = own > self.shrink_seconds or all_of_it > 4 * self.shrink_seconds
             if late or self.shrinks > MAX_SHRINK_TRIALS:
                 raise _Enough
@@ -140,7 +150,7 @@ class _Search:
         try:
             violation, under = verdicts(self.law, self.kernel, trial, self.alive)
         except Untaken:
-            self.examples -= self.best is None
+            self.examples -= self.best is None  # a trial that says nothing is not counted
             return
         self.asks_bound |= bool(under)
         if self.outputs > outputs:
@@ -163,12 +173,12 @@ class _Search:
 
 
 def _clocks() -> tuple[float, float]:
-    """Return seconds of this thread's work, which other processes do not stretch, and of the day."""
+    """Return the seconds of this thread's own work, and those on the clock."""
     return time.thread_time(), time.monotonic()
 
 
 def size_of(trial: Trial) -> tuple[int, int]:
-    """Order of trials: the cheaper problem first, then the shorter text."""
+    """Return what trials are ordered by: the cost of the problem, then the length of the text."""
     problem = trial.case.problem
     work = sum((seq.seqlen_q + 1) * (seq.seqlen_k + 1) for seq in problem.sequences())
     return work * problem.nheads * problem.head_dim, len(repr(trial.to_json()))
@@ -185,35 +195,35 @@ def checked(law: Law, kernel: Kernel, trial: Trial) -> Violation | None:
 def verdicts(
     law: Law, kernel: Kernel, trial: Trial, names: Collection[str] | None = None
 ) -> tuple[Violation | None, Mapping[str, Violation | None]]:
-    """Check one trial under hypotheses about a kernel that states no order, by default under all.
+    """Check one trial under each hypothesis about the order of a kernel that states none.
 
-    The kernel runs once: every hypothesis meets the same outputs.
+    ``names`` are the hypotheses to check, by default all. The kernel runs once: all see the same outputs.
 
     Returns
     -------
     violation : Violation, optional
-        None where the law holds. A kernel that states no order breaks a law where it does under every hypothesis that
-        is asked about.
+        None if the law holds. A kernel that states no order breaks a law only if it does under every hypothesis that
+        was checked.
     under : mapping of str to Violation or None
-        What is found under each hypothesis; empty where the law asked for no bound, so that no hypothesis matters.
+        The result under each hypothesis; empty if the law asked for no bound, so that hypotheses do not matter.
     """
     sides = hypotheses.under(kernel)
     run = _Recorded(kernel)
-    found = {}
+    results = {}
     for name in sides if names is None else names:
         run.rewind()
         order = _Noting(sides[name].order)
-        found[name] = violation = checked(law, replace(sides[name].altered(run=run), order=order), trial)
+        results[name] = violation = checked(law, replace(sides[name].altered(run=run), order=order), trial)
         if not order.is_asked or (violation and violation.failure):
             return violation, {}
-    if not found:
+    if not results:  # the kernel states its order
         return checked(law, kernel, trial), {}
-    broken = {name: violation for name, violation in found.items() if violation}
-    if len(broken) < len(found):
-        return None, found
+    broken = {name: violation for name, violation in results.items() if violation}
+    if len(broken) < len(results):
+        return None, results
     least = min(broken, key=lambda name: broken[name].ratio)
     words = f"{broken[least].message}; {hypotheses.assumption(hypotheses.sums_of(kernel), least)}"
-    return replace(broken[least], message=words), found
+    return replace(broken[least], message=words), results
 
 
 class _Noting:
@@ -230,7 +240,7 @@ class _Noting:
 
 
 class _Recorded:
-    """A kernel that runs once: when a trial is checked again, its calls come back in their order."""
+    """Runs a kernel and keeps its outputs: after ``rewind`` the same calls return them in the same order."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.run = kernel.code.run
@@ -264,8 +274,8 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     seed : int
         The same seed draws the same trials, and fewer of them are the first of more.
     shrink_seconds : float
-        Work of this thread spent on making a failure smaller, and four times as long on the clock; 0 keeps the first
-        one. At most :data:`MAX_SHRINK_TRIALS` trials.
+        Seconds of this thread's work that are spent on making a failure smaller, at most four times as many on the
+        clock, and at most :data:`MAX_SHRINK_TRIALS` trials; 0 keeps the first failure.
 
     Returns
     -------
@@ -307,7 +317,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
 
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:
-    """Check the plainest trial and then independent ones; shrink the first failure."""
+    """Have Hypothesis check the plainest trial, then independent ones, and shrink the first failure."""
     law = search.law
     with independent(f"{law.name} {seed}") as backend:
 
@@ -340,12 +350,13 @@ def find_law(name: str) -> Law:
 
 
 def replay_trial(law_name: str, kernel: Kernel, trial: Trial) -> Violation | None:
-    """Check a stored trial again.
+    """Check a stored trial again; None if the law holds.
 
     Raises
     ------
     ValueError
-        If the law is unknown, is not the trial's, does not apply to the kernel, or refuses the trial's parameters.
+        If the law is unknown, is not the trial's, does not apply to the kernel, or refuses the trial's parameters, and
+        if the trial's operation or dtype is not the kernel's, or the kernel does not take the trial.
     """
     law = find_law(law_name)
     if trial.law != law_name:

@@ -1,5 +1,8 @@
-"""Laws about calls that serve: where keys lie changes nothing, an appended key is a key, and so is a sink, a key of FP8
-is what it dequantises to, and a loop of calls that append is a prefill."""
+"""Laws about calls that serve: caches in pages and rows, appended keys, sinks, FP8 caches and attention chunks.
+
+Where a key lies must change nothing; an appended key, and a sink, must act as a key; a key in FP8 must act as the
+numbers that it dequantises to; and calls that append their keys one after the other must give what one prefill gives.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from fa3verify.properties.trials import Wanted, drawn, law, needs
 from fa3verify.properties.truncation import chunked, chunks
 
 _SCORES = (0, 3, -3, 20, -40)  # of a sink, in nats
-_MOST_PAGE = 1024
-_SCALE_BITS = 12  # of a scale whose product with a number of 16 bits is exact in binary32, as sinks are
+_MOST_PAGE = 1024  # keys of a page
+_SCALE_BITS = 12  # significand of a scale whose product with a 16-bit number is exact in binary32, as a sink must be
 
 
 def _stored(setup: Setup, cache: Cache) -> Setup:
@@ -33,7 +36,7 @@ def _stored(setup: Setup, cache: Cache) -> Setup:
 
 
 def _same(setup: Setup, other: Setup, what: str) -> Found:
-    """Compare two calls whose arithmetic is the same: bit for bit, or as two runs of one call may differ."""
+    """Compare two calls with the same arithmetic: bit for bit, or within what two runs of one call may differ by."""
     got = other.run()
     expected = setup.run()
     allowed = slack(setup)
@@ -41,7 +44,7 @@ def _same(setup: Setup, other: Setup, what: str) -> Found:
 
 
 def _sizes(kernel: Kernel) -> tuple[int, ...]:
-    """Keys of a page that a kernel takes; 0 of one that takes rows alone."""
+    """Return the page sizes that a kernel takes; (0,), which stands for rows, if it takes no pages."""
     return (kernel.page_sizes or PAGE_SIZES) if "paged" in kernel.features else (0,)
 
 
@@ -56,7 +59,7 @@ def _page(trial: Trial, name: str = "page_size") -> int:
 
 def _behind(setup: Setup, trial: Trial) -> Found:
     rows = {0} if "seqused_k" in setup.kernel.features else set()
-    for size in sorted({_page(trial), *rows}):  # another path copies rows, of a kernel that takes both
+    for size in sorted({_page(trial), *rows}):  # a kernel that takes both has another path for rows
         plain = _stored(setup, Cache(size))
         poisoned = _stored(setup, Cache(size, behind="nan"))
         where = f"and in spare pages of {size} keys" if size else "in a row"
@@ -72,7 +75,7 @@ def _shared(setup: Setup, trial: Trial) -> Found:
     problem, operands = in_cache(setup.problem, setup.operands, Cache(_page(trial)))
     arrays = {"k": operands.k.copy(), "v": operands.v.copy()}
     first, *others = problem.sequences()
-    for seq in others:  # all begin as the first one does
+    for seq in others:  # give all sequences the first one's prefix
         n = min(first.seqlen_k, seq.seqlen_k)
         for x in arrays.values():
             problem.rows_k(x, seq)[:n] = problem.rows_k(x, first)[:n]
@@ -98,6 +101,7 @@ def _kinds(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _dequantized(setup: Setup, trial: Trial) -> Found:
+    """Compare a cache in e4m3 with a 16-bit cache of the numbers that it dequantises to."""
     fp8: Any = trial.choice("fp8", ("tensor", "head", "row"))
     stored = _stored(setup, Cache(_page(trial), fp8=fp8))
     exact = stored.operands.dequantized(stored.problem)
@@ -119,6 +123,7 @@ def _no_sink(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
 
 
 def _sink_as_key(setup: Setup, trial: Trial) -> Found:
+    """Compare a sink with one more key of the same score and V = 0; Q is 1, and K 0, in channel 0 of all other keys."""
     score = trial.integer("score", -100, 100)
     fraction, exponent = math.frexp(setup.problem.softmax_scale)
     scale = math.ldexp(round(fraction * 2**_SCALE_BITS), exponent - _SCALE_BITS)
@@ -148,7 +153,7 @@ def _one_chunk(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
     return setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k))), setup
 
 
-_SMALL = Wanted(longest_q=16, descales="uniform")  # as no function for caches takes others
+_SMALL = Wanted(longest_q=16, descales="uniform")  # functions for caches take no other descales
 _DENSE = Wanted(masks="none", layout="batched", softcap=False)
 SERVING_LAWS = (
     law(

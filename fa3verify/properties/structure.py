@@ -1,8 +1,8 @@
 """Laws about shapes and schedules, bit for bit: a row depends on its query and its visible keys and on nothing else.
 
-They hold because a row's arithmetic is fixed by the order of its key blocks: hidden blocks multiply by exactly 0 or 1,
-and key blocks are counted from the first key, so that cutting off trailing keys, other rows, heads or sequences leaves
-them alone.
+They hold because the order of its key blocks fixes a row's arithmetic. Blocks that are hidden from the row multiply by
+exactly 0 or 1. Blocks are counted from the first key, so that they stay the same when trailing keys, other rows, heads
+or sequences are cut off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fa3verify.properties.transforms import (
 )
 from fa3verify.properties.trials import Wanted, drawn, law, needs
 
-# Schedule switches; a configuration that a kernel refuses with ValueError is not judged.
+# Changed fields of a configuration, by name of the switch; a configuration that a kernel refuses is not judged.
 SWITCHES: dict[str, dict[str, Setting]] = {
     "no_overlap": {"intra_wg_overlap": False},
     "no_pingpong": {"pingpong": False},
@@ -59,6 +59,7 @@ def _want_finite_values(setup: Setup) -> None:
 
 
 def _invisible(setup: Setup, trial: Trial) -> Found:
+    """Change K and V of some keys, and compare the rows that see none of them."""
     problem = setup.problem
     start = trial.integer("start", 0, 2**20)
     stop = start + trial.integer("count", 1, 2**20)
@@ -110,9 +111,7 @@ def _alone(setup: Setup, trial: Trial) -> Found:
 
 
 def _permuted(problem: AttentionProblem) -> dict[str, int]:
-    """Return what is put in another order, and how many there are of it; "of_group" are the query heads of every
-    group.
-    """
+    """Return how many sequences, kv heads, and query heads of each group a problem has, which are reordered."""
     return {"batch": problem.batch, "kv_heads": problem.nheads_kv, "of_group": problem.group}
 
 
@@ -138,6 +137,7 @@ def _poison(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _neighbours(setup: Setup, trial: Trial) -> Found:
+    """Poison all operands but those of one sequence and kv head, and compare its rows."""
     seq, kv_head = _chosen(setup, trial)
     problem = setup.problem
     value = float(trial.choice("value", ("nan", "inf")))
@@ -157,6 +157,7 @@ def _neighbours(setup: Setup, trial: Trial) -> Found:
 
 
 def _empty_rows(setup: Setup, trial: Trial) -> Found:
+    """Compare rows without a key with what the kernel's policy declares."""
     num_splits = trial.integer("num_splits", 1, 256)
     _want_finite_values(setup)
     try:

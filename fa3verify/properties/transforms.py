@@ -1,4 +1,4 @@
-"""Changes of a problem and its operands whose effect on the result is known, and the matching cuts of results."""
+"""Changes of a call whose effect on the result is known, and the matching cuts of results; laws are made of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from fa3verify.properties.law import Setup
 
 
 def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
-    """Return the descale of some heads and rows of a sequence, one value a row where the rows start inside a block."""
+    """Return the descale of some heads and rows of a sequence, None of None.
+
+    If the rows start inside a block, the result has one value per row.
+    """
     if descale is None:
         return None
     values = descale.values[seq.index : seq.index + 1, heads]
@@ -38,8 +41,8 @@ def part(
 ) -> Setup:
     """Return the call for one sequence alone, optionally for some kv heads, query rows and keys of it.
 
-    A part of the keys or rows keeps ``causal`` and ``window`` of the problem: callers replace them. Keys start at a
-    whole descale block.
+    It keeps ``causal`` and ``window`` of the problem, which callers must replace if they cut rows or keys
+    (:func:`masked_part` does). Keys must start at a whole block of descales.
     """
     problem = setup.problem
     operands = setup.operands
@@ -69,10 +72,10 @@ def part(
 
 
 def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Setup:
-    """Return the call for some rows and keys of a sequence, under the mask by which each row sees the same as before.
+    """Return the call for some rows and keys of a sequence, under a mask by which each row sees the keys it saw before.
 
-    Rows and keys are so chosen that all rows see the whole part, or that the part ends with the last key that its last
-    row sees. The mask is aligned to the bottom right, so that the limits of a window move with the cut.
+    Either all rows see all keys of the part, or the part must end with the last key that its last row sees. Masks are
+    aligned bottom-right, so that a window moves with the cut.
     """
     problem = setup.problem
     cut = part(setup, seq, rows=rows, keys=keys)
@@ -95,15 +98,15 @@ def key_unit(setup: Setup) -> int:
 def part_of_result(
     setup: Setup, result: Outputs, seq: Sequence, kv_heads: slice | None = None, rows: slice | None = None
 ) -> Outputs:
-    """Return the rows of a result that :func:`part` computes alone."""
+    """Cut from the outputs of a whole call those that the call of :func:`part` computes, in that call's layout."""
     problem = setup.problem
     heads = heads_of(problem, kv_heads)
     rows = rows or slice(0, seq.seqlen_q)
-    found = {}
+    cut = {}
     for name, x in result.items():  # in the layout of lse or in that of out
         is_like_lse = x.ndim == len(problem.lse_shape)
-        found[name] = problem.rows_lse(x, seq)[heads, rows] if is_like_lse else problem.rows_q(x, seq)[rows, heads]
-    return {name: x[None] for name, x in found.items()}
+        cut[name] = problem.rows_lse(x, seq)[heads, rows] if is_like_lse else problem.rows_q(x, seq)[rows, heads]
+    return {name: x[None] for name, x in cut.items()}
 
 
 def repeated_heads(setup: Setup) -> Setup:
@@ -158,10 +161,9 @@ def scaled_by_power_of_two(x: np.ndarray, exponent: int) -> np.ndarray:
 
 
 def kept(x: np.ndarray, room: int, format_name: str) -> np.ndarray:
-    """Replace by 0 every value that 2 ** +-room would take out of the normal range of its format.
+    """Replace by 0 every value that a factor of 2 ** +-room would take out of the normal range of its format.
 
-    The wide range of bf16 is cut to [2^-40, 2^40], so that no fp32 product or sum of the kernel is subnormal or
-    overflows.
+    In bf16 only values in [2^-40, 2^40] stay, so that no product or sum in binary32 is subnormal or overflows.
     """
     fmt = FORMATS[format_name]
     low = max(fmt.min_normal, 2.0**-40) * 2.0**room
@@ -176,7 +178,7 @@ def rescaled(descale: Descale, exponent: int) -> Descale:
 
 
 def visible(problem: AttentionProblem, seq: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """Half-open key range of every query row of a sequence."""
+    """Return the range of keys that each query row of a sequence sees: the first, and the one behind the last."""
     return problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
 
 

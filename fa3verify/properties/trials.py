@@ -1,4 +1,4 @@
-"""Hypothesis strategies of small trials: problems that take milliseconds, with lengths at the edges of tiles."""
+"""Hypothesis strategies of small trials, which take milliseconds, and :func:`law`, by which all laws are written."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from fa3verify.operations.operation import Descales
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up
 
-CELLS = 130 * 130  # scores of one trial: batch * nheads * seqlen_q * seqlen_k
+CELLS = 130 * 130  # scores of one trial, about: batch * nheads * seqlen_q * seqlen_k
 MAX_SEQLEN = 300
 TILE = 128  # keys
-LONG = (1024, 2048, 4096)  # keys of the few laws about accumulator loss
+LONG = (1024, 2048, 4096)  # keys in the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
 Parameters = Callable[[DrawFn, Kernel, Case], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Says which cases a law is checked on.
+    """Says which cases are drawn for a law.
 
-    ``several`` asks for two (sequence, kv head) pairs at least, ``single`` for one, ``permuted`` for three sequences
-    and kv heads or more, which have orders that are not their own inverse; ``grouped`` for shared kv heads;
-    ``unseen``, three times of four, for rows that a causal mask hides every key from, beside keys of two tiles;
-    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or "blocks" of rows always. ``absorbed``
-    heads, whose K holds V, are for laws that change neither alone.
+    ``masks`` "some" means causal or windowed. ``several`` asks for at least two (sequence, kv head) pairs, ``single``
+    for one, ``permuted`` for at least three sequences and kv heads, which can be put in an order that is not its own
+    inverse. ``grouped`` asks for shared kv heads. ``unseen`` asks, in three of four cases, for rows that a causal mask
+    hides every key from, beside a sequence with keys of two tiles. ``empty`` allows sequences without queries or keys.
+    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or always "blocks" of rows. ``absorbed``
+    allows heads whose K holds V, for laws that change neither of them alone. ``seqlens_k`` are the only lengths of
+    keys, any if it is empty, ``families`` the only inputs, all if it is None.
     """
 
     masks: Literal["any", "none", "causal", "window", "some"] = "any"
@@ -59,7 +61,10 @@ class Wanted:
 
 
 def _length(draw: DrawFn, most: int, least: int = 1) -> int:
-    """Draw a length, every second time one at the edge of a tile; one choice, so that edges shrink to any length."""
+    """Draw a length, every second time one at the edge of a tile.
+
+    Hypothesis sees a single choice, so that an edge can shrink to any length.
+    """
     most = max(least, most)
     edges = [n for n in TILE_EDGES if least <= n <= most] or [least]
     choices = most - least + 1
@@ -82,6 +87,7 @@ def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
 
 
 def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
+    """Draw the keys of ``count`` sequences; where blocks of descales are wanted, more than a tile."""
     if wanted.seqlens_k:
         return [draw(st.sampled_from(wanted.seqlens_k)) for _ in range(count)]
     least = 129 if wanted.descales == "blocks" else 1
@@ -92,13 +98,13 @@ def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
 
 
 def _dims(kernel: Kernel) -> tuple[int, ...]:
-    """Return the head dims that are asked of a kernel that declares none, but for those that it refuses."""
+    """Return the head dims to try on a kernel that declares none: the usual ones that it takes, else any it takes."""
     return tuple(d for d in HEAD_DIMS if head_dim_refusal(kernel, d) is None) or space.head_dims(kernel) or HEAD_DIMS
 
 
 @st.composite
 def small_problems(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> AttentionProblem:
-    """Draw a problem of at most about CELLS scores that the kernel supports."""
+    """Draw a problem of at most about CELLS scores that the kernel supports; others are rejected by ``assume``."""
     grouped = "gqa" in kernel.features
     fewest = 3 if wanted.permuted else 1
     nheads_kv = draw(st.integers(fewest, 1 if wanted.single else fewest + 1))
@@ -157,12 +163,12 @@ def small_cases(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Case:
 
 
 def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
-    """Return what draws parameters that have the same range in every case."""
+    """Return a function that draws parameters whose strategies are the same in every case."""
     return lambda draw, kernel, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
 
 def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Kernel], bool]:
-    """Return a test whether a kernel has all the features and one of the dtypes."""
+    """Return a function that tells whether a kernel has all the features and one of the dtypes."""
     return lambda kernel: set(features) <= kernel.features and kernel.dtype in dtypes
 
 
@@ -181,10 +187,12 @@ def law(
     applies: Callable[[Kernel], bool] = ANY_KERNEL,
     of: tuple[str, ...] = (operations.FORWARD,),
 ) -> Law:
-    """Return a law of some operations whose trials are drawn by :func:`small_cases` and a function of parameters.
+    """Return a law whose trials are cases of :func:`small_cases` with drawn ``parameters``.
 
-    ``compare`` yields what each of its comparisons finds, of the call that a trial's case describes; the first
-    violation ends it.
+    ``compare(setup, trial)`` gets the call that a trial's case describes, and yields a violation or None for each of
+    its comparisons; the first violation ends it. ``wanted`` says which cases are drawn, ``applies`` which kernels have
+    what the law needs, and ``of`` names the operations. A law that does not want absorbed heads does not apply to a
+    kernel that has no others.
     """
 
     @st.composite

@@ -1,8 +1,8 @@
 """Laws about rows computed in other calls: alone, in chunks of a prefill, or without the keys that they do not see.
 
-A serving stack computes the same row in calls of different shapes. Where the order of a row's key tiles is the same,
-equal bits are due, for our kernels whenever the part starts at a whole tile; of kernels that do not claim that, the
-calls may differ by the sum of their bounds.
+A serving stack computes the same row in calls of different shapes. If the row's key tiles are the same in both calls,
+its bits must be equal; in our kernels they are whenever the part starts at a whole tile. For kernels that do not claim
+equal bits, the calls may differ by the sum of their bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fa3verify.properties.transforms import filled, key_unit, masked_part, part,
 from fa3verify.properties.trials import Wanted, law, needs
 
 CHUNKS = 3  # of a prefill, at most
-Made = Callable[[Setup], Setup]  # of the same values another call
+Made = Callable[[Setup], Setup]  # turns the call of a part into another one with the same values
 
 
 def _row(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
@@ -33,6 +33,7 @@ def _row(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
 
 
 def _causal(setup: Setup, trial: Trial) -> Found:
+    """Compare a row of a causal call with a dense call of that row and the keys it sees."""
     whole = setup.run()
     for seq in filled(setup.problem):
         row = trial.integer("row", 0, 2**20) % seq.seqlen_q
@@ -45,6 +46,7 @@ def _causal(setup: Setup, trial: Trial) -> Found:
 
 
 def _windowed(setup: Setup, trial: Trial) -> Found:
+    """Compare a row of a windowed call with a call of that row without the keys outside its window."""
     whole = called(setup)
     for seq in filled(setup.problem):
         row = trial.integer("row", 0, 2**20) % seq.seqlen_q
@@ -69,14 +71,14 @@ def _part_agrees(
     names = f"rows [{rows.start}, {rows.stop}) of sequence {seq.index} with keys [{keys.start}, {keys.stop}) alone"
 
     def of_part(outputs: Outputs) -> Outputs:
-        found = part_of_result(whole.setup, outputs, seq, rows=rows)
-        return {name: x[0] for name, x in found.items()} if alone.setup.problem.is_varlen else found
+        cut = part_of_result(whole.setup, outputs, seq, rows=rows)
+        return {name: x[0] for name, x in cut.items()} if alone.setup.problem.is_varlen else cut
 
     return agree(trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
 def chunks(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
-    """Draw where the chunks of a prefill start, but for the first."""
+    """Draw the rows at which the chunks of a prefill start, but for the first chunk."""
     starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
     return {"starts": sorted(draw(starts))}
 
@@ -94,12 +96,12 @@ def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
     untaken = None
     for seq, rows, keys in _pieces(setup.problem, starts):
         try:
-            found = _part_agrees(trial, whole, seq, rows, keys, made)
+            violation = _part_agrees(trial, whole, seq, rows, keys, made)
         except Untaken as error:
             untaken = error
         else:
             taken += 1
-            yield found
+            yield violation
     if untaken and not taken:
         raise untaken
 
@@ -113,7 +115,7 @@ def _pieces(problem: AttentionProblem, starts: Iterable[int]) -> Iterator[tuple[
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
         for rows in [*parts, decode] if seq.seqlen_q > 1 else parts:
             keys = slice(0, int(visible(problem, seq)[1][rows.stop - 1]))
-            if keys.stop:  # what a call without keys returns is a policy of its own
+            if keys.stop:  # a policy, not this law, says what a call without keys returns
                 yield seq, rows, keys
 
 

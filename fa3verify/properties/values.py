@@ -1,4 +1,4 @@
-"""Laws about the values a result can take, all within the bound: combinations of V, capped scores."""
+"""Laws about the values that a result can take, within the bound: averages of V, and lse of capped scores."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fa3verify.properties.trials import LONG, Wanted, drawn, law, needs
 
 
 def _hull(setup: Setup, trial: Trial) -> Found:
+    """Compare every output with the nearest value between the least and the largest V that its row sees."""
     problem = setup.problem
     out = setup.run()["out"].astype(np.float64)
     v = setup.operands.dequantized(problem)[2]
@@ -34,6 +35,7 @@ def _hull(setup: Setup, trial: Trial) -> Found:
 
 
 def _constant_values(setup: Setup, trial: Trial) -> Found:
+    """Set all of V to one value, and compare the output with it; rows without a key have 0."""
     problem = setup.problem
     is_one = trial.choice("value", ("one", "below_two")) == "one"
     value = 1.0 if is_one else 2.0 - FORMATS[problem.dtype].epsilon
@@ -49,6 +51,7 @@ def _constant_values(setup: Setup, trial: Trial) -> Found:
 
 
 def _equal_scores(setup: Setup, trial: Trial) -> Found:
+    """Set K to 0, and compare out with the mean of V and lse with the logarithm of the number of keys."""
     problem = setup.problem
     setup = setup.fed(k=np.zeros_like(setup.operands.k))
     v = setup.operands.dequantized(problem)[2]
@@ -64,6 +67,7 @@ def _equal_scores(setup: Setup, trial: Trial) -> Found:
 
 
 def _capped(setup: Setup, trial: Trial) -> Found:
+    """Compare lse with the nearest value within softcap of the logarithm of the number of visible keys."""
     problem = replace(setup.problem, softcap=float(trial.integer("softcap", 1, 64)))
     setup = setup._replace(problem=problem)
     result = setup.run()
@@ -81,6 +85,7 @@ def _capped(setup: Setup, trial: Trial) -> Found:
 
 
 def _own_descales(setup: Setup, trial: Trial) -> Found:
+    """Multiply descales by another power of two for each sequence and kv head, and compare with the truth."""
     problem = setup.problem
     # 2 b + h is another number for (h, b) wherever they differ
     octaves = 2 * np.arange(problem.batch)[:, None] + np.arange(problem.nheads_kv) - problem.batch

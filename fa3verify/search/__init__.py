@@ -1,7 +1,8 @@
-"""Search: inputs are bred for what a kernel does worst on them, judged, and the worst are kept.
+"""Search for the inputs on which a kernel does worst: inputs are bred and judged, and the worst are kept.
 
-A ``colony`` of inputs climbs an objective (``climb``); those of the ``forward`` say how they are executed and what of
-them mutates. ``grounds`` are where a kernel is searched, ``objectives`` what is maximised; ``run`` is the verb hunt.
+``climb`` is the search itself, in which a ``colony`` of inputs climbs a figure; ``forward`` holds what colonies of
+forward kernels are made of, how they mutate and how they are judged. ``objectives`` are the figures that are maximised,
+``grounds`` the places where a kernel is searched, and ``run`` is the verb hunt.
 """
 
 from fa3verify.search.findings import Find, Findings

@@ -1,8 +1,9 @@
-"""The search on one island: breed a colony, judge it, keep the worst and select, generation after generation.
+"""The search on one island: breed a colony, judge it, keep the worst inputs and select, generation after generation.
 
-Mutations that lately made a child better than its parent come more often, and a colony that no longer climbs starts
-again. What climbs is said by a :class:`Judge`; the kinds of colonies have searches of their own, which say what of two
-parents a child gets, what all individuals share, and which of them stay.
+Mutations that lately made a child better than its parent come more often, and a colony that has stopped climbing starts
+again. A :class:`Judge` says which figure climbs. :class:`Search` is subclassed for each kind of colony, such as by
+:class:`fa3verify.search.forward.search.ForwardSearch`: the subclass says which genes a child gets from its two parents,
+what all individuals share, and which of them stay.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class Judge:
     ratios : callable
         Judges all individuals of a colony; its second argument is the colony's guide, where it is known.
     published : callable
-        Returns one of ``records`` of a colony as it is told of an individual that is judged alone.
+        ``published(colony, name)`` returns one of ``records`` as it is reported. It is called for an individual that is
+        alone in its colony.
     objectives : tuple of (str, bool)
-        The figures that climb in turn, restart after restart, and whether extremes are tried.
+        The figures that climb, one after the other with each restart, and whether extremes are tried then.
     records : tuple of str
         The figures of which the largest is kept.
     limit : float
-        What a sound kernel does not exceed.
+        The largest figure of a sound kernel.
     """
 
     ratios: Callable[..., Ratios]
@@ -66,13 +68,14 @@ class Chances:
         self.credit = np.ones(len(mutations))
 
     def draw(self) -> int:
-        if self.rng.random() < 0.4:
+        if self.rng.random() < 0.4:  # any mutation, whatever its credit
             return int(self.rng.integers(len(self.credit)))
         total = self.credit.cumsum()
         return int(np.searchsorted(total, self.rng.random() * total[-1]))
 
     def learn(self, tried: list[int], is_better: bool) -> None:
         for index in tried:
+            # Credit fades; at least 0.2 is left, so that no mutation dies out.
             self.credit[index] = max(0.97 * self.credit[index] + is_better, 0.2)
 
 
@@ -82,13 +85,13 @@ class Search(ABC):
     Parameters
     ----------
     island
-        The shape that the colony has.
+        The shape of the colony; its class belongs to the kind of search.
     seed : int or list of int
         Decides what is tried.
     judge : Judge, optional
         Says what climbs; error over bound of our own twins by default.
     start : (Colony, Place), optional
-        An individual and its place, which is among the first; all of them are normal otherwise.
+        A colony and the place of an individual in it that joins the first generation, which is else of normal inputs.
     """
 
     ISLANDS: ClassVar[Sequence[Any]]  # where our own twins are searched
@@ -123,11 +126,11 @@ class Search(ABC):
 
     @abstractmethod
     def conceive(self, colony: Any, axis: int, child: int, parents: tuple[int, int]) -> Callable[[], Any]:
-        """Give a child the genes of its parents, mainly the first; returns what makes a mutant of it."""
+        """Give a child the genes of its parents, mainly the first; return a function that makes its mutant."""
 
     @abstractmethod
     def move(self, colony: Any) -> bool:
-        """Change what the individuals of a colony share, by chance; tell whether it was changed."""
+        """Change by chance what the individuals of a colony share; return whether it was changed."""
 
     def judged(self, colony: Any) -> Ratios:
         return self.judge.ratios(colony)
@@ -138,8 +141,9 @@ class Search(ABC):
 
     @abstractmethod
     def fitness(self, colony: Any, ratios: Ratios) -> np.ndarray:
-        """Return what climbs, one axis for each kind of genes; 0 where an output is lost, which leads nowhere. The
-        archive learns of it.
+        """Return the heights that climb, with one axis for each kind of genes, and put the best into the archive.
+
+        The height is 0 where an output is lost, such as NaN: to breed from it leads nowhere.
         """
 
     @abstractmethod
@@ -152,14 +156,14 @@ class Search(ABC):
 
     @abstractmethod
     def suspects(self, beyond: np.ndarray) -> np.ndarray:
-        """Return those places beyond the limit that are looked at closely."""
+        """Return the places, among those beyond the limit, whose individuals are judged alone."""
 
     @abstractmethod
     def cause(self, colony: Any, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
-        """Return what a violation is kept under, and the figures of which the largest tells its size."""
+        """Return the name of a violation's cause, and the names of figures of which the largest is its size."""
 
     def begin(self, parents: Any) -> None:
-        """Start with a colony, at the foot of what climbs after so many restarts."""
+        """Start with a colony and with the next objective, at height 0."""
         self.objective, self.wild = self.next_objective()
         self.parents = parents
         self.height = 0.0
@@ -198,8 +202,8 @@ class Search(ABC):
         return self.found
 
     def offspring(self) -> tuple[Any, list[list[Tried]]]:
-        """Return parents in the first halves and children of them in the second ones, and what was tried of each kind
-        of genes.
+        """Return a colony with parents in the first half of each axis and their children in the second half, and for
+        each axis the mutations that were tried.
         """
         colony = self.parents.copied()
         tried: list[list[Tried]] = []
@@ -269,7 +273,7 @@ class Search(ABC):
         return moved and top < 0.98 * self.height
 
     def climbed(self, top: float, moved: bool) -> bool:
-        """Note how high a generation came; True where the colony has stood still for too long."""
+        """Note how high a generation came; return whether the colony has stood still for too long."""
         if self.is_lost(top, moved):
             self.stalled += 1
         else:

@@ -1,7 +1,7 @@
-"""A colony: the individuals of one island that are judged at once, whatever they hold.
+"""A colony: the individuals of one island, which are judged at once; and helpers that draw numbers for mutations.
 
-What its individuals are made of are genes, arrays with an individual per first index. Those of one axis are bred
-together: a row of scores with a channel of V is an individual of the forward, a whole problem is one of gradients.
+Individuals are made of genes, arrays whose first index counts them. Genes of one axis are bred together. An individual
+of the forward has two axes, a row of scores and a channel of V (:mod:`fa3verify.search.forward.colony`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fa3verify.files import Json
 
 FP32_LEAST = 2.0**-149
 Rng = np.random.Generator
-Place = tuple[int, int]  # of an individual: its index on each axis; of a problem's gradient, that of an element
+Place = tuple[int, int]  # index of an individual on each axis
 
 
 @cache
@@ -41,7 +41,7 @@ def positive(x: Any) -> Any:
 
 
 def full_fractions(x: np.ndarray, fmt: Format, missing: np.ndarray | int = 1) -> np.ndarray:
-    """Return numbers with the signs and exponents of others and all ones for a fraction, but for some units."""
+    """Return numbers with the signs and exponents of ``x`` and fractions of all ones, less ``missing - 1`` units."""
     exponent = np.floor(np.log2(np.maximum(np.abs(x), fmt.min_normal)))
     return np.copysign(np.exp2(exponent) * (2 - fmt.epsilon * missing), x)
 
@@ -94,13 +94,14 @@ class Colony(ABC):
         return replace(self, **{name: getattr(self, name).copy() for name in self.AXES})
 
     def taken(self, *chosen: np.ndarray) -> Self:
-        """Return these individuals of each axis, in this order; a causal row sees other keys wherever it comes to
-        stand.
+        """Return a colony of the chosen indices of each axis, in this order.
+
+        A row that is moved under a causal mask sees the keys of its new place.
         """
         return replace(self, **{name: getattr(self, name)[chosen[axis]] for name, axis in self.AXES.items()})
 
     def adopt(self, other: Self, place: Place) -> None:
-        """Make an individual of another colony of this island the first one, and take what it shares."""
+        """Put an individual of another colony of this island into the first place, and take over its environment."""
         self.environment = other.environment
         for name, axis in self.AXES.items():
             getattr(self, name)[0] = getattr(other, name)[place[axis]]
@@ -111,7 +112,7 @@ class Colony(ABC):
 
     @abstractmethod
     def to_json(self, place: Place) -> Json:
-        """Return one individual, exactly, operands as codes."""
+        """Return one individual as JSON without any rounding: operands are written as codes."""
 
 
 @dataclass(frozen=True, slots=True)

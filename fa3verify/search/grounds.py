@@ -1,8 +1,8 @@
-"""Where a kernel is searched, and one search there: islands, of which arrays are bred, and cases, of which all else is
-drawn.
+"""The grounds on which a kernel is searched, and one search on one of them.
 
-Islands are searched by evolution (:mod:`fa3verify.search.climb`), cases by Hypothesis, whose ``target`` climbs what is
-drawn. A random search draws cases of the island's shape as the suite draws them.
+A ground is a list of islands or a kind of cases. Islands are fixed shapes whose operands are bred by evolution
+(:mod:`fa3verify.search.climb`). Cases are drawn by Hypothesis, whose ``target`` makes it climb. A random search draws
+cases of the island's shape as the suite draws them. :mod:`fa3verify.search.run` plans a whole hunt over all grounds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fa3verify.search.forward.colony import Island
 from fa3verify.search.forward.search import ForwardSearch
 from fa3verify.search.objectives import Objective
 
-# examples of one run of Hypothesis, which varies the earlier ones of the same run
+# Examples of one run of Hypothesis. A led run is longer, as it climbs by varying its own earlier examples.
 LED_RUN = 200
 RANDOM_RUN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Holds one place: islands, which share what is searched, or what cases are wanted."""
+    """Holds one ground: islands, which share a budget, or without islands the kind of cases to draw."""
 
     name: str
     islands: tuple[Island, ...] = ()
@@ -48,7 +48,7 @@ class Ground:
 
 
 # Few keys let a single operation's error stand alone, several tiles rescale, thousands let errors of one sign add up.
-# Format, tile, rows and channels are those of a kernel.
+# Format, tile, rows and channels are replaced by those of the kernel and of a layout below.
 _SHAPES = (
     Island("few", "fp16", 16, 128),
     Island("tile", "fp16", 128, 128),
@@ -66,8 +66,8 @@ _BY_ROW: tuple[dict[str, int], ...] = (
     {"rows": 16, "width": 8, "columns": 128},
     {"rows": 64, "width": 1, "columns": 64},
 )
-# Rows of batches of their own, whose scores are chains of many products, which the tensor core cuts. Kernels of e4m3
-# that take one descale a sequence have only these, so that the descale of a row is its own.
+# One row in each batch, whose scores are chains of many products, which the tensor core cuts. e4m3 kernels that take
+# one descale per sequence have only these, so that every row has a descale of its own.
 _BY_BATCH: tuple[dict[str, int], ...] = (
     {"batch": 16, "rows": 1, "width": 16, "columns": 16},
     {"batch": 16, "rows": 1, "width": 64, "columns": 64},
@@ -87,10 +87,10 @@ def grounds_of(kernel: Kernel, others: tuple[Kernel, ...] = ()) -> tuple[Ground,
     kernels = (kernel, *others)
     by_batch = kernel.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
     layouts = (_BY_BATCH,) if by_batch else (_BY_ROW, _BY_BATCH)
-    found = [(shape, [_island(kernels, shape, each) for each in layouts]) for shape in _SHAPES]
+    candidates = [(shape, [_island(kernels, shape, each) for each in layouts]) for shape in _SHAPES]
     chains = Island("chains", "fp16", 16, 128)
-    found.append((chains, [_island(kernels, chains, _CHAINS)]))
-    grounds = [Ground(shape.name, tuple(island for island in islands if island)) for shape, islands in found]
+    candidates.append((chains, [_island(kernels, chains, _CHAINS)]))
+    grounds = [Ground(shape.name, tuple(island for island in islands if island)) for shape, islands in candidates]
     return *(ground for ground in grounds if ground.islands), *_CASES
 
 
@@ -103,7 +103,7 @@ def ground_of(kernel: Kernel, name: str, others: tuple[Kernel, ...] = ()) -> Gro
 
 
 def _island(kernels: tuple[Kernel, ...], shape: Island, layouts: tuple[dict[str, int], ...]) -> Island | None:
-    """Return an island of the first layout that all kernels take, with the first one's tile; None without such."""
+    """Return an island of the first layout that all kernels take, with the first kernel's tile; None if none fits."""
     if shape.num_splits > 1 and not all("num_splits" in kernel.changeable for kernel in kernels):
         return None
     if shape.causal and any(kernel.policy.causal == "top_left" for kernel in kernels):
@@ -121,7 +121,7 @@ def _island(kernels: tuple[Kernel, ...], shape: Island, layouts: tuple[dict[str,
 
 
 def _configured(island: Island, config: Config) -> Island:
-    """Return an island with what leads its mutations: the tile, promotion and family of a configuration."""
+    """Return an island with the tile, promotion and family of a configuration, which lead its mutations."""
     known = config.family if config.traits.is_reproduced else OURS
     choices = {"promotion_interval": config.promotion_interval, "out_dtype": config.out_dtype}
     blocks = {"descale_tiles": 1} if island.dtype == "e4m3" and island.rows > 1 else {}
@@ -139,14 +139,14 @@ def search(
     at_random: bool = False,
     seconds: float = float("inf"),
 ) -> Findings:
-    """Search one ground from normal inputs, or from a ``start`` that was found there.
+    """Search one ground from normal inputs, or from ``start``, the JSON of an individual of one of its islands.
 
     Parameters
     ----------
     seed : list of int
         Decides what is tried.
     problems : int
-        How many are judged, and at most a generation or a run more.
+        How many problems are judged; the last generation or run may exceed it.
     at_random : bool
         Draw as the suite draws, instead of searching.
     seconds : float
@@ -171,7 +171,7 @@ def _evolve(run: ForwardSearch, problems: int, seconds: float) -> Findings:
         watch.trying("a generation", lambda: {"island": asdict(run.island), "generation": found.generations})
         run.generation()
         found.cpu_s = time.process_time() - began
-        for find in found.violations.values():  # one without limit is not among the best
+        for find in found.violations.values():  # an infinite figure is kept as a violation only: add it to the best
             found.meet("out", find.value, lambda find=find: find.content)
     return found
 
@@ -185,7 +185,7 @@ def _draw(
     led: bool,
     seconds: float,
 ) -> Findings:
-    """Draw cases in short runs of Hypothesis with seeds of their own."""
+    """Draw cases in short runs of Hypothesis, each with a seed of its own; ``led`` runs climb."""
     found = Findings()
     began = time.process_time()
     drawn = _alike(kernel, ground.islands[0]) if ground.islands else small_cases(kernel, ground.wanted)
@@ -216,7 +216,7 @@ def _draw(
                 led,
             )
         run += 1
-        if found.problems == before:
+        if found.problems == before:  # no case can be drawn
             break
     return found
 
@@ -236,7 +236,7 @@ def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int
 
 @st.composite
 def _alike(draw: DrawFn, kernel: Kernel, island: Island) -> Case:
-    """Draw a case of an island's shape as the suite draws inputs."""
+    """Draw a case of an island's shape as the suite draws inputs; a softmax_scale of None is the default one."""
     problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
     recipe = draw(recipes(problem=problem, max_edits=2))
     of_forward = operations.find(FORWARD)
@@ -246,7 +246,7 @@ def _alike(draw: DrawFn, kernel: Kernel, island: Island) -> Case:
 
 
 def value_of(kernel: Kernel, objective: Objective, content: Json) -> dict[str, float]:
-    """Judge a stored input again: the figure of each output.
+    """Judge a stored input again, a case or an individual of an island; return the figure of each output.
 
     Raises
     ------

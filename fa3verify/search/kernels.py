@@ -1,4 +1,7 @@
-"""Any kernel as what is searched: its call for a case, or for a forward's colony, and what it is judged by."""
+"""How a search calls any kernel: for a case, or for a whole colony of the forward.
+
+Our own twins need none of this: :class:`fa3verify.search.forward.judge.Twin` calls them for a colony.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def call_of(kernel: Kernel, case: Case) -> Setup:
 def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray) -> Outputs:
     """Return a forward's outputs with out before its last rounding.
 
-    Twins tell it; of any other kernel it is the number nearest the truth, float64 like out, among those that round to
-    what was returned.
+    A twin can run without that rounding. Any other kernel returned a rounded out; here it is replaced, in float64, by
+    the number nearest the truth that rounds to it.
     """
     if isinstance(kernel.code, twins.Twin):
         return kernel.code.unrounded(problem, operands, config)._asdict()
@@ -47,9 +50,9 @@ def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, con
 
 @dataclass(frozen=True, slots=True)
 class Hunted(Twin):
-    """Runs a colony on a kernel, in its own configuration for the colony's problem.
+    """Runs a colony on any kernel, in the configuration that the kernel chooses for the colony's problem.
 
-    The changes of that are those of an island whose splits a caller chooses.
+    Only the number of splits is the island's, if a caller of the kernel may choose it.
     """
 
     kernel: Kernel

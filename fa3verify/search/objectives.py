@@ -1,5 +1,6 @@
-"""What a hunt maximises: error over bound, error over a stored baseline, or the difference of two
-kernels.
+"""The figures that a hunt may maximise: error over bound, error over a stored baseline, the difference of two kernels.
+
+Each is computed for a single case, and some for whole colonies of inputs, which are searched faster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fa3verify.search.forward.judge import over_bound, truth_error
 from fa3verify.search.kernels import Hunted, call_of, unrounded
 
 Unit = Literal["bound", "ulp"]
-LEAST_DIFFERENCE = 2.0**-10  # told of bits that differ in value by less, as those of -0 and +0
+LEAST_DIFFERENCE = 2.0**-10  # figure of bits that differ although their values do not, such as those of -0 and +0
 
 
 class Objective(ABC):
@@ -72,7 +73,7 @@ class Objective(ABC):
 class Ratio(Objective):
     """Maximises error over bound before the output is rounded for the last time; above 1 the kernel is wrong.
 
-    Of a kernel that returns rounded outputs only, the error is the least that can have been there before.
+    If a kernel returns rounded outputs only, the error is the least that it can have had before it rounded.
     """
 
     limit: ClassVar[float] = 1.0
@@ -102,8 +103,8 @@ class Ratio(Objective):
             return ErrorBound(**freed(kernel.policy, problem, limit._asdict(), math.inf))
 
         objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
-        found = over_bound(bound, Hunted(kernel), objectives, ("out", "lse"))
-        return found if kernel.operation == FORWARD else None
+        of_forward = over_bound(bound, Hunted(kernel), objectives, ("out", "lse"))
+        return of_forward if kernel.operation == FORWARD else None
 
     def to_json(self) -> Json:
         return {"name": "ratio"}
@@ -111,11 +112,10 @@ class Ratio(Objective):
 
 @dataclass(frozen=True, slots=True)
 class OverBaseline(Objective):
-    """Maximises relative RMSE against the operands as seen, over that of the same family of inputs in a stored
-    baseline.
+    """Maximises relative RMSE over the one that a stored baseline has for the same family of inputs.
 
-    Only cases are searched: every one belongs to a family of inputs. A kernel that the baseline lacks is compared with
-    our own twin of its operation and dtype.
+    The error is against the operands as the kernel sees them. Only cases are searched, because each belongs to a family
+    of inputs. A forward kernel that the baseline lacks is compared with our own twin of its dtype.
     """
 
     baseline: gate.Baseline
@@ -171,7 +171,9 @@ class Difference(Objective):
         }
 
     def heights(self, output: Output, pair: tuple[np.ndarray, np.ndarray], bound: Any, config: Any) -> np.ndarray:
-        """Return the difference of every element, float64."""
+        """Return the difference of every element of a pair of outputs, float64: over ``bound``, in ulp where it is
+        None.
+        """
         a, b = pair
         if bound is not None:
             return error_over_bound(a, b.astype(np.float64), bound)
@@ -192,8 +194,8 @@ class Difference(Objective):
         """
         ratios = partial(self._of_colony, Hunted(kernel))
         objectives = ("rest", True), ("lse", True), ("rest", False), ("lse", False)
-        found = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
-        return found if kernel.operation == FORWARD else None
+        of_forward = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
+        return of_forward if kernel.operation == FORWARD else None
 
     def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
         """Return how far the two kernels are apart on every individual."""

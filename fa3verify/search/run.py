@@ -1,7 +1,7 @@
-"""A whole hunt: rounds over all grounds on some processes, restartable, to one table and a replay file of each find.
+"""The verb hunt: rounds over all grounds in several processes, then one table and a replay file of each find.
 
-In every round each ground is searched from the best inputs of the rounds before. What a round found is kept in a
-journal, so that the same command goes on from there.
+In every round each ground is searched from the best inputs of the rounds before (:mod:`fa3verify.search.grounds`). The
+results of a round are kept in a journal, so that the same command can go on from there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SCHEMA = "fa3verify.hunt/1"
 FILE = "hunt.json"
 PAGE = "hunt.md"
 PARTIAL = ".partial"
-ROUNDS = 4  # of a budget of problems
-CHUNK = 2_000  # problems of one search where a round has more, and of a round where the budget is of time
+ROUNDS = 4  # into which a budget of problems is cut
+CHUNK = 2_000  # problems of one task at most; a quarter of it on each ground in a round where the budget is of time
 
 
 def hunt(
@@ -55,7 +55,7 @@ def hunt(
     kernel : Kernel
         The kernel; it need not be one that can be found by name.
     objective : Objective
-        :class:`Ratio`, :class:`OverBaseline`, :class:`Difference`, or another that has their methods.
+        :class:`Ratio`, :class:`OverBaseline`, :class:`Difference`, or another subclass of :class:`Objective`.
     budget : int
         Problems to judge, which the grounds share: queries with keys of their own, or cases.
     seed : int
@@ -65,7 +65,7 @@ def hunt(
     seconds : float
         CPU seconds, which the grounds share as well.
     at_random : bool
-        Draw as the suite draws, instead of searching: what the search is compared with.
+        Draw inputs as the suite draws them instead of searching, for comparison.
 
     Returns
     -------
@@ -97,10 +97,10 @@ def _chosen(kernel: Kernel, objective: Objective, names: Iterable[str]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """Holds what the verb hunt says, what was met on each ground, and where the kernel failed, in which words and at
-    what.
+    """Holds the arguments of the verb hunt and its results; :meth:`run` fills the results in.
 
-    ``problems`` or ``seconds`` is the budget.
+    Either ``problems`` or ``seconds`` is the budget. ``found`` has the findings by ground, ``failures`` the ground, the
+    message and, where it is known, the case of every failure of the kernel.
     """
 
     kernel: str
@@ -148,7 +148,7 @@ class Hunt:
         self._write(Identity(**kernel.code.identity()))
 
     def _rounds(self) -> Iterable[int]:
-        """Yield the problems of each ground in every round; without end where the budget is of time."""
+        """Yield how many problems each ground gets in every round; without end where the budget is of time."""
         if self.problems is None:
             yield from itertools.repeat(CHUNK // 4)
             return
@@ -157,8 +157,8 @@ class Hunt:
         yield from filter(None, (stop - start for start, stop in itertools.pairwise(cuts)))
 
     def _tasks(self, number: int, problems: int) -> list[CallTask]:
-        """Return the tasks of a round: every ground, in parts of at most :data:`CHUNK` problems, each from its best
-        input so far.
+        """Return the tasks of a round: every ground in parts of at most :data:`CHUNK` problems, of which every second
+        one starts from the ground's best input so far.
         """
         parts = -(-problems // CHUNK)
         tasks = []
@@ -185,7 +185,7 @@ class Hunt:
 
     @property
     def finds(self) -> Iterator[tuple[str, Findings, str, Find, str]]:
-        """Yield each find: its ground, what was met there, its output, itself, and its replay file below ``out``."""
+        """Yield for each find: ground, findings of the ground, output, the find, path of its replay file in ``out``."""
         for ground, found in self.found.items():
             for output, best in found.best.items():
                 file = re.sub(r"[^A-Za-z0-9]", "_", f"{ground}-{output}")
@@ -193,7 +193,7 @@ class Hunt:
 
     @property
     def is_finding(self) -> bool:
-        """Tell whether a kernel failed, or exceeds what a sound one does not."""
+        """Tell whether the kernel failed, or a find is above the objective's limit."""
         return bool(self.failures) or any(best.value > self.objective.limit for _, _, _, best, _ in self.finds)
 
     def page(self) -> str:
@@ -217,8 +217,8 @@ class Hunt:
         return "\n".join([title, "", effort, "", *table])
 
     def _body(self, identity: Identity) -> Json:
-        """Return what is in ``hunt.json``: per ground the effort, and by output the largest figure, its replay file and
-        the curve.
+        """Return the content of ``hunt.json``: for each ground the effort, the curve, and by output the largest figure
+        and its replay file.
         """
         objective = self.objective
         grounds: Json = {
@@ -255,18 +255,21 @@ def search_ground(
     start: Json | None,
     at_random: bool,
 ) -> Json:
-    """Search one ground as a task of a pool; a kernel that fails is told under ``failed``."""
-    asked = introduced(kernel)
+    """Search one ground as a task of a pool; return the findings as JSON, or ``{"failed": message}``."""
+    searched = introduced(kernel)
     goal = objective_from(objective)
-    where = ground_of(asked, ground, goal.others)
+    where = ground_of(searched, ground, goal.others)
     try:
-        return plain(search(asked, goal, where, seed, problems, start=start, at_random=at_random))
+        return plain(search(searched, goal, where, seed, problems, start=start, at_random=at_random))
     except KernelError as error:
         return {"failed": str(error)}
 
 
 def replay_content(kernel: Kernel, content: Json) -> tuple[bool, str, dict[str, float]]:
-    """Judge a find again: whether it is within what a sound kernel does not exceed, in words, and the figures."""
+    """Judge a find again: return whether it is within the objective's limit, a line of words, and figures by output.
+
+    Raises ValueError for damaged content, or if the kernel does not take it.
+    """
     try:
         objective = objective_from(content["objective"])
         output = str(content["output"])
@@ -274,5 +277,5 @@ def replay_content(kernel: Kernel, content: Json) -> tuple[bool, str, dict[str, 
     except (KeyError, TypeError) as error:
         raise ValueError(f"the replay file is damaged: {error}") from None
     values = value_of(kernel, objective, content)
-    value = values.get(output, 0.0)
+    value = values.get(output, 0.0)  # another kernel may lack the output
     return value <= objective.limit, f"{objective.words}, {output}: {value:.6g}, stored {float(stored):.6g}", values

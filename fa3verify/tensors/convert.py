@@ -1,4 +1,7 @@
-"""Arrays between numpy and torch, bit for bit: small formats travel as their bits, as neither knows the other's."""
+"""Copies of arrays between numpy and torch, bit for bit.
+
+bfloat16 and e4m3 are passed as integers of the same bits, as neither library knows the other's type for them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,7 @@ _FORMATS = {dtype: FORMATS[name].dtype for name, dtype in TORCH_DTYPES.items()}
 
 @cache
 def gpu_of(device: str) -> Any:
-    """Return torch's properties of a GPU: its name, and its compute capability as ``major`` and ``minor``; None where
-    there is none.
-    """
+    """Return torch's properties of a GPU, such as ``name``, ``major`` and ``minor``; None if there is no such GPU."""
     if not torch.cuda.is_available() or (torch.device(device).index or 0) >= torch.cuda.device_count():
         return None
     return torch.cuda.get_device_properties(device)
@@ -30,7 +31,7 @@ def gpu_of(device: str) -> Any:
 def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
     """Copy an array to a device in its own format."""
     x = np.array(x, order="C")
-    if not x.size:  # numpy gives it strides of 0, which kernels refuse
+    if not x.size:  # numpy gives an empty array strides of 0, which kernels refuse
         return torch.empty(x.shape, dtype=_BY_NUMPY.get(x.dtype) or torch.from_numpy(x).dtype, device=device)
     if x.dtype not in _BY_NUMPY:
         return torch.from_numpy(x).to(device)
@@ -41,12 +42,14 @@ def view_as_torch(x: np.ndarray) -> torch.Tensor:
     """Return a tensor on the CPU over the very memory of an array of a small format, with its strides."""
     bits = x.view(np.int16 if x.itemsize == 2 else np.uint8)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of arrays that are read-only: the caller compares them afterwards
+        warnings.simplefilter("ignore")  # torch warns of read-only arrays; the caller checks that none changed
         return torch.from_numpy(bits).view(_BY_NUMPY[x.dtype])
 
 
 def memory_of(x: torch.Tensor, most_bytes: int) -> torch.Tensor:
-    """Return what a tensor lies in as bytes, without a copy; of more than ``most_bytes`` its elements as integers."""
+    """Return the whole storage of a tensor as bytes, without a copy; if it is larger than ``most_bytes``, the elements
+    of the tensor as integers.
+    """
     memory = x.detach().untyped_storage()
     return (
         torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory)
@@ -76,14 +79,18 @@ def gradients_of(
     dlse: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Differentiate sum(out * dout) + sum(lse * dlse) of a function that returns out, or a tuple of it and lse, by the
-    inputs and the option ``sinks``; nothing is returned of sinks on which the result does not depend.
+    """Return the gradients of sum(out * dout) + sum(lse * dlse) by the inputs and, if given, by the option ``sinks``.
+
+    ``function`` returns out, or a tuple of out and lse. A gradient that does not exist, as the outputs do not depend on
+    the sinks, is left out.
     """
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     with torch.enable_grad():
         sinks = {name: options[name].detach().requires_grad_() for name in ("sinks",) if name in options}
         returned = function(*leaves, **options | sinks)
         returned = returned if isinstance(returned, tuple) else (returned,)
-        given = (dout,) if dlse is None else (dout, dlse)
-        found = torch.autograd.grad(returned[: len(given)], (*leaves, *sinks.values()), given, allow_unused=bool(sinks))
-    return tuple(x for x in found if x is not None)
+        douts = (dout,) if dlse is None else (dout, dlse)
+        by_leaf = torch.autograd.grad(
+            returned[: len(douts)], (*leaves, *sinks.values()), douts, allow_unused=bool(sinks)
+        )
+    return tuple(x for x in by_leaf if x is not None)

@@ -14,13 +14,13 @@ from fa3_kernels.gluon import unsupported
 
 
 def unavailable() -> str | None:
-    """Return why our kernels cannot run here, or None; torch is imported only where a supported Triton is beside it."""
+    """Return why our kernels cannot run here, None if they can; torch is imported only if Triton is supported."""
     return unsupported() or no_device()
 
 
 @cache
 def no_device() -> str | None:
-    """Return why nobody's kernel for a Hopper GPU can run here, or None; torch is imported only beside a driver."""
+    """Return why no kernel for a Hopper GPU can run here, None if one can; torch is imported only beside a driver."""
     if find_spec("torch") is None:
         return "package torch is not installed"
     try:

@@ -1,4 +1,7 @@
-"""What is timed: one cell is one shape, and a grid is a list of cells."""
+"""The shapes that are timed: a cell is one shape, and a grid is a named list of cells.
+
+bench measures them (:mod:`fa3verify.bench.run`), and :mod:`fa3verify.timed.results` stores what was measured.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.records import OLDER
 
-# of the paper's grid (arXiv 2407.08608, section 4.1)
+# The paper's grid (arXiv 2407.08608, section 4.1): heads times head_dim, tokens of a batch, lengths and head dims.
 HIDDEN = 2048
 TOKENS = 16384
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -41,11 +44,11 @@ class Cell:
     Parameters
     ----------
     grid : str
-        One of :data:`GRIDS`.
+        One of :data:`GRIDS`; all other sizes are those of :class:`fa3_reference.problem.AttentionProblem`.
     v_mean : float
         Mean of V's distribution; everything else is N(0, 1).
     head_dim_v : int
-        Channels of V; 0 is as many as head_dim.
+        Channels of V; 0 for as many as head_dim.
     """
 
     grid: str
@@ -84,11 +87,9 @@ class Cell:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations as the paper counts them: 4 seqlen^2 head_dim nheads batch, half when causal.
+        """Count floating-point operations as the paper does: 4 seqlen^2 head_dim nheads batch, half when causal.
 
-        Of two head dims their mean counts.
-
-        A backward counts 2.5 times as many.
+        Where V has another head_dim the mean of both counts. A backward counts 2.5 times as many.
         """
         full = 2 * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim) * self.nheads * self.batch
         full = full * 5 // 2 if self.operation == "backward" else full
@@ -121,9 +122,9 @@ class Cell:
         )
 
 
-# The columns that say what was timed, in every table; that of head_dim_v is in tables of grids that have it alone.
+# The columns that say what was timed, in every table; only tables of grids with two head dims have head_dim_v as well.
 CELL_FIELDS = tuple(each.name for each in fields(Cell) if each.name != "head_dim_v")
-SIZES = CELL_FIELDS[2:8]  # those of them that an attention problem takes as numbers
+SIZES = CELL_FIELDS[2:8]  # from batch to head_dim: the columns that an attention problem takes as numbers
 
 
 # Head dims that are no power of two, and those of multi-head latent attention: of Q and K, and of V where it differs.
@@ -235,7 +236,7 @@ def paper(
     *,
     grid: str = "paper",
 ) -> list[Cell]:
-    """The paper's grid: hidden size 2048 and 16k tokens, split into heads and sequences."""
+    """Return cells of hidden size 2048 and 16k tokens, split into heads and sequences, as the paper has them."""
     return [
         Cell(grid, dtype, TOKENS // n, n, n, HIDDEN // d, HIDDEN // d, d, masked)
         for dtype in dtypes
@@ -246,7 +247,11 @@ def paper(
 
 
 def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
-    """Return the cells of a grid whose shapes are listed; only FP8 loses over long keys."""
+    """Return the cells of a grid whose shapes are listed above.
+
+    The unseen shapes are cells of grid "schedules", whose kernels they run. Accumulator loss is measured in e4m3 alone,
+    as other formats have none; a backward has no e4m3.
+    """
     if grid in _UNSEEN:
         return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
     some: dict[str, Sequence[Dtype]] = {"accumulator_loss": ("e4m3",), "backward_widths": ("fp16", "bf16")}
@@ -292,7 +297,7 @@ def _product(
     seqlens: Sequence[int],
     causal: Sequence[bool],
 ) -> list[Cell]:
-    """Return the cells of a grid of hidden size 2048; e4m3 has no backward."""
+    """Return the cells of a grid of hidden size 2048; e4m3 has no backward. ValueError for sizes that do not divide."""
     for name, values, total in (("head_dim", head_dims, HIDDEN), ("seqlen", seqlens, TOKENS)):
         for value in values:
             if value < 1 or total % value:

@@ -1,6 +1,4 @@
-"""How fast our kernels are beside their peers: ratios per cell, geometric means, and the worst
-cell.
-"""
+"""Speed of our kernels relative to their peers: ratios per cell, geometric means, and the worst cell."""
 
 from __future__ import annotations
 
@@ -65,14 +63,14 @@ def best_peer(record: CellRecord) -> str | None:
 
 
 def worst_against_best(records: Sequence[CellRecord], name: str = OURS) -> tuple[float, str, str] | None:
-    """Lowest ratio of a kernel to the best peer of the cell: (ratio, cell, peer); None without a comparison."""
-    found = []
+    """Return the lowest ratio of a kernel to the best peer of the cell: (ratio, cell, peer); None without any."""
+    ratios = []
     for record in records:
         peer = best_peer(record)
         ratio = record.ratio(name, peer) if peer else math.nan
         if peer and not math.isnan(ratio):
-            found.append((ratio, record.cell.key, peer))
-    return min(found, default=None)
+            ratios.append((ratio, record.cell.key, peer))
+    return min(ratios, default=None)
 
 
 def names_of(records: Sequence[CellRecord]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Records of what was measured: one JSON line per cell, appended when it is complete, so that a run can go on later."""
+"""Records of measurements, in ``bench.jsonl``: a line per run and per complete cell, so that a run can go on later.
+
+:mod:`fa3verify.bench.run` appends them; :mod:`fa3verify.timed.tables` makes tables of them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ MEASURED = "ok"
 
 
 class SampleFigures(NamedTuple):
-    """Holds what a sample showed; bits are -1 where there is no twin or nothing was compared, figures then NaN."""
+    """Figures of a kernel's outputs in some rows, which are checked before it is timed.
+
+    ``bits_differing`` is -1 without a twin, or if nothing was compared; figures that were not computed are NaN.
+    """
 
     outputs: int
     bits_differing: int
@@ -32,9 +38,7 @@ class SampleFigures(NamedTuple):
 
     @property
     def trouble(self) -> str | None:
-        """Return why the kernel has no speed: it is another function that was timed; None where nothing is known of
-        that.
-        """
+        """Return why the kernel's time must not count, as it computes something else; None where that is not known."""
         if self.bits_differing > 0:
             return f"bits differ from the twin: {self.bits_differing} of {self.outputs} and their lse"
         if self.ratio_max > 1:
@@ -47,7 +51,7 @@ NOT_JUDGED = SampleFigures(0, -1, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Tile and switches that one of our kernels ran with; the keys of records call it its schedule."""
+    """Tile and switches that one of our kernels ran with; records have it under the key ``schedule``."""
 
     tile_m: int
     tile_n: int
@@ -63,10 +67,9 @@ class Switches:
 class Measured:
     """One kernel in one cell; times are medians, NaN where there is none.
 
-    ``status`` is ``ok`` or the reason for having no speed: a kernel whose bits are wrong, or whose
-    errors leave its bound, has none. ``*_sm_mhz`` is
-    counted on the SMs during the run, ``*_driver_mhz`` what the driver reports; ``burst_cycles`` are SM cycles per
-    launch, ``sustained_w`` the mean power under sustained load.
+    ``status`` is ``ok``, or the reason why there is no time: wrong bits, or errors beyond the bound. ``*_sm_mhz`` is
+    counted on the SMs during the run, ``*_driver_mhz`` is what the driver reports; ``burst_cycles`` are SM cycles per
+    launch, ``sustained_w`` is the mean power under sustained load.
     """
 
     name: str
@@ -137,7 +140,7 @@ class CellRecord:
     kernels: tuple[Measured, ...]
 
     def of(self, name: str) -> Measured:
-        """Return what was measured of a kernel here; without any figure where it was not."""
+        """Return the figures of a kernel here; all are NaN if it was not measured."""
         return next((m for m in self.kernels if m.name == name), Measured(name, "not measured"))
 
     def tflops(self, name: str, sustained: bool = False) -> float:
@@ -148,8 +151,8 @@ class CellRecord:
         >>> record.tflops("a")
         1.0
         """
-        found = self.of(name)
-        return self.cell.flops / 1e9 / (found.sustained_ms if sustained else found.burst_ms)
+        times = self.of(name)
+        return self.cell.flops / 1e9 / (times.sustained_ms if sustained else times.burst_ms)
 
     def joules(self, name: str) -> float:
         """Energy of a launch under a kernel's own heat; NaN without one.
@@ -170,9 +173,7 @@ class CellRecord:
 
 
 def launches_of(run: Json) -> str:
-    """Return what a run's figures are evidence of; of a file written before evidence was of launches nothing is
-    known.
-    """
+    """Return the hash of the launches that a run measured; "unknown" for older files, which do not have it."""
     return run.get("launches_sha256", "unknown")
 
 
@@ -191,18 +192,19 @@ class Results:
         return set(names) <= {m.name for m in record.kernels}
 
     def judged(self, cell: Cell, kernel_hash: str) -> set[tuple[str, Switches | None]]:
-        """Kernels whose bits need no second look: found right in another cell of grid ``schedules``, of these launches.
+        """Return kernels, with their schedules, whose bits were found right in another cell with the same launches.
 
-        Its cells of one dtype, head_dim and mask run the same compiled kernels.
+        Cells of grid ``schedules`` with the same dtype, head_dim and mask run the same compiled kernels. For any other
+        grid it is empty.
         """
-        found: set[tuple[str, Switches | None]] = set()
+        right: set[tuple[str, Switches | None]] = set()
         kind = (cell.dtype, cell.head_dim, cell.causal)
         for record in self.cells.values():
             c = record.cell
             is_alike = c.grid == cell.grid == "schedules" and (c.dtype, c.head_dim, c.causal) == kind
             if is_alike and launches_of(self.runs[record.run]) == kernel_hash:
-                found |= {(m.name, m.schedule) for m in record.kernels if m.status == MEASURED and m.outputs}
-        return found
+                right |= {(m.name, m.schedule) for m in record.kernels if m.status == MEASURED and m.outputs}
+        return right
 
     def missing(self) -> dict[str, str]:
         """Peers that were wanted and did not load, with the reason."""

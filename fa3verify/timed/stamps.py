@@ -1,9 +1,9 @@
 """Measured timelines: cycle counts that an instrumented kernel stamped, as bars of the kinds that simulated ones have.
 
-Lines ``# key=value`` say what ran (:data:`KEYS`), then come the columns ``actor,step,event,cycle`` in any order;
-``step`` counts the key blocks of a CTA. Events are those of :mod:`fa3_kernels.plan.stamps`; in which order an actor
-meets them depends on the kernel, so stamps are read in the order of their cycles. Between two neighbours lies the bar
-that :data:`BARS` names; where it names none, as between tiles or where a stamp is missing, there is none.
+A file of stamps has lines ``# key=value`` that say what ran (:data:`KEYS`), and then rows ``actor,step,event,cycle`` in
+any order; ``step`` counts the key blocks of a CTA. Events are those of :mod:`fa3_kernels.plan.stamps`. In which order
+an actor meets them depends on the kernel, so its stamps are sorted by cycle. Two neighbours make the bar that
+:data:`BARS` names for them. If it names none, as between tiles or where a stamp is missing, there is no bar.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fa3_simulator.timeline import Bar
 from fa3verify.files import Json
 from fa3verify.timed.timing import median
 
-MAX_SLOWDOWN = 1.03  # of the instrumented kernel: beyond it, what was measured is the instrument
+MAX_SLOWDOWN = 1.03  # of the instrumented kernel; beyond it the stamps themselves distort what is measured
+# A pattern of legal values, the same in words, and the function that reads one.
 _WHOLE = (r"[1-9]\d*", "a whole number", int)
 _FLAG = ("(?i:true|false|0|1)", "true or false", lambda text: text.lower() in ("true", "1"))
-# What a file says: by key the values that are legal, in a pattern and in words, and what becomes of them.
+# The lines that every file has, by key, each as above.
 _FACTS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "kernel": (".*", "a name", str),
     "dtype": ("fp16|bf16|e4m3", "fp16, bf16 or e4m3", str),
@@ -35,14 +36,14 @@ _FACTS: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "slowdown": (r"\d+(\.\d+)?", "a ratio of times", float),
 }
 KEYS = tuple(_FACTS)
-SIZES = ("batch", "nheads", "promotion_interval")  # may be there
-SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise; names in a schedule
+SIZES = ("batch", "nheads", "promotion_interval")  # lines that a file may have as well
+SWITCHES = {"pingpong": "pingpong", "intra_wg_overlap": "overlap"}  # likewise, with their names in a schedule
 COLUMNS = list(Stamp._fields)
 EVENTS = {"consumer": CONSUMER_EVENTS, "producer": PRODUCER_EVENTS}
 _FOR_V = ("wait for a slot of V", "wait")
 _FOR_K = ("wait for a slot of K", "wait")
-# Name and kind of what lies between two events, and by how many steps the second one may be ahead. A kernel that sums P
-# V in parts waits for it in front of issuing Q K^T, the others behind.
+# Of two events that follow each other: name and kind of the bar between them, and by how many steps the second may be
+# ahead. A kernel that sums P V in parts waits for it before it issues Q K^T, others wait after that.
 BARS: dict[tuple[str, str], tuple[tuple[str, str], tuple[int, ...]]] = {
     ("turn", "turn"): (("Q K^T, P V and softmax, from turn to turn", "vector"), (1,)),
     ("turn", "issued"): (("issue Q K^T and P V", "issue"), (0,)),
@@ -118,46 +119,46 @@ def read(path: Path) -> Stamps:
 
 
 def _facts(lines: Sequence[str], origin: str) -> Json:
-    """The values of :data:`KEYS`, in their types, and ``options``."""
-    found: dict[str, tuple[int, str]] = {}
+    """Return the values of :data:`KEYS` in their types, and ``options``; ValueError, with the line, for a bad value."""
+    texts: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):
         if line.startswith("#") and "=" in line:
             key, _, value = line.lstrip("# ").partition("=")
-            found[key.strip()] = (number, value.strip())
-    if missing := [key for key in KEYS if key not in found]:
+            texts[key.strip()] = (number, value.strip())
+    if missing := [key for key in KEYS if key not in texts]:
         raise ValueError(f"{origin} misses the line '# {missing[0]}=...'; it needs {', '.join(KEYS)}")
 
     def fact(key: str, pattern: str, rule: str, kind: Callable[[str], Any]) -> Any:
-        number, value = found[key]
+        number, value = texts[key]
         if not re.fullmatch(pattern, value):
             raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
         return kind(value)
 
-    options = {key: fact(key, r"\d+", "a whole number", int) for key in SIZES if key in found}
-    if SWITCHES.keys() <= found.keys():
+    options = {key: fact(key, r"\d+", "a whole number", int) for key in SIZES if key in texts}
+    if SWITCHES.keys() <= texts.keys():
         options["schedule"] = "+".join(name for key, name in SWITCHES.items() if fact(key, *_FLAG)) or "none"
     return {key: fact(key, *legal) for key, legal in _FACTS.items()} | {"options": options}
 
 
 def _stamps(lines: Sequence[str], origin: str) -> dict[str, list[Stamp]]:
-    """Stamps of every actor in the order of their cycles."""
+    """Return the stamps of every actor in the order of their cycles; ValueError, with the line, for a bad one."""
     rows = [(f"{origin}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if rows and rows[0][1].split(",") != COLUMNS:
         raise ValueError(f"{rows[0][0]}: columns must be {','.join(COLUMNS)}, got {rows[0][1]!r}")
-    found: dict[str, dict[tuple[int, str], Stamp]] = {}
+    actors: dict[str, dict[tuple[int, str], Stamp]] = {}
     for where, line in rows[1:]:
         stamp = _stamp(line, where)
-        mine = found.setdefault(stamp.actor, {})
+        mine = actors.setdefault(stamp.actor, {})
         if (stamp.step, stamp.event) in mine:
             raise ValueError(f"{where}: {stamp.event} of step {stamp.step} of {stamp.actor} must not be there twice")
         mine[stamp.step, stamp.event] = stamp
-    if not found:
+    if not actors:
         raise ValueError(f"{origin} has no stamps")
-    return {actor: sorted(mine.values(), key=lambda stamp: stamp.cycle) for actor, mine in found.items()}
+    return {actor: sorted(mine.values(), key=lambda stamp: stamp.cycle) for actor, mine in actors.items()}
 
 
 def _stamp(line: str, where: str) -> Stamp:
-    """The stamp of a line."""
+    """Return the stamp of a line; ValueError, which begins with ``where``, for a malformed one."""
     fields = line.split(",")
     if len(fields) != len(COLUMNS):
         raise ValueError(f"{where}: must have {len(COLUMNS)} fields, got {line!r}")
@@ -174,7 +175,7 @@ def _stamp(line: str, where: str) -> Stamp:
 
 
 def _bars(rows: Sequence[Stamp], zero: int, names: Mapping[str, str]) -> list[Bar]:
-    """Bars between neighbouring stamps; ``names`` replaces what this kernel calls otherwise."""
+    """Return the bars between neighbouring stamps, cycles from ``zero``; ``names`` replaces names of :data:`BARS`."""
     drawn = []
     for a, b in pairwise(rows):
         (name, kind), ahead = BARS.get((a.event, b.event), (("", ""), ()))
@@ -184,9 +185,9 @@ def _bars(rows: Sequence[Stamp], zero: int, names: Mapping[str, str]) -> list[Ba
 
 
 def aligned(stamps: Stamps, simulated: Sequence[Bar]) -> list[Bar]:
-    """The measured bars, moved so that the first stamp lies where the simulated actor first does the same.
+    """Return the measured bars, moved so that their first stamp lies where the simulated actor first does the same.
 
-    A first stamp that begins no simulated bar lies where the actor begins.
+    If no simulated bar begins with that event, the first stamp lies where the actor's first bar begins.
     """
     actor, event = stamps.first
     mine = [bar for bar in simulated if bar.row == actor]

@@ -1,4 +1,7 @@
-"""The same records as CSV, as netCDF and as Markdown tables with ratios to every peer."""
+"""The files that bench writes from its records: CSV, netCDF, and Markdown tables with ratios to every peer.
+
+Records are read and appended by :mod:`fa3verify.timed.results`; ratios are computed in :mod:`fa3verify.timed.ratios`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, wors
 from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
-# Names that tables have from before a peer was called as its kernel in fa3verify.known.peers is.
+# Names of peers in older tables, and their names in fa3verify.known.peers.
 RECORDED = {
     "fa3": "flash3",
     "fa3.dew": "flash3.dew",
@@ -27,7 +30,8 @@ RECORDED = {
 }
 COLUMNS = (*FIGURES, "bits_differing", "outputs")
 SWITCHES = tuple(each.name for each in fields(Switches))
-UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}  # by the last word of a name
+# Unit of a figure by the last word of its name; others have none.
+UNITS = {"ms": "ms", "mhz": "MHz", "w": "W", "tflops": "TFLOP/s", "cycles": "cycles"}
 
 
 def _row(record: CellRecord, m: Measured) -> Json:
@@ -62,7 +66,7 @@ def _row(record: CellRecord, m: Measured) -> Json:
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Return the rows of ``bench.csv``, or those that the records of ``bench.jsonl`` give.
+    """Return the rows of ``bench.csv``, or the same rows made from the records of ``bench.jsonl``.
 
     Raises
     ------
@@ -75,7 +79,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
 
 
 def csv_text(records: Iterable[CellRecord]) -> str:
-    """One line per cell and kernel; empty where there is no figure."""
+    """Return a table with a line per cell and kernel, without records only its head; NaN is an empty cell."""
     rows = [_row(record, m) for record in records for m in record.kernels]
     return files.csv_text(
         list(rows[0]) if rows else ["kernel"], ([_cell_text(value) for value in row.values()] for row in rows)
@@ -96,10 +100,10 @@ def dataset(results: Results) -> Any:
     records = list(results.cells.values())
     names = sorted({m.name for r in records for m in r.kernels}, key=lambda n: (not is_ours(n), n))
     rounds = max((len(m.rounds_ms) for r in records for m in r.kernels), default=0)
-    found = [{m.name: m for m in r.kernels}.get(name) for r in records for name in names]
-    figures = {name: [getattr(m, name, math.nan) for m in found] for name in COLUMNS}
+    cells = [{m.name: m for m in r.kernels}.get(name) for r in records for name in names]
+    figures = {name: [getattr(m, name, math.nan) for m in cells] for name in COLUMNS}
     figures["burst_tflops"] = [r.tflops(name) for r in records for name in names]
-    schedules = [m.schedule if m else None for m in found]
+    schedules = [m.schedule if m else None for m in cells]
     figures |= {
         name: [getattr(schedule, name, math.nan) for schedule in schedules] for name in SWITCHES
     }  # not of peers
@@ -109,10 +113,10 @@ def dataset(results: Results) -> Any:
         name: (axes, np.array(x, float).reshape(shape), {"units": UNITS.get(name.rpartition("_")[2], "1")})
         for name, x in figures.items()
     }
-    every = [(m.rounds_ms if m else ()) + (math.nan,) * rounds for m in found]
+    every = [(m.rounds_ms if m else ()) + (math.nan,) * rounds for m in cells]
     bursts = np.array([x[:rounds] for x in every], float).reshape(*shape, rounds)
     variables["rounds_ms"] = ((*axes, "round"), bursts, {"units": "ms"})
-    status = np.array([m.status if m else "not measured" for m in found], object)
+    status = np.array([m.status if m else "not measured" for m in cells], object)
     variables["status"] = (axes, status.reshape(shape).astype(str))
     coordinates = {"cell": [r.cell.key for r in records], "kernel": names, "run": ("cell", [r.run for r in records])}
     for name in CELL_FIELDS:
@@ -127,7 +131,7 @@ def dataset(results: Results) -> Any:
 
 
 def provenance(results: Results) -> Json:
-    """Return the runs behind the figures and the one hash of the kernels they timed, or that there is no one."""
+    """Return the runs behind the figures, and the hash of the kernels they timed, or that these were of several."""
     used = {r.run for r in results.cells.values()}
     runs = [facts for name, facts in results.runs.items() if name in used]
     hashes = {launches_of(facts) for facts in runs}
@@ -149,7 +153,7 @@ def write(results: Results, out: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Tables per grid, dtype, head_dim and mask; then ratios to peers; then what is missing and what measured it."""
+    """Return the page: for each grid its tables and ratios to peers; then what is missing, and the runs."""
     parts = ["# Speed", ""]
     grids = dict.fromkeys(r.cell.grid for r in results.cells.values())
     for grid in grids:
@@ -238,12 +242,12 @@ def _accumulator_loss(grid: str, records: Sequence[CellRecord]) -> list[str]:
 
 
 def _loss_text(record: CellRecord, name: str) -> str:
-    found = record.of(name)
-    return "-" if math.isnan(found.rel_rmse) else f"{found.rel_rmse:.2e} ({found.gain:+.1e})"
+    measured = record.of(name)
+    return "-" if math.isnan(measured.rel_rmse) else f"{measured.rel_rmse:.2e} ({measured.gain:+.1e})"
 
 
 def _ratios(records: Sequence[CellRecord]) -> list[str]:
-    """Ratios per dtype; cells of different dtypes are never pooled."""
+    """Return a table of ratios of ours to every peer, per dtype, and the worst cells; empty without a ratio."""
     rows = []
     worst = []
     for dtype in dict.fromkeys(r.cell.dtype for r in records):

@@ -1,5 +1,6 @@
-"""How launches are timed: interleaved bursts, cooling pauses, then sustained load, with the SMs' clock
-beside it.
+"""How launches are timed: interleaved bursts with cooling pauses, then sustained load; the SMs' clock is read as well.
+
+A launch is anything with the method of :class:`Timed`, such as a CUDA graph of :mod:`fa3verify.bench.graphs`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 
 BY_GRAPH = "CUDA graph"
 LAUNCHES = 3  # launches of one burst, at least
-BURST_MS = 1.0  # at least: the time an SM reads may move in steps of 1 us, which is then 0.1 %
-DUTY = 0.03  # share of the time a burst may fill: 9 ms of 0.3 s
-GRAPH_MS = 40.0  # of launches that are captured at a time for a sustained run
-WARM_REPLAYS = 8  # of the kernel's own heat: clocks otherwise depend on what ran before
-SUSTAINED_REPLAYS = 28  # 1.1 s, of which SAMPLED_S see the energy counter tick, every 0.1 s or oftener
+BURST_MS = 1.0  # a burst lasts at least so long: an SM's clock may tick in steps of 1 us, which is then 0.1 %
+DUTY = 0.03  # largest fraction of the time that bursts may fill: 9 ms of 0.3 s
+GRAPH_MS = 40.0  # duration of the launches that are captured in one graph for a sustained run
+WARM_REPLAYS = 8  # replays that heat the GPU before a sustained run; else its clock depends on the kernel before
+SUSTAINED_REPLAYS = 28  # 1.1 s: in SAMPLED_S of them the energy counter ticks at least every 0.1 s
 SAMPLED_S = 1.0
-SUSTAINED_ROUNDS = 2  # at most
+SUSTAINED_ROUNDS = 2  # rounds of sustained load at most
 
 
 def median(values: Iterable[float]) -> float:
@@ -51,8 +52,8 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Says how long and how often: up to ``pause_s`` after a burst, less for short ones, ``rounds`` interleaved
-    rounds.
+    """Says how often runs are timed: in ``rounds`` interleaved rounds, with a pause of at most ``pause_s`` after each
+    burst, shorter after short ones; and whether sustained load follows.
     """
 
     rounds: int = 5
@@ -62,7 +63,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Times:
-    """Holds every burst and sustained run: what was measured, and the SM clock in MHz as the driver reports it."""
+    """Holds the time of every burst and sustained run, with the SM clock in MHz that the driver reported during it."""
 
     bursts: list[LaunchTime] = field(default_factory=list)
     burst_driver_mhz: list[float] = field(default_factory=list)
@@ -117,7 +118,8 @@ def _sustain(runs: Mapping[str, Timed], times: Mapping[str, Times], rounds: int,
 
             def probe(run: Timed = run, record: Times = record) -> None:
                 record.sustained_driver_mhz.append(clock())
-                if run.timed_by == BY_GRAPH:  # of other launches the host still starts the last when this is called
+                # Without a graph the host still starts launches when this is called, and the GPU may be idle between.
+                if run.timed_by == BY_GRAPH:
                     record.sustained_w.append(power_w(clock.energy_j, SAMPLED_S))
 
             record.sustained.append(run.time(launches[name], probe, SUSTAINED_REPLAYS))
@@ -137,7 +139,8 @@ def power_w(energy_j: Callable[[], float], seconds: float, now: Callable[[], flo
     Returns
     -------
     float
-        Watts, to the time between two readings over ``seconds``; NaN for a counter that made fewer than two steps.
+        Watts, with a relative error of about the time between two readings over ``seconds``; NaN if the counter made
+        fewer than two steps.
     """
     started = now()
     last = energy_j()
@@ -153,7 +156,7 @@ def power_w(energy_j: Callable[[], float], seconds: float, now: Callable[[], flo
 
 
 def _burst_launches(run: Timed) -> int:
-    """Launches that last :data:`BURST_MS`; a graph of as many is captured now, not in the first round."""
+    """Return how many launches last :data:`BURST_MS`. Running them captures their graph now, not in the first round."""
     launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES, _no_probe).ms))
     if launches > LAUNCHES:
         run.time(launches, _no_probe)
@@ -186,9 +189,9 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
 
 
 class Clock:
-    """Holds what the driver says of the GPU that torch calls the first: the SM clock in MHz, and energy used in joules.
+    """Reads the driver's figures of torch's first GPU: the SM clock in MHz when called, ``energy_j()`` used in joules.
 
-    By NVML where its bindings are installed; else nvidia-smi says the clock and nobody the energy.
+    NVML is asked if its bindings are installed; else nvidia-smi gives the clock, and the energy is NaN.
     """
 
     def __init__(self) -> None:

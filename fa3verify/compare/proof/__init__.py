@@ -1,8 +1,8 @@
-"""Proof: what the bits of a row depend on beside its own operands, decided over the plan of a launch.
+"""Proof whether the bits of a row depend on more than its own operands, decided by the plans of launches.
 
-``row`` says what of a plan decides the bits of one row, ``plans`` make plans of batches, ``classes`` enumerate the
-statistics of batches and search every batch of three sequences for a counterexample, ``confirm`` runs both sides of a
-class boundary, ``prove`` holds the answer, and ``words`` say it.
+``row`` extracts from a plan what decides the bits of one row, ``plans`` makes plans of batches, ``classes`` enumerates
+the statistics of batches and searches batches of up to three sequences for a counterexample, ``confirm`` runs calls of
+both sides of a class boundary, ``prove`` holds the answer, and ``words`` prints it.
 """
 
 from fa3verify.compare.proof.classes import BatchLimits

@@ -1,9 +1,11 @@
-"""The statistics of batches, enumerated, and with them the classes of calls that give a row equal bits.
+"""Classes of calls that give a row equal bits, found by enumerating statistics of batches.
 
-What a plan depends on is the number of sequences, the longest queries and keys, and, where packed sequences share the
-multiprocessors, the key blocks of the whole call. Lengths between two steps of every rule of the plan are one case, so
-that finitely many cases stand for all batches within the limits. Nothing of that is taken for granted: every batch of
-up to three sequences of lengths at such steps is planned as a whole, and must be in the class of its statistics.
+A plan depends on four statistics: the number of sequences, the longest queries, the longest keys, and, where packed
+sequences share the multiprocessors, the key blocks of the whole call. The rules of a plan change only at certain
+lengths, here called steps. All lengths between two steps are one case, so that finitely many cases stand for all
+batches within the limits. This assumption is checked: every batch of up to three sequences with lengths at steps is
+planned as a whole, and must be in the class of its statistics. :mod:`fa3verify.compare.proof.prove` asks for the
+classes, and :mod:`fa3verify.compare.proof.plans` makes the plans.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from fa3_kernels.plan.config import Config
 from fa3verify.compare.proof.plans import Batch, Lengths, Planner
 from fa3verify.compare.proof.row import Rows
 
-MOST_CASES = 6_000  # beyond which a refutation leaves cases out; a proof never does
-_DRAWN = 300  # batches of any number of sequences, drawn beside those of three
-_FEW = 6  # queries at steps, of which the batches of three sequences are made
-_MANY = 24  # keys of equal neighbours that are tried
-_STEP = 32  # queries of a chunk, near whose multiples all are tried before and behind a row
-_L2_BYTES = 50 << 20  # of which a rule of FlashAttention-3 makes steps
+MOST_CASES = 6_000  # with more cases, some are left out as soon as two classes are found; a proof of one has all
+_DRAWN = 300  # batches of any number of sequences that are drawn at random
+_FEW = 6  # lengths of queries at steps, of which the batches of three sequences are made
+_MANY = 24  # combinations of ranges that are kept for equal neighbours
+_STEP = 32  # queries before and behind a row in a chunk are tried near multiples of this
+_L2_BYTES = 50 << 20  # K and V of multiples of this size are steps of a rule of FlashAttention-3
 _TILE_ROWS = (64, 128, 192)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The batches that are spoken of: their most sequences, and the most queries and keys of one."""
+    """The batches that a proof is about: at most so many sequences, and queries and keys of each."""
 
     sequences: int = 64
     queries: int = 512
@@ -39,33 +41,33 @@ class BatchLimits:
 
 
 class Stretch(NamedTuple):
-    """Whole numbers from the first to the last."""
+    """The whole numbers from the first to the last, both included."""
 
     first: int
     last: int
 
 
-ANY = Stretch(0, 0)  # of a statistic that decides nothing
-PlanCase = tuple[Stretch, ...]  # ranges of statistics over which the plan of the row is one
+ANY = Stretch(0, 0)  # stands for a statistic that decides nothing
+PlanCase = tuple[Stretch, ...]  # ranges of the statistics over which the plan of the row is the same
 
 
 @dataclass(frozen=True, slots=True)
 class Enumerated:
-    """Holds the classes of one way in which calls differ.
+    """Holds the classes of calls that differ in one way, such as in their neighbours.
 
     Parameters
     ----------
     planner : Planner
     names : tuple of str
-        Of the statistics.
+        Names of the statistics.
     classes : mapping
-        What decides the bits, with the cases that lead to it; the class of the call alone first.
+        The bits of the row, as :class:`Rows`, with the cases that lead to them; those of the call alone first.
     is_complete : bool
         Whether the cases stand for all calls within the limits.
     batches : mapping
-        Calls that were planned as a whole, and what decides their bits; the call alone first, then smaller ones.
+        Calls that were planned as a whole, with the bits of their row; the call alone first, then smaller ones.
     against : tuple of Batch
-        Those whose bits are not what their statistics say.
+        Calls whose bits are other than their statistics say: they refute the enumeration.
     """
 
     planner: Planner
@@ -82,7 +84,7 @@ class Enumerated:
 
     @property
     def leaves(self) -> Batch | None:
-        """Return the first call that leaves the class of the call alone; None where none does."""
+        """Return the first call whose row has other bits than in the call alone; None where none has."""
         base = self.batches[self.alone]
         return next((batch for batch, bits in self.batches.items() if bits != base), None)
 
@@ -98,7 +100,7 @@ def stretches(first: int, last: int, signature: Callable[[int], Any]) -> list[St
 
 
 class Ranges(NamedTuple):
-    """Holds the ranges of the number of sequences and of longest lengths, between the steps of all rules."""
+    """Holds the ranges between steps of three statistics: the number of sequences, the longest queries and keys."""
 
     sequences: list[Stretch]
     queries: list[Stretch]
@@ -106,7 +108,7 @@ class Ranges(NamedTuple):
 
     @classmethod
     def of(cls, planner: Planner, own: Lengths, limits: BatchLimits) -> Ranges:
-        """Find the steps: tiles of rows and keys, one query, what is rounded, windows, L2, and the plan itself."""
+        """Cut the statistics at all steps: ends of tiles, rounding of lengths, windows, L2, and the plan itself."""
         sizes = planner.sizes
         element = 1 if sizes["dtype"] == "e4m3" else 2
         row_bytes = element * (sizes["head_dim"] + sizes.get("head_dim_v", sizes["head_dim"]))
@@ -131,7 +133,7 @@ class Ranges(NamedTuple):
         return cls(sequences, queries, stretches(own[1], limits.keys, of_keys))
 
     def thinned(self, most: int) -> Ranges:
-        """Return the same with fewer ranges, whose combinations are at most so many."""
+        """Return a part of the ranges with at most ``most`` combinations; the last range of each is kept."""
         ranges = list(self)
         while len(ranges[0]) * len(ranges[1]) * len(ranges[2]) > most:
             widest = max(range(3), key=lambda i: len(ranges[i]))
@@ -139,7 +141,7 @@ class Ranges(NamedTuple):
         return Ranges(*ranges)
 
     def case(self, sequences: int, lengths: Lengths) -> tuple[int, Lengths]:
-        """Return the first numbers of the ranges that hold some."""
+        """Return the first numbers of the ranges in which a number of sequences and the longest lengths lie."""
         first = [
             each[bisect_right(each, n, key=lambda stretch: stretch.first) - 1].first
             for each, n in zip(([Stretch(1, 1), *self[0]], *self[1:]), (sequences, *lengths), strict=True)
@@ -149,7 +151,7 @@ class Ranges(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Says what decides the bits of a row by the configuration and the blocks of the call, each found once."""
+    """Finds the bits of a row by configuration and key blocks of the call, each once; ``known`` is the memory."""
 
     planner: Planner
     own: Lengths
@@ -157,9 +159,10 @@ class Shares:
     known: dict[Config, dict[Stretch, Rows]] = field(default_factory=dict)
 
     def of(self, config: Config) -> dict[Stretch, Rows]:
-        """Return the bits by ranges of blocks, from those of the row's own sequence to the most there may be.
+        """Return the bits by ranges of blocks, from the blocks of the row's own sequence to the most within the limits.
 
-        Parts do not grow with the blocks of the call, which the batches that are planned as a whole check.
+        The ends of ranges are found by bisection, as the parts of the row's keys never grow with the blocks of the
+        call. The batches that are planned as a whole check that.
         """
         planner = self.planner
         if config not in self.known:
@@ -183,17 +186,22 @@ class Shares:
         return self.known[config]
 
     def at(self, config: Config, blocks: int) -> Rows:
-        """Return what decides the bits in a call with so many blocks."""
+        """Return the bits in a call with so many blocks."""
         return next(bits for stretch, bits in reversed(self.of(config).items()) if stretch.first <= blocks)
 
 
 def enumerate_calls(planner: Planner, own: Lengths, limits: BatchLimits) -> Enumerated:
-    """Return the classes of calls that differ in one way, without more batches than that takes."""
+    """Return the classes of calls that differ in the way that ``planner.change`` says.
+
+    For neighbours they are found by statistics, and only the call alone is planned as a whole; :func:`with_batches`
+    adds others. For a batch or a chunk every call is planned.
+    """
     if planner.change == "neighbours":
         base = planner.bits(Batch((own,)))
         ranges = Ranges.of(planner, own, limits)
         shares = Shares(planner, own, limits)
         classes: dict[Rows, list[PlanCase]] = {}
+        # All cases are tried only if the thinned ones leave one class: a proof needs them, a refutation does not.
         for tried in (ranges.thinned(MOST_CASES), ranges):
             if len(classes) < 2:
                 classes = {base: [], **_classes(planner, tried, shares, base)}
@@ -209,22 +217,24 @@ def enumerate_calls(planner: Planner, own: Lengths, limits: BatchLimits) -> Enum
     for call, bits in batches.items():
         count = len(call.lengths) if planner.change == "batch" else call.lengths[0][0]
         classes.setdefault(bits, []).append((Stretch(count, count), Stretch(call.behind, call.behind)))
+    # Chunks between those of _chunks are covered only where keys are not cut into parts.
     is_cut = any(each.is_merged for rows in classes for row in rows for each in row)
     names = ("sequences" if planner.change == "batch" else "queries", "behind")
     return Enumerated(planner, names, classes, planner.change == "batch" or not is_cut, batches)
 
 
 def _classes(planner: Planner, ranges: Ranges, shares: Shares, base: Rows) -> dict[Rows, list[PlanCase]]:
-    found: dict[Rows, list[PlanCase]] = {base: []}
+    """Return the cases of all combinations of ranges by the bits they lead to, those of ``base`` first."""
+    classes: dict[Rows, list[PlanCase]] = {base: []}
     for sequences, queries, keys in product(*ranges):
         shared = shares.of(planner.config(sequences.first, (queries.first, keys.first)))
         for blocks, bits in shared.items():
-            found.setdefault(bits, []).append((sequences, queries, keys, blocks if len(shared) > 1 else ANY))
-    return found
+            classes.setdefault(bits, []).append((sequences, queries, keys, blocks if len(shared) > 1 else ANY))
+    return classes
 
 
 def _chunks(keys: int, limits: BatchLimits, sizes: Any) -> Iterator[Batch]:
-    """Yield calls that have the query with so many keys: as the last, as the first, and between others."""
+    """Yield calls that hold the query with so many keys: as the last, as the first, and between other queries."""
     most = min(keys, limits.queries)
     near = sorted({n for step in range(0, most + 1, _STEP) for n in (step - 1, step, step + 1)})
     ends = [(n, 0) for n in range(1, most + 1)]
@@ -237,7 +247,7 @@ def _chunks(keys: int, limits: BatchLimits, sizes: Any) -> Iterator[Batch]:
 
 
 def with_batches(found: Enumerated, own: Lengths, limits: BatchLimits) -> Enumerated:
-    """Return the classes of a packed row with batches around it that were planned as a whole, and what refutes them."""
+    """Return the same classes of a packed row with batches that were planned as a whole, and those that refute them."""
     planner = found.planner
     ranges = Ranges.of(planner, own, limits)
     shares = Shares(planner, own, limits)
@@ -257,7 +267,7 @@ def with_batches(found: Enumerated, own: Lengths, limits: BatchLimits) -> Enumer
 
 
 def _batches(planner: Planner, own: Lengths, limits: BatchLimits, ranges: Ranges) -> Iterator[Batch]:
-    """Yield equal neighbours, few ones first, every batch of up to three sequences at steps, and drawn ones."""
+    """Yield batches around a row: equal neighbours, few first; up to three sequences at steps; and drawn ones."""
     configs = {planner.config(2, (each.first, own[1])): each.first for each in reversed(ranges.queries)}
     steps = sorted(configs.values())[:_FEW]
     tile_n = planner.config(1, own).tile_n
@@ -280,7 +290,10 @@ def _batches(planner: Planner, own: Lengths, limits: BatchLimits, ranges: Ranges
 
 
 def _shrunk(planner: Planner, batch: Batch, base: Rows) -> Batch:
-    """Return a batch without neighbours that are not needed to leave a class, and the others as short as may be."""
+    """Return the batch without the neighbours that it does not need to change the row's bits from ``base``.
+
+    The neighbours that stay get the fewest keys that still change them.
+    """
     lengths = list(batch.lengths)
     for i in reversed(range(1, len(lengths))):
         if planner.bits(Batch((*lengths[:i], *lengths[i + 1 :]))) != base:

@@ -1,7 +1,7 @@
-"""Both sides of what the plan says, run: calls of one class return equal bits, calls of two do not.
+"""Runs that confirm a proof: calls of one class return equal bits, calls of two classes do not.
 
-A kernel on a GPU runs whole batches. Of a twin one kv head of the row's sequence is computed, as either plan has it; a
-few batches that are little work run as a whole beside that.
+A kernel on a GPU runs whole batches. A twin computes one kv head of the row's sequence by the plan of either call; only
+a few batches that are little work run as a whole on a twin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fa3verify.kernels.twins import is_twin
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Setup
 
-MOST_WORK = 1 << 22  # elements of K, and a 64th of the products, of a batch that a twin runs as a whole
+MOST_WORK = 1 << 22  # of a batch that a twin runs as a whole: elements of K plus a 64th of the products
 WHOLE = "calls as they are"
 ONE_HEAD = "one kv head of the row's sequence"
 MOST_DRAWN = 1 << 26  # elements of Q, or of K, of a batch that a kernel on a GPU runs
@@ -41,10 +41,11 @@ def confirm(
     ----------
     planner : Planner
     alone, batch : Batch
-        They share a row of the first sequence, or all of its rows.
+        Two calls that share a row of the first sequence, or all of its rows.
     recipes : tuple of Recipe
+        The families of inputs.
     is_whole : bool
-        Whether all of the batch runs, beside its first sequence alone; on a GPU it always does.
+        Whether a twin runs all of the batch instead of one head of its first sequence; a kernel on a GPU always does.
     """
     is_whole = is_whole or not is_twin(planner.kernel.name)
 
@@ -56,7 +57,7 @@ def confirm(
 
 
 def can_run(planner: Planner, batch: Batch) -> bool:
-    """Tell whether a batch can be run: of a twin one kv head of a sequence is computed, a GPU's kernel has it whole."""
+    """Tell whether a batch can be run: always by a twin, which computes one head, else if arrays are not too large."""
     queries, keys = map(sum, zip(*batch.lengths, strict=True))
     most = max(planner.sizes["nheads"] * queries, planner.sizes["nheads_kv"] * keys) * planner.sizes["head_dim"]
     return is_twin(planner.kernel.name) or most <= MOST_DRAWN
@@ -69,13 +70,13 @@ def is_little(planner: Planner, batch: Batch) -> bool:
 
 
 def _own(calls: tuple[Batch, ...]) -> tuple[int, int, int]:
-    """Return the most queries up to the row that calls share, the most behind it, and its keys."""
+    """Return the most queries of a call up to and with the shared row, the most behind it, and the keys it sees."""
     (_, keys), behind = calls[0].lengths[0], calls[0].behind
     return max(x.lengths[0][0] - x.behind for x in calls), max(x.behind for x in calls), keys - behind
 
 
 def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Setup]:
-    """Return two calls whose first sequences are cut from one."""
+    """Return two whole calls whose first sequences are cut from one, and whose other sequences are their own."""
     before, behind, keys = _own(calls)
     own = (before + behind, keys + behind)
     rest = (*calls[0].lengths[1:], *calls[1].lengths[1:])
@@ -94,24 +95,24 @@ def _called(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> lis
 
 
 def _picked(setup: Setup, picked: list[int], rows: tuple[tuple[int, int], tuple[int, int]]) -> Operands:
-    """Return some sequences of a call, the first one cut."""
-    given = setup.operands
+    """Return the operands of the picked sequences; ``rows`` are the queries and the keys that stay of the first."""
+    operands = setup.operands
     sequences = [each for each in setup.problem.sequences() if each.index in picked]
     cut = {}
     for name, (start, stop) in zip("qkv", (rows[0], rows[1], rows[1]), strict=True):
-        x = getattr(given, name)
+        x = getattr(operands, name)
         if setup.problem.is_varlen:
             ends = [(s.q_start, s.seqlen_q) if name == "q" else (s.k_start, s.seqlen_k) for s in sequences[1:]]
             x = np.concatenate([x[start:stop], *(x[a : a + n] for a, n in ends)])
         else:
             x = x[picked, start:stop]
-        descale = getattr(given, f"{name}_descale")
+        descale = getattr(operands, f"{name}_descale")
         cut |= {name: x, f"{name}_descale": descale and replace(descale, values=descale.values[picked])}
-    return replace(given, **cut)
+    return replace(operands, **cut)
 
 
 def _computed(planner: Planner, calls: tuple[Batch, Batch], recipe: Recipe) -> list[Setup]:
-    """Return one kv head of the first sequence as either plan computes it."""
+    """Return one kv head of the first sequence as a call of its own, in the configuration of either batch's plan."""
     sizes = {name: value for name, value in planner.sizes.items() if name != "cache"}
     sizes |= {"nheads": sizes["nheads"] // sizes["nheads_kv"], "nheads_kv": 1}
     before, behind, keys = _own(calls)

@@ -1,4 +1,7 @@
-"""The plans of batches, of every kernel whose launches are known."""
+"""Plans of batches, for every kernel whose launches are known: the configuration, the splits and the bits of a row.
+
+:mod:`fa3verify.compare.proof.classes` asks for them; :mod:`fa3verify.compare.proof.row` reads the bits off a plan.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ Lengths = tuple[int, int]  # queries and keys of a sequence
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A call around a row.
+    """The lengths of a call that holds the row in question.
 
     Parameters
     ----------
     lengths : tuple of (int, int)
         Queries and keys of every sequence, the row's own first.
     behind : int
-        Queries of the row's sequence behind it, each of which sees one more key.
+        Queries of the row's own sequence after the row, each of which sees one more key.
     """
 
     lengths: tuple[Lengths, ...]
@@ -39,21 +42,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Says what a kernel launches for a batch.
+    """Knows what a kernel launches for a batch.
 
     Parameters
     ----------
     name : str
     configure : callable
-        The configuration of a problem.
+        Returns the configuration of a problem.
     sizes : mapping
-        Fields of the problem that no batch changes: heads, head_dim, dtype, mask, and the cache of one over pages.
+        Fields of the problem that no batch changes: heads, head_dim, dtype, mask, and a cache with pages.
     kernel : Kernel
-        What is run to confirm it.
+        The kernel that is run to confirm the plan.
     change : {"neighbours", "batch", "chunk"}
         What changes between calls.
     declared : (int, int)
-        What the caller gives as the longest at least: max_seqlen_q, and max_seqlen_k or the capacity of a page table.
+        Least longest lengths that a caller states: max_seqlen_q, and max_seqlen_k or the capacity of a page table.
+    known : dict
+        Configurations that were found, by number of sequences and longest lengths.
     """
 
     name: str
@@ -66,15 +71,15 @@ class Planner:
 
     @property
     def is_packed(self) -> bool:
-        """Whether sequences are packed, each with its lengths; otherwise all have the own ones."""
+        """Tell whether sequences are packed, each with its lengths; otherwise all have those of the row's sequence."""
         return self.change != "batch" and "varlen" in self.kernel.features
 
     def around(self, own: Lengths, others: Sequence[Lengths]) -> tuple[Lengths, ...]:
-        """Return the lengths of a call with so many others beside the own sequence."""
+        """Return the lengths of a call of the row's own sequence and the others."""
         return (own, *(others if self.is_packed else [own] * len(others)))
 
     def asked(self, behind: int, own: Lengths) -> range:
-        """Return the queries that are asked about, of which so many are behind: one where its chunk changes, or all."""
+        """Return the queries whose bits are in question: the row where its chunk changes, else all of its sequence."""
         stop = own[0] - behind
         return range(stop - 1 if self.change == "chunk" else 0, stop)
 
@@ -85,12 +90,12 @@ class Planner:
         return AttentionProblem(len(lengths), seqlen_q=lengths[0][0], seqlen_k=lengths[0][1], **self.sizes)
 
     def longest(self, lengths: tuple[Lengths, ...]) -> Lengths:
-        """Return the longest queries and keys, as the host knows them."""
+        """Return the longest queries and keys, at least those that the caller declares."""
         queries, keys = zip(self.declared, *lengths, strict=True)
         return max(queries), max(keys)
 
     def config(self, sequences: int, longest: Lengths) -> Config:
-        """Return what is launched where the longest lengths decide, and how many sequences there are."""
+        """Return the configuration for a number of sequences and their longest queries and keys."""
         key = sequences, self.longest((longest,))
         if key not in self.known:
             self.known[key] = self.configure(self.problem((key[1],) * sequences))
@@ -103,14 +108,14 @@ class Planner:
         return config.traits.sequence_splits(problem, config)[0]
 
     def bits(self, batch: Batch) -> Rows:
-        """Return what decides the bits of the row, or rows, of a batch whose lengths are all at hand."""
+        """Return the bits of the row, or rows, in a batch of which all lengths are known."""
         config = self.config(len(batch.lengths), self.longest(batch.lengths))
         if self.declared == (0, 0):
             config = self.configure(self.problem(batch.lengths))
         return self.rows(config, batch.lengths[0], self.splits(config, batch.lengths), batch.behind)
 
     def rows(self, config: Config, own: Lengths, num_splits: int, behind: int = 0) -> Rows:
-        """Return what decides the bits of a sequence whose keys are cut into so many parts."""
+        """Return the bits of a sequence whose keys are cut into so many parts."""
         return bits_of_rows(self.problem((own,)), config, own, num_splits, self.asked(behind, own))
 
     def blocks(self, config: Config, lengths: tuple[Lengths, ...]) -> int:
@@ -119,29 +124,29 @@ class Planner:
         return sum(-(-k // config.tile_n) * -(-q * group // config.tile_m) for q, k in lengths)
 
     def chosen(self, name: str, value: int | bool) -> Planner:
-        """Return the same kernel with a choice of a caller changed."""
-        asked = KernelName.parse(self.name)
-        changed = replace(asked, changes={**asked.changes, name: value})
+        """Return the planner of the same kernel with one choice of a caller changed."""
+        parts = KernelName.parse(self.name)
+        changed = replace(parts, changes={**parts.changes, name: value})
         return planner(str(changed), self.sizes, self.change)
 
 
 def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") -> Planner:
-    """Return the planner of a kernel by its name, of which ``twin.`` may be left out.
+    """Return the planner of a kernel by its name; ``twin.`` in front of it may be left out.
 
     Raises
     ------
     ValueError
-        For an unknown kernel, one that is no forward, and one whose plan nobody knows.
+        For an unknown kernel, one that is no forward, and one whose plan is not known.
     """
     try:
-        asked = registry.find(name)
+        kernel = registry.find(name)
     except ValueError:
         if not twins.is_twin(f"twin.{name}"):
             raise
-        asked = registry.find(f"twin.{name}")
-    if asked.operation != FORWARD:
-        raise ValueError(f"only forward kernels are asked, {name} computes {asked.operation}")
-    twin = asked.twin or asked  # which knows choices that a launch resolves, such as num_splits=0
+        kernel = registry.find(f"twin.{name}")
+    if kernel.operation != FORWARD:
+        raise ValueError(f"only forward kernels are asked, {name} computes {kernel.operation}")
+    twin = kernel.twin or kernel  # the twin knows the choices that a launch resolves, such as num_splits=0
     if not isinstance(twin.code, twins.Twin):
         raise ValueError(f"nobody knows how {name} is launched: without --prove pairs of its calls run")
     changes = dict(twin.code.changes)
@@ -150,9 +155,9 @@ def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") 
         raise ValueError(f"nobody knows how {name} is launched over pages")
     if traits.order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
         raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
-    configure = asked.code.configure
-    if twin.code.family != OURS:  # whose plan is known where its bits are not
+    configure = kernel.code.configure
+    if twin.code.family != OURS:  # a twin refuses problems whose bits are not known, but their plan is
         configure = partial(default_config, **changes)
     elif changes.get("num_splits") == 0:
         configure = twin.code.configure
-    return Planner(name, configure, {**sizes, "dtype": asked.dtype}, twin if asked.unavailable else asked, change)
+    return Planner(name, configure, {**sizes, "dtype": kernel.dtype}, twin if kernel.unavailable else kernel, change)

@@ -1,4 +1,7 @@
-"""Whether a row's bits depend on more than the row: the answer, and how it is found."""
+"""The proof whether a row's bits depend on more than the row: :func:`prove`, and the records of its answer.
+
+The verb compare calls it; :mod:`fa3verify.compare.proof.words` prints the answer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from fa3verify.version import __version__
 
 SCHEMA = "fa3verify.proof/1"
 SIZES: dict[str, Any] = {"nheads": 32, "nheads_kv": 8, "head_dim": 128, "causal": True}  # unless somebody chooses
-_RUN = 3  # batches that a twin runs as a whole
+_RUN = 3  # batches that run as a whole, and refuting ones that are told, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,15 @@ class CallClass:
     Parameters
     ----------
     bits : tuple of str
-        What decides the bits of a query that tells classes apart, in words; several where heads of a group differ.
+        How the bits of one query arise in this class, in words; several if heads of a group differ.
     ranges : mapping of str to tuple of (int, int)
-        Of the statistics that matter, those of its calls.
+        Ranges of its calls, by name of the statistic; a statistic that says nothing about the class is left out.
     is_exact : bool
         Whether all calls with statistics in these ranges are of the class; otherwise its calls are among them.
     batch : Batch, optional
-        The smallest of its calls that was planned as a whole.
+        The smallest of its calls that was planned as a whole; None if none was.
     confirmed : tuple of Compared
-        Against the call alone, and within the class.
+        Runs that compare a call of the class with the call alone, and two calls of the class.
     """
 
     bits: tuple[str, ...]
@@ -54,24 +57,24 @@ class AxisAnswer:
     ----------
     change : {"neighbours", "batch", "chunk"}
     row : int
-        The query whose bits are told, the first that tells classes apart.
+        The query whose bits are described: the first whose bits differ between classes.
     classes : tuple of CallClass
         The class of the call alone first.
     cases : int
-        That were planned.
+        How many cases were planned.
     is_complete : bool
         Whether they stand for all calls within the limits.
     smallest : Batch, optional
         The smallest call that leaves the first class; None where none does.
     from_keys : int
-        Keys of the row's sequence from which on that call changes it; 0 where there is none.
+        Fewest keys of the row's sequence with which the smallest call changes its bits; 0 without such a call.
     checked, ran : int
-        Batches that were planned as a whole, to check that nothing but the statistics matters, and those of them that
-        ran as a whole, to check that equal plans give equal bits.
+        How many batches were planned as a whole, to check that only the statistics matter, and how many of them ran as
+        a whole, to check that equal plans give equal bits.
     against : tuple of Batch
-        Those that refute it.
+        Batches that failed one of these checks.
     remedies : tuple of str
-        What a caller may choose so that there is one class; empty where nothing does, or is needed.
+        Choices of a caller with which there is one class; empty if there are none, or none is needed.
     """
 
     change: Change
@@ -88,7 +91,11 @@ class AxisAnswer:
 
     @property
     def is_invariant(self) -> bool | None:
-        """None where the cases do not stand for all calls, no call was found that leaves, or the claim is refuted."""
+        """Tell whether every call is in the first class.
+
+        None if that is not decided: a check failed, or no call outside was found although there are several classes or
+        the cases do not stand for all calls.
+        """
         if self.against or (self.smallest is None and (len(self.classes) > 1 or not self.is_complete)):
             return None
         return self.smallest is None
@@ -117,9 +124,9 @@ class BitsProof:
 
     @property
     def is_invariant(self) -> bool | None:
-        """Whether there is one class in every answer; None where that is not decided."""
-        found = {answer.is_invariant for answer in self.answers}
-        return False if False in found else None if None in found else True
+        """Tell whether there is one class in every answer; None if that is not decided."""
+        each = {answer.is_invariant for answer in self.answers}
+        return False if False in each else None if None in each else True
 
     def to_json(self) -> Json:
         """Return its JSON values."""
@@ -144,15 +151,15 @@ def prove(
     Parameters
     ----------
     kernel : str
-        A twin, a kernel that has one, or either with choices in brackets.
+        Name of a twin or of a kernel that has one, maybe with choices in brackets.
     seqlen_q, seqlen_k : int
         Queries and keys of the row's own sequence.
     changes : tuple of {"neighbours", "batch", "chunk"}
-        What changes between calls; by default the batch, packed where the kernel takes that and not.
+        What changes between calls; by default the batch, and the neighbours if the kernel takes packed sequences.
     limits : BatchLimits
-        Of the batches that are spoken of; lengths of the row's own sequence widen them.
+        The batches that the proof is about; they are widened to the lengths of the row's own sequence.
     runs : bool
-        Whether each class is run, against the call alone and within itself.
+        Whether calls of each class are run as well, and compared with the call alone and with each other.
     page_size : int
         Keys of a page; 0 where keys lie in one piece.
     **sizes : int, bool or tuple
@@ -161,12 +168,12 @@ def prove(
     Returns
     -------
     BitsProof
-        For finite operands; what lies beyond the limits is not spoken of.
+        It holds for finite operands and for batches within the limits.
 
     Raises
     ------
     ValueError
-        For a kernel whose plan nobody knows, and sizes that it does not take.
+        For a kernel whose plan is not known, and for sizes that it does not take.
 
     Examples
     --------
@@ -180,20 +187,21 @@ def prove(
     if min(own) < 1 or limits.sequences < 2:
         raise ValueError(f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}")
     limits = BatchLimits(limits.sequences, max(limits.queries, seqlen_q), max(limits.keys, seqlen_k))
-    asked = planner(kernel, SIZES | sizes | ({"cache": Cache(page_size)} if page_size else {}))
-    is_packed = "varlen" in asked.kernel.features
+    base = planner(kernel, SIZES | sizes | ({"cache": Cache(page_size)} if page_size else {}))
+    is_packed = "varlen" in base.kernel.features
     changes = tuple(changes) or (("neighbours", "batch") if is_packed else ("batch",))
     if "neighbours" in changes and not is_packed:
         raise ValueError(
             f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest"
         )
-    answers = tuple(_answer(replace(asked, change=change, known={}), own, limits, runs) for change in changes)
-    return BitsProof(kernel, asked.sizes, own, limits, answers)
+    answers = tuple(_answer(replace(base, change=change, known={}), own, limits, runs) for change in changes)
+    return BitsProof(kernel, base.sizes, own, limits, answers)
 
 
-def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> AxisAnswer:
-    found = enumerate_calls(asked, own, limits)
-    is_any_batch = asked.change == "neighbours"
+def _answer(planner: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> AxisAnswer:
+    """Return the answer for the change of a planner."""
+    found = enumerate_calls(planner, own, limits)
+    is_any_batch = planner.change == "neighbours"
     if is_any_batch:
         found = with_batches(found, own, limits)
     ran = _ran(found) if runs and is_any_batch else {}
@@ -202,7 +210,7 @@ def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> Ax
     cases = [case for each in found.classes.values() for case in each]
     call = found.leaves
     return AxisAnswer(
-        change=asked.change,
+        change=planner.change,
         row=row,
         classes=tuple(_class(found, bits, row, cases, runs) for bits in found.classes),
         cases=len(cases),
@@ -212,12 +220,15 @@ def _answer(asked: Planner, own: Lengths, limits: BatchLimits, runs: bool) -> Ax
         checked=len(found.batches) if is_any_batch else 0,
         ran=len(ran),
         against=(*found.against[:_RUN], *(batch for batch, is_equal in ran.items() if not is_equal)),
-        remedies=tuple(_remedies(asked, own, limits)) if call else (),
+        remedies=tuple(_remedies(planner, own, limits)) if call else (),
     )
 
 
 def _ran(found: Enumerated) -> dict[Batch, bool]:
-    """Run a few batches as a whole that plan the row as alone, and tell whether they give its bits."""
+    """Run a few batches as a whole whose plan of the row is that of the call alone; tell of each whether its bits are.
+
+    Batches of which nothing could run are left out.
+    """
     base = found.batches[found.alone]
     alike = [batch for batch, bits in found.batches.items() if bits == base and len(batch.lengths) > 1]
     little = [batch for batch in alike if is_little(found.planner, batch)]
@@ -227,11 +238,12 @@ def _ran(found: Enumerated) -> dict[Batch, bool]:
 
 
 def _class(found: Enumerated, bits: Rows, row: int, cases: list[tuple[Stretch, ...]], runs: bool) -> CallClass:
+    """Return the record of one class; ``cases`` are those of all classes, ``row`` is the query that is described."""
     batches = [batch for batch, known in found.batches.items() if known == bits]
     base = next(iter(found.classes))
-    asked = [batch for batch in batches if can_run(found.planner, batch)]
-    pairs = [(found.alone, asked[0])] if asked and bits != base else []
-    pairs += [(asked[0], asked[-1])] if len(asked) > 1 else []
+    runnable = [batch for batch in batches if can_run(found.planner, batch)]
+    pairs = [(found.alone, runnable[0])] if runnable and bits != base else []
+    pairs += [(runnable[0], runnable[-1])] if len(runnable) > 1 else []
     own = found.classes[bits]
     columns = list(zip(found.names, zip(*own, strict=True), zip(*cases, strict=True), strict=False))
     return CallClass(
@@ -259,7 +271,7 @@ def _from_keys(found: Enumerated, call: Batch) -> int:
     was = found.alone.lengths[0]
 
     def bits(batch: Batch, keys: int) -> list[set[RowBits]]:
-        """Without the merge of a single part, which changes the sign of a zero at most."""
+        """Return the bits of each query, but for the merge of a single part: it changes the sign of a zero at most."""
         (queries, _), *rest = batch.lengths
         own = (queries, keys + batch.behind)
         rows = planner.bits(Batch(planner.around(own, rest), batch.behind))
@@ -268,23 +280,23 @@ def _from_keys(found: Enumerated, call: Batch) -> int:
     return next((n for n in range(was[0], was[1]) if bits(call, n) != bits(found.alone, n)), was[1])
 
 
-def _remedies(asked: Planner, own: Lengths, limits: BatchLimits) -> Iterator[str]:
-    """Yield what a caller may choose so that there is one class: each single choice, or the fewest that do it."""
+def _remedies(planner: Planner, own: Lengths, limits: BatchLimits) -> Iterator[str]:
+    """Yield choices of a caller with which there is one class: each single one; if none, a least max_seqlen_q."""
 
-    def is_one_class(planner: Planner) -> bool:
-        return len(enumerate_calls(planner, own, limits).classes) == 1
+    def is_one_class(changed: Planner) -> bool:
+        return len(enumerate_calls(changed, own, limits).classes) == 1
 
-    is_cut = any(config.num_splits > 1 for config in asked.known.values())
-    known = asked.config(1, own).traits.choices if is_cut else frozenset[str]()
+    is_cut = any(config.num_splits > 1 for config in planner.known.values())
+    known = planner.config(1, own).traits.choices if is_cut else frozenset[str]()
     choices = [x for x in (("num_splits", 1), ("pack_gqa", False), ("pack_gqa", True)) if x[0] in known]
-    single = [f"{name}={str(value).lower()}" for name, value in choices if is_one_class(asked.chosen(name, value))]
+    single = [f"{name}={str(value).lower()}" for name, value in choices if is_one_class(planner.chosen(name, value))]
     yield from single
-    if single or asked.change == "batch":
+    if single or planner.change == "batch":
         return
-    unsplit = asked.chosen("num_splits", 1) if "num_splits" in known else asked
+    unsplit = planner.chosen("num_splits", 1) if "num_splits" in known else planner
     words = "num_splits=1 and " if "num_splits" in known else ""
     configs = {unsplit.config(2, (n, own[1])): n for n in range(limits.queries, own[0], -1)}
-    for floor in sorted(configs.values()):
+    for floor in sorted(configs.values()):  # the fewest queries of each configuration
         if is_one_class(replace(unsplit, declared=(floor, 0), known={})):
             yield f"{words}a max_seqlen_q of at least {floor} given in every call"
             return

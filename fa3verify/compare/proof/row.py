@@ -1,8 +1,8 @@
-"""What of a plan decides the bits of a row, as a value: two calls with equal values give equal bits.
+"""The part of a plan that decides the bits of a row, as a value: if it is equal in two calls, so are the bits.
 
-Operands of the row are its own, so that a neighbour, the batch and the schedule reach it through this value alone. That
-holds for finite operands: a block that other rows of the tile see adds 0 times V to this one, which is NaN where V is
-NaN or Inf.
+The row has the same operands in both calls, so that neighbours, batch and schedule act on it through this value alone.
+That holds for finite operands: a key block that only other rows of the tile see adds 0 times V to this row, which is
+NaN where V is NaN or Inf.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RowBits:
     promotion_interval : int
         Keys after which e4m3 sums of P V are promoted; 0 where they are chained, or one sum takes all keys.
     parts : tuple of (int, int, int)
-        Parts of the keys in which the row sees any, in order.
+        The parts of the keys in which the row sees any key, in order.
     is_merged : bool
-        Whether parts are merged. Which thread adds which part follows from the number of the part alone. Of a single
-        part a merge changes the sign of a zero at most.
+        Whether parts are merged. Which thread adds a part follows from its number alone. The merge of a single part
+        changes the sign of a zero at most.
     """
 
     tile_n: int
@@ -43,7 +43,7 @@ class RowBits:
     is_merged: bool = False
 
     def told(self) -> str:
-        """Return it in words.
+        """Return in words how the row's keys are cut into tiles and parts.
 
         >>> RowBits(128, 0, ((0, 0, 8), (1, 8, 15)), True).told()
         '8 + 7 tiles of 128 keys'
@@ -61,7 +61,7 @@ class RowBits:
         return f"{parts} tiles of {self.tile_n} keys{promoted}"
 
 
-Rows = tuple[frozenset[RowBits], ...]  # by query; of every head of a group once
+Rows = tuple[frozenset[RowBits], ...]  # one set for each query, with the different values of a group's heads
 
 
 def bits_of_rows(
@@ -72,14 +72,15 @@ def bits_of_rows(
     Parameters
     ----------
     problem : AttentionProblem
-        Its mask and heads are read, its lengths are not.
+        Only its mask and heads are used, not its lengths.
     config : Config
-        Of the launch.
+        Configuration of the launch.
     lengths : (int, int)
         Queries and keys of the sequence.
     num_splits : int
         Parts into which the keys of this sequence are cut.
     rows : range
+        The queries, as places in the sequence.
     """
     mask = mask_of(problem, *lengths)
     if config.traits.order.diagonal == "top_left":
@@ -91,18 +92,18 @@ def bits_of_rows(
 def _bits(mask: Mask, config: Config, seqlen_q: int, group: int, num_splits: int, rows: range) -> Rows:
     if num_splits == 1:
         return tuple(frozenset({_row(mask, config, n)}) for n in rows)
-    found: dict[int, set[RowBits]] = {n: set() for n in rows}
+    values: dict[int, set[RowBits]] = {n: set() for n in rows}
     packing = {"tile_m": config.tile_m, "pack_gqa": config.pack_gqa, "pads_group": config.traits.pads_group}
     every = range(-(-mask.seqlen_k // config.tile_n))
     for tile in row_tiles(seqlen_q, group, **packing):
         cut = mask.blocks(tile.positions, config.tile_n) if config.traits.order.splits_visible else every
-        for n in set(tile.positions.tolist()) & found.keys():
-            found[n].add(_row(mask, config, n, split_ranges(cut, num_splits)))
-    return tuple(map(frozenset, found.values()))
+        for n in set(tile.positions.tolist()) & values.keys():
+            values[n].add(_row(mask, config, n, split_ranges(cut, num_splits)))
+    return tuple(map(frozenset, values.values()))
 
 
 def _row(mask: Mask, config: Config, position: int, parts: list[range] | None = None) -> RowBits:
-    """Return what decides the bits of one query, whose tile has these parts of the keys; None is one part."""
+    """Return the value of one query whose tile has these parts of the keys; None means that keys are not cut."""
     own = mask.blocks(np.array([position]), config.tile_n)
     cut = [range(max(x.start, own.start), min(x.stop, own.stop)) for x in parts or [own]]
     seen = tuple((number, part.start, part.stop) for number, part in enumerate(cut) if part)
@@ -111,6 +112,7 @@ def _row(mask: Mask, config: Config, position: int, parts: list[range] | None = 
     first = max(0, diagonal - mask.left) if mask.left >= 0 else 0
     is_one = len(own) <= 1
     interval = config.promotion_interval
+    # All keys that the row sees are promoted together: their sum is one chain.
     is_chain = is_one and interval > 0 and first // interval == max(first, stop - 1) // interval
     where = tuple((number, 0, 1) for number, _, _ in seen) if is_one else seen
     return RowBits(0 if is_one else config.tile_n, 0 if is_chain else interval, where, parts is not None)

@@ -1,4 +1,4 @@
-"""What a reader is told of a proof."""
+"""A proof in words, for the verb compare; :mod:`fa3verify.compare.proof.prove` finds it, and writes its JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WORDS: dict[Change, str] = {
     "batch": "in any number of sequences of equal lengths",
     "chunk": "however its prompt is cut into calls",
 }
-_SHOWN = 12  # classes, of which JSON has all
-_FEW = 4  # ranges of one statistic
+_SHOWN = 12  # classes at most; JSON has all
+_FEW = 4  # ranges of one statistic at most
 
 
 def headline(found: BitsProof) -> str:
@@ -32,7 +32,10 @@ def headline(found: BitsProof) -> str:
 
 
 def lines(answer: AxisAnswer, own: Lengths) -> Iterator[str]:
-    """Yield an answer: its classes, the smallest call that leaves the first, remedies, and what was checked."""
+    """Yield the lines of an answer: its classes, the smallest call outside the first, remedies, and the checks.
+
+    ``own`` are queries and keys of the row's sequence.
+    """
     count = len(answer.classes)
     least = "" if answer.is_complete else "at least "
     query = f", shown of query {answer.row}" if own[0] > 1 and answer.change != "chunk" else ""
@@ -44,7 +47,7 @@ def lines(answer: AxisAnswer, own: Lengths) -> Iterator[str]:
         yield "  " + "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
     if count > _SHOWN:
         yield f"  and {count - _SHOWN} more, which --json has"
-    if refused := {each.refused for found in answer.classes for each in found.confirmed if each.refused}:
+    if refused := {each.refused for call_class in answer.classes for each in call_class.confirmed if each.refused}:
         yield f"  not run: {', '.join(refused).replace('ValueError: ', '')}"
     if answer.smallest:
         since = f"; it differs from {answer.from_keys:,} keys of the row on" if answer.from_keys > 1 else ""
@@ -58,10 +61,11 @@ def lines(answer: AxisAnswer, own: Lengths) -> Iterator[str]:
 
 
 def _class(name: str, each: CallClass, count: int) -> tuple[str, str, str, str]:
-    found = {what: _ranges(each.ranges[what], each.is_exact) for what in each.ranges if set(each.ranges[what]) != {ANY}}
-    where = ", ".join(f"{what} {text}" for what, text in found.items()) or "every call"
+    """Return a row of the table of ``count`` classes: name, bits, the calls of the class, results of runs."""
+    texts = {what: _ranges(each.ranges[what], each.is_exact) for what in each.ranges if set(each.ranges[what]) != {ANY}}
+    where = ", ".join(f"{what} {text}" for what, text in texts.items()) or "every call"
     if count > 1 and not each.is_exact:
-        where = f"some with {where}" if found else "some calls"
+        where = f"some with {where}" if texts else "some calls"
     results = ", ".join(dict.fromkeys(map(_result, each.confirmed)))
     return name, " or ".join(each.bits), where, results if each.batch else "no such call was found"
 
@@ -75,7 +79,7 @@ def _result(found: Compared) -> str:
 
 
 def _ranges(ranges: tuple[Stretch, ...], is_exact: bool) -> str:
-    """Return ranges of a statistic; of a class that shares them with others from the first to the last."""
+    """Return ranges of a statistic in words; if other classes share them, one range from the first to the last."""
     if not is_exact:
         ranges = (Stretch(ranges[0].first, ranges[-1].last),)
     words = [f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in ranges[:_FEW]]

@@ -1,6 +1,7 @@
-"""Colonies of the forward: rows of scores, channels of V, and what all of them share.
+"""Searches of forward kernels: what an individual is made of, how it mutates, and how it is judged.
 
-A ``colony`` is what is judged at once on an island, which is a shape and configuration; ``scores``, ``values`` and
-``surroundings`` mutate it, led by a ``guide``. ``judge`` has its figures, ``causes`` say why a bound was left, and
-``search`` selects.
+A ``colony`` holds the individuals that are judged at once: rows of scores, channels of V, and what they share, all on
+one island, which is a shape and a configuration. ``scores`` (with ``row`` and ``chains``), ``values`` and
+``surroundings`` mutate it, led by a ``guide``. ``judge`` computes its figures, ``causes`` explains violations of a
+bound, and ``search`` selects parents.
 """

@@ -1,5 +1,6 @@
-"""Why a kernel left its bound: the trigger that an individual has, in the order of how extreme it
-is.
+"""Why an individual violates a bound: the most extreme property of its numbers that may be the trigger.
+
+A search keeps one violation for each of these causes (:mod:`fa3verify.search.forward.search`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from fa3_reference.formats import FORMATS
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
+# Name and description of each cause, the most extreme first. 2^127 below is half of what binary32 holds, so that a
+# number on its way to an overflow counts.
 CAUSES: dict[str, str] = {
     "split": "the output of a split overflows, though all splits together do not",
     "softcap": "softcap, or what is computed from it, leaves binary32",
@@ -30,7 +33,7 @@ CAUSES: dict[str, str] = {
 
 
 def cause_of(colony: ForwardColony, row: int, column: int) -> str:
-    """Return the first of :data:`CAUSES` whose trigger an individual has."""
+    """Return the first of :data:`CAUSES` whose trigger an individual has, "other" where it has none."""
     with np.errstate(all="ignore"):
         lone, _ = colony.alone((row, column))
         triggers: dict[str, Callable[[], bool]] = {  # in the order of CAUSES
@@ -69,7 +72,10 @@ def _descale_ratio(colony: ForwardColony) -> bool:
 
 
 def _visits(colony: ForwardColony, row: int) -> Iterator[list[tuple[slice, float]]]:
-    """Yield key tiles in the order of the kernel, each with the maximum so far, split by split."""
+    """Yield for each split its key tiles in the order of the kernel, each with the row's maximum up to then.
+
+    Tiles without a visible key are left out.
+    """
     island = colony.island
     scores = Guide.of(colony).scores[row]
     with_keys = [
@@ -91,6 +97,7 @@ def _weights(colony: ForwardColony, row: int, keys: slice, top: float) -> np.nda
 
 
 def _unnormalised(colony: ForwardColony, row: int, column: int) -> bool:
+    """Tell whether the running sum of P |V|, rescaled from tile to tile, may overflow."""
     v = np.abs(colony.v[column])
     descale = colony.per_key(colony.environment.v_descale)
     for visits in _visits(colony, row):
@@ -108,6 +115,7 @@ def _unnormalised(colony: ForwardColony, row: int, column: int) -> bool:
 
 
 def _split(colony: ForwardColony, row: int, column: int) -> bool:
+    """Tell whether the normalised output of a single split may overflow."""
     v = colony.v[column] * colony.per_key(colony.environment.v_descale)
     for visits in _visits(colony, row) if colony.island.num_splits > 1 else ():
         weights = np.zeros(v.size)
@@ -125,6 +133,7 @@ def _flushed(colony: ForwardColony, row: int) -> bool:
 
 
 def _subnormal(colony: ForwardColony, row: int, column: int) -> bool:
+    """Tell whether a P that does not round to zero meets a V, and one of them is subnormal."""
     fmt = FORMATS[colony.island.dtype]
     v = np.abs(colony.v[column])
     for visits in _visits(colony, row):

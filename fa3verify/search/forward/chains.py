@@ -1,5 +1,6 @@
-"""How a chain of products mutates: what the tensor core cuts off as it adds the channels of one
-score.
+"""Mutations of scores that are long sums of products, called chains, of which the tensor core truncates the terms.
+
+They join the mutations of :mod:`fa3verify.search.forward.scores`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ from fa3_reference.formats import Format
 from fa3verify.search.colony import Rng, full_fractions, positive, rounded
 from fa3verify.search.forward.row import Row
 
-VARIANTS = 32  # of one key that are compared
+VARIANTS = 32  # of one key that screened compares
 
 
 def screened(row: Row, rng: Rng) -> None:
-    """Take the best of many variants of one key, the heaviest or any, by the error of its chain beside the bound of
-    that.
-    """
+    """Take the best of many variants of one key, the heaviest or any: that with the largest error over its bound."""
     key = int(row.exact.argmax()) if rng.random() < 0.5 else rng.choice(row.some())
     fmt = row.fmt
     q = row.q
@@ -46,7 +45,10 @@ def _chains(q: np.ndarray, k: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: int) -> np.ndarray:
-    """Return K (..., width) whose products are just below what the largest one is aligned to, but for the largest."""
+    """Return K (..., width) with products just below the last bit that survives alignment to the largest product.
+
+    The largest product itself, and channels where Q is 0, stay as they are.
+    """
     exponents = np.where(q * k != 0, np.frexp(q)[1] + np.frexp(k)[1] - 2, -999)  # of operands, not of products
     top = exponents.max(-1, keepdims=True)
     unit = np.ldexp(1.0, top - TENSOR_CORE[fmt.name].align_bits + shift)
@@ -55,7 +57,7 @@ def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: in
 
 
 def _cut_off(row: Row, rng: Rng) -> None:
-    """Make products of a chain just too small for the alignment of the largest one: each is lost, whole or in part."""
+    """Make products too small for the alignment to the largest one, so that each is lost whole or in part."""
     q_descale = row.colony.q_descale
     i = row.index
     fmt = row.fmt

@@ -1,4 +1,8 @@
-"""Islands of the forward, which are shapes and configurations, and colonies: rows and channels judged at once."""
+"""Islands of the forward, which are shapes and configurations, and their colonies of rows and channels.
+
+:mod:`fa3verify.search.forward.judge` runs kernels on a colony. :data:`ISLANDS` are those on which our own twins are
+searched; for other kernels :mod:`fa3verify.search.grounds` makes islands.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Island:
     batch, rows, columns : int
         Batches, rows of each, and channels of V.
     softcap, causal : bool
-        With causal the rows see from ``keys - rows + 1`` to all keys.
+        Switches of the problem. Under the causal mask the first row sees ``keys - rows + 1`` keys, the last one all.
     descale_tiles : int
         e4m3: key tiles that share a descale of K and V; 0 for one descale.
     family : str
@@ -67,8 +71,9 @@ class Island:
 
     @property
     def is_chained(self) -> bool:
-        """Tell whether scores are sums of so many products that what the tensor core cuts decides their errors, of
-        which the guide knows nothing.
+        """Tell whether scores are sums of so many products that the tensor core's truncation decides their errors.
+
+        The guide does not know these errors.
         """
         return self.width > 4
 
@@ -135,9 +140,10 @@ class ForwardColony(Colony):
 
     @classmethod
     def normal(cls, island: Island, rng: Rng) -> ForwardColony:
-        """Return standard normal operands, times powers of two that the descales take back.
+        """Return standard normal operands, times powers of two that the descales of e4m3 take back.
 
-        K stays below 2, as a bound may charge a product of the Q of another row, which is 0, by the exponent of K.
+        K stays below 2: each row's Q is 0 in the channels of other rows, and a bound may charge even such a product of
+        0 by the exponent of K.
         """
         is_fp8 = island.dtype == "e4m3"
         gain = 64.0 if is_fp8 else 1.0
@@ -161,7 +167,7 @@ class ForwardColony(Colony):
 
     @property
     def operands(self) -> Operands:
-        """Return the arrays a kernel sees."""
+        """Return the arrays a kernel sees: Q is 0 in the channels that other rows own, and heads are one."""
         island = self.island
         storage = FORMATS[self.island.dtype].dtype
         batch = island.batch
@@ -190,12 +196,12 @@ class ForwardColony(Colony):
 
     @property
     def factors(self) -> np.ndarray:
-        """Return what takes raw scores to log2 units before the softcap, float64 (problems, keys)."""
+        """Return the factors that take raw scores to log2 units before the softcap, float64 (problems, keys)."""
         scale = self.environment.softmax_scale * LOG2_E
         return scale * self.q_descale.astype(np.float64)[:, None] * self.per_key(self.environment.k_descale)
 
     def alone(self, place: Place) -> tuple[ForwardColony, Place]:
-        """Return one individual in its place; zeros elsewhere."""
+        """Return a colony of the same size with one individual in its place and zeros elsewhere."""
         row, column = place
         lone = self.copied()
         others = np.arange(self.island.problems) != row
@@ -230,7 +236,7 @@ def individual(values: Json) -> tuple[ForwardColony, Place]:
     Raises
     ------
     ValueError
-        For an island that is none, or values that do not fit it.
+        For values that are missing, or that do not fit their island.
     """
     try:
         island = Island(**values["island"])

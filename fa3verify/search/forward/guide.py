@@ -1,8 +1,7 @@
-"""What steers a mutation: weights of keys as the kernel and as exact arithmetic have them, and worst
-fractions.
+"""Estimates that steer mutations: weights of keys in the kernel's and in exact arithmetic, and arguments that err most.
 
-Only chance is led by these numbers, nothing is judged by them, so a shortcut does no harm: the scores of a chain count
-as exact.
+Nothing is judged by these numbers; they only make some mutations more promising than others. So shortcuts do no harm,
+such as to take the scores of a chain for exact. Judgement stands in :mod:`fa3verify.search.forward.judge`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _FLUSHED = 2.0**-115  # factors between maxima that may be flushed to zero
 class Guide:
     """Holds, of every row, log2 ``scores`` and weights in the scale of the row's maximum, float64 (problems, keys).
 
-    ``exact`` and ``stored`` weights carry the offset of P; ``top`` (problems,) is the maximum, ``visible`` as in the
-    island. ``rounding`` is what rounding to P's format, or a flush to zero, takes from a weight, 0 where the weight is
-    such a number but for its error. ``lse_error`` and ``inverse`` (problems,) are the error of lse and the factor that
-    takes sums of ``stored`` weights to the output, as they would be without splits. ``cap`` is the softcap in log2
-    units, 0 for none.
+    ``exact`` and ``stored`` are the weights in exact arithmetic and as the kernel stores them, both with the offset of
+    P. ``top`` (problems,) is the maximum; ``visible`` is as in the island. ``rounding`` is how much a weight loses by
+    rounding to P's format or by a flush to zero; it is 0 where P, but for its own error, is a number of the format.
+    ``lse_error`` (problems,) is the error of lse, and ``inverse`` (problems,) the factor that turns sums of ``stored``
+    weights into the output, both as they would be without splits. ``cap`` is the softcap in log2 units, 0 for none.
     """
 
     scores: np.ndarray
@@ -45,7 +44,7 @@ class Guide:
 
     @classmethod
     def of(cls, colony: ForwardColony, visible: np.ndarray | None = None) -> Guide:
-        """Look at a colony, or at other rows of its island that see the keys ``visible``."""
+        """Compute the estimates for a colony; ``visible`` is given where its rows are not those of the island."""
         offset = colony.island.config.p_offset_log2
         visible = colony.island.visible if visible is None else visible
         with np.errstate(all="ignore"):
@@ -68,21 +67,22 @@ class Guide:
 
     @property
     def lse_errors(self) -> np.ndarray:
-        """Return the errors of lse beside what they grow with."""
+        """Return the errors of lse over the size that they grow with, (problems,)."""
         below_cap = np.maximum(self.cap - self.top, 0.0) if self.cap else 0.0  # tanh is 1 less what ex2 and rcp give
         return self.lse_error / (4.0 + np.abs(self.top) + 4 * below_cap)
 
     def relative_errors(self, v: np.ndarray) -> np.ndarray:
-        """Return what a channel of V, (keys,) or one of every row, may err by in each row, relative to sum P |v|."""
+        """Return the estimated error of each row's output with a channel of V, relative to sum P |v|, (problems,).
+
+        ``v`` is (keys,), or (problems, keys) for a channel of each row.
+        """
         total = np.maximum(self.exact.sum(1), 2.0**-300)
         error = np.abs((self.stored * v).sum(1) * self.inverse - (self.exact * v).sum(1) / total)
         return error / np.maximum((self.exact * np.abs(v)).sum(1) / total, 2.0**-300)
 
 
 def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores in log2 units, exact ones and those before the last fma with c as the kernel has it, (problems,
-    keys).
-    """
+    """Return scores in log2 units, float64 (problems, keys): exact ones, and ones with the kernel's rounded factor."""
     environment = colony.environment
     raw = colony.raw_scores
     scale = np.float32(environment.softmax_scale * LOG2_E)
@@ -105,7 +105,7 @@ def _scores(colony: ForwardColony) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return P as it is before it is rounded, the maximum that each key met, and the row sum of the last split."""
+    """Return P before it is rounded, the maximum that each key was compared with, and the row sum of the last split."""
     p = np.zeros(computed.shape)
     bases = np.zeros(computed.shape)
     sums = np.zeros((len(computed), 4), np.float32)
@@ -126,7 +126,7 @@ def _weights(island: Island, computed: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @cache
 def worst_exponents() -> np.ndarray:
-    """Return fractions of which ex2 errs most, both ways, float64."""
+    """Return 128 exponents in (-1, 0] at which ex2 errs most, half too low and half too high, float64."""
     x = -np.arange(1 << 16) / (1 << 16)
     error = mufu.ex2(x.astype(np.float32)) / np.exp2(x) - 1
     order = np.argsort(error)
@@ -135,7 +135,7 @@ def worst_exponents() -> np.ndarray:
 
 @cache
 def worst_sums() -> np.ndarray:
-    """Return numbers in [1, 2) of which rcp or lg2 errs most, both ways, float64."""
+    """Return numbers in [1, 2) at which rcp or lg2 errs most, too low and too high, float64."""
     x = (1 + np.arange(1 << 16) / (1 << 16)).astype(np.float32)
     exact = x.astype(np.float64)
     orders = [np.argsort(error) for error in (mufu.rcp(x) * exact - 1, mufu.lg2(x) - np.log2(exact))]
@@ -144,9 +144,10 @@ def worst_sums() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Led(Mutant):
-    """Holds a child that is led by what the guide knows of a row: its parent, or a row that a channel of V meets.
+    """Holds a child while it mutates, with the guide's estimates for ``row``.
 
-    ``goal`` is a channel of V (keys,) that climbs with a row of scores; none where lse climbs.
+    The row is the parent of a row of scores, or a row that a channel of V meets. ``goal`` is the channel of V (keys,)
+    with which a row of scores is to err; None where lse climbs.
     """
 
     guide: Guide
@@ -159,7 +160,7 @@ class Led(Mutant):
         return self.guide.exact[self.row]
 
     def some(self) -> np.ndarray:
-        """Return some keys, or those of the largest weights."""
+        """Return the indices of some keys, now and then those of the largest weights."""
         if self.rng.random() < 0.2:
             return np.argsort(-self.exact)[: self.rng.integers(1, 5)]
         return some_keys(self.colony.island.keys, self.colony.island.tile_n, self.rng)

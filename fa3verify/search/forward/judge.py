@@ -1,8 +1,8 @@
 """Error over bound of every individual of a colony, before and after the output's last rounding.
 
-The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`); it is taken off the kernel's error
-before that is divided, so that a ratio above 1 is never the truth's doing. Products that are 0 err by nothing: of a
-row's channels only its own count.
+The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`). It is subtracted from the kernel's
+error before the division, so that the truth can never be the reason for a ratio above 1. Products that are 0 have no
+error: of all channels of Q and K only those that a row owns count for it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
+# Figures that climb in turn, and whether extremes are tried then.
 OBJECTIVES = (
     *(("out", True), ("rest", False), ("lse", True)),
     *(("out", False), ("rest", True), ("lse", False)),
 )
 Pair = tuple[np.ndarray, np.ndarray]
-_TINY = 2.0**-100  # outputs below err by underflow alone
+_TINY = 2.0**-100  # smaller outputs have no errors but underflow
 UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
 class Twin:
-    """Says what a colony is run on: the twin in the configuration of the colony's island."""
+    """Runs a colony on the twin, in the configuration of the colony's island.
+
+    :class:`fa3verify.search.kernels.Hunted` runs it on any other kernel.
+    """
 
     def config(self, colony: ForwardColony) -> Any:
         """Return its configuration for the colony's problem."""
@@ -75,7 +79,7 @@ def over_bound(
         A function like :func:`fa3_reference.bounds.forward.forward_bound`.
     kernel : Twin
     objectives, records : tuple
-        What climbs, in turn, and what is kept the largest of.
+        As :class:`fa3verify.search.climb.Judge` has them.
     """
 
     def published(colony: ForwardColony, name: str) -> np.ndarray:
@@ -92,10 +96,11 @@ def judge(
     Returns
     -------
     mapping
-        Error over bound before the last rounding, ``out`` (problems, columns), after it, ``rounded``, and of ``lse``.
-        ``rounded`` is close, but not what is published: that is of :func:`judge_rounded`. ``rest`` is ``out`` with the
-        rounding and the flushes of P, whose errors are known and drown all others, taken off error and bound.
-        ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, of the output relative to sum P |v|.
+        Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, and ``lse``
+        (problems,). ``rounded`` is an estimate; :func:`judge_rounded` computes the figure that is published. ``rest``
+        is ``out`` without the rounding and the flushes of P, whose known errors drown all others: they are subtracted
+        from error and bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, those of the
+        output relative to sum P |v|.
     """
     guide = guide or Guide.of(colony)
     with np.errstate(all="ignore"):
@@ -106,6 +111,7 @@ def judge(
         fmt = FORMATS[config.out_dtype]
         known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
         known = known / guide.exact.sum(1)[:, None]
+        # Without a tenth of the bound left there is nothing to divide by.
         has_rest = (size > _TINY) & (known < 0.9 * out_limit)
         stored = encode(out.astype(np.float64), fmt, "ieee")
         return {
@@ -142,8 +148,10 @@ def _run(
 
 
 def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
-    """Return the bound, but none for rows in which a family is known to return NaN: where its factor, or the product of
-    the descales in it, is below binary32's normal numbers (reports/findings/0003).
+    """Return a bound that is infinite for rows in which another family than ours is known to return NaN.
+
+    These are rows whose factor of the scores, or the product of descales in it, is below binary32's normal numbers
+    (reports/findings/0003).
     """
     if colony.island.family == OURS:
         return bound
@@ -159,12 +167,15 @@ def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
 
 
 def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """Return error over ``limit``, after ``floor`` is subtracted from the error."""
     error = np.abs(difference(got, exact))
     return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)
 
 
 def truth_error(colony: ForwardColony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return sum P |v| (problems, columns), and the largest errors of the truth's own float64 in out and in lse."""
+    """Return sum P |v| (problems, columns), and bounds of the truth's own float64 errors: of out likewise, of lse
+    (problems,).
+    """
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)
     softcap = colony.environment.softcap

@@ -1,4 +1,7 @@
-"""A row of a colony while it mutates."""
+"""A row of a colony while it mutates: its Q and keys, and how it is given the scores that a mutation wants.
+
+The mutations themselves stand in :mod:`fa3verify.search.forward.scores` and :mod:`fa3verify.search.forward.chains`.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,18 @@ class Row(Led):
         return self.colony.island.config.p_offset_log2
 
     def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
-        """Give keys these scores, as nearly as ``width`` digits of K can."""
+        """Change K of some keys so that they have these scores, as nearly as ``width`` channels of K can."""
         self.k[keys] = self.digits(keys, log2_scores)
 
     def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
-        """Return K of some keys, (..., keys, width), with which they have scores (..., keys)."""
+        """Return K of some keys, (..., keys, width), that gives them the scores (..., keys), in log2 units.
+
+        The channels are set one after the other, that of the largest Q first; each takes what is left of the score.
+        """
         x = log2_scores
         softcap = self.colony.environment.softcap * LOG2_E
         if softcap:
+            # Undo the softcap; clipped, as no raw score gives the softcap itself.
             x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
         left = x / self.colony.factors[self.index, keys]
         result = np.zeros((*x.shape, self.q.size))

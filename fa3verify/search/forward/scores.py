@@ -1,5 +1,7 @@
-"""How the scores of a row mutate: from one code of K to whole tiles of keys 160 binary orders
-apart.
+"""Mutations of a row's scores: from one code of K to whole tiles of keys 160 binary orders apart.
+
+Each takes the row and a generator and changes the row in place. Rows whose scores are long sums have more mutations in
+:mod:`fa3verify.search.forward.chains`; channels of V mutate in :mod:`fa3verify.search.forward.values`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from fa3verify.search.forward import chains
 from fa3verify.search.forward.guide import Guide, worst_exponents, worst_sums
 from fa3verify.search.forward.row import Row
 
-VARIANTS = 32  # nudges that are compared
+VARIANTS = 32  # nudges that _screened compares
 
 
 def _nudge(row: Row, rng: Rng) -> None:
@@ -46,7 +48,7 @@ def _vanish(row: Row, rng: Rng) -> None:
 
 
 def _weigh(row: Row, rng: Rng) -> None:
-    """Set weights beside the middle of two neighbours of the format of P, or subnormal in it."""
+    """Set weights close to the middle between two neighbours of P's format, or in its subnormal range."""
     fmt = row.fmt
     keys = row.some()
     p = np.maximum(row.exact[keys], 2.0 ** (row.offset - 30.0))
@@ -59,7 +61,7 @@ def _weigh(row: Row, rng: Rng) -> None:
 
 
 def _worst_exponents(row: Row, rng: Rng) -> None:
-    """Set exponents of which ex2 errs most."""
+    """Set exponents at which ex2 errs most."""
     keys = row.some()
     fractions = worst_exponents()
     half = len(fractions) // 2
@@ -70,7 +72,7 @@ def _worst_exponents(row: Row, rng: Rng) -> None:
 
 
 def _worst_sum(row: Row, rng: Rng) -> None:
-    """Make a row sum of which rcp or lg2 errs most, by the weight of one key."""
+    """Set the weight of one key so that the row sum is one at which rcp or lg2 errs most."""
     key = rng.integers(row.keys, size=1)
     rest = row.exact.sum() - row.exact[key]
     wanted = rng.choice(worst_sums()) * np.exp2(np.floor(np.log2(row.exact.sum())))
@@ -79,7 +81,7 @@ def _worst_sum(row: Row, rng: Rng) -> None:
 
 
 def _screened(row: Row, rng: Rng) -> None:
-    """Take the best of many nudges, by what the guide expects of their errors."""
+    """Take the best of many nudges: that with the largest error by the guide's estimate."""
     colony = row.colony
     keys = row.some()
     if colony.island.is_chained:
@@ -104,6 +106,8 @@ def _screened(row: Row, rng: Rng) -> None:
 def _crumbs(row: Row, rng: Rng) -> None:
     """Set a few large weights, then ones of about half a unit of their sum: rounding takes or gives most of them."""
     n = row.colony.island.tile_n
+    # The first 8, 16 or 24 keys of each tile are large, but at most half of it; 22 to 27 binary orders below their sum
+    # lies half a unit of binary32.
     place = np.arange(row.keys) % n
     small = place >= min(8 * rng.integers(1, 4), n // 2)
     depth = 22 + rng.integers(0, 6) + np.exp2(-rng.uniform(1, 10)) * rng.choice([-1, 1])

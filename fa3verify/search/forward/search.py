@@ -1,9 +1,9 @@
 """The search on one island: parents and children side by side, every row with every channel of V.
 
-A colony keeps its better half of rows and of channels. Of rows that look alike only a few stay, and what mutates
-successfully mutates more often. A colony that no longer climbs starts again: from normal inputs, or in a niche, which
-is a size of the bound, from the best that was ever met there. So small terms of the bound are tried where they are the
-largest.
+A colony keeps the better half of its rows and of its channels; of rows that look alike only a few stay. A colony that
+has stopped climbing starts again from normal inputs, or in a niche from the best that was ever met there. A niche is a
+binary order of the bound's size. In it a small term of the bound is searched where it is the largest term. The loop
+over generations stands in :mod:`fa3verify.search.climb`.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ class ForwardSearch(Search):
         self.begin(fresh)
 
     def fitness(self, colony: ForwardColony, ratios: Ratios) -> np.ndarray:
-        """Return what climbs, (problems, columns or 1): error over bound, less outside the niche; the archive learns of
-        it.
+        """Return error over bound, (problems, columns or 1), halved for every binary order away from the niche.
+
+        The best of each niche goes into the archive.
         """
         ratio, bound = (
             ratios[name].reshape(self.island.problems, -1) for name in (self.objective, f"{self.objective}_bound")
         )
-        counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output is recorded; it leads nowhere
+        counts = np.isfinite(ratio) & np.isfinite(bound) & (ratio > 0)  # a lost output leads nowhere: height 0
         niches = np.floor(np.clip(np.where(counts, bound, 0.0), *NICHES)).astype(int)
         ratio = np.where(counts, ratio, 0.0)
         for niche in np.unique(niches[counts]).tolist():
@@ -68,7 +69,7 @@ class ForwardSearch(Search):
         return ratio if self.niche is None else ratio * np.exp2(-np.abs(niches - self.niche))
 
     def move(self, colony: ForwardColony) -> bool:
-        leads = self.island.softcap and not self.island.is_chained
+        leads = self.island.softcap and not self.island.is_chained  # there softmax_scale and softcap matter most
         moved = bool(self.rng.random() < (0.5 if self.wild or leads else 0.2))
         if moved:
             surroundings.mutate(colony, self.step, self.wild, self.rng)
@@ -85,7 +86,10 @@ class ForwardSearch(Search):
     def conceive(
         self, colony: ForwardColony, axis: int, child: int, parents: tuple[int, int]
     ) -> Callable[[], Row | values.Column]:
-        """Give a child what its parent has, and some keys of another one."""
+        """Copy the genes of one parent to a child, now and then some keys of another, and return its mutant.
+
+        The mutant knows a partner from the other axis, which it is to err with: mostly one of the best.
+        """
         rng = self.rng
         parent, other = parents
         for name in (name for name, own in colony.AXES.items() if own == axis):
@@ -123,8 +127,9 @@ class ForwardSearch(Search):
 
 
 def _looks(guide: Guide) -> np.ndarray:
-    """Return what a row looks like, as one number: how many keys matter, how far the next one is, how large the maximum
-    is.
+    """Return a number for each row that says what it looks like; rows that look alike have the same number.
+
+    It combines how many keys matter, how far the median score is below the maximum, and how large the maximum is.
     """
     weights = np.exp2(guide.scores - guide.top[:, None])
     with np.errstate(all="ignore"):
@@ -135,8 +140,9 @@ def _looks(guide: Guide) -> np.ndarray:
 
 
 def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:
-    """Return indices of ``count`` large heights, no two of them equal and at most a third of one look while others
-    remain.
+    """Return the indices of ``count`` large heights, largest first.
+
+    Equal heights, and rows beyond a third of ``count`` that look alike, are taken only if too few others remain.
     """
     chosen: list[int] = []
     passed: list[int] = []

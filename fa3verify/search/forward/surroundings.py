@@ -1,5 +1,6 @@
-"""How what a colony shares mutates: softmax_scale, softcap and descales, and powers of two that change
-places.
+"""Mutations of what all individuals of a colony share: softmax_scale, softcap and descales.
+
+Some of them move a power of two from one factor to another, which leaves the exact result as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _scaled(x: float, factor: float) -> float:
 
 
 def _far(rng: Rng) -> float:
-    """Return a power of two, of which every second one leads to an end of binary32."""
+    """Return a factor of any size that binary32 has; every second one leads to an end of its range."""
     if rng.random() < 0.5:
         return float(np.exp2(rng.uniform(-150, 150)))
     return float(np.exp2(rng.choice([-1, 1]) * rng.uniform(118, 150)))
@@ -36,9 +37,10 @@ def _scale(colony: ForwardColony, step: float, rng: Rng) -> None:
 
 
 def _screened(colony: ForwardColony, step: float, rng: Rng) -> None:
-    """Take the best of many factors of scores or softcap, or of both, by what the guide expects of the errors of lse.
+    """Take the best of many factors of softmax_scale, of the softcap or of both: that with the largest error of lse.
 
-    Where both grow alike tanh stays as it is, and what changes are the roundings of its unit.
+    The guide estimates the errors. A factor of both leaves the argument of tanh as it is and changes the roundings of
+    its unit.
     """
     environment = colony.environment
     choices = []
@@ -124,7 +126,10 @@ Mutation = Callable[[ForwardColony, float, Rng], None]
 
 
 def mutate(colony: ForwardColony, step: float, wild: bool, rng: Rng) -> None:
-    """Change one shared thing; ``wild`` ones by as much as binary32 has room for."""
+    """Change one shared factor, now and then two; ``wild`` by as much as binary32 has room for.
+
+    A mutation that stands twice in a list is drawn twice as often; those that the island has no use for are left out.
+    """
     island = colony.island
     tame: list[Mutation] = [_scale, _screened, *[_softcap] * island.softcap, *[_descale] * (island.dtype == "e4m3")]
     tame += [_screened] * 2 * (island.softcap and not island.is_chained)

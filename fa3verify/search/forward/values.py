@@ -1,5 +1,7 @@
-"""How a channel of V mutates: signs, sizes from subnormal to the largest, fractions, and what
-cancels.
+"""Mutations of a channel of V: signs, sizes from subnormal to the largest, fractions, and sums that cancel.
+
+Each takes the channel and a generator and changes the channel in place. Scores mutate in
+:mod:`fa3verify.search.forward.scores`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import numpy as np
 from fa3verify.search.colony import Rng, full_fractions, level, max_finite, rounded
 from fa3verify.search.forward.guide import Led
 
-VARIANTS = 32  # nudges that are compared
+VARIANTS = 32  # nudges that _screened compares
 
 
 class Column(Led):
@@ -60,7 +62,7 @@ def _zeros(column: Column, rng: Rng) -> None:
 
 
 def _one_tile(column: Column, rng: Rng) -> None:
-    """Remove the values of one tile, or of all but one."""
+    """Set the values of one tile to zero, or those of all other tiles."""
     tile = np.arange(column.v.size) // column.colony.island.tile_n
     column.write(np.flatnonzero((tile == rng.choice(tile)) == (rng.random() < 0.5)), np.zeros(1))
 
@@ -73,7 +75,7 @@ def _sizes(column: Column, rng: Rng) -> None:
 
 
 def _level(column: Column, rng: Rng) -> None:
-    """Put a group at one size, of all that the format has, often at one of its ends."""
+    """Give a group one size, anywhere in the format and often at one of its ends."""
     keys = column.some()
     largest = int(np.log2(max_finite(column.dtype)))
     size = level(column.fmt, (largest - 3, largest + 1), rng)
@@ -86,7 +88,10 @@ def _full_fractions(column: Column, rng: Rng) -> None:
 
 
 def _follow_errors(column: Column, rng: Rng) -> None:
-    """Take the signs, around the output or around zero, of the errors of the weights: their products add up."""
+    """Give values the signs of the errors of their weights, so that the errors of the products add up.
+
+    The values lie around the output or around zero.
+    """
     scale = column.stored.sum() / max(column.exact.sum(), 2.0**-300) if rng.random() < 0.5 else 1.0
     sign = np.sign(column.stored - scale * column.exact) * rng.choice([-1.0, 1.0])
     keys = column.some()
@@ -110,6 +115,7 @@ def _cut_off(column: Column, rng: Rng) -> None:
     """Make products just too small for the alignment of the largest one, so that each is lost whole or in part."""
     keys = column.some()
     products = np.abs(column.stored * column.v)
+    # Bits below the largest product to which the tensor core aligns the others.
     align = 13 if column.fmt.name == "e4m3" else 25
     if products.max() > 0:
         exponent = np.floor(np.log2(products.max())) - align + rng.integers(0, 4)
@@ -128,7 +134,7 @@ def _balance(column: Column, rng: Rng) -> None:
 
 
 def _screened(column: Column, rng: Rng) -> None:
-    """Take the best of many nudges and flips of signs, by the errors of weights and row sum."""
+    """Take the best of many nudges and flips of signs: that with the largest error by weights and row sum."""
     v = column.v
     shape = (VARIANTS, v.size)
     steps = np.exp2(rng.uniform(-10, 2, (VARIANTS, 1)))
