@@ -24,17 +24,18 @@ from fa3verify.campaign.tasks import Task, execute
 from fa3verify.cases.case import SCHEMA, Case
 from fa3verify.files import Json
 from fa3verify.judging.judgement import passes
-from fa3verify.judging.verdict import EXIT_CODES, Part, What
+from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What
 from fa3verify.kernels import watch
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import CONTRACTS, empty_rows
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties import Trial, find_law, replay_trial
+from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.properties.law import SCHEMA as TRIAL
 
 Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
 MOST_S = 60.0  # for that
+FRESH = 20  # trials that tell contracts apart that explain as much
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
@@ -75,7 +76,10 @@ class FindContract(Task):
         values = [[(name, None), *((x.field, x.value) for x in CONTRACTS if x.field == name)] for name in sorted(asked)]
         contracts = [{name: value for name, value in chosen if value} for chosen in product(*values)]
         places = range(len(trials))
-        best = max(contracts, key=lambda each: (sum(holds(place, each) for place in places), -len(each)))
+        explained = [sum(holds(place, each) for place in places) for each in contracts]
+        alike = [each for each, count in zip(contracts, explained, strict=True) if count == max(explained)]
+        alike.sort(key=len)
+        best = next((each for each in alike if each and _fits(kernel, each)), alike[0])
         needs: dict[str, tuple[str, int]] = {}
         for name, value in best.items():
             rest = {other: x for other, x in best.items() if other != name}
@@ -83,6 +87,13 @@ class FindContract(Task):
             if needing:
                 needs[name] = value, needing[0]
         return needs
+
+
+def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
+    """Tell whether fresh trials of the bound hold under a contract: few findings may fit several."""
+    named = replace(kernel, policy=kernel.policy.declaring(contract))
+    (law,) = (law for law in map(find_law, BOUND_LAWS) if law.applies(kernel))
+    return run_law(law, named, max_examples=FRESH, seed=0, shrink_seconds=0).status != "fail"
 
 
 def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
@@ -151,7 +162,9 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     if not tried:
         return ()
     failed = tuple((str(each.what), each.content) for each in tried if each.content)
-    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=kernel.worst_ratio_lse is not None)
+    returned = {name for law in kernel.laws for name, is_returned, _ in law.optional if is_returned}
+    has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
+    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse)
     (outcome,) = execute([task], executor)
     adopted: Mapping[str, Any] = outcome.value or {}
     name = KernelName.parse(kernel.name)

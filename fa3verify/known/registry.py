@@ -75,7 +75,7 @@ def find(name: str) -> Kernel:
         A name that ``fa3verify kernels`` lists, ``NAME+fault`` for a twin with a planted mistake, ``module:function``
         or ``file.py:function``; where that makes kernels of several dtypes, ``module:function.bf16``. Behind any of
         them ``@64,128`` restricts it to these head dims, ``[tile_n=64,num_splits=2]`` changes its configuration,
-        ``[order=FILE]`` has its bits compared with those of a learned order's twin, and ``[causal=top_left]`` declares a
+        ``[order=FILE]`` has its bits compared with those of a learned order's twin, ``[causal=top_left]`` declares a
         field of its policy.
 
     Returns

@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from fa3verify.judging.clauses import NO_RESULT, Clause, clauses
 from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.judgement import judge
 from fa3verify.judging.metrics import measures_of
-from fa3verify.kernels.policy import Policy
+from fa3verify.kernels.policy import VALUES, Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, POLICY
@@ -178,11 +178,10 @@ def _special() -> Iterator[tuple[str, Demand]]:
 
 def _declared() -> Iterator[tuple[str, Demand]]:
     """Yield the fields of the policy, with the words of its docstring."""
-    told = re.findall(r"^(\w+) : \{.+\}\n((?:    .+\n?)+)", inspect.getdoc(Policy) or "", re.MULTILINE)
-    defaults = {field.name: field.default for field in fields(Policy)}
+    told = re.findall(r"^(\w+) : \{.+\}, optional\n((?:    .+\n?)+)", inspect.getdoc(Policy) or "", re.MULTILINE)
     for name, words in told:
         plain = re.sub(r":\w+:`([^`]+)`|``([^`]+)``", r"`\1\2`", " ".join(words.split()))
-        text = f"A kernel that declares nothing has `{name}` `{defaults[name]}`: {plain[0].lower()}{plain[1:]}"
+        text = f"A kernel that declares nothing has `{name}` `{VALUES[name][0]}`: {plain[0].lower()}{plain[1:]}"
         asked = ASKED_BY[name]
         by = "the error bound of causal calls" if asked == BOUND else f"property `{asked.split()[1]}`"
         yield f"policy {name}", Demand(text, by)

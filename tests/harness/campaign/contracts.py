@@ -1,0 +1,97 @@
+"""Kernels that keep another contract than FlashAttention-3's, right ones and wrong ones, which declare none of it.
+
+Each computes in float64 and rounds once, so that nothing but its contract, or its mistake, can be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import fa3verify
+
+Finish = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def as_it_is(out, lse, empty):
+    return out, lse
+
+
+def _kernel(offset: Callable[[int, int], int], value: float = -np.inf, finish: Finish = as_it_is, **facts: Any):
+    """A kernel whose scores behind a diagonal are ``value``, or NaN where that is so and ``is_added`` says to add it.
+
+    ``finish`` gets out, lse and which rows see no key, in the layout of lse.
+    """
+    is_added = facts.pop("is_added", False)
+
+    def attention(q, k, v, *, softmax_scale, causal):
+        dtype = q.dtype
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        scores = q @ k.swapaxes(-1, -2) * softmax_scale
+        n, m = scores.shape[-2:]
+        hidden = np.zeros((n, m), bool)
+        if causal:
+            hidden = np.arange(m) - np.arange(n)[:, None] > offset(n, m)
+        with np.errstate(all="ignore"):
+            scores = scores + np.where(hidden, value, 0.0) if is_added else np.where(hidden, value, scores)
+            most = scores.max(-1, keepdims=True)
+            p = np.exp(scores - most)
+            total = p.sum(-1, keepdims=True)
+            out, lse = p @ v / total, (most + np.log(total))[..., 0]
+        out, lse = finish(out, lse, np.broadcast_to(hidden.all(-1), lse.shape))
+        return out.astype(dtype), lse.astype(np.float32)
+
+    taken = {"features": ("causal", "gqa"), "dtypes": ("fp16",), "head_dims": (64,), "min_seqlen": 1} | facts
+    return fa3verify.kernel(**taken)(attention)
+
+
+def empty_as(out_value: float, lse_value: float) -> Finish:
+    def finish(out, lse, empty):
+        return np.where(empty[..., None], out_value, out), np.where(empty, lse_value, lse)
+
+    return finish
+
+
+def bottom_right(n, m):
+    return m - n
+
+
+def top_left(n, m):
+    return 0
+
+
+def mirrored(n, m):
+    return n - m
+
+
+def late(n, m):
+    """Aligned bottom-right, but a key late with more than 64 of them."""
+    return m - n + (m > 64)
+
+
+def mixed(n, m):
+    """Aligned top-left with more queries than keys, bottom-right with more keys."""
+    return max(0, m - n)
+
+
+ZERO = empty_as(0.0, -np.inf)
+
+mean = _kernel(bottom_right, -1e30)
+nan = _kernel(bottom_right)
+aligned_top_left = _kernel(top_left)  # every row sees a key
+added = _kernel(bottom_right, is_added=True, finish=ZERO)
+plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))
+added_top_left = _kernel(top_left, is_added=True)
+
+declared_zero = _kernel(bottom_right, -1e30, policy=fa3verify.Policy(empty_out="zero", empty_lse="finite"))
+wrong_sign = _kernel(mirrored, finish=ZERO)
+late_diagonal = _kernel(late, finish=ZERO)
+two_alignments = _kernel(mixed, finish=ZERO)
+garbage_in_empty_rows = _kernel(bottom_right, finish=empty_as(7.0, -np.inf))
+mean_and_doubled = _kernel(bottom_right, -1e30, finish=lambda out, lse, empty: (out * 1.01, lse))
+half_the_mean = _kernel(
+    bottom_right, -1e30, finish=lambda out, lse, empty: (np.where(empty[..., None], out / 2, out), lse)
+)

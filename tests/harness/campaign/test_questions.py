@@ -1,0 +1,146 @@
+"""A kernel of another contract is asked whether it means to; what no contract explains is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fa3verify
+from fa3_reference.problem import AttentionProblem
+from fa3verify import Case, Kernel, Recipe, find_kernel
+from fa3verify.campaign import questions, replay_files
+from fa3verify.campaign import run as runs
+from fa3verify.campaign.introduction import Only
+from fa3verify.commands import replay, verify
+from fa3verify.kernels.names import KernelName
+from fa3verify.kernels.policy import CONTRACTS, VALUES
+from fa3verify.properties import Trial, replay_trial
+
+KERNELS = Path(__file__).with_name("contracts.py")
+ASKED = Only(properties=("error_within*", "empty_rows*", "special_values*"), limit=4)
+RIGHT = {
+    "mean": {"empty_out": "mean", "empty_lse": "finite"},
+    "nan": {"empty_out": "nan", "empty_lse": "nan"},
+    "aligned_top_left": {"causal": "top_left"},
+    "added": {"special_values": "visible"},
+    "plus_infinity": {"empty_lse": "+inf"},
+    "added_top_left": {"causal": "top_left", "special_values": "visible"},
+}
+WRONG = (
+    "wrong_sign",
+    "late_diagonal",
+    "two_alignments",
+    "garbage_in_empty_rows",
+    "half_the_mean",
+    "mean_and_doubled",
+    "declared_zero",
+)
+
+
+@pytest.fixture(scope="module")
+def judged(in_this_process, tmp_path_factory):
+    """Return what a campaign of the properties that concern contracts says of a kernel, once for all tests."""
+    known: dict[tuple[str, str], tuple[runs.Run, Path]] = {}
+
+    def of(name: str, answer: str = "ask") -> tuple[runs.Run, Path]:
+        if (name, answer) not in known:
+            out = tmp_path_factory.mktemp(name)
+            kernels = (f"{KERNELS}:{name}",)
+            settings = verify.Settings(kernels, "quick", 1, out, only=ASKED, answer=answer)  # type: ignore[arg-type]
+            known[name, answer] = verify.run(settings, lambda total, outcome: None), out
+        return known[name, answer]
+
+    return of
+
+
+def failed(name: str) -> list[tuple[str, dict]]:
+    """What fails of a kernel among small trials: causal ones with more queries than keys, fewer, and many keys."""
+    kernel = find_kernel(f"{KERNELS}:{name}")
+    place = {"rule": "every", "sequence": 0, "head": 0, "row": 2, "channel": 0}
+    asked: list[tuple[str, int, int, dict]] = [
+        ("error_within_bound", 5, 3, {}),
+        ("error_within_bound", 3, 5, {}),
+        ("error_within_bound", 5, 70, {}),
+        ("empty_rows_are_zero", 5, 3, {"num_splits": 1}),
+        ("special_values_follow_policy", 5, 4, place),
+    ]
+    trials = [
+        Trial(law, Case(kernel.name, AttentionProblem(1, 1, 1, n, m, 64, causal=True), Recipe("normal")), parameters)
+        for law, n, m, parameters in asked
+    ]
+    return [(f"law {trial.law}", trial.to_json()) for trial in trials if replay_trial(trial.law, kernel, trial)]
+
+
+def explained(name: str) -> tuple[dict[str, str], bool]:
+    """The contract that is found for a kernel, and whether all that failed holds under it."""
+    trials = failed(name)
+    assert trials
+    task = questions.FindContract(kernel=f"{KERNELS}:{name}", durable=False, failed=tuple(trials), has_lse=True)
+    contract = {field: value for field, (value, _) in task.run().items()}
+    kernel = find_kernel(f"{KERNELS}:{name}")
+    kernel = replace(kernel, policy=kernel.policy.declaring(contract))
+    held = [replay_trial(words.split()[1], kernel, aligned(kernel, content)) is None for words, content in trials]
+    return contract, all(held)
+
+
+def aligned(kernel: Kernel, content: dict) -> Trial:
+    trial = Trial.from_json(content)
+    return replace(trial, case=replace(trial.case, problem=kernel.policy.aligned(trial.case.problem)))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_one_contract_explains_what_a_right_kernel_does(name):
+    assert explained(name) == (RIGHT[name], True)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_contract_explains_what_a_wrong_kernel_does(name):
+    assert not explained(name)[1]
+
+
+@pytest.mark.parametrize("name", ["added_top_left", "wrong_sign"])
+def test_a_campaign_asks_a_right_kernel_and_fails_a_wrong_one(judged, name):
+    found, _ = judged(name)
+    (kernel,) = found.kernels
+    is_right = name in RIGHT
+    assert (found.verdict, found.exit_code) == (("question", 6) if is_right else ("fail", 1))
+    assert (kernel.verdict, bool(found.failures)) == (found.verdict, not is_right)
+    assert KernelName.parse(kernel.name).contract == RIGHT.get(name, {})
+    assert {each.kernel for each in found.questions} == ({kernel.name} if is_right else set())
+
+
+def test_a_kernel_that_declares_its_contract_is_asked_nothing(judged):
+    found, _ = judged("added_top_left")
+    declared = eval(found.questions[0].declaration.removeprefix("policy="), {"fa3verify": fa3verify})
+    assert declared == fa3verify.Policy(**RIGHT["added_top_left"])
+    again, _ = judged("added_top_left[causal=top_left,special_values=visible]")
+    assert (again.verdict, again.questions, again.failures) == ("inconclusive", (), ())  # a part has no verdict
+
+
+def test_a_question_shows_one_case_that_fails_without_its_answer_and_holds_with_it(judged):
+    found, out = judged("added_top_left")
+    assert len(found.questions) == 2
+    for question in found.questions:
+        file = replay_files.read(out / str(question.seen.replay))
+        assert not replay.run(file).holds
+        assert question.meaning
+        assert question.public
+
+
+@pytest.mark.parametrize(("answer", "verdict", "code"), [("fail", "fail", 1), ("pass", "inconclusive", 5)])
+def test_ci_decides_what_a_question_is(judged, answer, verdict, code):
+    found, _ = judged("added_top_left", answer)
+    assert (found.verdict, found.exit_code, len(found.questions)) == (verdict, code, 2)
+
+
+def test_every_contract_is_a_value_of_its_field_and_not_flash_attention_3s():
+    for contract in CONTRACTS:
+        assert contract.value in VALUES[contract.field][1:]
+    assert len({(each.field, each.value) for each in CONTRACTS}) == len(CONTRACTS)
+
+
+def test_a_run_with_questions_is_read_back(judged):
+    found, _ = judged("added_top_left")
+    assert runs.parse(found.to_json(), "summary").questions == found.questions
