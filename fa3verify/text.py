@@ -22,18 +22,19 @@ _OURS = os.path.dirname(__file__) + os.sep
 def one_line(text: object, most: int = MOST) -> str:
     r"""Return a text on one line, with escapes for unprintable characters, and without the middle of a long one.
 
-    An object whose ``__str__`` raises is named by its type. More than ``most`` characters lose their middle; the result
-    is cut to :data:`MOST_BYTES`, or to ``most`` bytes where that is more.
+    An object whose ``__str__`` raises is named by its type. Of more than ``most`` characters the first and the last
+    half of ``most`` stay, with " ... " between them, which is not counted. Escapes make a text longer: the result is
+    cut to :data:`MOST_BYTES`, or to ``most`` bytes where that is more.
 
     >>> one_line("a\n  b\x00\x1b[2J\ud800")
     'a b\\x00\\x1b[2J\\ud800'
     """
     try:
         raw = str(text)
-    except BaseException as error:
+    except BaseException as error:  # a kernel's own class may raise anything, SystemExit too
         raw = f"{type(text).__name__} without a text: its __str__ raised {type(error).__name__}"
     if len(raw) > most:
-        raw = f"{raw[: most // 2]} ... {raw[-(most // 2) :]}"
+        raw = f"{raw[: most // 2]} ... {raw[len(raw) - most // 2 :]}"
     return _cut(_printable(" ".join(raw.split())), max(most, MOST_BYTES))
 
 

@@ -134,7 +134,11 @@ def gather(
 
 
 def judge(work: Gathered) -> SampleFigures:
-    """Compare an output with the twin, with float64 and with its error bound, as far as :class:`Gathered` has them."""
+    """Compare an output with the twin, with float64 and with its error bound, as far as :class:`Gathered` has them.
+
+    Relative error and gain are NaN where all sampled truth is 0. ValueError if the twin has outputs of another shape or
+    dtype.
+    """
     outputs = differing = 0
     square = norm = product = 0.0
     for part in work.tiles:
@@ -149,7 +153,7 @@ def judge(work: Gathered) -> SampleFigures:
     bits = differing if work.config is not None else -1
     model = work.model
     ratio = math.nan if model is None else max(ratio_max(part, model, work.scale) for part in work.edges)
-    return SampleFigures(outputs, bits, float(np.sqrt(square / norm)), product / norm - 1, ratio)
+    return SampleFigures(outputs, bits, math.sqrt(square / (norm or math.nan)), product / (norm or math.nan) - 1, ratio)
 
 
 def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
@@ -226,4 +230,4 @@ def judge_gradients(cell: Cell, x: GivenBackward, found: Sequence[torch.Tensor])
         square += float(((got - truth) ** 2).sum())
         norm += float((truth**2).sum())
         worst = max(worst, float(np.max(error_ratio(got - truth, bound), initial=0.0)))
-    return SampleFigures(outputs, -1, math.sqrt(square / norm), math.nan, worst)
+    return SampleFigures(outputs, -1, math.sqrt(square / (norm or math.nan)), math.nan, worst)

@@ -38,7 +38,7 @@ class Case:
     scheme : QuantScheme, optional
         For e4m3 problems of the forward; None otherwise.
     changes : tuple of (str, value)
-        Configuration fields that differ from the kernel's default for this problem.
+        Configuration fields that differ from the kernel's default for this problem. A case sorts them by name.
     operation : str
         What the kernel computes: a name in :data:`fa3verify.operations.OPERATIONS`.
 
@@ -59,6 +59,7 @@ class Case:
         operation = operations.find(self.operation)
         operation.check(self.problem, self.scheme)
         operation.check_changes(dict(self.changes))
+        object.__setattr__(self, "changes", tuple(sorted(dict(self.changes).items())))
 
     def draw(self) -> tuple[Arrays, Quantized]:
         """Draw the inputs, and prepare what the kernel sees of them.
@@ -90,7 +91,7 @@ class Case:
         return operations.find(self.operation).descales_of(self.problem, self.scheme, dict(self.changes))
 
     def check_descales(self, kernel: Kernel) -> None:
-        """Check that a kernel claims to take its descales, for it must not be judged by others.
+        """Check that a kernel claims to take the descales of this case, as it must not be judged by any others.
 
         Parameters
         ----------
@@ -182,13 +183,12 @@ class Case:
         if not isinstance(values["kernel"], str) or not isinstance(values["changes"], dict):
             raise ValueError("case must name its kernel by a string and its changes by an object")
         changes = {name: tuple(x) if isinstance(x, list) else x for name, x in values["changes"].items()}
-        scheme = None if values["scheme"] is None else QuantScheme.from_json(values["scheme"])
         return cls(
             values["kernel"],
             AttentionProblem.from_json(values["problem"]),
             Recipe.from_json(values["recipe"]),
-            scheme,
-            tuple(sorted(changes.items())),
+            None if values["scheme"] is None else QuantScheme.from_json(values["scheme"]),
+            tuple(changes.items()),
             values.get("operation", operations.FORWARD),
         )
 

@@ -36,24 +36,24 @@ def report(
     Beside atlases a page takes the table.json of compare, the curves.csv of hunt, and reports/findings/known.json.
     """
     with one_line_errors():
-        click.echo(_of_folder(history, data, out, against) if history else _of_data(data, out, against, given))
+        click.echo(_of_folder(history, data, out, against, given) if history else _of_data(data, out, against, given))
 
 
-def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None) -> str:
-    """Make the pages of --history and return their path; ValueError for other options beside it."""
+def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
+    """Make the page of --history and return its path; ValueError for DATA, --against or --pair beside it."""
     from fa3verify.commands import verify
     from fa3verify.report import history as over_runs
 
-    if data or against:
-        raise ValueError("--history takes runs from its folder, and neither DATA nor --against")
+    if data or against or given:
+        raise ValueError("--history takes runs from its folder, and neither DATA nor --against nor --pair")
     verify.prepare_output(out)
     return str(over_runs.write_pages(out, history))
 
 
 def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
-    """Make the pages of DATA, or of --against, and return what is printed; ``given`` are the pairs of --pair.
+    """Make the page of DATA, or of DATA beside ``against``, and return what is printed.
 
-    ValueError for data and options that do not go together.
+    ``given`` are the texts OLD=NEW of --pair. ValueError for data and options that do not go together.
     """
     from fa3verify.commands import verify
     from fa3verify.report import against as beside

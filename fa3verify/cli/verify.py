@@ -50,7 +50,7 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
     "--kernel", "references", multiple=True, metavar="MODULE:FUNCTION", help="Verify a kernel of your own as well."
 )
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="release", show_default=True)
-@click.option("--quick", is_flag=True, help="Short for --profile quick: at most a minute on two cores.")
+@click.option("--quick", is_flag=True, help="Short for --profile quick: minutes on two cores.")
 @seed_option
 @click.option(
     "--activations",

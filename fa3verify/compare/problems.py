@@ -47,9 +47,10 @@ def always(fields: Fields) -> Callable[[Any, Fields], Fields]:
 
 
 def beside(neighbours: int | str, sizes: Fields) -> Fields:
-    """Return a packed sequence and its neighbours, given as LENGTH for one or as COUNTxLENGTH.
+    """Return a packed sequence and its neighbours, given as LENGTH for one or as COUNTxLENGTH: keys of each.
 
-    ValueError for anything else.
+    Unless ``sizes`` has its lengths, the compared sequence has 40 queries and LONG keys. Neighbours have as many
+    queries, but no more than they have keys. "0x5" is the sequence alone. ValueError for anything else, None too.
 
     >>> beside("2x9", {"seqlen_q": 1, "seqlen_k": 40})["seqlens_k"]
     (40, 9, 9)

@@ -35,7 +35,7 @@ class Capture:
     """Facts of one file of q, k and v, without its arrays.
 
     ``file`` is the path as it was given, or the name of a file that ships; ``sha256`` identifies its content. ``whole``
-    is the problem of all its tokens, in fp16, and ``largest`` an upper limit of all magnitudes.
+    is the problem of all its tokens, in fp16. No magnitude in the arrays is above ``largest``.
     """
 
     file: str
@@ -63,7 +63,7 @@ class Capture:
         return replace(self.whole, dtype=dtype, seqlen_q=rows, seqlen_k=rows)
 
     def rows(self, tokens: int) -> int:
-        """Return the rows that ``tokens`` selects; ValueError unless 0 <= tokens <= seqlen."""
+        """Return how many rows ``tokens`` selects, all for 0; ValueError unless 0 <= tokens <= seqlen."""
         if not 0 <= tokens <= self.seqlen:
             raise ValueError(f"tokens of {self.file} must be between 0 (all) and {self.seqlen}, got {tokens}")
         return tokens or self.seqlen
@@ -88,6 +88,9 @@ class ActivationCase(Capture):
 
     def sidecar(self) -> Json:
         """Return the sidecar: provenance, licence, scale, checksums, statistics, reference results.
+
+        The wheel reads the keys that the manifest has too (model, layer, seqlen, npz_sha256, head_dim, causal), which
+        must agree with it, softmax_scale, and the sha256 of each of q, k and v under ``arrays``. Tests read the rest.
 
         Raises
         ------

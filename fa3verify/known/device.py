@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 
 from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.gluon import launch_backward
 from fa3_kernels.gluon.arguments import Descales, packed_of
 from fa3_kernels.gluon.launch import forward
-from fa3_kernels.gluon.quantize import quantize_qkv
-from fa3_kernels.plan.quantizer import QuantizedTensors
+from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import Array, AttentionProblem, Operands
@@ -119,7 +117,7 @@ def descales_of(operands: Operands) -> Descales:
     return Descales(q, k, v, (of_q, of_k, of_v))
 
 
-def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors[torch.Tensor]:
+def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
     tensors: Keywords = {name: to_gpu(x) for name, x in given.items()}
     for name in ("cu_seqlens_q", "cu_seqlens_k"):

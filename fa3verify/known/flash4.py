@@ -28,7 +28,11 @@ FOLDER = "flash4"
 # is padded to a multiple of them.
 TILE_M = {64: (128, 128), 128: (80, 64), 256: (64, 64)}
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
-_NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)  # sequence starts, pages, windows, sinks, sparsity, modifiers
+# The last 12 arguments of a forward, in the order in which _flash_attn_fwd of the package's interface.py calls a kernel
+# for SM90: cu_seqlens_q and _k, seqused_q and _k, page_table, window_size_left and _right, learnable_sink, sparsity, a
+# pair (AuxData), and two sums of tiles for packed sequences. In _flash_attn_bwd, too, 12 arguments follow the scale:
+# nine, the pair, and two.
+_NO_EXTRAS = (*(None,) * 9, (None, None), *(None,) * 2)
 
 
 @cache
@@ -49,7 +53,12 @@ def _functions(problem: AttentionProblem, *kinds: str) -> list[Any]:
 
 
 def load(name: str) -> Forward:
-    """Return the forward: batches of one length, without options; Unsupported without its runtime library."""
+    """Return the forward, of batches of one length; Unsupported without the runtime library of the kernels.
+
+    ``name`` is not used: :func:`fa3verify.known.launches.loaded` gives it to the ``load`` of every library. Preparing a
+    launch raises ValueError for an option other than ``lse`` (whether lse is returned; true by default) and for a
+    problem that no kernel was compiled for, and Unsupported where the file of its kernel is missing.
+    """
     library(FLASH4_RUNTIME)
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
@@ -59,7 +68,7 @@ def load(name: str) -> Forward:
         (function,) = _functions(problem, "fwd" if wants_lse else "plain")
         q, k, v = given[:3]
         out = q.new_empty(problem.out_shape)
-        lse = q.new_empty(problem.lse_shape).float() if wants_lse else None
+        lse = q.new_empty(problem.lse_shape).float() if wants_lse else None  # float32 beside operands in 16 bits
 
         def launch() -> LaunchOutput:
             function(q, k, v, out, lse, problem.softmax_scale, *_NO_EXTRAS)

@@ -216,19 +216,22 @@ class Quantize(Operation):
     def draw_choices(
         self, draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
     ) -> Chosen:
+        # ``configure`` and ``descales`` are for operations that read descales; the quantiser writes them.
         from hypothesis import strategies as st
 
         def is_taken(scope: Scope) -> bool:
-            claim = SHARING[scope].claim(2) & self.features  # for grouped heads; without groups a scope adds nothing
+            # Only "query_head" has a claim left, where 2 query heads share a kv head; without groups it equals "head".
+            claim = SHARING[scope].claim(2) & self.features
             return not claim or (problem.group > 1 and claim <= features)
 
         options = {
+            # one size for q, k and v, or one each; legal are multiples of 32
             "block_rows": draw(st.sampled_from((128, 32, (32, 64, 128), (192, 128, 32)))),
             "scope": draw(st.sampled_from([scope for scope in get_args(Scope) if is_taken(scope)])),
             "scale": draw(st.sampled_from(get_args(Scale))),
             "rotate": problem.head_dim in ROTATED_HEAD_DIMS and draw(st.booleans()),
             "subtract_k_mean": draw(st.booleans()),
-            "seed": draw(st.integers(0, 3)),
+            "seed": draw(st.integers(0, 3)),  # of the rotation's signs
             "input_dtype": draw(st.sampled_from(("fp16", "bf16"))),
         }
         return None, tuple(sorted(options.items()))

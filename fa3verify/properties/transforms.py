@@ -41,8 +41,10 @@ def part(
 ) -> Setup:
     """Return the call for one sequence alone, optionally for some kv heads, query rows and keys of it.
 
-    It keeps ``causal`` and ``window`` of the problem, which callers must replace if they cut rows or keys
-    (:func:`masked_part` does). Keys must start at a whole block of descales.
+    It keeps ``causal`` and ``window`` of the problem, aligned to the lengths of the part: bottom-right unless the
+    problem is ``top_left``. Callers that cut rows or keys must see to the mask (:func:`masked_part` does). Keys must
+    start at a whole block of descales (:func:`key_unit`), as kernels read one descale of K and of V for a whole key
+    tile. Sinks are dropped, and a cache is not cut: callers have neither.
     """
     problem = setup.problem
     operands = setup.operands

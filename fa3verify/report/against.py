@@ -1,10 +1,11 @@
 """Compare two runs, for ``fa3verify report --against``: which has the better kernel, family by family of inputs.
 
 For every case that both runs have judged, the new root mean square error is divided by the old one. A family is called
-better or worse where a confidence interval of the geometric mean of these ratios says so. A family with too few cases
-for an interval, as most are in the quick profile and all in an atlas, is called lower or higher on these inputs. All
-families together then say whether the kernel is better: each counts as one draw for an interval over all of them. Which
-single figures changed is listed by :mod:`fa3verify.report.moved`.
+better or worse if the confidence interval of the geometric mean of these ratios lies on one side of 1. A family with
+fewer than LEAST_CASES cases, as most have in the quick profile, or with pooled figures alone, as in an atlas, has no
+interval and is called lower or higher on these inputs. Whether the kernel is better is told by an interval over all
+families, in which the mean ratio of each counts as one draw. Which single figures changed is listed by
+:mod:`fa3verify.report.moved`.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def of_run(name: str, run: Run) -> Side:
     """Return a run as a side."""
     cases: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}
     for row in run.cases:
-        drawn = replace(row.case, kernel="").key()  # the same for every kernel
+        drawn = replace(row.case, kernel="").key()  # the same on both sides, under whatever name a kernel runs
         cases.setdefault(row.kernel, {}).setdefault(row.family, {})[drawn] = row.measures
     return Side(name, atlas.of(run), cases)
 
@@ -153,7 +154,7 @@ def joined(sides: Sequence[Side]) -> Side:
 
 
 def pairs(old: Side, new: Side, given: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str]]:
-    """Return the (old, new) names of the kernels to compare.
+    """Return the (old, new) names of the kernels to compare; ``given`` are pairs that a user chose.
 
     First come the pairs of ``given``, then kernels that have the same name on both sides. Of the others, two are a pair
     if each is the only one of their operation and format on its side.
@@ -227,8 +228,10 @@ def of_cases(name: str, old: Mapping[str, Mapping[str, float]], new: Mapping[str
 
 
 def _told(name: str, logs: np.ndarray, cases: int) -> FamilyRatio:
-    """Return what the logarithms of some ratios of errors show, by Student's t interval of their mean."""
-    logs = np.asarray(logs, np.float64)
+    """Return what the natural logarithms of ratios new / old of errors show, by Student's t interval of their mean.
+
+    Equal where all ratios are 1; higher, lower or not told apart where there are too few for an interval.
+    """
     if not logs.any():
         return FamilyRatio(name, "equal", 1.0, 1.0, 1.0, cases)
     mean = float(logs.mean())
@@ -292,7 +295,7 @@ def table(found: KernelPair) -> PageTable:
         PageColumn("family of inputs", "family"),
         PageColumn("now", "word"),
         PageColumn("error, now / before", "times", written),
-        PageColumn("95 % interval", "interval", written),
+        PageColumn(f"{100 * CONFIDENCE:g} % interval", "interval", written),
         PageColumn("cases", "cases", written),
         PageColumn("because", "because"),
     )

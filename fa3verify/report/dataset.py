@@ -59,7 +59,10 @@ def to_tree(found: Run) -> xr.DataTree:
 
 
 def _root_attributes(found: Run, body: Json) -> dict[str, str]:
-    """Return the attributes of the root but the checksums; ``body`` is the run as JSON values."""
+    """Return all attributes of the root except the checksums, which are of the finished tree.
+
+    ``body`` is the run as JSON values.
+    """
     circumstances = {key: value for key, value in body.items() if key in CIRCUMSTANCES}
     data = {key: value for key, value in body.items() if key not in CIRCUMSTANCES}
     return {

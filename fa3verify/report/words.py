@@ -24,7 +24,7 @@ def sentence(run: Run) -> str:
     kernels = run.kernels
     cases = sum(kernel.cases for kernel in kernels)
     outputs = sum(kernel.outputs for kernel in kernels)
-    names = ", ".join(kernel.name for kernel in kernels[:4]) + (", ..." if len(kernels) > 4 else "")
+    names = ", ".join(kernel.name for kernel in kernels[:_SHOWN]) + (", ..." if len(kernels) > _SHOWN else "")
     count = len(run.failures)
     shown = len(symptoms(run.failures))
     findings = f"{plural(count, 'finding')} of {plural(shown, 'symptom')}" if count else "no finding"
@@ -69,6 +69,7 @@ def _largest(kernels: Sequence[KernelRun]) -> str:
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
     if worst is None:
         return "-"
+    # ratio_text would need more than three digits here
     return "below 1" if 0.9995 <= worst < 1 else ratio_text(worst)
 
 

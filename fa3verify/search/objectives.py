@@ -214,7 +214,7 @@ class Difference(Objective):
             told = self.heights(outputs["out"], stored, limit.out if unit else None, config)
             lse = self.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
             rows = colony.island.problems
-            size = truth_error(colony, lse.reshape(-1))[0]
+            size = truth_error(colony, truth.lse.reshape(-1))[0]
             relative = np.log2(limit.out.reshape(rows, -1) / size)
             slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
             return {

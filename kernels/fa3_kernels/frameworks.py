@@ -177,7 +177,11 @@ def _backward_of_heads(
     *rest: Any,
     scale: float | None = None,
 ) -> _Tensors:
-    """Compute aten::_scaled_dot_product_flash_attention_backward; each gradient has the strides of its operand."""
+    """Compute aten::_scaled_dot_product_flash_attention_backward; each gradient has the strides of its operand.
+
+    ``rest`` are the arguments of :func:`_backward` from ``cu_seqlens_q`` on: the starts of queries and of keys, which
+    torch hands over as None here, both lengths, dropout_p, causal, and the two values of the random generator.
+    """
     swapped: list[Any] = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     gradients = _backward(*swapped, lse, *rest, scale=scale)
     return tuple(_strided(x, like) for x, like in zip(gradients, (q, k, v), strict=True))

@@ -528,7 +528,7 @@ class AttentionProblem:
         return lse[:, seq.q_start : seq.q_start + seq.seqlen_q] if self.is_varlen else lse[seq.index]
 
     def offset(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Return the key on the diagonal of a sequence's first query.
+        """Return the key on the diagonal of a sequence's first query, which may lie outside the keys.
 
         Parameters
         ----------

@@ -16,6 +16,7 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Gemm, Program, Work
 
 TICKS = 64  # per cycle
+SHARES = 64  # a whole, in the unit of shares and factors
 PIPES = ("port", "mufu")  # the port that issues all instructions, and the special-function unit
 RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # resources whose busy time a run counts
 OPERAND_BYTES = 32  # bytes of one operand row along k in one wgmma: 256 bits
@@ -26,12 +27,12 @@ PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share 
 class Costs(NamedTuple):
     """The int64 arrays that the engines read, in ticks; one row per gemm, work or delay of the program."""
 
-    # (gemms, 5): number of instructions; then for each instruction its time on the tensor core and at the shared memory
-    # port, the share of TAKEN that it loses in 1/64, and the time until the next one may be issued
+    # (gemms, 5): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
+    # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next issue
     gemm: np.ndarray
-    # (works, 7): number of chunks; then for each chunk its time on each of PIPES and at the shared memory port, its
-    # time if a warp runs alone, the time that it takes from wgmma, and how long chunks of other warps take beside it
-    # at least, in 1/64 of their own time
+    # (works, 7): number of chunks; then of each chunk: time on each of PIPES, time at the shared memory port (SMEM),
+    # time if its warp runs alone (ALONE), time taken from wgmma (TAKEN), and the least time of a chunk of another warp
+    # beside it, in 1/SHARES of that chunk's own time (HOLD)
     work: np.ndarray
     work_slow: np.ndarray  # the same while wgmma runs
     delay: np.ndarray  # (delays,)
@@ -61,9 +62,9 @@ def tick(cycles: float) -> int:
 
 
 def _loss(n: int, machine: Machine) -> int:
-    """Return the share of ``fma_tensor_cycles`` that a wgmma of n columns loses, in 1/64: all of it at 128 columns."""
+    """Return the share of ``fma_tensor_cycles`` that a wgmma of n columns loses, in 1/SHARES: all at 128 columns."""
     shares = (machine["fma_tensor_narrow"], 1.0, machine["fma_tensor_wide"])
-    return round(64 * float(np.interp(n, (64, 128, 256), shares)))
+    return round(SHARES * float(np.interp(n, (64, 128, 256), shares)))
 
 
 def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int, int]:
@@ -91,7 +92,7 @@ def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]
     smem = work.smem_bytes / machine["smem_bytes_per_cycle"]
     taken = work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0
     never_waits = work.fma > 0 and not (alu or work.mufu or work.shuffle)
-    hold = tick(machine["held_up_factor"]) if never_waits else TICKS
+    hold = round(machine["held_up_factor"] * SHARES) if never_waits else SHARES
     each = (tick(x / work.chunks) for x in (port, work.mufu * cycles("mufu"), smem, alone, taken))
     return (work.chunks, *each, hold)
 

@@ -1,5 +1,7 @@
 """The turns of a deterministic backward: in which order key tiles add their parts of dQ to a row block.
 
+:mod:`fa3_simulator.run` asks for :func:`makespan` alone; the rest is for it and for tests of the orders.
+
 Every order ranks the key tiles that see a row block. A CTA may add its part when the part before is visible in memory.
 An order is written as a program whose actors are CTAs: :mod:`fa3_simulator.interpreter` times it and finds the deadlock
 of an order that has one, and :mod:`fa3_simulator.hazards` finds an addition that is signalled before it is visible.
@@ -7,15 +9,18 @@ of an order that has one, and :mod:`fa3_simulator.hazards` finds an addition tha
 An order in which a tile waits only for tiles that are handed out before it cannot deadlock. For of all tiles that are
 not done take the one that was handed out first: its CTA has done everything that it was given before, so the tile runs;
 all tiles that it may wait for are done; so it goes on. ``ascending`` and ``descending`` are such orders, where tiles
-are handed out in the same order. In ``shift`` the tiles of a head begin at different row blocks, each one block behind
-the tile of the keys before it, and wait for tiles that are handed out later. So all tiles of a group must be on CTAs of
-their own at the same time. Then a step waits only for smaller steps, and for equal steps of smaller keys. Tiles of
-equal length go to the CTAs in turn, so that groups of at most as many tiles as there are CTAs are on CTAs of their own.
-Tiles under a mask or of packed sequences are not, and there shifting is refused.
+are handed out in the same order.
+
+In ``shift`` key tile n begins at row block n mod blocks and may wait for tiles that are handed out later. So all tiles
+of a group must be on CTAs of their own at the same time. Then a tile in its i-th step waits only for tiles in an
+earlier step, or in their i-th step with smaller keys. Tiles of equal length go to the CTAs in turn, so that a group of
+at most as many tiles as there are CTAs has a CTA for each. Tiles under a mask or of packed sequences differ in length,
+and shifting is refused there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
@@ -27,7 +32,7 @@ from fa3_simulator.machine import Machine
 from fa3_simulator.program import Builder, Mbarrier, Program, Slot, Work
 
 RowBlock = tuple[int, int]  # head and row block
-# cycles of a CTA for a row block, for a tile beside its row blocks, and to add and signal one part of dQ
+# Cycles of a CTA in three places: for one row block; for a tile beside its row blocks; to add and signal a part of dQ.
 StepCycles = tuple[float, float, float]
 MOST_STEPS = 100_000  # steps of a program; of a longer launch the first heads are run, and the time is scaled up
 MOST_OF_A_HEAD = 1 << 18  # steps of one head, which take half a minute
@@ -102,6 +107,9 @@ def turns_program(
 def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: Machine) -> float:
     """Return the cycles to the end of the last CTA; ``tiles`` go in this order to the CTA that is free first.
 
+    Which one is free is decided by :func:`~fa3_kernels.plan.tile_order.assign`, at its default price of a tile beside
+    its blocks and not by ``cycles``. Of a long launch only the first heads are simulated (:data:`MOST_STEPS`).
+
     Raises
     ------
     DeadlockError
@@ -111,19 +119,18 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
     """
     total = sum(tile.blocks for tile in tiles)
     steps = 0
-    heads = set()
+    heads: Counter[int] = Counter()  # steps of each head that is simulated
     for tile in tiles:
-        if tile.head not in heads and steps >= MOST_STEPS:
-            break
-        steps += tile.blocks
-        heads.add(tile.head)
+        if tile.head in heads or steps < MOST_STEPS:
+            steps += tile.blocks
+            heads[tile.head] += tile.blocks
     first = [tile for tile in tiles if tile.head in heads]
-    of_a_head = sum(tile.blocks for tile in first) // max(1, len(heads))
+    of_a_head = max(heads.values(), default=0)
     if of_a_head > MOST_OF_A_HEAD:
         raise ValueError(f"turns are simulated for at most {MOST_OF_A_HEAD} steps of a head, got {of_a_head}")
     assigned, _ = assign([tile.blocks for tile in first], int(machine["sms"]))
     program = turns_program([[first[i] for i in mine] for mine in assigned], turns, cycles)
-    return interpreter.simulate(program, costs(program, machine)).cycles * total / sum(tile.blocks for tile in first)
+    return interpreter.simulate(program, costs(program, machine)).cycles * total / steps
 
 
 def _signal(head: int, block: int, turn: int) -> Mbarrier:

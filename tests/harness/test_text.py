@@ -19,6 +19,7 @@ def test_a_text_that_is_cut_says_so_and_one_that_fits_is_whole():
     assert "(cut from " in one_line("\U000e0001" * 10**4, MOST_BYTES)
     assert one_line("x" * MOST_BYTES, MOST_BYTES) == "x" * MOST_BYTES
     assert one_line("x" * 9000, 10**4) == "x" * 9000
+    assert [one_line("ab" * 9, most) for most in (0, 1, 2)] == ["...", "...", "a ... b"]
 
 
 def test_an_identity_is_cut_whatever_its_kernel_says():

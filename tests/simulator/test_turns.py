@@ -166,6 +166,14 @@ def test_each_mask_has_its_order() -> None:
         assert free < best < 0.97 * worst
 
 
+def test_one_long_head_among_short_ones_is_refused_as_it_is_alone() -> None:
+    long = KeyTile(0, 0, 0, turns_module.MOST_OF_A_HEAD + 1, 0)
+    short = [KeyTile(head, 0, 0, 1, 0) for head in range(1, 9)]
+    for tiles in ([long], [*short, long]):
+        with pytest.raises(ValueError, match="at most 262144 steps of a head, got 262145"):
+            makespan(tiles, "ascending", CYCLES, H200)
+
+
 def test_a_long_launch_is_that_of_its_first_heads_and_so_much_longer(monkeypatch) -> None:
     tiles = handed_out(4096, "descending", nheads=24, causal=True)
     whole = makespan(tiles, "descending", CYCLES, H200)

@@ -35,6 +35,7 @@ OF_NUMPY = re.compile(r"tuple\[Any, \.\.\.\], |(?<=generic)\[Any\]")
 # Types that follow from a value: of stored arrays from the format of a problem, of options from a kernel's operation.
 FREE = {
     "Kernel.__init__",
+    "Kernel.altered",  # the functions of a kernel, of which each operation has its own
     "Kernel.order",
     'Facts.get("order")',
     'FunctionFacts.get("order")',
@@ -45,6 +46,7 @@ FREE = {
     "Operands.k",
     "Operands.q",
     "Operands.v",
+    "Result.outputs",
     "Result.__new__",
     "Result.out",
 }

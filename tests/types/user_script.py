@@ -126,7 +126,7 @@ def verified(out: Path) -> str:
     ratio: float | None = first.worst_ratio
     lost = first.bits_lost
     assert lost is None or lost.mean <= lost.worst
-    identity: fa3verify.Identity = first.identity
+    identity: fa3verify.Identity = first.introduction.identity
     replayed: fa3verify.Replayed = fa3verify.replay(out / "worst" / "case.json", kernel="twin.fp16")
     return f"{run.verdict} {ratio} {identity.version} {replayed.holds} {replayed.message} {replayed.measures}"
 

@@ -1,8 +1,8 @@
 """Error over bound of every individual of a colony, before and after the output's last rounding.
 
 The truth is float64 and has an error of its own (:mod:`fa3_reference.attention`). It is subtracted from the kernel's
-error before the division, so that the truth can never be the reason for a ratio above 1. Products that are 0 have no
-error: of all channels of Q and K only those that a row owns count for it.
+error before the division, so that the truth can never be the reason for a ratio above 1. In a colony each row has
+channels of Q and K of its own and 0 in all others. Products with 0 are exact, so that only a row's own channels count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
-# Figures that climb in turn, and whether extremes are tried then.
+# Figures that climb in turn, and whether extremes are tried then (see Judge.objectives).
 OBJECTIVES = (
     *(("out", True), ("rest", False), ("lse", True)),
     *(("out", False), ("rest", True), ("lse", False)),
@@ -97,9 +97,10 @@ def judge(
     -------
     mapping
         Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, and ``lse``
-        (problems,). ``rounded`` is an estimate; :func:`judge_rounded` computes the figure that is published. ``rest``
-        is ``out`` without the rounding and the flushes of P, whose known errors drown all others: they are subtracted
-        from error and bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, those of the
+        (problems,). ``rounded`` is an estimate: it rounds the output that the kernel has before its last rounding.
+        :func:`judge_rounded` computes the figure that is published, from the output that the kernel stores. ``rest`` is
+        ``out`` after the known errors of rounding and flushing P, which drown all others, are subtracted from error and
+        bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, those of the
         output relative to sum P |v|.
     """
     guide = guide or Guide.of(colony)
@@ -174,7 +175,7 @@ def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndar
 
 def truth_error(colony: ForwardColony, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sum P |v| (problems, columns), and bounds of the truth's own float64 errors: of out likewise, of lse
-    (problems,).
+    (problems,). ``lse`` is the truth's, (problems,).
     """
     scale = np.abs(colony.factors) / LOG2_E
     spread = (scale * np.einsum("rw,rkw->rk", np.abs(colony.q), np.abs(colony.k))).max(1)

@@ -171,7 +171,8 @@ def _consume(p, WARPGROUP: gl.constexpr):
             dq = dq_dv[0]
             dv = dq_dv[1:]
             slot_barrier("arrive", DOUT_EMPTY, p.variant.slot_threads, slot)  # dP and dV have read dO
-            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)  # the dQ staged before has been read
+            # DQ_EMPTY: the dQ staged before has been read
+            warpgroup_barrier("sync", DQ_EMPTY, WARPGROUP)
             staged.store(dq)
             warpgroup_barrier("arrive", DQ_FULL, WARPGROUP)
             next_slot = (step + 1) & 1

@@ -116,8 +116,9 @@ def backward(
         For operands the kernels do not take.
     """
     ready = _ready((q, k, v), semantics, packed, is_deterministic)
+    plan, _ = ready
     check_of_forward(dout, out, lse, dlse, q, v)
-    if not (q.numel() and k.numel() and len(ready[0].schedule)):
+    if not (q.numel() and k.numel() and len(plan.schedule)):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")

@@ -1,8 +1,11 @@
 """Probabilities as the e4m3 operand of P V, in registers: rounded without a shuffle, carried as words.
 
-The consumers of the e4m3 forward pack P with these functions. Of every 16 keys a thread of the fp32 accumulator holds
-the keys 8 octet + 2 lane + element; of the e4m3 operand it must hold four neighbours. So key 8 octet + 2 lane + element
-takes the position 4 lane + 2 octet + element. :mod:`fa3_kernels.gluon.v_transpose` stores V in the same order. No bit
+The consumers of the e4m3 forward pack P with these functions. Of every 16 keys, lane 0 to 3 of a row holds four in the
+fp32 accumulator, those with octet and element 0 or 1, and must hold four neighbours in the e4m3 operand:
+
+    key 8 octet + 2 lane + element  ->  position 4 lane + 2 octet + element
+
+:mod:`fa3_kernels.gluon.v_transpose` stores V in the same order. No bit
 depends on the order, as the tensor core adds the 32 products of one instruction as one exact sum
 (:mod:`fa3_kernels.twin.wgmma_exact`).
 """
@@ -23,8 +26,10 @@ _ROUND_FOUR = gl.constexpr(
 def pack(p, OPERAND: gl.constexpr):
     """Round P float32 (rows, keys) to e4m3 and pack four keys in a word: int32 (rows, keys / 4).
 
-    A word has two keys of each of two octets. P is carried over the edge of a loop as 32 bits: as 16 or 8 bits, every
-    half or byte would get a register of its own and be put together again in each step (16 or 112 byte moves).
+    OPERAND is the layout of P as the left operand of P V, a DotOperandLayout of four e4m3 numbers to a register. A word
+    has two keys of each of two octets. P is carried round the loop over key blocks as 32 bits: as 16 or 8 bits, every
+    half or byte would get a register of its own and be put together again in each step of the loop, by 16 byte moves
+    for halves and 112 for bytes.
     """
     rows: gl.constexpr = p.shape[0]
     keys: gl.constexpr = p.shape[1]

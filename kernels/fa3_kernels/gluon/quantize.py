@@ -8,6 +8,7 @@ for stands in :mod:`fa3_kernels.plan.quantizer`, the kernels in :mod:`fa3_kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -23,7 +24,6 @@ from fa3_kernels.plan.quantizer import (
     MEAN_CHUNK_ROWS,
     MEAN_FINAL_ROWS,
     MEAN_TREE_ROWS,
-    QuantizedTensors,
     QuantizeOptions,
     Scale,
     Scope,
@@ -42,6 +42,27 @@ KERNELS: dict[str, Any] = {
     "k_mean": assembled_by_own_ptxas(k_mean),
     "quantize": assembled_by_own_ptxas(quantize),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensors:
+    """e4m3 operands and what an attention kernel needs to undo the scaling.
+
+    ``q``, ``k``, ``v`` are float8_e4m3fn, contiguous, shaped like the inputs; ``*_descale`` float32 (batch, heads,
+    blocks) with ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads,
+    seqlen_q) or (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv,
+    head_dim) or None. Those of :class:`fa3_kernels.twin.quantize.QuantizedQKV` are the same in numpy.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_descale: torch.Tensor
+    k_descale: torch.Tensor
+    v_descale: torch.Tensor
+    block_rows: tuple[int, int, int]
+    lse_correction: torch.Tensor | None = None
+    k_mean: torch.Tensor | None = None
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple, max_seqlens: tuple) -> None:
@@ -234,7 +255,7 @@ def quantize_qkv(
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-) -> QuantizedTensors[torch.Tensor]:
+) -> QuantizedTensors:
     """Quantise q, k and v to e4m3.
 
     Parameters
@@ -288,7 +309,7 @@ def plan_quantize(
     longest: tuple[int | None, int | None] = (None, None),
     *,
     num_sms: int,
-) -> tuple[Callable[[], QuantizedTensors[torch.Tensor]], list[Call]]:
+) -> tuple[Callable[[], QuantizedTensors], list[Call]]:
     """Make the buffers and the calls of :func:`quantize_qkv`; the tensors may be ones without storage.
 
     Returns
@@ -316,7 +337,7 @@ def plan_quantize(
     kind = {"is_bf16": q.dtype == torch.bfloat16, "is_packed": is_packed, "num_sms": num_sms}
     calls += _casts(operands, options, signs, correction, **kind)
 
-    def quantized() -> QuantizedTensors[torch.Tensor]:
+    def quantized() -> QuantizedTensors:
         """Return the result; its tensors are filled once the calls have run."""
         q8, k8, v8 = (x.out.view(torch.float8_e4m3fn) for x in operands)
         mean = None

@@ -10,17 +10,15 @@ norm is 1, or 1 / sqrt(head_dim) with a rotation: the butterflies stay unnormali
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, require
 from fa3_reference.hadamard import random_signs
-from fa3_reference.problem import Descale, Operands
 from fa3_reference.scales import Rounding as Scale
 
 Scope = Literal["block", "head", "query_head"]
-Array = TypeVar("Array")  # of numpy or of torch
 
 E4M3_MAX = 448.0
 # A descale and 1 / descale must both be normal numbers. An Inf in the data gives 2^126; 448 * 2^126 is beyond binary32,
@@ -189,29 +187,3 @@ def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], opt
         require(is_size, f"{name} must be a multiple of 16 and at most {MAX_HEAD_DIM}, got {dim}")
     is_rotated = not options.rotate or q[-1] in ROTATED_HEAD_DIMS
     require(is_rotated, f"a rotation needs head_dim in {ROTATED_HEAD_DIMS}, got {q[-1]}")
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedTensors(Generic[Array]):
-    """e4m3 operands and what an attention kernel needs to undo the scaling.
-
-    ``q``, ``k``, ``v`` are float8_e4m3fn, shaped like the inputs; ``*_descale`` float32 (batch, heads, blocks) with
-    ``block_rows`` rows each (0: the whole sequence). ``lse_correction`` is float32 (batch, nheads, seqlen_q) or
-    (nheads, total_q), to be added to the kernel's lse, or None. ``k_mean`` is float32 (batch, nheads_kv, head_dim) or
-    None.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    q_descale: Array
-    k_descale: Array
-    v_descale: Array
-    block_rows: tuple[int, int, int]
-    lse_correction: Array | None = None
-    k_mean: Array | None = None
-
-    def operands(self: QuantizedTensors[np.ndarray]) -> Operands:
-        """Return the operands the attention twin takes."""
-        descales = [Descale(x, n) for x, n in zip((self.q_descale, self.k_descale, self.v_descale), self.block_rows)]
-        return Operands(self.q, self.k, self.v, *descales)

@@ -19,9 +19,9 @@ from fa3_reference.cache import rotated
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
-# The bound of the arithmetic is taken at operands rounded to nearest. A kernel may round a number near the middle of
-# two the other way, or not at all. That moves the bound by far less than this share of it, once the roundings of P and
-# O are charged for any number.
+# forward_bound is evaluated at operands rounded to nearest. A kernel may round an operand to the other neighbour, or
+# not at all, and so have slightly other operands. Their bound differs from that one by far less than this share, but
+# for the roundings of P and of O, which depend on the number that is rounded: these are charged below for any number.
 _NEIGHBOURS = 2.0**-4
 
 
@@ -58,10 +58,12 @@ def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel
     q, k, v, *sinks = given
     exact = (*rotated(problem, q, k), v)
     sizes = (*rotated(problem, np.abs(q), np.abs(k), of_sizes=True), np.abs(v))
-    is_fp8 = not problem.is_rotated
+    is_fp8 = not problem.is_rotated  # a call changes operands by one of the two: it rotates, or has K and V in e4m3
     moved = []
     for before, x, size, is_converted in zip(given, exact, sizes, (False, is_fp8, is_fp8), strict=False):
+        # two products and a sum
         error = rounded_error(x, gamma(3) * size * OUTWARD, fmt)
+        # not rotated: the result is the operand, and so is the only product
         is_kept = (x == before) & (size == np.abs(before)) & np.logical_not(is_converted)
         moved.append(np.where(is_kept, 0.0, error))
     with np.errstate(all="ignore"):
@@ -72,7 +74,7 @@ def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel
         of_rounding = quantization_bound(plain, q, k, v, dq, dk, dv, *sinks)
         exact_out = attention(plain, *exact, *sinks).out
         mean = attention(plain, q, k, np.abs(v), *sinks).out
-        is_moved = any(x.any() for x in moved)
+        is_moved = any(x.any() for x in moved)  # then P, too, may be rounded to another neighbour
         out = own.out * (1 + _NEIGHBOURS) + of_rounding.out + is_moved * model.p_format.unit_roundoff * mean
         if model.out_dtype != "fp32":
             out = np.where(out > 0, rounded_error(exact_out, out, FORMATS[model.out_dtype]), 0.0)

@@ -32,8 +32,8 @@ _LN2_REL = abs(float(np.float32(LN2)) / LN2 - 1) * OUTWARD  # relative error of 
 def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     """Return the exact O and base-2 lse of one split, with bounds of their errors before the final rounding.
 
-    These are the end of step 3 and step 7. Rows without a visible key have O = 0 with error 0. The error is inf outside
-    the domain.
+    These are the end of step 3 (from the sums of weights to the error of O) and step 7 (division and logarithm). Rows
+    without a visible key have O = 0 with error 0. The error is inf outside the domain.
     """
     row_sum = state.l
     least = state.l - state.l_down
@@ -41,6 +41,7 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     up = state.l_up[:, None]
     # step 3: sum p B |v - O| by Cauchy-Schwarz, from sum p B (v - O)^2, and by the triangle inequality
     spread = state.bo2 - 2 * o * state.bo + o * o * up
+    # the float64 error of that difference
     noise = CANCELLED * (state.bo2 + 2 * np.abs(o * state.bo) + o * o * up)
     correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
     off = np.maximum(state.max_high - state.max, state.max - state.max_low)
@@ -48,10 +49,11 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
         offset = model.p_offset_log2
         exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
-    least = np.where(least > 0, least, np.nan)  # where errors may be as large as the row sum nothing is known of it
+    least = np.where(least > 0, least, np.nan)  # errors may be as large as the row sum: nothing is known of it
     l_error = _row_sum_error(state, model)
     sigma = (l_error / least)[:, None]
     least = least[:, None]
+    # a mean of V moves by no more than the range of V
     shift = np.minimum(correlated / least, state.v_max - state.v_min)
     error = shift + (state.o_error / least + (np.abs(o) + shift) * sigma) / np.where(sigma < 1, 1 - sigma, np.nan)
     coarse = _coarse(state, head, model)
@@ -174,12 +176,14 @@ def combine(parts: list[SplitResult], model: KernelModel) -> SplitResult:
     least = least[:, None]
     grow = (w * up)[..., None] * np.abs(o - merged) + (w * np.exp(omega))[..., None] * error
     size = ((w * np.exp(omega))[..., None] * (np.abs(o) + error)).sum(0) / least
+    # a product and an addition of each part
     roundings = (gamma(2 * len(parts) + (not model.is_stated)) + RCP_REL) * (1 + 2.0**-20)
     merged_error = (grow.sum(0) / least + roundings * size) * OUTWARD
     if model.order.combine == "lse":
         apart = _by_lse(weighed, distance, top * LN2, np.log(total))
         merged_error = merged_error + ((w * np.exp(omega) * apart)[..., None] * (np.abs(o) + error)).sum(0) / least
     merged_error = merged_error + (len(parts) + 1) * model.tiny * (1 + np.abs(o).max(0))
+    # 2^-46 is the relative error of float64 weights, as in State
     noise = (w[..., None] * (noise + 2.0**-46 * np.abs(o))).sum(0) / total[:, None]
     merged_lse = top + np.log2(total)
     relative = np.log((w * np.exp(omega)).sum(0) / total) * LOG2_E
@@ -193,10 +197,10 @@ def combine(parts: list[SplitResult], model: KernelModel) -> SplitResult:
 def _by_lse(weighed: np.ndarray, distance: np.ndarray, base: np.ndarray, log_total: np.ndarray) -> np.ndarray:
     """Return the relative error of weights exp(lse_i - lse), (splits, rows), apart from the errors of the lse_i.
 
-    It has three sources: the sum behind the rounded lse of all splits, the logarithm of that sum (natural, as ``base``
-    and ``log_total`` are), and a second exponential. CUDA's expf, which such kernels take twice, errs by up to 4 % more
-    than ex2, which is charged. The caller also charges a reciprocal that this order does not take, and that is eight
-    times as much as those 4 %.
+    It has three sources: the sum of the weights, whose logarithm is the lse of all splits; that logarithm and its
+    rounding; and a second exponential. ``base`` and ``log_total`` are natural logarithms: the largest lse_i, and the
+    sum of weights relative to it. Such kernels take CUDA's expf twice. Each is charged as ex2, though expf errs by up
+    to 4 % more: the reciprocal that the caller charges, and this order does not take, is eight times those 4 %.
     """
     sums = weighed.max(0) + gamma(len(weighed) - 1)
     shift = sums + LN2 * (LG2_ABS + LG2_REL * (log_total * LOG2_E + sums))

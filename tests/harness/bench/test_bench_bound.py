@@ -125,6 +125,16 @@ def test_fp8_of_an_unknown_order_is_judged_by_a_bound_that_holds():
     assert ratio("cudnn.fp8", of, given, -out, 5 * scale) > 1
 
 
+def test_outputs_whose_truth_is_zero_have_no_relative_error_and_are_judged_by_their_bound():
+    given = inputs(SQUARE)
+    given = given._replace(v=np.zeros_like(given.v))
+    for out, is_right in ((given.q * 0, True), (given.q, False)):
+        gathered = check.gather(SQUARE, given, LaunchOutput(out), None, peers.model_of("flash3", SQUARE))
+        verdict = check.judge(gathered)
+        assert np.isnan([verdict.rel_rmse, verdict.gain]).all()
+        assert (verdict.ratio_max <= 1) == is_right
+
+
 def test_nan_is_outside_every_bound_and_what_is_outside_has_a_status_and_no_speed():
     given = inputs(SQUARE)
     out = attention(SQUARE.problem, *(x.astype(np.float64) for x in given[:3])).out.astype(FORMATS["bf16"].dtype)

@@ -68,7 +68,8 @@ def test_a_missing_lse_correction_is_an_error_only_with_a_k_mean():
 
 def test_cases_of_every_operation_survive_json():
     forward = Case("twin.fp16", FORWARD, Recipe("normal"), changes=(("num_splits", 2),))
-    for case in (CASE, forward):
+    unsorted = replace(forward, changes=(("tile_n", 64), ("num_splits", 2)))
+    for case in (CASE, forward, unsorted):
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
     assert "operation" not in forward.to_json()  # as replay files of the first version have it
 

@@ -246,6 +246,7 @@ def test_a_history_draws_the_number_of_every_run_below_a_folder_oldest_first(tmp
         ((), "report needs DATA"),
         (("--history", "{}"), "has no run.nc below it"),
         (("x.json", "--history", "{}"), "neither DATA nor --against"),
+        (("--history", "{}", "--pair", "a=b"), "neither DATA nor --against nor --pair"),
         (("x.json", "--pair", "a=b"), "--pair is for --against"),
         (("x.json", "--against", "y.json", "--pair", "a"), "--pair is OLD=NEW"),
     ],

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fa3_reference.attention import attention as exact_attention
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
@@ -21,6 +23,8 @@ from fa3verify.kernels.functions import array_kernel
 from fa3verify.known.registry import find
 from fa3verify.search import Difference, OverBaseline, Ratio, hunt
 from fa3verify.search.findings import Findings
+from fa3verify.search.forward.colony import ForwardColony
+from fa3verify.search.forward.judge import truth_error
 from fa3verify.search.grounds import grounds_of, value_of
 from fa3verify.search.kernels import call_of, unrounded
 from fa3verify.search.objectives import LEAST_DIFFERENCE, objective_from
@@ -140,6 +144,20 @@ def test_zeros_of_either_sign_differ_by_the_least():
     heights = objective.heights(call.operation.outputs[0], pair, None, call.config)
     assert heights.tolist() == [LEAST_DIFFERENCE, 1.0, 0.0, np.inf]
     assert FORMATS[call.config.out_dtype].fraction_bits == 10
+
+
+def test_the_niches_of_a_difference_are_by_the_weights_of_the_truth():
+    """Not by those of an lse of 0, which is how far two equal kernels are apart."""
+    kernel = find("twin.fp16")
+    colony = ForwardColony.normal(grounds_of(kernel)[0].islands[0], np.random.default_rng(0))
+    objective = Difference(kernel).of_colonies(kernel)
+    assert objective is not None
+    problem, operands = colony.problem, colony.operands
+    truth = exact_attention(problem, *operands.dequantized(problem))
+    bound = forward_bound(problem, operands, colony.island.config.kernel_model())
+    size = truth_error(colony, truth.lse.reshape(-1))[0]
+    niches = np.log2(bound.out.reshape(size.shape) / size)
+    np.testing.assert_allclose(objective.ratios(colony)["rest_bound"], niches, rtol=1e-12)
 
 
 def test_every_kernel_has_a_ground():
