@@ -2,7 +2,7 @@
 
 A kernel that fails is wrong unless a contract of :data:`fa3verify.kernels.policy.CONTRACTS` explains what failed. The
 findings are tried under each contract, and :mod:`fa3verify.commands.verify` then runs the whole campaign again under
-those that explain most of them. What fails there too is wrong.
+the one that explains them. What fails there too is wrong.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from fa3verify.properties.law import SCHEMA as TRIAL
 
 Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
-MOST_S = 60.0  # for that
+MOST_S = 30.0  # for that
 FRESH = 20  # trials that tell contracts apart that explain as much
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindContract(Task):
-    """Find the fields of a kernel's policy that together explain most of what failed.
+    """Find the fields of a kernel's policy that together explain what failed.
 
-    Its value has by field a value and the place, among ``failed``, of the first that needs it.
+    The findings that fewest fields could matter to go first, and each leaves the contracts that explain it; one that
+    none explains leaves all of them. Its value has by field a value and the place, among ``failed``, of the first that
+    needs it.
     """
 
     kind: ClassVar[str] = "contract"
@@ -61,7 +63,8 @@ class FindContract(Task):
         concerned = [concerns(kernel.operation, what, content) for what, content in trials]
         asked = set().union(*concerned) - kernel.policy.said.keys() - (set() if self.has_lse else {"empty_lse"})
         until = time.monotonic() + MOST_S
-        known: dict[tuple[int, frozenset[tuple[str, str]]], bool] = {}
+        nothing: frozenset[tuple[str, str]] = frozenset()
+        known = {(place, nothing): False for place in range(len(trials))}
 
         def holds(place: int, contract: Mapping[str, str]) -> bool:
             own = {name: value for name, value in contract.items() if name in concerned[place]}
@@ -74,16 +77,17 @@ class FindContract(Task):
             return known[key]
 
         values = [[(name, None), *((x.field, x.value) for x in CONTRACTS if x.field == name)] for name in sorted(asked)]
-        contracts = [{name: value for name, value in chosen if value} for chosen in product(*values)]
-        places = range(len(trials))
-        explained = [sum(holds(place, each) for place in places) for each in contracts]
-        alike = [each for each, count in zip(contracts, explained, strict=True) if count == max(explained)]
-        alike.sort(key=len)
-        best = next((each for each in alike if each and _fits(kernel, each)), alike[0])
+        left = [{name: value for name, value in chosen if value} for chosen in product(*values)]
+        for place in sorted(range(len(trials)), key=lambda place: (len(concerned[place]), trials[place][0].subject)):
+            left = [each for each in left if holds(place, each)] or left
+        least = [each for each in left if not any(other.items() < each.items() for other in left)]
+        best = least[0]
+        if len(least) > 1:
+            best = next((each for each in least if _fits(kernel, each)), best)
         needs: dict[str, tuple[str, int]] = {}
         for name, value in best.items():
             rest = {other: x for other, x in best.items() if other != name}
-            needing = [place for place in places if holds(place, best) and not holds(place, rest)]
+            needing = [place for place in range(len(trials)) if holds(place, best) and not holds(place, rest)]
             if needing:
                 needs[name] = value, needing[0]
         return needs
