@@ -34,7 +34,7 @@ Parameters = Callable[[DrawFn, Kernel, Case], Drawn]
 class Wanted:
     """Says which cases are drawn for a law.
 
-    ``masks`` "some" means causal or windowed. ``several`` asks for at least two (sequence, kv head) pairs, ``single``
+    ``masks`` "some" means causal or windowed, "mostly" that in six of seven cases. ``several`` asks for at least two (sequence, kv head) pairs, ``single``
     for one, ``permuted`` for at least three sequences and kv heads, which can be put in an order that is not its own
     inverse. ``grouped`` asks for shared kv heads. ``unseen`` asks, in three of four cases, for rows that a causal mask
     hides every key from, beside a sequence with keys of two tiles. ``empty`` allows sequences without queries or keys.
@@ -43,7 +43,7 @@ class Wanted:
     keys, any if it is empty, ``families`` the only inputs, all if it is None.
     """
 
-    masks: Literal["any", "none", "causal", "window", "some"] = "any"
+    masks: Literal["any", "mostly", "none", "causal", "window", "some"] = "any"
     layout: Literal["any", "batched", "varlen"] = "any"
     descales: Descales = "any"
     softcap: bool = True
@@ -76,6 +76,7 @@ def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
     several = {"any": ("dense", "causal", "window"), "some": ("causal", "window")}
+    several["mostly"] = (*several["any"], *several["some"], *several["some"])
     kinds = several.get(wanted.masks, (wanted.masks,))
     kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in kernel.features]))
     if kind == "dense":

@@ -128,7 +128,9 @@ def test_a_question_shows_one_case_that_fails_without_its_answer_and_holds_with_
         assert question.public
 
 
-@pytest.mark.parametrize(("answer", "verdict", "code"), [("fail", "fail", 1), ("pass", "pass", 0), ("ask", "question", 6)])
+@pytest.mark.parametrize(
+    ("answer", "verdict", "code"), [("fail", "fail", 1), ("pass", "pass", 0), ("ask", "question", 6)]
+)
 def test_ci_decides_what_a_question_is(judged, answer, verdict, code):
     found, _ = judged("added_top_left")
     passed = tuple(replace(kernel, verdict="pass") for kernel in found.kernels)
