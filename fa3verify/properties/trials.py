@@ -34,13 +34,13 @@ Parameters = Callable[[DrawFn, Kernel, Case], Drawn]
 class Wanted:
     """Says which cases are drawn for a law.
 
-    ``masks`` "some" means causal or windowed, "mostly" that in six of seven cases. ``several`` asks for at least two (sequence, kv head) pairs, ``single``
-    for one, ``permuted`` for at least three sequences and kv heads, which can be put in an order that is not its own
-    inverse. ``grouped`` asks for shared kv heads. ``unseen`` asks, in three of four cases, for rows that a causal mask
-    hides every key from, beside a sequence with keys of two tiles. ``empty`` allows sequences without queries or keys.
-    ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or always "blocks" of rows. ``absorbed``
-    allows heads whose K holds V, for laws that change neither of them alone. ``seqlens_k`` are the only lengths of
-    keys, any if it is empty, ``families`` the only inputs, all if it is None.
+    ``masks`` "some" means causal or windowed, "mostly" that in six of seven cases. ``several`` asks for at least two
+    (sequence, kv head) pairs, ``single`` for one, ``permuted`` for at least three sequences and kv heads, which can be
+    put in an order that is not its own inverse. ``grouped`` asks for shared kv heads. ``unseen`` asks, in three of four
+    cases, for rows that a causal mask hides every key from, beside a sequence with keys of two tiles. ``empty`` allows
+    sequences without queries or keys. ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or always
+    "blocks" of rows. ``absorbed`` allows heads whose K holds V, for laws that change neither of them alone.
+    ``seqlens_k`` are the only lengths of keys, any if it is empty, ``families`` the only inputs, all if it is None.
     """
 
     masks: Literal["any", "mostly", "none", "causal", "window", "some"] = "any"
