@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import findings, replay_files, run, summary
+from fa3verify.campaign import findings, replay_files, summary
 from fa3verify.campaign.introduction import Unavailable, introduce
 from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
 from fa3verify.campaign.run import Introduction
@@ -124,7 +124,7 @@ class Judged(pytest.Item):
         if any(law.status == "not_tried" for law in body.laws):
             pytest.skip("nothing was tried that the kernel takes")
 
-    def _told(self, found: run.Finding, number: int) -> str:
+    def _told(self, found: findings.Finding, number: int) -> str:
         """Return a finding in words: what, the smallest case, and how to run it again; its replay file is written."""
         path = None
         if found.content:

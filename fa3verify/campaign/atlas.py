@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fa3verify import records
-from fa3verify.campaign.run import Finding, KernelRun, Run, verdict_of
+from fa3verify.campaign.findings import Finding
+from fa3verify.campaign.run import KernelRun, Run, verdict_of
 from fa3verify.files import json_text, of_schema, read_text, write_text
 from fa3verify.judging.family import CaseResult, FamilyRow
 from fa3verify.judging.verdict import EXIT_CODES

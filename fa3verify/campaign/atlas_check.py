@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from fa3verify import operations
 from fa3verify.campaign import atlas
-from fa3verify.campaign.run import Finding, KernelRun, Run, verdict_of
+from fa3verify.campaign.findings import Finding
+from fa3verify.campaign.run import KernelRun, Run, verdict_of
 from fa3verify.cases.coverage import REQUIRED, Coverage
 from fa3verify.files import stored
 from fa3verify.judging.family import FamilyRow

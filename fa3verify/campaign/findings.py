@@ -1,6 +1,6 @@
-"""Make findings, order them, and group them for readers.
+"""Findings, and the questions that explain some: their records, their order, and their groups for readers.
 
-:func:`finding` makes a :class:`fa3verify.campaign.run.Finding`. :func:`ordered` puts findings of one cause side by
+:func:`finding` makes a :class:`Finding`. :func:`ordered` puts findings of one cause side by
 side, as files have them. :func:`symptoms` groups findings that show the same fault of a kernel, the gravest first, as
 the report and the terminal show them. Which figures fail is decided in :mod:`fa3verify.judging.gate`.
 """
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from fa3verify.campaign.run import Finding, MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.judging import gate
 from fa3verify.judging.clauses import NO_RESULT, clause_of
 from fa3verify.judging.verdict import BOUND_LAWS, Part, Seen, What
+from fa3verify.kernels.names import KernelName
+from fa3verify.records import NOT_WRITTEN, OLDER
 from fa3verify.text import Failure
 
 ENDLESS = "infinite error"
@@ -29,6 +30,99 @@ SEVERITIES = {  # what each severity means, the gravest first
     "broken property": "Two calls of the kernel that must agree do not.",
     "worse than the baseline": "Within its bound, but an error figure has grown.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MovedFigure:
+    """A figure of a family that is worse than the stored baseline allows: its name, its limit and the stored value."""
+
+    family: str
+    profile: str
+    seed: int
+    measure: str
+    limit: float
+    baseline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that failed.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel, "-" for a finding about none.
+    what : What
+        What found it, in files one text: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
+    message : str
+        One line.
+    case : str, optional
+        The case on one line.
+    cause : str, optional
+        Findings of one cause are neighbours; files of version 0.1.0 name none.
+    replay : str, optional
+        Path of its replay file.
+    baseline : MovedFigure, optional
+        The figure that got worse, for a finding of the part baseline.
+    traceback : dict, optional
+        Where the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
+    content : dict, optional
+        What its replay file will hold: a case, or for a law a trial, in JSON.
+    clause : str, optional
+        The clause that the kernel does not meet, as ``docs/conformance.md`` names it.
+    seen : Seen, optional
+        What was wrong with the worst element of an output, for a finding about values.
+    raised : str, optional
+        For a kernel that gave no result: the type of the exception, or "" where it raised none. None where it gave a
+        result.
+    """
+
+    kernel: str
+    what: What
+    message: str
+    case: str | None = field(default=None, metadata=OLDER)
+    cause: str | None = field(default=None, metadata=OLDER)
+    replay: str | None = None
+    baseline: MovedFigure | None = field(default=None, metadata=OLDER)
+    traceback: dict[str, str] | None = field(default=None, metadata=OLDER)
+    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
+    clause: str | None = field(default=None, metadata=OLDER)
+    seen: Seen | None = field(default=None, metadata=OLDER)
+    raised: str | None = field(default=None, metadata=OLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class ContractQuestion:
+    """Whether a kernel means a contract that it has and did not declare: FlashAttention-3 has another one.
+
+    Parameters
+    ----------
+    kernel : str
+        The name under which it was judged by all that is asked, such as ``mine.py:attention[causal=top_left]``.
+    meaning : str
+        The contract in one line.
+    public : str
+        Which public kernels do it either way.
+    seen : Finding
+        What it explains: the smallest finding that the kernel has without the declaration, with its replay file.
+    declaration : str
+        What answers all questions of the kernel, in Python; one that does not mean it is to be mended.
+    """
+
+    kernel: str
+    meaning: str
+    public: str
+    seen: Finding
+    declaration: str = ""
+
+    @property
+    def answer(self) -> str:
+        """Return in words what answers it."""
+        return f"if it is meant, declare {self.declaration}; if not, mend it"
+
+    def of(self, kernel: str) -> ContractQuestion:
+        """Return the question of the kernel by the name under which it was judged at last."""
+        return replace(self, kernel=kernel, declaration=KernelName.parse(kernel).declaration)
 
 
 def finding(

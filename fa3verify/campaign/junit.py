@@ -11,8 +11,9 @@ from fa3verify.text import one_line
 def junit(run: Run) -> str:
     """Return the verdict as JUnit XML: a test case for each kernel and law, each gate row, and each other finding.
 
-    A kernel of which too little was tried is an error. The bits that a kernel loses over the ideal one are properties
-    of the suite: ``NAME.bits_lost.mean``, ``.worst`` and ``.worst_family``. It needs the extra ``junit``.
+    A kernel of which too little was tried is an error, a question a failure unless it only stands in the summary. The
+    bits that a kernel loses over the ideal one are properties of the suite: ``NAME.bits_lost.mean``, ``.worst`` and
+    ``.worst_family``. It needs the extra ``junit``.
     """
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
@@ -28,6 +29,8 @@ def junit(run: Run) -> str:
         finding for finding in run.failures if finding.what.part not in (Part.LAW, Part.BITS, Part.BOUND, Part.BASELINE)
     ]
     rows += [(finding.kernel, str(finding.what), "fail", finding.message) for finding in others]
+    is_asked = "fail" if run.verdict in ("fail", "question") else "pass"
+    rows += [(each.kernel, f"contract: {each.meaning}", is_asked, each.answer) for each in run.questions]
     results = {"fail": Failure, "inconclusive": Error, "not compared": Skipped, "not_tried": Skipped}
     suite = TestSuite("fa3verify")
     for kernel, name, status, message in rows:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fa3verify.campaign.findings import finding
-from fa3verify.campaign.run import Finding
+from fa3verify.campaign.findings import Finding, finding
 from fa3verify.campaign.tasks import GIVE_UP, Outcome
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import Part, What

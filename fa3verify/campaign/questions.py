@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign.findings import clusters
+from fa3verify.campaign.findings import ContractQuestion, Finding, clusters
 from fa3verify.campaign.introduction import found
 from fa3verify.campaign.plan import judge_cases
-from fa3verify.campaign.run import Finding, KernelRun, Question, Run, verdict_of
+from fa3verify.campaign.run import KernelRun, Run, verdict_of
 from fa3verify.campaign.tasks import Task, execute
 from fa3verify.cases.case import SCHEMA, Case
 from fa3verify.files import Json
@@ -147,7 +147,7 @@ def _tried(failures: Sequence[Finding]) -> list[Finding]:
     return [first for first, _ in clusters(judged)][:MOST_TRIED]
 
 
-def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> tuple[Question, ...]:
+def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> tuple[ContractQuestion, ...]:
     """Return one question for each contract that explains a part of what failed, in a process of its own.
 
     Parameters
@@ -159,7 +159,7 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
 
     Returns
     -------
-    tuple of Question
+    tuple of ContractQuestion
         Of the kernel by the name under which all of them are declared; empty where no contract explains anything.
     """
     tried = _tried(failures)
@@ -170,12 +170,12 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
     task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse)
     (outcome,) = execute([task], executor)
-    adopted: Mapping[str, Any] = outcome.value or {}
+    adopted: dict[str, tuple[str, int]] = outcome.value or {}
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     of = {(each.field, each.value): each for each in CONTRACTS}
     return tuple(
-        Question(str(asked), of[field, value].meaning, of[field, value].public, tried[place])
+        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, tried[place])
         for field, (value, place) in adopted.items()
     )
 
@@ -189,7 +189,7 @@ def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:
     )
 
 
-def with_questions(run: Run, questions: Sequence[Question], answer: Answer) -> Run:
+def with_questions(run: Run, questions: Sequence[ContractQuestion], answer: Answer) -> Run:
     """Return a run with the questions that it leaves, and the verdict that they give it.
 
     Parameters

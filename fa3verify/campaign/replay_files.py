@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fa3verify import records
+from fa3verify.campaign.findings import MovedFigure
 from fa3verify.campaign.results import RefutedBy
-from fa3verify.campaign.run import KernelRun, MovedFigure, Run, WorstCase
+from fa3verify.campaign.run import KernelRun, Run, WorstCase
 from fa3verify.cases.case import Case
 from fa3verify.files import Json, of_schema, read_text, write_text
 from fa3verify.judging.family import CaseResult

@@ -8,11 +8,12 @@ and the atlas read them. A field that older files lack has ``metadata=OLDER`` (:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fa3_reference.problem import Dtype
 from fa3verify import records
+from fa3verify.campaign.findings import ContractQuestion, Finding
 from fa3verify.campaign.results import Assumed
 from fa3verify.cases.coverage import Coverage
 from fa3verify.cases.tried import SizesTried
@@ -21,8 +22,6 @@ from fa3verify.judging.bits_lost import BitsLost
 from fa3verify.judging.family import CaseResult, FamilyRow, Figured
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.sketch import Sketch
-from fa3verify.judging.verdict import Seen, What
-from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Identity
 from fa3verify.operations import FORWARD
 from fa3verify.properties import LawOutcome
@@ -31,94 +30,6 @@ from fa3verify.text import Failure
 
 SCHEMA = "fa3verify.summary/1"
 Verdict = Literal["pass", "fail", "question", "inconclusive"]
-
-
-@dataclass(frozen=True, slots=True)
-class MovedFigure:
-    """A figure of a family that is worse than the stored baseline allows: its name, its limit and the stored value."""
-
-    family: str
-    profile: str
-    seed: int
-    measure: str
-    limit: float
-    baseline: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that failed.
-
-    Parameters
-    ----------
-    kernel : str
-        Name of the kernel, "-" for a finding about none.
-    what : What
-        What found it, in files one text: ``L1 error / bound``, ``law NAME``, ``family NAME``, ``loading``.
-    message : str
-        One line.
-    case : str, optional
-        The case on one line.
-    cause : str, optional
-        Findings of one cause are neighbours; files of version 0.1.0 name none.
-    replay : str, optional
-        Path of its replay file.
-    baseline : MovedFigure, optional
-        The figure that got worse, for a finding of the part baseline.
-    traceback : dict, optional
-        Where the kernel raised, as :func:`fa3verify.text.of_traceback` gives it.
-    content : dict, optional
-        What its replay file will hold: a case, or for a law a trial, in JSON.
-    clause : str, optional
-        The clause that the kernel does not meet, as ``docs/conformance.md`` names it.
-    seen : Seen, optional
-        What was wrong with the worst element of an output, for a finding about values.
-    raised : str, optional
-        For a kernel that gave no result: the type of the exception, or "" where it raised none. None where it gave a
-        result.
-    """
-
-    kernel: str
-    what: What
-    message: str
-    case: str | None = field(default=None, metadata=OLDER)
-    cause: str | None = field(default=None, metadata=OLDER)
-    replay: str | None = None
-    baseline: MovedFigure | None = field(default=None, metadata=OLDER)
-    traceback: dict[str, str] | None = field(default=None, metadata=OLDER)
-    content: Json | None = field(default=None, metadata=NOT_WRITTEN)
-    clause: str | None = field(default=None, metadata=OLDER)
-    seen: Seen | None = field(default=None, metadata=OLDER)
-    raised: str | None = field(default=None, metadata=OLDER)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Whether a kernel means a contract that it has and did not declare: FlashAttention-3 has another one.
-
-    Parameters
-    ----------
-    kernel : str
-        The name under which it was judged by all that is asked, such as ``mine.py:attention[causal=top_left]``.
-    meaning : str
-        The contract in one line.
-    public : str
-        Which public kernels do it either way.
-    seen : Finding
-        What it explains: the smallest finding that the kernel has without the declaration, with its replay file.
-    declaration : str
-        What answers all questions of the kernel, in Python; one that does not mean it is to be mended.
-    """
-
-    kernel: str
-    meaning: str
-    public: str
-    seen: Finding
-    declaration: str = ""
-
-    def of(self, kernel: str) -> Question:
-        """Return the question of the kernel by the name under which it was judged at last."""
-        return replace(self, kernel=kernel, declaration=KernelName.parse(kernel).declaration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +288,7 @@ class Run:
         CPU seconds by kernel (- for none) and by kind of task; results taken from a journal count 0.
     schema : str
         ``fa3verify.summary/1``.
-    questions : tuple of Question
+    questions : tuple of ContractQuestion
         Contracts that explain what failed without them, and that no kernel declared.
     """
 
@@ -398,7 +309,7 @@ class Run:
     wall_s: float = 0.0
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict, metadata=OLDER)
     schema: str = SCHEMA
-    questions: tuple[Question, ...] = field(default=(), metadata=OLDER)
+    questions: tuple[ContractQuestion, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def bits_lost(self) -> dict[str, float]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fa3verify import records
+from fa3verify.campaign.findings import ContractQuestion
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.run import Introduction, Provenance, Question
+from fa3verify.campaign.run import Introduction, Provenance
 from fa3verify.campaign.tasks import Outcome, Task
 from fa3verify.files import Json, write_text
 from fa3verify.inputs.captures import Capture
@@ -86,7 +87,7 @@ class Part:
     provenance : Provenance
     interrupted_by : int, optional
         Number of the signal that interrupted it, else None; never in a file, as an interrupted shard is not written.
-    questions : tuple of Question
+    questions : tuple of ContractQuestion
         Of a whole campaign; shards ask none, and no file has them.
     """
 
@@ -100,7 +101,7 @@ class Part:
     wall_s: float
     provenance: Provenance
     interrupted_by: int | None = field(default=None, metadata=NOT_WRITTEN)
-    questions: tuple[Question, ...] = field(default=(), metadata=NOT_WRITTEN)
+    questions: tuple[ContractQuestion, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     @property
     def shard(self) -> Number:

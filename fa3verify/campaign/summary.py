@@ -18,22 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fa3verify import operations
-from fa3verify.campaign.findings import finding, ordered, with_clause
+from fa3verify.campaign.findings import Finding, MovedFigure, finding, ordered, with_clause
 from fa3verify.campaign.lapses import lapses
 from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.results import Assumed, contradiction, judged_under, refutations, settle
-from fa3verify.campaign.run import (
-    BaselineName,
-    Finding,
-    Introduction,
-    KernelRun,
-    MovedFigure,
-    Provenance,
-    Run,
-    WorstCase,
-    verdict_of,
-)
+from fa3verify.campaign.run import BaselineName, Introduction, KernelRun, Provenance, Run, WorstCase, verdict_of
 from fa3verify.campaign.tasks import Outcome, outcomes_of
 from fa3verify.cases import coverage
 from fa3verify.cases.coverage import COVER

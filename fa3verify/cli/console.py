@@ -29,9 +29,9 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fa3verify import operations
-from fa3verify.campaign.findings import Symptom, lines, symptoms
+from fa3verify.campaign.findings import ContractQuestion, Finding, Symptom, lines, symptoms
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.run import Finding, KernelRun, Question, Run
+from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases import tried
 from fa3verify.cli.exits import emit, write
@@ -209,7 +209,7 @@ def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None
         console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
 
 
-def _print_question(console: Console, question: Question, out: Path) -> None:
+def _print_question(console: Console, question: ContractQuestion, out: Path) -> None:
     """What a kernel does, where that was seen, who else does it, and the line that answers."""
     seen = question.seen
     console.print(f"[cyan]QUESTION[/cyan] {escape(seen.kernel)}: {escape(question.meaning)}", soft_wrap=True)
@@ -217,7 +217,7 @@ def _print_question(console: Console, question: Question, out: Path) -> None:
         f"seen: {seen.what.told}: {seen.message}",
         *lines(seen, str(out / seen.replay) if seen.replay else None),
         f"elsewhere: {question.public}",
-        f"if it is meant, declare {question.declaration}; if not, mend it",
+        question.answer,
     ]
     for line in facts:
         console.print(f"     {escape(line)}", soft_wrap=True)

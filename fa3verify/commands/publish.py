@@ -24,9 +24,10 @@ from pathlib import Path
 
 from fa3verify.campaign import accumulator_loss, atlas, replay_files, summary
 from fa3verify.campaign.executors import fair_share
+from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.pool import TaskError, default_workers
 from fa3verify.campaign.results import Assumed
-from fa3verify.campaign.run import Finding, Introduction, KernelRun, Loss, Run
+from fa3verify.campaign.run import Introduction, KernelRun, Loss, Run
 from fa3verify.cases.case import Case
 from fa3verify.commands import verify
 from fa3verify.commands.verify import make_executor

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from fa3verify import operations
 from fa3verify.campaign import results
+from fa3verify.campaign.findings import MovedFigure
 from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import CAPTURED, PROFILES, judged_cases
 from fa3verify.campaign.replay_files import FAMILY_SCHEMA, HUNTED_SCHEMA, LARGEST_SCHEMA, ReplayFile
-from fa3verify.campaign.run import MovedFigure
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.judging import gate, hypotheses

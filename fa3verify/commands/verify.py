@@ -24,11 +24,11 @@ from pathlib import Path
 from fa3verify.campaign import atlas, plan, questions, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import Cluster, fair_share
-from fa3verify.campaign.findings import ordered
+from fa3verify.campaign.findings import ContractQuestion, Finding, ordered
 from fa3verify.campaign.introduction import Only, introduce_all
 from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.profiles import PROFILES, ProfileName
-from fa3verify.campaign.run import Finding, Introduction, Question, Run
+from fa3verify.campaign.run import Introduction, Run
 from fa3verify.campaign.summary import of_kernel, provenance, summarize
 from fa3verify.campaign.tasks import Interrupted, Outcome, Task
 from fa3verify.files import write_text
@@ -62,9 +62,7 @@ class Settings:
     only: Only = Only()  # noqa: RUF009 (immutable)
     is_fail_fast: bool = False  # whether the first finding ends the campaign
     answer: questions.Answer = "ask"  # what a question does to the verdict
-    began_s: float | None = (
-        None  # when the command began, by the monotonic clock; when its tasks are planned by default
-    )
+    began_s: float | None = None  # when the command began, by the monotonic clock; by default when tasks are planned
 
     @property
     def journal(self) -> Path:
@@ -227,7 +225,7 @@ def carry_out(
         prepare_output(settings.out)
         threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
         outcomes, interrupted_by = _executed(kernels, captures, settings, progress, executor)
-        asked: tuple[Question, ...] = ()
+        asked: tuple[ContractQuestion, ...] = ()
         for kernel in kernels if interrupted_by is None and not settings.shard else ():
             if registry.is_own(kernel.name):
                 mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
@@ -296,13 +294,13 @@ def _asked(
     settings: Settings,
     progress: Progress,
     executor: Executor,
-) -> tuple[Introduction, list[Outcome], tuple[Question, ...], int | None]:
+) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...], int | None]:
     """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
 
     Where all that then fails is what a contract should have explained, no contract does: the kernel is as it was.
     """
     first = kernel, outcomes
-    asked: tuple[Question, ...] = ()
+    asked: tuple[ContractQuestion, ...] = ()
     interrupted_by = None
     for left in reversed(range(questions.ROUNDS)):
         body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)

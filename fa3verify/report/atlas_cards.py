@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from fa3verify.campaign.findings import SEVERITIES, clusters, severity, symptoms, why
-from fa3verify.campaign.run import Finding
+from fa3verify.campaign.findings import SEVERITIES, Finding, clusters, severity, symptoms, why
 from fa3verify.report.atlas_tables import Judged
 
 

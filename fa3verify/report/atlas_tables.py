@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 
 from fa3verify import operations
 from fa3verify.campaign import atlas
-from fa3verify.campaign.findings import symptoms, why
-from fa3verify.campaign.run import Finding, KernelRun, Loss, Run
+from fa3verify.campaign.findings import Finding, symptoms, why
+from fa3verify.campaign.run import KernelRun, Loss, Run
 from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
 from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
@@ -91,7 +91,8 @@ def reasons(row: Judged) -> str:
     """Return in few words why a kernel did not pass: each symptom once, the gravest first. A dash if it passed."""
     verdict = row.entry.verdict
     if verdict != "fail":
-        return {"pass": DASH, "inconclusive": "too little tried"}.get(verdict, verdict)
+        told = {"pass": DASH, "inconclusive": "too little tried", "question": "its contract is not declared"}
+        return told.get(verdict, verdict)
     causes = list(dict.fromkeys(map(why, symptoms(row.findings))))
     more = f"; {len(causes) - REASONS} more" if len(causes) > REASONS else ""
     return "; ".join(causes[:REASONS]) + more or "no finding kept"

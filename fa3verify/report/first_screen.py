@@ -44,6 +44,9 @@ def headline(run: Run) -> str:
         return f"{who} right in all {cases:,} cases that were tried."
     if run.verdict == "fail":
         return f"{_wrong(run)} ({plural(len(run.failures), 'finding')} in {cases:,} cases)."
+    if run.verdict == "question":
+        asked = " and ".join(dict.fromkeys(each.meaning for each in run.questions))
+        return f"Is it meant, and not declared, that {asked}? So read, {name} was right in all {cases:,} cases."
     return f"No verdict: too little of {name} was tried ({plural(cases, 'case')}, none of which failed)."
 
 

@@ -60,6 +60,11 @@ def page(run: Run) -> str:
             lines.append(f"  found as well by: {shown.elsewhere}")
         if first.replay:
             lines.append(f"  fa3verify replay {first.replay}    # from the folder of this file")
+    for asked in run.questions:
+        lines += ["", f"QUESTION: {asked.seen.kernel}: {asked.meaning}", f"  {asked.seen.message}"]
+        lines += [f"  elsewhere: {asked.public}", f"  {asked.answer}"]
+        if asked.seen.replay:
+            lines.append(f"  fa3verify replay {asked.seen.replay}    # from the folder of this file")
     return "\n".join(lines) + "\n"
 
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.unbounded import Proof
 from fa3verify import hazards
+from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.campaign.run import Finding
 from fa3verify.cli import console, ranking
 from fa3verify.cli.main import main
 from fa3verify.cli.ranking import MachineRanking, ScheduleRow

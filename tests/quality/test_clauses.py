@@ -9,10 +9,10 @@ import pytest
 
 from fa3_reports import conformance
 from fa3verify.campaign import atlas, introduction
-from fa3verify.campaign.findings import finding, with_clause
+from fa3verify.campaign.findings import Finding, finding, with_clause
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.plan import plan
-from fa3verify.campaign.run import Finding, Introduction
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.summary import of_kernel
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.judging.clauses import Clause, clauses

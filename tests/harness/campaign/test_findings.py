@@ -11,11 +11,11 @@ import pytest
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.findings import clusters, finding, ordered
+from fa3verify.campaign.findings import Finding, clusters, finding, ordered
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.plan import JudgeFamily, SearchLaw
 from fa3verify.campaign.pool import WorkerLost
-from fa3verify.campaign.run import Finding, Introduction, Run, verdict_of
+from fa3verify.campaign.run import Introduction, Run, verdict_of
 from fa3verify.campaign.summary import summarize
 from fa3verify.campaign.tasks import GIVE_UP, Outcome, execute
 from fa3verify.cases.case import Case

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,10 +15,13 @@ from fa3verify import Case, Kernel, Recipe, find_kernel
 from fa3verify.campaign import plan, questions, replay_files
 from fa3verify.campaign import run as runs
 from fa3verify.campaign.introduction import Only
+from fa3verify.campaign.junit import junit
 from fa3verify.commands import replay, verify
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import CONTRACTS, VALUES
 from fa3verify.properties import Trial, replay_trial, run_law
+from fa3verify.report.build import render
+from fa3verify.report.words import page
 
 KERNELS = Path(__file__).with_name("contracts.py")
 ASKED = Only(properties=("error_within_bound", "special_values*"), limit=4)
@@ -142,6 +146,24 @@ def test_every_contract_is_a_value_of_its_field_and_not_flash_attention_3s():
     for contract in CONTRACTS:
         assert contract.value in VALUES[contract.field][1:]
     assert len({(each.field, each.value) for each in CONTRACTS}) == len(CONTRACTS)
+
+
+def test_the_page_of_verdicts_says_of_every_contract_who_has_it():
+    page = (Path(__file__).parents[3] / "docs" / "verdict.md").read_text()
+    assert [f"| {each.meaning} | {each.public} |" in page for each in CONTRACTS] == [True] * len(CONTRACTS)
+
+
+@pytest.mark.parametrize(("answer", "failed"), [("ask", 2), ("fail", 2), ("pass", 0)])
+def test_reports_and_junit_show_every_question_and_its_answer(judged, answer, failed):
+    found, _ = judged("added_top_left")
+    told = questions.with_questions(replace(found, questions=(), failures=()), found.questions, answer)
+    if answer == "pass":
+        told = replace(told, kernels=tuple(replace(each, verdict="pass") for each in told.kernels), verdict="pass")
+    tests = ElementTree.fromstring(junit(told)).iter("testcase")
+    assert sum(test.find("failure") is not None for test in tests) == failed
+    pages = [page(told), *render(told, "").values()]
+    for shown in pages:
+        assert all(shown.count(each.seen.kernel) and "top_left" in shown for each in found.questions)
 
 
 def test_a_run_with_questions_is_read_back(judged):

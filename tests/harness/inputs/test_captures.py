@@ -16,11 +16,12 @@ import fa3verify
 from fa3_reference.attention import attention
 from fa3verify.campaign import replay_files
 from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.findings import MovedFigure
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.plan import JudgeCapture, plan
 from fa3verify.campaign.pool import IsolatingPool
 from fa3verify.campaign.profiles import PROFILES, captured_case
-from fa3verify.campaign.run import MovedFigure, Run
+from fa3verify.campaign.run import Run
 from fa3verify.campaign.summary import summarize
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main

@@ -137,14 +137,14 @@ def test_what_a_policy_leaves_out_is_told(monkeypatch):
     assert not any("empty_lse" in words for words in told)
 
 
-def test_a_top_left_mask_is_judged_on_square_problems_alone():
+def test_a_top_left_mask_is_judged_by_its_own_diagonal_with_any_lengths():
     (kernel,) = array_kernel(exact, policy=Policy(causal="top_left"))
-    square = AttentionProblem(1, 1, 1, 8, 8, 64, causal=True)
-    assert kernel.supports(square)
-    words = "a causal mask aligned top-left needs as many queries as keys, got 8 and 9"
-    assert words in str(kernel.refusal(AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)))
-    assert kernel.supports(AttentionProblem(1, 1, 1, 8, 9, 64))
-    assert adapted(kernel, AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)) == square
+    other = AttentionProblem(1, 1, 1, 8, 9, 64, causal=True)
+    assert "aligned top-left needs as many queries as keys, got 8 and 9" in str(kernel.refusal(other))
+    assert kernel.supports(replace(other, top_left=True))
+    assert kernel.supports(replace(other, seqlen_k=8))
+    assert kernel.supports(replace(other, causal=False))
+    assert adapted(kernel, other) == replace(other, top_left=True)
 
 
 def test_a_problem_of_the_other_diagonal_is_refused_and_one_of_its_own_is_judged_by_it():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.campaign.run import Finding
+from fa3verify.campaign.findings import Finding
 from fa3verify.judging.verdict import What
 from fa3verify.kernels.record import Identity
 from fa3verify.known import registry

@@ -12,7 +12,8 @@ import pytest
 from fa3_reference.problem import Dtype
 from fa3verify import __version__
 from fa3verify.campaign import atlas
-from fa3verify.campaign.run import Finding, Introduction, KernelRun, Loss, Provenance, Run
+from fa3verify.campaign.findings import Finding
+from fa3verify.campaign.run import Introduction, KernelRun, Loss, Provenance, Run
 from fa3verify.cases import coverage
 from fa3verify.files import stored as file_of
 from fa3verify.judging.family import FamilyRow
