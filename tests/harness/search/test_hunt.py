@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -254,3 +255,13 @@ def test_wrong_options_are_refused(arguments, words, tmp_path):
     result = CliRunner().invoke(main, ["hunt", *arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2, result.output
     assert words in result.output
+
+
+@pytest.mark.parametrize("objective", [Ratio(), Difference(find("twin.flash3.fp16"))], ids=lambda x: type(x).__name__)
+def test_every_figure_climbs_as_often_from_extremes_as_from_inputs_that_are_not(objective):
+    judged = objective.of_colonies(find("twin.fp16"))
+    assert judged is not None
+    starts = Counter(judged.objectives)
+    figures = {figure for figure, _ in starts}
+    assert {"lse"} < figures
+    assert all(starts[figure, True] == starts[figure, False] for figure in figures)
