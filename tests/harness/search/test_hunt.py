@@ -175,6 +175,14 @@ def test_a_kernel_of_one_head_dim_has_rows_of_one_channel():
         assert few.islands[0].width == 1, name
 
 
+@pytest.mark.parametrize(("head_dim", "width"), [(16, 1), (64, 4), (128, 8)])
+def test_a_kernel_of_one_head_dim_has_sixteen_rows_that_fill_it(head_dim, width):
+    """Without such rows no ground would be left of a kernel that takes 128 channels alone."""
+    kernel = replace(find("twin.fp16"), head_dims=(head_dim,))
+    few = next(ground for ground in grounds_of(kernel) if ground.name == "few")
+    assert {(island.rows, island.width) for island in few.islands if island.rows > 1} == {(16, width)}
+
+
 def test_only_rows_of_one_sequence_have_descales_by_tile():
     """Rows of batches of their own have descales of their own already."""
     islands = [island for ground in grounds_of(find("twin.e4m3")) for island in ground.islands]
