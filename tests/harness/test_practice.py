@@ -73,3 +73,10 @@ def test_a_kernel_that_declares_no_head_dims_is_asked_for_each_and_not_judged_at
 def test_a_quantizer_has_no_cases_of_practice(name):
     kernel = registry.find(name)
     assert not [*practice(kernel, "quick", 0), *probes(kernel)]
+
+
+def test_every_size_of_practice_is_one_that_tma_takes():
+    """What no kernel takes is skipped without a word, so that it would be asked of none."""
+    kernel = replace(registry.find("twin.fp16"), features=FEATURES)
+    problems = [case.problem for case in practice(kernel, "release", 0)]
+    assert {(p.head_dim % 8, p.head_dim_v % 8) for p in problems} == {(0, 0)}

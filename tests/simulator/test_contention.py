@@ -12,6 +12,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator.contention import LaunchTiles, Steps, Tile, ends, launched_tiles
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate, moved_bytes, row_tiles
+from fa3_simulator.tile_queue import takes_from_counter
 
 H200 = load("h200")
 STEPS = Steps(1000.0, 50.0, 10.0, 2, 2, 1000, 500, 400)
@@ -105,3 +106,12 @@ def test_parts_of_the_keys_are_loaded_where_they_begin() -> None:
     shape, config = AttentionProblem(1, 8, 8, 1, 2048, 128), Config(num_splits=3)
     tiles = launched_tiles(shape, config, [row_tiles(shape, config)], 132)
     assert {tuple(tile.tolist()) for tile in tiles.tiles if tile[0] == 5} == {(5, 0, 6), (5, 6, 6), (5, 12, 4)}
+
+
+@pytest.mark.parametrize(("family", "is_taken"), [("gluon", False), ("flash3", True), ("flash4", False)])
+def test_causal_tiles_of_persistent_ctas_that_are_not_ours_come_from_a_counter(family: str, is_taken: bool) -> None:
+    """Our order is decided before the launch, and a kernel with a CTA for each tile has no counter."""
+    config = Config(family=family)
+    assert takes_from_counter(problem(512), config) == is_taken
+    assert not takes_from_counter(problem(512, causal=False), config)
+    assert not takes_from_counter(problem(512), replace(config, num_splits=2))

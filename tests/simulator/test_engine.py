@@ -119,6 +119,15 @@ def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns
         assert run(beside_wgmma(columns, Work(pipe, chunks, **{pipe: 80})), machine) == alone
 
 
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_both_engines_take_the_same_time_from_the_tensor_core_for_multiply_adds(columns: int) -> None:
+    """The other schedules of this file are run on a machine where it is none."""
+    machine = replace(H200, fma_tensor_cycles=replace(H200.fma_tensor_cycles, value=0.5))
+    program = beside_wgmma(columns, Work("fma", 40, fma=320))
+    tables = costs(program, machine)
+    assert interpreter.simulate(program, tables).end == engine.simulate(program, tables).end
+
+
 def test_a_softmax_takes_what_its_exponentials_take_and_two_overlap_theirs() -> None:
     """Multiply-adds and conversions hide under the exponentials of one warp, in the order in which ptxas mixes them."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -568,3 +570,16 @@ def test_every_choice_of_every_switch_has_a_name_that_is_read_and_is_enumerated_
 def test_the_ablation_without_overlap_reads_every_block_of_v_once_it_is_there():
     program = forward(Config(pingpong=False, warp_specialized=False, intra_wg_overlap=False), [TileBlocks(5)])
     assert check(program, orders=4) == []
+
+
+@pytest.mark.parametrize(("head_dim", "parts"), [(64, 2), (96, 2), (128, 4)])
+def test_parts_of_p_v_are_awaited_while_the_next_one_or_the_next_scores_run(head_dim: int, parts: int) -> None:
+    """Slices of the channels times chunks of the keys; all are over before the softmax reads the scores."""
+    config = Config("e4m3", head_dim, promotion_interval=64)
+    assert math.prod(config.pv_parts) == parts
+    longer, shorter = (
+        [int(x) for kind, x, *_ in forward(config, [TileBlocks(n)]).actors[0].ops if kind == Op.WGMMA_WAIT]
+        for n in (6, 5)
+    )
+    step = Counter(longer) - Counter(shorter)
+    assert step == {1: parts, 0: 1}

@@ -29,6 +29,18 @@ def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
     assert "bound" in text.getvalue()
 
 
+def test_a_family_of_which_nothing_was_compared_has_dashes_for_figures():
+    body = summary(kernels=("twin.fp16",))
+    row = body["kernels"][0]["families"][0]
+    row["unbounded"] = row["outputs"]
+    text = io.StringIO()
+    (kernel,) = read(body).kernels
+    Console(file=text, width=80).print(console._family_table(kernel, 80))
+    found = {words[0]: words[1:] for line in text.getvalue().splitlines() if (words := line.split())}
+    assert set(found[row["family"]]) == {"-"}
+    assert len(found[row["family"]]) == len(found[body["kernels"][0]["families"][1]["family"]])
+
+
 def test_the_verdict_is_emphasised_and_no_number_beside_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")

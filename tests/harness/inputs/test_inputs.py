@@ -23,6 +23,7 @@ from fa3verify.inputs.recipe import (
     Edit,
     Recipe,
 )
+from fa3verify.inputs.serving import SINKS_OVER_LSE, draw_served
 from fa3verify.inputs.strategies import recipes
 from tests.harness.inputs.drawn import Limits, cases
 
@@ -402,3 +403,15 @@ def test_every_distribution_says_what_it_is_and_has_a_family():
     assert {family.distribution for family in (*FAMILIES, *UNCOMMON)} == set(DISTRIBUTIONS) - own
     assert FAMILIES[0].name == "normal"
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_a_sink_lies_within_one_nat_on_either_side_of_where_its_head_has_it():
+    """A single key has one score a head, so that a sink less its lse and its place is what was drawn around 0."""
+    problem = AttentionProblem(1, 48, 48, 1, 1, 64, sinks=True)
+    q, k, _, sinks = draw_served(problem, Recipe("normal"))
+    lse = np.einsum("hd,hd->h", q[0, 0], k[0, 0]) * problem.softmax_scale
+    places = np.resize(SINKS_OVER_LSE, problem.nheads)
+    around = (sinks - lse - np.where(np.isfinite(places), places, 0.0))[np.isfinite(places)]
+    assert np.isneginf(sinks).sum() == problem.nheads // len(SINKS_OVER_LSE)
+    assert np.abs(around).max() <= 1 + 1e-5
+    assert around.min() < -0.5 < 0.5 < around.max()

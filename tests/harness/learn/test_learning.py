@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from fa3verify.commands.learn import Learning
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.known import registry
-from fa3verify.learn import Learned, learn
+from fa3verify.learn import Learned, inputs, learn
 from fa3verify.learn.elimination import Step
 from fa3verify.learn.launcher import Launcher
-from fa3verify.learn.probes import Probes
+from fa3verify.learn.learner import _lone_key
+from fa3verify.learn.probes import Probes, _triples
+from fa3verify.learn.rows import Form
 from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.search.grounds import grounds_of
@@ -194,3 +197,46 @@ def test_an_order_is_of_one_kernel(file):
     told = CliRunner().invoke(main, ["verify", "twin.fp16", "twin.bf16", "--order", str(file)])
     assert told.exit_code == 2
     assert "--order FILE is of one kernel" in told.output
+
+
+@pytest.mark.parametrize("keys", ["left_to_right", "right_to_left"])
+def test_a_lone_key_is_the_one_that_is_visited_first_and_the_only_one_that_is_seen(keys):
+    """Tiles behind it are then hidden as a whole, which a first tile cannot be without a maximum of minus infinity."""
+    kernel = replace(registry.find("twin.fp16"), seqlen_multiple=64)
+    subject = inputs.Subject(kernel, Form("fp16", 64), Structure(tile_n=32, keys=keys), False, False)
+    game = SimpleNamespace(subject=subject, rng=np.random.default_rng(0))
+    first = 0 if keys == "left_to_right" else 63
+    for question in (_lone_key(game), inputs.one_key(game.rng, subject)):
+        assert question.k.shape[1] == 64
+        seen = np.isfinite(question.k[0, :, :, 0]) & (question.q[0, 0, :, 0] == 1)
+        assert np.flatnonzero(seen.all(axis=1)).tolist() == np.flatnonzero(seen.any(axis=1)).tolist() == [first]
+
+
+def test_a_level_is_between_its_ends_and_on_neither():
+    """A score that is on an end cannot be told from one that is beyond it."""
+    form = Form("bf16", 64)
+    score = 3.0 * form.factor
+    assert form.level(score - 0.01, score + 0.01) == (1.0, 3.0)
+    for low, high in ((score, score + 1e-6), (score - 1e-6, score)):
+        with pytest.raises(ValueError, match="bf16 has no score between"):
+            form.level(low, high)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("threshold", [0.0, 4.0, 8.0])
+def test_how_far_a_maximum_may_grow_is_read_off(dtype, threshold):
+    probes = Probes(Launcher(DrawnTwin(64, Order(rescale_threshold_log2=threshold)).kernel("patient", dtype), 64))
+    known = Structure()
+    for probe in (probes.folding, probes.chains, probes.weights, probes.rescaling):
+        known = probe(known)
+    assert known.threshold_log2 == threshold
+
+
+@pytest.mark.parametrize(("keys", "after"), [("left_to_right", 2), ("right_to_left", 0)])
+@pytest.mark.parametrize("tile", [32, 64, 128])
+def test_triples_of_keys_lie_over_a_tile_and_the_one_that_is_visited_after_it(tile, keys, after):
+    """In some the heavy key is in the second tile, and in at least five alone in the first."""
+    tiles = _triples(Structure(tile_n=tile, keys=keys)) // tile
+    assert set(tiles.ravel().tolist()) == {1, after}
+    assert (tiles == (1, after, after)).all(axis=1).sum() >= 5
+    assert (tiles == (after, 1, 1)).all(axis=1).sum() >= 2

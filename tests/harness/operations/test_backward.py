@@ -124,6 +124,11 @@ def _leaking(problem, operands, found):
     return found._replace(dv=dv)
 
 
+def _leaking_upwards(problem, operands, found):
+    """dV starts from the size of what V holds, so that no number of it is too small."""
+    return found._replace(dv=(found.dv + np.abs(operands.v) / 2**6).astype(found.dv.dtype))
+
+
 def _batch_dependent(problem, operands, found):
     """A sequence beside others is rounded once more."""
     coarse = found.dk.astype(np.float16).astype(found.dk.dtype) * (1 + 2.0**-7)
@@ -136,6 +141,7 @@ def _batch_dependent(problem, operands, found):
         ("dv_channels_are_independent", _mixed_channels),
         ("gradients_do_not_depend_on_the_batch", _batch_dependent),
         ("zero_dout_gives_zero_gradients", _leaking),
+        ("zero_dout_gives_zero_gradients", _leaking_upwards),
     ],
 )
 def test_a_law_finds_a_mistake_around_the_twin(name: str, mistake) -> None:

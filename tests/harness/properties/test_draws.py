@@ -18,9 +18,12 @@ import fa3_kernels
 import fa3_reference
 import fa3verify
 from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.case import Case
+from fa3verify.inputs.recipe import Recipe
 from fa3verify.known.registry import find
 from fa3verify.properties import LAWS, Trial, find_law, run_law
 from fa3verify.properties.draws import IndependentDraws, independent
+from fa3verify.properties.law import set_up
 from fa3verify.properties.structure import SWITCHES
 from tests.sampling import sampled
 
@@ -156,3 +159,11 @@ def test_every_switch_is_another_configuration_than_ours_at_head_dim_128():
     for name, changes in SWITCHES.items():
         is_other = any(getattr(config, field) != value for field, value in changes.items())
         assert is_other or name in ("no_pack_gqa", "two_warpgroups"), name  # whose opposites stand beside them
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_switch_is_a_configuration_that_our_twin_takes(switch):
+    """A configuration that a kernel refuses is not judged, so that a switch which nobody takes would test nothing."""
+    kernel = find("twin.fp16")
+    case = Case(kernel.name, AttentionProblem(1, 4, 2, 5, 9, 128), Recipe("normal"))
+    assert set(set_up(kernel, case).configured(**SWITCHES[switch]).run()) == {"out", "lse"}

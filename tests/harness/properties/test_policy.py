@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -139,3 +140,20 @@ def test_a_row_whose_sum_is_0_has_the_lse_that_is_declared_of_rows_without_a_key
     zero = kernel.altered(run=partial(_with, kernel, lse_of_none=0.0))
     found = replay_trial(LAW, zero, _trial(kernel, rule, seqlen_q=2, seqlen_k=1, causal=False, nheads=1))
     assert (found is None) == (declared == "undefined")
+
+
+def test_rows_without_a_key_show_no_effect_where_nothing_is_declared_of_them():
+    """Their bits are whatever memory held, so that they differ from those of the call without the planted value."""
+    sound = twin("fp16")
+    calls = count()
+
+    def garbage(problem, operands, config):
+        out, lse = (x.copy() for x in sound.code.run(problem, operands, config))
+        out[:, 0] = lse[..., 0] = next(calls)  # 4 queries over 3 keys: the first one sees none
+        return out, lse
+
+    rule = next(rule for rule in POLICY if rule.name == "nan_in_key")
+    trial = _trial(sound, rule, seqlen_q=4, seqlen_k=3)
+    silent = replace(sound.altered(run=garbage), policy=Policy(empty_out="undefined", empty_lse="undefined"))
+    assert replay_trial(LAW, silent, trial) is None
+    assert "promised: unchanged" in replay_trial(LAW, sound.altered(run=garbage), trial).message

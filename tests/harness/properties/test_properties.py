@@ -203,3 +203,16 @@ def test_tiny_descales_do_not_turn_masked_keys_into_nan():
     case = Case("twin.e4m3", problem, Recipe("positive", {"low": 0.0, "width": 1e-20}), QuantScheme())
     violation = replay_trial("error_within_bound", twin("e4m3"), Trial("error_within_bound", case))
     assert violation is None, violation.message
+
+
+def test_a_kernel_that_reads_one_bit_less_of_v_gives_no_constant_back():
+    """The largest number below 2 has every bit of the significand; 1, and numbers below it, have one to spare."""
+    sound = twin("fp16")
+
+    def coarse(problem, operands, config):
+        shorter = (operands.v.view(np.uint16) & 0xFFFE).view(np.float16)
+        return sound.code.run(problem, replace(operands, v=shorter), config)
+
+    trials = [Trial("constant_values_come_back", SMALL, {"value": value}) for value in ("one", "below_two")]
+    assert [replay_trial(t.law, sound, t) for t in trials] == [None, None]
+    assert [replay_trial(t.law, _broken(sound, coarse), t) is None for t in trials] == [True, False]

@@ -213,7 +213,7 @@ def test_figures_of_other_cases_are_not_held_against_each_other(tmp_path):
     sides = [against.read(stored(tmp_path / n, made()).with_name("atlas.json")) for n in "ab"]
     entry = sides[1].kernels[KERNEL]
     for figures, word, because in (
-        ({"rel_rmse_unrounded": 7.6e28}, "not told apart", "other cases"),
+        ({"rel_rmse_unrounded": 7.6e28}, "not told apart", "other cases: 195, {} before"),
         ({"nonfinite": 3}, "worse", "not finite in 3 outputs"),
     ):
         asked = replace(entry.families[0], figures=entry.families[0].figures | {"cases": 195} | figures)
@@ -221,7 +221,7 @@ def test_figures_of_other_cases_are_not_held_against_each_other(tmp_path):
         side = replace(sides[1], atlas=replace(sides[1].atlas, kernels=(more,)))
         found = against.compared(sides[0], side, (KERNEL, KERNEL))
         assert (found.families[0].word, math.isnan(found.families[0].ratio)) == (word, True)
-        assert because in found.families[0].because
+        assert because.format(entry.families[0].figures["cases"]) in found.families[0].because
         assert "times as large" not in found.sentence()
 
 
@@ -264,3 +264,12 @@ def test_a_case_is_the_same_for_kernels_of_two_names():
     assert list(cases[0]) == list(cases[1])
     assert len(cases[0]) == DRAWS
     assert all(json.loads(case)["kernel"] == "" for case in cases[0])
+
+
+def test_cases_are_compared_by_the_first_figure_that_both_sides_have():
+    """A kernel whose outputs cannot be had before they are rounded has the error of rounded ones alone."""
+    whole = {str(i): {"rel_rmse_unrounded": 1e-9, "rel_rmse_seen": 1e-3 * (1 + i)} for i in range(DRAWS)}
+    rounded = {case: {"rel_rmse_seen": 2 * figures["rel_rmse_seen"]} for case, figures in whole.items()}
+    for old, new, ratio in ((whole, rounded, 2.0), (rounded, whole, 0.5)):
+        found = against.of_cases("normal", old, new)
+        assert (found.word, found.ratio) == ("worse" if ratio > 1 else "better", pytest.approx(ratio))

@@ -91,6 +91,16 @@ def test_the_last_rounding_alone_is_between_both_outputs(where):
     np.testing.assert_allclose(judge(colony)["rounded"], published, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "e4m3"])
+def test_all_of_the_error_is_a_rest_where_rounding_p_costs_nothing(dtype):
+    """Scores that are all equal have weights of 1, so that only the division by the number of keys rounds."""
+    colony = normal(island_of(dtype, "causal"))
+    colony.q = np.zeros_like(colony.q)
+    judged = judge(colony)
+    assert (judged["out"] > 0).mean() > 0.5
+    assert np.array_equal(judged["rest"], judged["out"])
+
+
 @pytest.mark.parametrize("size", [1.0, 2.0**40, 2.0**-40])
 @pytest.mark.parametrize(
     "where", [island_of("fp16", "chains"), island_of("bf16", "softcap"), island_of("bf16", "causal")], ids=label

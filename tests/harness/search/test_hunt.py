@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -174,6 +175,14 @@ def test_a_kernel_of_one_head_dim_has_rows_of_one_channel():
         assert few.islands[0].width == 1, name
 
 
+@pytest.mark.parametrize(("head_dim", "width"), [(16, 1), (64, 4), (128, 8)])
+def test_a_kernel_of_one_head_dim_has_sixteen_rows_that_fill_it(head_dim, width):
+    """Without such rows no ground would be left of a kernel that takes 128 channels alone."""
+    kernel = replace(find("twin.fp16"), head_dims=(head_dim,))
+    few = next(ground for ground in grounds_of(kernel) if ground.name == "few")
+    assert {(island.rows, island.width) for island in few.islands if island.rows > 1} == {(16, width)}
+
+
 def test_only_rows_of_one_sequence_have_descales_by_tile():
     """Rows of batches of their own have descales of their own already."""
     islands = [island for ground in grounds_of(find("twin.e4m3")) for island in ground.islands]
@@ -254,3 +263,13 @@ def test_wrong_options_are_refused(arguments, words, tmp_path):
     result = CliRunner().invoke(main, ["hunt", *arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2, result.output
     assert words in result.output
+
+
+@pytest.mark.parametrize("objective", [Ratio(), Difference(find("twin.flash3.fp16"))], ids=lambda x: type(x).__name__)
+def test_every_figure_climbs_as_often_from_extremes_as_from_inputs_that_are_not(objective):
+    judged = objective.of_colonies(find("twin.fp16"))
+    assert judged is not None
+    starts = Counter(judged.objectives)
+    figures = {figure for figure, _ in starts}
+    assert {"lse"} < figures
+    assert all(starts[figure, True] == starts[figure, False] for figure in figures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fa3_kernels.plan.backward import BackwardVariant, backward_plan
 from fa3_kernels.plan.call import View
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import WARPGROUP_ROWS
@@ -73,3 +74,11 @@ def test_queries_are_held_where_registers_hold_o_s_and_p_too() -> None:
     held = {size: plan(*size, "fp16").config.holds_queries for size in SIZES}
     assert [size for size, is_held in held.items() if is_held] == [(96, 96), (192, 192)]
     assert not plan(96, 96, "e4m3").config.holds_queries
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_both_warpgroups_of_a_backward_stage_boxes_of_dq_of_their_own(head_dim: int) -> None:
+    of = backward_plan(AttentionProblem(1, 1, 1, 256, 256, head_dim), 132)
+    (variant,) = (x for call in of.kernels for x in call.arguments if isinstance(x, BackwardVariant))
+    assert variant.dq_boxes >= 2
+    assert variant.dq_boxes % variant.qk_boxes == 0

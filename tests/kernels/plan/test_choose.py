@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,25 @@ def test_a_limit_that_hides_nothing_is_not_compiled_in(semantics, limits):
     problem = AttentionProblem(1, 2, 2, 300, 500, 128, **semantics)
     variant = variant_of(config_of(problem), problem, shape_of(problem))
     assert (variant.is_left_limited, variant.is_right_limited) == limits
+
+
+@pytest.mark.parametrize("window", [(100, -1), (0, -1), (-1, 3), (100, 3)])
+def test_a_window_that_hides_keys_on_either_side_takes_the_code_that_ships_for_hidden_keys(window):
+    """Chained sums of e4m3 at head_dim 64: dense launches keep Q in registers, the others take integer maxima."""
+    dense = AttentionProblem(1, 2, 2, 300, 500, 64, dtype="e4m3")
+    found = [
+        variant_of(config_of(problem, promotion_interval=0), problem, shape_of(problem))
+        for problem in (dense, replace(dense, causal=True), replace(dense, window=window))
+    ]
+    taken = [(variant.integer_max, variant.holds_queries) for variant in found]
+    assert taken == [(False, True), (True, False), (True, False)]
+
+
+@pytest.mark.parametrize(("num_splits", "is_split"), [(1, False), (2, True), (3, True)])
+def test_a_launch_whose_keys_are_cut_writes_parts_and_merges_them(num_splits, is_split):
+    problem = AttentionProblem(1, 2, 2, 300, 500, 128)
+    config = config_of(problem, num_splits=num_splits)
+    assert variant_of(config, problem, shape_of(problem, num_splits=num_splits)).is_split == is_split
 
 
 def test_causal_with_one_query_sees_every_key():

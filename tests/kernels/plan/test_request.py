@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_kernels.plan.call import Pointer, View
+from fa3_kernels.plan.call import RAGGED_ROWS, Pointer, View
 from fa3_kernels.plan.choose import config_of, without_lengths
 from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
@@ -94,6 +94,29 @@ def test_packed_sequences_have_no_table_of_the_host():
     assert [call.kernel for call in calls] == ["packed_order", "forward_fp16", "combine"]
     assert not plan.tables
     assert plan.calls(734, 0, (700, 1))[0].kernel == "combine"
+
+
+@pytest.mark.parametrize("pack", [1, 4])
+def test_the_rows_of_a_packed_tensors_block_step_by_the_tensors_rows(pack):
+    """A block is of rows beside channels or, packed, of rows beside heads; neither may step where the other does."""
+    nheads, channels = 8, 64
+    row = nheads * channels
+    view = View("q", "float16", 64, channels, pack, pack, is_packed=True)
+    extents, strides = view.of((700, nheads, channels), (row, channels, 1))
+    block = dict.fromkeys(range(len(extents)), 1) | dict(enumerate(view.block[::-1]))  # by dimension, innermost first
+    steps = [(size, strides[::-1][i], extents[::-1][i]) for i, size in block.items() if size > 1]
+    heads = [(pack, channels, nheads)] if pack > 1 else []
+    assert steps == [(channels, 1, channels), *heads, (64 // pack, row, RAGGED_ROWS)]
+
+
+def test_the_order_of_packed_tiles_reads_where_keys_begin_over_pages_alone():
+    """A row whose sinks see no key is written too, but a cache alone has keys that begin elsewhere."""
+    q, k = operand(734, 8, 128), operand(400, 64, 2, 128)
+    paged = request_of((q, k, k), Semantics(), Choices(), packed=(3, 700, 4000), page_size=64)
+    plain = operand(5600, 2, 128)
+    sinks = request_of((q, plain, plain), Semantics(), Choices(), packed=(3, 700, 4000), has_sinks=True)
+    last = [plan_for(each).kernels[0].arguments[-3:] for each in (paged, sinks)]
+    assert last == [(Pointer("first_keys", "int32"), True, True), (None, True, False)]
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.tile_order import (
     END,
+    MAX_HEADS,
+    MAX_M_BLOCKS,
+    MAX_SPLITS,
     TILE_COST,
     Shape,
+    check_entries,
     count_items,
     ends_at,
     handed_out,
@@ -102,3 +106,13 @@ def test_no_cta_ends_much_later_than_the_others_where_heads_are_few(batch, seqle
 def test_index_overflow_is_refused() -> None:
     with pytest.raises(ValueError, match="fit a schedule entry, got 2000000"):
         static_schedule(Shape((2_000_000,), (1,), 1, 1), 132, head_dim=128, **TILE)
+
+
+@pytest.mark.parametrize("beyond", range(3))
+def test_the_largest_indices_of_an_entry_are_taken_and_one_more_is_refused(beyond: int) -> None:
+    largest = (MAX_M_BLOCKS, MAX_SPLITS, MAX_HEADS)
+    rows, splits, heads = largest
+    check_entries(rows, splits, 1, heads)
+    rows, splits, heads = (size + (i == beyond) for i, size in enumerate(largest))
+    with pytest.raises(ValueError, match="fit a schedule entry"):
+        check_entries(rows, splits, 1, heads)

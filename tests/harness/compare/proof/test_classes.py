@@ -174,3 +174,10 @@ def test_a_problem_has_the_lengths_of_its_batch():
     assert replace(asked, change="batch").problem(((2, 9),) * 3) == AttentionProblem(
         3, seqlen_q=2, seqlen_k=9, **GQA, dtype="bf16"
     )
+
+
+def test_a_proof_may_be_of_two_sequences_alone():
+    """The fewest that a row can have as a neighbour; batches of more are not within the limits."""
+    found = found_of("twin.flash3.bf16[num_splits=4]", GQA, (1, 300), limits=BatchLimits(2, 4, 400))
+    assert {len(batch.lengths) for batch in found.batches} == {1, 2}
+    assert not found.against
