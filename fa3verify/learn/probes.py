@@ -188,10 +188,10 @@ class Probes:
         is_kept = np.abs(out - kept) < np.abs(out - rescaled)
         is_told = np.abs(kept - rescaled) > 2.0**-24 * 4
         lazy = [growth[side & is_told].max(initial=0.0) for side in is_kept & ~((out == 0).all(axis=1, keepdims=True))]
-        fewest = [growth[~side & is_told].min(initial=99.0) for side in is_kept]
+        fewest = [growth[~side & is_told].min(initial=np.inf) for side in is_kept]
         top = max(range(2), key=lambda i: lazy[i] if lazy[i] < fewest[i] else 0.0)
-        if not 0 < lazy[top] < fewest[top]:
-            return known
+        if not 0 < lazy[top] < fewest[top] < np.inf:
+            return known  # none grows, or all that were tried may
         return replace(known, threshold_log2=float(np.rint((lazy[top] + fewest[top]) / 2)))
 
     def tiles(self, known: Structure) -> Structure:

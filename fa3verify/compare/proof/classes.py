@@ -4,7 +4,7 @@ A plan depends on four statistics: the number of sequences, the longest queries,
 sequences share the multiprocessors, the key blocks of the whole call. The rules of a plan change only at certain
 lengths, here called steps. All lengths between two steps are one case, so that finitely many cases stand for all
 batches within the limits. This assumption is checked: every batch of up to three sequences with lengths at steps is
-planned as a whole, and must be in the class of its statistics. :mod:`fa3verify.compare.proof.prove` asks for the
+planned as a whole, and must be in the class of its statistics. :mod:`fa3verify.compare.proof.answers` asks for the
 classes, and :mod:`fa3verify.compare.proof.plans` makes the plans.
 """
 

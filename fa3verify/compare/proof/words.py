@@ -1,12 +1,12 @@
-"""A proof in words, for the verb compare; :mod:`fa3verify.compare.proof.prove` finds it, and writes its JSON."""
+"""A proof in words, for the verb compare; :mod:`fa3verify.compare.proof.answers` finds it, and writes its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fa3verify.compare.proof.answers import AxisAnswer, BitsProof, CallClass
 from fa3verify.compare.proof.classes import ANY, Stretch
 from fa3verify.compare.proof.plans import Batch, Change, Lengths
-from fa3verify.compare.proof.prove import AxisAnswer, BitsProof, CallClass
 from fa3verify.compare.run import Compared
 
 WORDS: dict[Change, str] = {
