@@ -65,7 +65,7 @@ class Only:
         ValueError
             If no family and no property matches.
         """
-        if not self or not kernel.families:
+        if self == Only() or not kernel.families:
             return kernel
         known = (*kernel.families, COVER)
         families = _matching(known, self.families) if self.has_patterns else known

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -224,16 +225,34 @@ def carry_out(
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
         threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
-        outcomes, interrupted_by = _executed(kernels, captures, settings, progress, executor)
+        only = settings.only.limit, settings.is_fail_fast
+        tasks: Sequence[Task] = plan.plan(kernels, settings.profile, settings.seed, captures, *only)
+        if settings.shard:
+            tasks = shards.dealt(tasks, settings.shard)
+        progress(len(tasks), None)
+        execute = partial(
+            campaign.execute,
+            executor=executor,
+            journal=settings.journal,
+            stamp=campaign.journal_stamp(),
+            stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
+        )
+        outcomes: list[Outcome] = []
         asked: tuple[ContractQuestion, ...] = ()
-        for kernel in kernels if interrupted_by is None and not settings.shard else ():
-            if registry.is_own(kernel.name):
+        interrupted_by = None
+        try:
+            outcomes = execute(tasks, progress=partial(progress, len(tasks)))
+            for kernel in kernels if not settings.shard else ():
+                if not registry.is_own(kernel.name):
+                    continue
                 mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
-                again, judged, more, interrupted_by = _asked(kernel, mine, captures, settings, progress, executor)
+                again, judged, more = _asked(kernel, mine, captures, settings, progress, execute)
                 kernels = tuple(again if each is kernel else each for each in kernels)
                 outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
                 asked += more
-        if interrupted_by is not None:
+        except Interrupted as stop:
+            interrupted_by = stop.number
+            outcomes = outcomes or stop.found  # what a question began anew does not count
             ended = sum(not outcome.skipped for outcome in outcomes)
             words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
             kernels = tuple(replace(kernel, narrowed=words) for kernel in kernels)
@@ -260,59 +279,35 @@ def carry_out(
     return part, outcomes
 
 
-def _executed(
-    kernels: tuple[Introduction, ...],
-    captures: tuple[Capture, ...],
-    settings: Settings,
-    progress: Progress,
-    executor: Executor,
-) -> tuple[list[Outcome], int | None]:
-    """Run all tasks of kernels, or those of one shard; their outcomes, and the signal that interrupted them."""
-    tasks: Sequence[Task] = plan.plan(
-        kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
-    )
-    if settings.shard:
-        tasks = shards.dealt(tasks, settings.shard)
-    progress(len(tasks), None)
-    try:
-        return campaign.execute(
-            tasks,
-            executor,
-            journal=settings.journal,
-            stamp=campaign.journal_stamp(),
-            progress=lambda outcome: progress(len(tasks), outcome),
-            stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
-        ), None
-    except Interrupted as stop:
-        return stop.found, stop.number
-
-
 def _asked(
     kernel: Introduction,
     outcomes: list[Outcome],
     captures: tuple[Capture, ...],
     settings: Settings,
     progress: Progress,
-    executor: Executor,
-) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...], int | None]:
+    execute: partial[list[Outcome]],
+) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...]]:
     """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
 
     Where all that then fails is what a contract should have explained, no contract does: the kernel is as it was.
     """
     first = kernel, outcomes
+    executor = execute.keywords["executor"]
+    only = settings.only.limit, settings.is_fail_fast
     asked: tuple[ContractQuestion, ...] = ()
-    interrupted_by = None
     for left in reversed(range(questions.ROUNDS)):
         body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)
-        more = questions.ask(body, ordered(failures), executor) if left and interrupted_by is None else ()
+        more = questions.ask(body, ordered(failures), executor) if left else ()
         if not more:
-            if asked and interrupted_by is None and questions.is_refuted(body, failures):
-                return *first, (), None
+            if asked and questions.is_refuted(body, failures):
+                return *first, ()
             break
         asked += more
         kernel = settings.only.of(*introduce_all((more[0].kernel,), settings.profile, executor, captures))
-        outcomes, interrupted_by = _executed((kernel,), captures, settings, progress, executor)
-    return kernel, outcomes, tuple(each.of(kernel.name) for each in asked), interrupted_by
+        tasks = plan.plan((kernel,), settings.profile, settings.seed, captures, *only)
+        progress(len(tasks), None)
+        outcomes = execute(tasks, progress=partial(progress, len(tasks)))
+    return kernel, outcomes, tuple(each.of(kernel.name) for each in asked)
 
 
 def _told_kept(settings: Settings) -> str:

@@ -91,7 +91,7 @@ class KernelName:
         """Return what declares its contract in Python.
 
         >>> KernelName.parse("mine.py:f[causal=top_left,empty_out=mean]").declaration
-        'policy=fa3verify.Policy(causal="top_left", empty_out="mean")'
+        'policy=fa3verify.Policy(empty_out="mean", causal="top_left")'
         """
         said = ", ".join(f'{name}="{value}"' for name, value in self.contract.items())
         return f"policy=fa3verify.Policy({said})"

@@ -46,9 +46,9 @@ class Policy:
     causal: Literal["bottom_right", "top_left"] | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.said.items():
-            if value not in VALUES[name]:
-                raise ValueError(f"{name} must be one of {', '.join(VALUES[name])}, got {value!r}")
+        for name, values in VALUES.items():
+            if (value := getattr(self, name)) not in (None, *values):
+                raise ValueError(f"{name} must be one of {', '.join(values)}, got {value!r}")
 
     @property
     def said(self) -> dict[str, str]:
@@ -67,14 +67,14 @@ class Policy:
     @property
     def free(self) -> frozenset[str]:
         """Return the names of outputs whose rows without a key are not held against the formula's 0 and -inf."""
-        whole = self.whole
-        named = {"out": whole.empty_out != "zero", "lse": whole.empty_lse != "-inf"}
+        named = {"out": self.empty_out not in (None, "zero"), "lse": self.empty_lse not in (None, "-inf")}
         return frozenset(name for name, is_free in named.items() if is_free)
 
     @property
     def exceptions(self) -> tuple[str, ...]:
         """Return what it declares other than FlashAttention-3's contract, in words, for reports."""
-        return tuple(f"{name} {value}" for name, value in self.said.items() if value != VALUES[name][0])
+        named = ((name, getattr(self, name), values[0]) for name, values in VALUES.items())
+        return tuple(f"{name} {value}" for name, value, default in named if value not in (None, default))
 
     def aligned(self, problem: AttentionProblem) -> AttentionProblem:
         """Return a problem with the causal mask aligned as the kernel aligns it.

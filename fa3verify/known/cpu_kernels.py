@@ -98,13 +98,14 @@ _TORCH = ("torch",)
 _TRANSFORMERS = ("transformers", "torch")
 _ONNX = ("onnx", "onnxruntime")
 _FLEX: FunctionFacts = {"features": ("causal", "gqa", "window", "softcap"), "policy": Policy()}
-_EAGER: FunctionFacts = {"policy": Policy(empty_out="undefined")}
+_EAGER: FunctionFacts = {"policy": Policy(empty_out="mean", special_values="visible")}
+_ADDED: FunctionFacts = {"policy": Policy(causal="top_left", special_values="visible")}  # to the scores: 0 or -inf
 _AUTOGRAD: FunctionFacts = {"gradients": "autograd"}
 _MATH = "torch SDPA, backend MATH, on a CPU"
 _XLA = "jax.nn.dot_product_attention, xla, on a CPU"
 _OF_TRANSFORMERS = "Transformers' eager attention on a CPU"
 _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...] = (
-    ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, {"min_seqlen": 0}),
+    ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, _ADDED | {"min_seqlen": 0}),
     ("torch.flash", "torch_flash", _TORCH, _torch_flash, "torch SDPA, backend FLASH, on a CPU", {}),
     ("torch.flex", "torch_flex", _TORCH, _rounded_weights, "torch FlexAttention, not compiled, on a CPU", _FLEX),
     ("jax.xla", "jax_attention", ("jax",), _rounded_weights, _XLA, {}),
@@ -114,7 +115,7 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _ONNX,
         _rounded_scores,
         "ONNX Attention-23 by ONNX Runtime",
-        {"dtypes": ("fp16",)},
+        _ADDED | {"dtypes": ("fp16",)},
     ),
     ("transformers.eager", "transformers_eager", _TRANSFORMERS, _rounded_scores, _OF_TRANSFORMERS, _EAGER),
     ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD),
@@ -133,7 +134,7 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _TRANSFORMERS,
         _eager_gradients,
         f"autograd of {_OF_TRANSFORMERS}",
-        _AUTOGRAD,
+        _AUTOGRAD | _EAGER,
     ),
 )
 
