@@ -61,7 +61,23 @@ class Policy:
         return Policy(**{name: values[0] for name, values in VALUES.items()} | self.said)  # type: ignore[arg-type]
 
     def declaring(self, said: Mapping[str, str]) -> Policy:
-        """Return the policy with more fields declared, by name."""
+        """Return the policy with more fields declared.
+
+        Parameters
+        ----------
+        said : mapping of str to str
+            Values by the name of their field.
+
+        Returns
+        -------
+        Policy
+            Of the same kernel, with the values of both.
+
+        Raises
+        ------
+        ValueError
+            For a value that is not in its list.
+        """
         return replace(self, **said)  # type: ignore[arg-type]
 
     @property
