@@ -64,4 +64,4 @@ def test_a_kernel_of_a_page_is_judged_as_the_page_shows_it(name, text, shown, tm
     if law := LAW.search(shown):
         found = run_law(find_law(law[1]), kernel, max_examples=2, seed=0, shrink_seconds=0)
         wrong += [found.violation.message] if found.violation else []
-    assert bool(wrong) == ("FAIL" in shown), (wrong, shown)
+    assert bool(wrong) == ("FAIL" in shown or "QUESTION" in shown), (wrong, shown)
