@@ -1,8 +1,8 @@
 """Findings, and the questions that explain some: their records, their order, and their groups for readers.
 
-:func:`finding` makes a :class:`Finding`. :func:`ordered` puts findings of one cause side by
-side, as files have them. :func:`symptoms` groups findings that show the same fault of a kernel, the gravest first, as
-the report and the terminal show them. Which figures fail is decided in :mod:`fa3verify.judging.gate`.
+:func:`finding` makes a :class:`Finding`. :func:`ordered` puts findings of one cause side by side, as files have them.
+:func:`symptoms` groups findings that show the same fault of a kernel, the gravest first, as the report and the terminal
+show them. Which figures fail is decided in :mod:`fa3verify.judging.gate`.
 """
 
 from __future__ import annotations

@@ -47,9 +47,6 @@ class Only:
     properties: tuple[str, ...] = ()
     limit: int | None = None
 
-    def __bool__(self) -> bool:
-        return self != Only()
-
     @property
     def has_patterns(self) -> bool:
         """Tell whether families or properties are left out."""

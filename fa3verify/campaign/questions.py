@@ -183,10 +183,8 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
 def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:
     """Tell whether what fails under a contract is all of the kind that the contract was to explain."""
     contract = KernelName.parse(kernel.name).contract
-    left = [each for each in _tried(failures) if each.content]
-    return bool(left) and all(
-        concerns(kernel.operation, each.what, each.content) & contract.keys() for each in left if each.content
-    )
+    left = [(each.what, each.content) for each in _tried(failures) if each.content]
+    return bool(left) and all(concerns(kernel.operation, *each) & contract.keys() for each in left)
 
 
 def with_questions(run: Run, questions: Sequence[ContractQuestion], answer: Answer) -> Run:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fa3verify import records
-from fa3verify.campaign.findings import MovedFigure
+from fa3verify.campaign.findings import Finding, MovedFigure
 from fa3verify.campaign.results import RefutedBy
 from fa3verify.campaign.run import KernelRun, Run, WorstCase
 from fa3verify.cases.case import Case
@@ -32,7 +32,7 @@ FAMILY_SCHEMA = "fa3verify.family/1"
 LARGEST_SCHEMA = "fa3verify.largest/1"
 HUNTED_SCHEMA = "fa3verify.hunted/1"
 LARGEST = What(Part.LARGEST, "error / bound")
-Found = TypeVar("Found", LawOutcome, RefutedBy, WorstCase)
+Found = TypeVar("Found", LawOutcome, RefutedBy, WorstCase, Finding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,9 @@ class _Worst:
             self.stored[key] = f"worst/{name}.json"
         return self.stored[key]
 
-    def kept(self, found: Found, stem: str, kernel: str, what: What) -> Found:
-        """Write the replay file of a record, and return the record with its path."""
-        return replace(found, replay=self.path(stem, kernel, what, found.content))
+    def kept(self, found: Found, stem: str, kernel: str, what: What, **rest: Any) -> Found:
+        """Write the replay file of a record, and return the record with its path; ``rest`` are fields of the file."""
+        return replace(found, replay=self.path(stem, kernel, what, found.content, **rest))
 
 
 def write_all(run: Run, out: Path) -> Run:
@@ -141,13 +141,11 @@ def write_all(run: Run, out: Path) -> Run:
     for number, finding in enumerate(run.failures):
         stem = f"fail-{number:03d}-{finding.kernel}-{finding.what.part}"
         rest = {"baseline": finding.baseline, "traceback": finding.traceback, "is_finding": True}
-        path = worst.path(stem, finding.kernel, finding.what, finding.content, **rest)
-        failures.append(replace(finding, replay=path))
+        failures.append(worst.kept(finding, stem, finding.kernel, finding.what, **rest))
     questions = []
     for number, asked in enumerate(run.questions):
-        seen = asked.seen
-        path = worst.path(f"question-{number:03d}-{seen.kernel}", seen.kernel, seen.what, seen.content, is_finding=True)
-        questions.append(replace(asked, seen=replace(seen, replay=path)))
+        stem, seen = f"question-{number:03d}-{asked.seen.kernel}", asked.seen
+        questions.append(replace(asked, seen=worst.kept(seen, stem, seen.kernel, seen.what, is_finding=True)))
     judged: dict[tuple[str, str], list[CaseResult]] = {}
     for case in run.cases:
         judged.setdefault((case.kernel, case.family), []).append(case)

@@ -72,12 +72,14 @@ def _length(draw: DrawFn, most: int, least: int = 1) -> int:
     return least + n if n < choices else edges[(n - choices) % len(edges)]
 
 
+_SOME = ("causal", "window")
+_SEVERAL = {"any": ("dense", *_SOME), "some": _SOME, "mostly": ("dense", *_SOME, *_SOME, *_SOME)}
+
+
 def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
-    several = {"any": ("dense", "causal", "window"), "some": ("causal", "window")}
-    several["mostly"] = (*several["any"], *several["some"], *several["some"])
-    kinds = several.get(wanted.masks, (wanted.masks,))
+    kinds = _SEVERAL.get(wanted.masks, (wanted.masks,))
     kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in kernel.features]))
     if kind == "dense":
         return {}
