@@ -129,7 +129,8 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         others = tuple(law.name for law in fitting if not law.is_claimed(loaded))
         taken = families(loaded, size, captures)
         refused = constraint(loaded, size, captures)
-        claims = coverage.claims(loaded, laws, claimed_families(captures))
+        owed = [name for name in claimed_families(captures) if name in taken or not loaded.sizes.leaves_out]
+        claims = coverage.claims(loaded, laws, owed)
         rest = operations.find(loaded.operation).features - loaded.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),

@@ -147,7 +147,9 @@ def captured_refusal(kernel: Kernel, capture: Capture, profile: Profile) -> str 
     """Return why a kernel does not take a user's file, None if it does."""
     tokens = _tokens(kernel, capture.seqlen, profile)
     if not tokens:
-        return f"lengths must be multiples of {kernel.seqlen_multiple}, {capture.file} has {capture.seqlen} tokens"
+        return (
+            f"lengths must be multiples of {kernel.sizes.seqlen_multiple}, {capture.file} has {capture.seqlen} tokens"
+        )
     try:
         return kernel.refusal(capture.problem(dtype=kernel.dtype, tokens=tokens))
     except ValueError as error:
@@ -157,7 +159,7 @@ def captured_refusal(kernel: Kernel, capture: Capture, profile: Profile) -> str 
 def _tokens(kernel: Kernel, seqlen: int, profile: Profile) -> int:
     """Return how many of the first tokens of activations a profile uses, rounded down to lengths the kernel takes."""
     tokens = min(seqlen, profile.activation_tokens or seqlen)
-    return tokens - tokens % kernel.seqlen_multiple
+    return tokens - tokens % kernel.sizes.seqlen_multiple
 
 
 def _inputs(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[tuple[int, AttentionProblem, Recipe]]:

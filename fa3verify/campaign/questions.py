@@ -1,8 +1,8 @@
 """Questions: the one contract that explains what a kernel does other than FlashAttention-3, which nobody declared.
 
-A kernel that fails is wrong unless a contract of :data:`fa3verify.kernels.policy.CONTRACTS` explains what failed. The
-findings are tried under each contract, and :mod:`fa3verify.commands.verify` then runs the whole campaign again under
-the one that explains them. What fails there too is wrong.
+A kernel that fails is wrong unless a contract of :data:`fa3verify.kernels.policy.CONTRACTS` explains what failed, or a
+rule of :mod:`fa3verify.campaign.refusals` the calls that it refused. :mod:`fa3verify.commands.verify` then runs the
+whole campaign again under what explains them. What fails there too is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
+from fa3verify.campaign import refusals
 from fa3verify.campaign.findings import ContractQuestion, Finding, clusters
 from fa3verify.campaign.introduction import found
 from fa3verify.campaign.plan import judge_cases
@@ -28,7 +29,7 @@ from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What
 from fa3verify.kernels import watch
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import CONTRACTS, empty_rows
-from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.record import REFUSALS, Kernel
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.properties.law import SCHEMA as TRIAL
 
@@ -36,6 +37,7 @@ Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
 MOST_S = 30.0  # for that
 FRESH = 20  # trials that tell contracts apart that explain as much
+_REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
@@ -44,14 +46,15 @@ class FindContract(Task):
     """Find the fields of a kernel's policy that together explain what failed.
 
     The findings that fewest fields could matter to go first, and each leaves the contracts that explain it; one that
-    none explains leaves all of them. Its value has by field a value and the place, among ``failed``, of the first that
-    needs it.
+    none explains leaves all of them. Its value has by field a value and the place, among ``failed`` and behind it
+    ``refused``, of the first that needs it.
     """
 
     kind: ClassVar[str] = "contract"
 
     failed: tuple[tuple[str, Json], ...]  # what found it, as files have it, and the content of its replay file
     has_lse: bool
+    refused: tuple[Json, ...] = ()  # the cases and trials in which it raised
 
     @property
     def label(self) -> str:
@@ -59,6 +62,13 @@ class FindContract(Task):
 
     def run(self) -> dict[str, tuple[str, int]]:
         kernel = found(self.kernel)
+        contract = self._contract(kernel) if self.failed else {}
+        problems = [_case(content).problem for content in self.refused]
+        rules = refusals.rule(kernel, problems, time.monotonic() + MOST_S) if problems else {}
+        return contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
+
+    def _contract(self, kernel: Kernel) -> dict[str, tuple[str, int]]:
+        """Return the fields of the policy that explain what failed."""
         trials = [(What.from_json(words), content) for words, content in self.failed]
         concerned = [concerns(kernel.operation, what, content) for what, content in trials]
         asked = set().union(*concerned) - kernel.policy.said.keys() - (set() if self.has_lse else {"empty_lse"})
@@ -139,12 +149,21 @@ def _holds(kernel: Kernel, what: What, content: Json) -> bool:
 
 def _tried(failures: Sequence[Finding]) -> list[Finding]:
     """Return findings that a contract may explain, the first of every cause: judged outputs of one call or trial."""
-    judged = [
-        each
-        for each in failures
-        if each.raised is None and each.content and each.content.get("schema") in (SCHEMA, TRIAL)
-    ]
+    judged = [each for each in failures if each.raised is None and _is_call(each)]
     return [first for first, _ in clusters(judged)][:MOST_TRIED]
+
+
+def _refused(failures: Sequence[Finding]) -> list[Finding]:
+    """Return findings of calls in which a kernel raised what says that it does not support them, a few of each cause.
+
+    The first of a cause is the smallest: a rule that explains larger ones too is seen at others alone.
+    """
+    refused = [each for each in failures if each.raised in _REFUSALS and _is_call(each)]
+    return refused[:: max(1, len(refused) // MOST_TRIED)]
+
+
+def _is_call(failure: Finding) -> bool:
+    return bool(failure.content) and (failure.content or {}).get("schema") in (SCHEMA, TRIAL)
 
 
 def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> tuple[ContractQuestion, ...]:
@@ -163,19 +182,24 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
         Of the kernel by the name under which all of them are declared; empty where no contract explains anything.
     """
     tried = _tried(failures)
-    if not tried:
+    refused = _refused(failures)
+    if not (tried or refused):
         return ()
     failed = tuple((str(each.what), each.content) for each in tried if each.content)
+    contents = tuple(each.content for each in refused if each.content)
     returned = {name for law in kernel.laws for name, is_returned, _ in law.optional if is_returned}
     has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
-    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse)
+    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse, refused=contents)
     (outcome,) = execute([task], executor)
     adopted: dict[str, tuple[str, int]] = outcome.value or {}
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     of = {(each.field, each.value): each for each in CONTRACTS}
+    seen = [*tried, *refused]
     return tuple(
-        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, tried[place])
+        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, seen[place])
+        if (field, value) in of
+        else ContractQuestion(str(asked), refusals.MEANINGS[field].format(value), refusals.PUBLIC, seen[place])
         for field, (value, place) in adopted.items()
     )
 
@@ -183,6 +207,8 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
 def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:
     """Tell whether what fails under a contract is all of the kind that the contract was to explain."""
     contract = KernelName.parse(kernel.name).contract
+    if refusals.MEANINGS.keys() & contract.keys() and _refused(failures):
+        return True
     left = [(each.what, each.content) for each in _tried(failures) if each.content]
     return bool(left) and all(concerns(kernel.operation, *each) & contract.keys() for each in left)
 

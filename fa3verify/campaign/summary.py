@@ -189,11 +189,12 @@ def _body(
     operation = operations.find(kernel.operation)
     absent = [name for name, (returned, due) in _returned(operation, cases).items() if due and not returned]
     met = [case.point for case in cases if case.is_compared]
+    without = [f"property {law.law}" for law in laws if law.status == "not_applicable"]
     covered = coverage.judged(
-        kernel.claims,
+        [name for name in kernel.claims if name not in without],
         _tried(families, laws, met),
         kernel.constraint,
-        [*kernel.not_claimed, *(f"output {name}" for name in absent)],
+        [*kernel.not_claimed, *without, *(f"output {name}" for name in absent)],
         coverage.paired(feasible, met),
     )
     sides = {

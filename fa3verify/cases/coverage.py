@@ -167,10 +167,10 @@ def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem adapted to what a kernel claims; one that the kernel takes comes back as it is.
 
     Features that are not claimed are left out. A head_dim that is not claimed becomes the next larger one, or the
-    largest. Lengths grow to what the kernel takes, and a causal mask is aligned as the kernel's. The result may
+    largest. Sizes become those that the kernel declares, and a causal mask is aligned as the kernel's. The result may
     still be refused.
     """
-    problem = kernel.policy.aligned(problem)
+    problem = kernel.fitted(problem)
     if kernel.supports(problem):
         return problem
     needs = needed_features(problem) - kernel.features
@@ -183,11 +183,6 @@ def adapted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     plain = {"causal": ("causal", False), "window": ("window", (-1, -1)), "softcap": ("softcap", 0.0)}
     plain["gqa"] = ("nheads_kv", problem.nheads)
     changes |= dict(plain[name] for name in needs & plain.keys())
-    lengths: list[tuple[int, ...]] = [
-        tuple(space.fitting(n, kernel) for n in of)
-        for of in (problem.seqlens_q or (problem.seqlen_q,), problem.seqlens_k or (problem.seqlen_k,))
-    ]
-    changes |= {"seqlen_q": max(lengths[0]), "seqlen_k": max(lengths[1])}
-    packed = problem.is_varlen and "varlen" not in needs
-    changes |= {"seqlens_q": lengths[0] if packed else None, "seqlens_k": lengths[1] if packed else None}
-    return replace(problem, **changes)
+    if "varlen" in needs:
+        changes |= {"seqlens_q": None, "seqlens_k": None}
+    return kernel.fitted(replace(problem, **changes))

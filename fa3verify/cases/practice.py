@@ -21,7 +21,7 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import every_head_dim
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Kernel, fitting, is_absorbed
+from fa3verify.kernels.record import Kernel, is_absorbed
 from fa3verify.operations.operation import needed_features
 
 _FEW = 12  # models of a quick campaign
@@ -117,8 +117,7 @@ def probes(kernel: Kernel) -> Iterator[Case]:
     if kernel.head_dims is not None or kernel.operation == "quantize":
         return
     for i, head_dim in enumerate(every_head_dim(kernel.dtype)):
-        n, m = fitting(3, kernel), fitting(65, kernel)
-        problem = AttentionProblem(1, 1, 1, n, m, head_dim, dtype=kernel.dtype, causal="causal" in kernel.features)
+        problem = AttentionProblem(1, 1, 1, 3, 65, head_dim, dtype=kernel.dtype, causal="causal" in kernel.features)
         problem = _fitted(kernel, problem)
         if kernel.supports(problem):
             yield Case(kernel.name, problem, Recipe("normal", seed=i), scheme, (), kernel.operation)
@@ -178,7 +177,7 @@ def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[A
 def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     """Return a problem without the features that a kernel does not claim: causal mask, grouped heads, softcap, window.
 
-    Lengths are rounded up to what the kernel takes. Other features, such as a head_dim of V, stay, and :func:`practice`
+    Sizes become those that the kernel declares. Other features, such as a head_dim of V, stay, and :func:`practice`
     leaves out problems that need one which is not claimed.
     """
     features = kernel.features
@@ -191,10 +190,9 @@ def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
         changes["softcap"] = 0.0
     if problem.window != (-1, -1) and "window" not in features:
         changes |= {"window": (-1, -1), "causal": "causal" in features}
-    if not problem.is_varlen:  # packed lengths stay: a kernel that does not take them refuses
-        changes["seqlen_q"] = fitting(problem.seqlen_q, kernel)
+    if not problem.is_varlen:
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
         # K grew if every query head has its own keys now; a worker's memory is the limit, whatever the profile.
         most = _most_elements(kernel, "release") // of_a_key
-        changes["seqlen_k"] = fitting(min(problem.seqlen_k, most), kernel)
-    return kernel.policy.aligned(replace(problem, **changes))
+        changes["seqlen_k"] = min(problem.seqlen_k, most)
+    return kernel.fitted(replace(problem, **changes))

@@ -28,7 +28,6 @@ from fa3verify.kernels.record import (
     BESIDE_V,
     REFUSED,
     Kernel,
-    fitting,
     head_dim_refusal,
     is_absorbed,
 )
@@ -94,10 +93,14 @@ def probe(kernel: Kernel) -> None:
 
 
 def _refuses(kernel: Kernel, head_dim: int) -> bool:
-    """Tell whether a kernel refuses a small problem of a head_dim, by running it."""
-    n = fitting(8, kernel)
-    fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": kernel.dtype}
-    problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in kernel.features, **fields)
+    """Tell whether a kernel refuses all small problems of a head_dim: a few rows, one, whole tiles."""
+    fields: Json = {"head_dim": head_dim, "dtype": kernel.dtype, "causal": "causal" in kernel.features}
+    small = (AttentionProblem(1, 1, 1, n, m, **fields) for n, m in ((8, 8), (1, 8), (128, 128)))
+    return all(refuses(kernel, kernel.fitted(problem)) for problem in small)
+
+
+def refuses(kernel: Kernel, problem: AttentionProblem) -> bool:
+    """Tell whether a kernel refuses a problem of plain inputs, by running it."""
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     case = Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
     try:
@@ -380,7 +383,7 @@ def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[i
         "several tiles": 2 * tile_n + 5,
         "long": LONG + 6,
     }.get(chosen.get("keys", ""), 17)
-    return fitting(queries.get(chosen.get("queries", ""), plain), kernel), fitting(keys, kernel)
+    return kernel.sizes.queries(queries.get(chosen.get("queries", ""), plain)), kernel.sizes.keys(keys)
 
 
 def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
@@ -417,16 +420,16 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     if "window" in (mask := chosen.get("mask", "")):
         fields["window"] = (-1 if "right" in mask else m // 3, -1 if "left" in mask else m // 5)
     if layout == "batched" and stored == "none":
-        return kernel.policy.aligned(AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields))
+        return kernel.fitted(AttentionProblem(batch=batch, seqlen_q=n, seqlen_k=m, **fields))
     # The lengths of the other sequences: queries and keys, in turn.
     others = [(2, 9), (3, 20)] if layout == "packed" else [(0, 9), (3, 0)]
-    rest = [tuple(fitting(length, kernel) for length in others[i % 2]) for i in range(batch - 1)]
-    lengths_q, lengths_k = zip((n, m), *rest)
+    rest = [others[i % 2] for i in range(batch - 1)]
+    lengths_q, lengths_k = zip((n, m), *((kernel.sizes.queries(a), kernel.sizes.keys(b)) for a, b in rest))
     if layout == "batched":
         lengths_q = (n,) * batch
     if stored != "none":
         fields["cache"] = _cache(kernel, chosen, lengths_q, lengths_k, turn)
-    return kernel.policy.aligned(AttentionProblem.varlen(lengths_q, lengths_k, **fields))
+    return kernel.fitted(AttentionProblem.varlen(lengths_q, lengths_k, **fields))
 
 
 def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:

@@ -60,7 +60,7 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     Raises
     ------
     Refused
-        If the kernel raised ValueError or NotImplementedError.
+        If the kernel raised ValueError, NotImplementedError or AssertionError.
     KernelError
         If it raised anything else but KeyboardInterrupt, changed its operands, or returned what it does not declare.
     """

@@ -22,14 +22,32 @@ from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel, always_launchable
+from fa3verify.kernels.sizes import gathered
 from fa3verify.operations.operation import Accumulator
 
 __all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kernel", "torch_kernel"]
 
 
-class Facts(TypedDict, total=False):
+class SizeFacts(TypedDict, total=False):
+    """Fields of :class:`~fa3verify.kernels.sizes.Sizes` that a user may set; each means what it means there."""
+
+    always: tuple[str, ...]
+    equal_lengths: bool
+    seqlen_multiple: int
+    seqlen_q_multiple: int
+    seqlen_k_multiple: int
+    min_seqlen: int
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    max_batch: int | None
+    max_nheads: int | None
+    max_group: int | None
+    softmax_scale: float | tuple[float, float] | Literal["default"] | None
+
+
+class Facts(SizeFacts, total=False):
     """Fields of :class:`~fa3verify.kernels.record.Kernel` and :class:`~fa3verify.kernels.record.Code` that a user may
-    set; each means what it means there.
+    set; each means what it means there. A pair among ``head_dims`` is one of Q and K, and the one of V.
     """
 
     features: Iterable[str]
@@ -38,10 +56,8 @@ class Facts(TypedDict, total=False):
     order: Callable[[Any], KernelModel | BackwardModel]
     accumulator: Accumulator | None
     policy: Policy
-    head_dims: tuple[int, ...] | None
+    head_dims: tuple[int | tuple[int, int], ...] | None
     page_sizes: tuple[int, ...] | None
-    seqlen_multiple: int
-    min_seqlen: int
     changeable: frozenset[str]
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
@@ -120,7 +136,9 @@ def array_kernel(
     >>> [kernel.name for kernel in array_kernel(mine, dtypes=("fp16", "bf16"), features=("causal",))]
     ['mine.fp16', 'mine.bf16']
     """
-    features = frozenset(facts.get("features", ("causal", "gqa")))
+    dims = [d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ()]
+    widths = {"head_dim_v"} if any(d != v for d, v in dims) else set()
+    features = frozenset(facts.get("features", ("causal", "gqa"))) | widths | set(facts.get("always", ()))
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     code = ArrayFunction(
@@ -135,14 +153,16 @@ def array_kernel(
         launchable=facts.pop("launchable", always_launchable),
         identity=facts.pop("identity", dict),
     )
-    return _declared(code, name or getattr(function, "__name__", "function"), dtypes, facts)
-
-
-def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Facts) -> tuple[Kernel, ...]:
-    """Return kernels of a function with the facts that were declared, one for each dtype."""
-    own = {"features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
     # Unless a user declares it, gradients of sequences without keys are not asked for.
-    declared = {"min_seqlen": 1 if code.gradients else 0, **facts, **own}
+    declared: dict[str, Any] = {"min_seqlen": 1 if gradients else 0, **facts}
+    if widths:
+        declared |= {"head_dims": tuple(dict(dims)), "head_dims_v": tuple(dims)}
+    return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered(declared))
+
+
+def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Mapping[str, Any]) -> tuple[Kernel, ...]:
+    """Return kernels of a function with the facts that were declared, one for each dtype."""
+    declared = {**facts, "features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
     kernels = (
         Kernel(
             f"{name}.backward.{dtype}" if code.gradients else f"{name}.{dtype}",

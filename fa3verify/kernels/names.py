@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from fa3_kernels.plan.config import Setting
 from fa3verify.kernels.policy import VALUES
+from fa3verify.kernels.sizes import SIZES, read, written
 
+FEATURES = "features"  # what a name declares instead of the features of a kernel's code
 # The last suffix of a name: @64,128 or [field=value,...], where a value may have brackets of its own.
 _BEHIND = re.compile(r"(?P<base>.+?)(?:@(?P<dims>\d+(?:,\d+)*)|\[(?P<changes>(?:[^][]|\[[^][]*\])+)\])")
 
@@ -34,7 +36,8 @@ class KernelName:
     order : str
         The file of a learned order, whose twin's bits it is held against.
     contract : mapping
-        Fields of its :class:`fa3verify.kernels.policy.Policy` that are declared here and not by its code.
+        What is declared here and not by its code: fields of its :class:`fa3verify.kernels.policy.Policy` and of its
+        :class:`fa3verify.kernels.sizes.Sizes`, and its features.
     """
 
     base: str
@@ -72,7 +75,7 @@ class KernelName:
             raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
         changes = dict(_change(each, text) for each in suffixes["changes"].split(",")) if "changes" in suffixes else {}
         order = str(changes.pop("order", ""))
-        contract = {name: str(changes.pop(name)) for name in VALUES if name in changes}
+        contract = {name: written(changes.pop(name)) for name in (*VALUES, *SIZES, FEATURES) if name in changes}
         if order and changes:
             raise ValueError(f"an order stands alone behind a kernel's name, got {text!r}")
         dims = tuple(map(int, suffixes["dims"].split(","))) if "dims" in suffixes else ()
@@ -93,8 +96,10 @@ class KernelName:
         >>> KernelName.parse("mine.py:f[causal=top_left,empty_out=mean]").declaration
         'policy=fa3verify.Policy(empty_out="mean", causal="top_left")'
         """
-        said = ", ".join(f'{name}="{value}"' for name, value in self.contract.items())
-        return f"policy=fa3verify.Policy({said})"
+        said = {name: value for name, value in self.contract.items() if name in VALUES}
+        policy = ", ".join(f'{name}="{value}"' for name, value in said.items())
+        rest = [_in_python(name, text) for name, text in self.contract.items() if name not in said]
+        return ", ".join([*rest, *([f"policy=fa3verify.Policy({policy})"] if said else [])])
 
     @property
     def plain(self) -> str:
@@ -110,6 +115,12 @@ class KernelName:
     def is_reference(self) -> bool:
         """Tell whether it says where somebody's own kernel is found."""
         return ":" in self.base
+
+
+def _in_python(name: str, text: str) -> str:
+    """Return what declares a size or features, as a keyword of ``fa3verify.kernel``."""
+    several = tuple(each for each in text.split("+") if each != "none")
+    return f"{name}={several if name == FEATURES else read(name, text)!r}"
 
 
 def _change(text: str, name: str) -> tuple[str, Setting]:

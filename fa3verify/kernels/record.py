@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -14,7 +13,8 @@ from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
-from fa3verify.kernels.policy import DEFAULT, Policy
+from fa3verify.kernels.policy import DEFAULT, VALUES, Policy
+from fa3verify.kernels.sizes import SIZES, Sizes, read
 from fa3verify.operations import AnyConfig
 from fa3verify.operations.operation import Accumulator, ForwardOf, needed_features
 from fa3verify.text import MOST_BYTES, one_line
@@ -24,7 +24,8 @@ _PLAIN_LENGTH = 128  # of queries and keys in the problem that head_dim_refusal 
 
 # By name of a kernel without ``head_dims``: head dims that it refused when it was introduced in this process.
 REFUSED: dict[str, frozenset[int]] = {}
-REFUSALS = (ValueError, NotImplementedError)  # a kernel raises one of them for what it does not support
+# A kernel raises one of them for what it does not support; many assert it.
+REFUSALS = (ValueError, NotImplementedError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Code(Protocol):
     def configure(self, problem: AttentionProblem, /) -> AnyConfig:
         """Return the operation's configuration, for a forward a ``Config``.
 
-        A problem that it refuses by ValueError or NotImplementedError is never run, in no case and no property.
+        A problem that it refuses by one of :data:`REFUSALS` is never run, in no case and no property.
         """
         ...
 
@@ -138,9 +139,8 @@ class Kernel:
         it does not claim, the kind "agreement" must hold within the bounds; the rest are reported as not claimed.
     head_dims : tuple of int, optional
         The only head dims it takes; None where ``configure`` decides.
-    seqlen_multiple, min_seqlen : int
-        It takes lengths of queries and keys that are multiples of the first and at least the second; drawn problems are
-        adapted (:func:`fa3verify.cases.coverage.adapted`). With ``min_seqlen`` 0 it takes sequences without keys too.
+    sizes : Sizes
+        Which other sizes of calls it takes; drawn problems are adapted (:meth:`fitted`).
     page_sizes : tuple of int, optional
         The only numbers of keys of a page it takes; None for any, if it claims ``paged``.
     forward : {"given", "own"}
@@ -169,8 +169,7 @@ class Kernel:
     policy: Policy = DEFAULT
     bitwise: frozenset[str] | None = None
     head_dims: tuple[int, ...] | None = None
-    seqlen_multiple: int = 1
-    min_seqlen: int = 0
+    sizes: Sizes = Sizes()  # noqa: RUF009 (immutable)
     page_sizes: tuple[int, ...] | None = None
     forward: ForwardOf = "given"
 
@@ -193,11 +192,55 @@ class Kernel:
     @property
     def declared(self) -> tuple[str, ...]:
         """Return in words what it declares other than the default: its policy, and the sizes that it does not take."""
-        sizes = {"min_seqlen": self.min_seqlen > 0, "seqlen_multiple": self.seqlen_multiple > 1}
-        words = [f"{name} {getattr(self, name)}" for name, is_said in sizes.items() if is_said]
-        if self.head_dims is not None:
-            words.append(f"head_dims {', '.join(map(str, self.head_dims))}")
-        return (*self.policy.exceptions, *words)
+        words = (f"head_dims {', '.join(map(str, self.head_dims))}",) if self.head_dims is not None else ()
+        return (*self.policy.exceptions, *self.sizes.exceptions, *words)
+
+    def declaring(self, said: Mapping[str, str]) -> Kernel:
+        """Return a kernel that declares more.
+
+        Parameters
+        ----------
+        said : mapping of str to str
+            By name fields of its policy and of its sizes, and ``features``, as a kernel's name has them.
+
+        Returns
+        -------
+        Kernel
+            The new kernel; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            For a value that a field cannot have.
+        """
+        sizes = {name: read(name, text) for name, text in said.items() if name in SIZES}
+        named = said.get("features")
+        return replace(
+            self,
+            policy=self.policy.declaring({name: text for name, text in said.items() if name in VALUES}),
+            sizes=replace(self.sizes, **sizes),
+            features=self.features if named is None else frozenset(named.split("+")) - {"none"},
+        )
+
+    def fitted(self, problem: AttentionProblem) -> AttentionProblem:
+        """Return the problem nearest to one that has the declared sizes, its causal mask aligned as the kernel's.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            One that has all of them comes back as it is.
+
+        Returns
+        -------
+        AttentionProblem
+            Features that the kernel does not claim stay.
+
+        Raises
+        ------
+        ValueError
+            If there is no such problem.
+        """
+        return self.policy.aligned(self.sizes.fitted(problem))
 
     def altered(self, **functions: Callable[..., Any]) -> Kernel:
         """Return a kernel that declares the same, with other functions in its code.
@@ -259,7 +302,7 @@ class Kernel:
         """
         try:
             return self.code.configure(copy(problem))
-        except NotImplementedError as error:
+        except (NotImplementedError, AssertionError) as error:
             raise ValueError(one_line(error)) from error
 
     def claims(self, law: str) -> bool:
@@ -297,13 +340,7 @@ class Kernel:
             return f"page_size must be one of {', '.join(map(str, self.page_sizes))}, got {pages}"
         if problem.head_dim in REFUSED.get(self.name, ()):
             return f"it refuses head_dim {problem.head_dim}"
-        if self.seqlen_multiple > 1 or self.min_seqlen > 0:
-            for n in (n for seq in problem.sequences() for n in (seq.seqlen_q, seq.seqlen_k)):
-                if n % self.seqlen_multiple:
-                    return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
-                if n < self.min_seqlen:
-                    return f"lengths must be at least {self.min_seqlen}, got {n}"
-        return self.policy.misfit(problem)
+        return self.sizes.misfit(problem) or self.policy.misfit(problem)
 
     def unreachable(self, problem: AttentionProblem, config: AnyConfig) -> str | None:
         """Return why no caller can have a problem run in a configuration.
@@ -378,11 +415,6 @@ def widths(kernel: Kernel, head_dim: int) -> Json:
     return {"head_dim": head_dim} | absorbed
 
 
-def fitting(n: int, kernel: Kernel) -> int:
-    """Return the smallest length of at least ``n`` that a kernel takes."""
-    return math.ceil(max(n, kernel.min_seqlen) / kernel.seqlen_multiple) * kernel.seqlen_multiple
-
-
 def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
     """Return why a kernel takes no plain problem of a head_dim, with or without a causal mask; None if it takes one.
 
@@ -391,9 +423,9 @@ def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
     ValueError
         If there is no problem of such a head_dim.
     """
-    n = fitting(_PLAIN_LENGTH, kernel)
+    n = _PLAIN_LENGTH
     sizes: Json = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": kernel.dtype}
     plain = sizes | widths(kernel, head_dim)
-    problems = [AttentionProblem(causal=causal, **plain) for causal in (False, True)]
+    problems = [kernel.fitted(AttentionProblem(causal=causal, **plain)) for causal in (False, True)]
     refusals = [kernel.refusal(problem) for problem in problems]
     return None if None in refusals else refusals[0]

@@ -18,6 +18,7 @@ from fa3verify.kernels.functions import Facts
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Code, Kernel
+from fa3verify.kernels.sizes import Sizes, gathered
 from fa3verify.operations.backward import model_of
 from fa3verify.operations.forward import Result, changeable, order_of_family
 from fa3verify.operations.operation import TWIN
@@ -158,8 +159,9 @@ def _unknown(family: str, dtype: Dtype) -> str | None:
 
     The family is asked about a small problem of the first head_dim that it takes.
     """
-    head_dim = (DECLARED.get(family, {}).get("head_dims") or (128,))[0]
-    return FAMILIES[family].refuses(AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)) or None
+    head_dims: tuple[Any, ...] = DECLARED.get(family, {}).get("head_dims") or (128,)
+    plain = AttentionProblem(1, 1, 1, 64, 64, *head_dims[:1], dtype=dtype)
+    return FAMILIES[family].refuses(plain) or None
 
 
 # Built in, but verified only when named.
@@ -178,7 +180,7 @@ ON_REQUEST: tuple[Kernel, ...] = (
                 family=family,
                 description=f"bit-exact CPU twin of {traits.title} ({traits.version})",
             ),
-            **(declared(family, dtype) | {"unavailable": _unknown(family, dtype)}),
+            **(gathered(declared(family, dtype)) | {"unavailable": _unknown(family, dtype)}),
         )
         for family, traits in FAMILIES.items()
         if traits.is_reproduced and family != OURS
@@ -193,7 +195,7 @@ ON_REQUEST: tuple[Kernel, ...] = (
                 operation="backward",
                 description=f"bit-exact CPU twin of the backward of {traits.title} ({traits.version})",
             ),
-            min_seqlen=1,
+            sizes=Sizes(min_seqlen=1),
         )
         for family, traits in FAMILIES.items()
         if traits.backward is not None

@@ -20,6 +20,7 @@ from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.kernels.record import Functions, Kernel
+from fa3verify.kernels.sizes import Sizes
 from fa3verify.kernels.twins import TWINS
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import model_of
@@ -181,7 +182,7 @@ def _backward_of(dtype: Dtype, reason: str | None) -> Kernel:
         twin=TWINS[f"twin.backward.{dtype}"],
         operation="backward",
         order=model_of,
-        min_seqlen=1,
+        sizes=Sizes(min_seqlen=1),
     )
 
 

@@ -16,6 +16,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify import operations
 from fa3verify.kernels.functions import Facts
 from fa3verify.kernels.record import Functions, Kernel
+from fa3verify.kernels.sizes import gathered
 from fa3verify.kernels.twins import TWINS, declared
 from fa3verify.known.cpu_kernels import CLAIMED
 from fa3verify.known.peers import BACKWARDS, PEERS
@@ -84,7 +85,7 @@ def _forwards(name: str, device: str | None) -> Iterator[Kernel]:
             order=peer.model,
             changeable=frozenset(peer.choices),
         )
-        yield replace(kernel, **facts)
+        yield replace(kernel, **gathered(facts))
 
 
 def _backwards(name: str, device: str | None) -> Iterator[Kernel]:
@@ -105,7 +106,7 @@ def _backwards(name: str, device: str | None) -> Iterator[Kernel]:
             operation="backward",
             order=peer.gradients,
         )
-        yield replace(kernel, **facts)
+        yield replace(kernel, **gathered(facts))
 
 
 def kernels() -> tuple[Kernel, ...]:

@@ -76,7 +76,7 @@ def find(name: str) -> Kernel:
         or ``file.py:function``; where that makes kernels of several dtypes, ``module:function.bf16``. Behind any of
         them ``@64,128`` restricts it to these head dims, ``[tile_n=64,num_splits=2]`` changes its configuration,
         ``[order=FILE]`` has its bits compared with those of a learned order's twin, ``[causal=top_left]`` declares a
-        field of its policy.
+        field of its policy, ``[max_seqlen_q=1]`` one of its sizes.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def find(name: str) -> Kernel:
     if parts.order:
         kernel = replace(kernel, twin=_learned(kernel, parts.order))
     if parts.contract:
-        kernel = replace(kernel, policy=kernel.policy.declaring(parts.contract))
+        kernel = kernel.declaring(parts.contract)
     return kernel if kernel.name == name else replace(kernel, name=name)
 
 

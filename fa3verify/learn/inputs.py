@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.random import Generator
 
-from fa3verify.kernels.record import Kernel, fitting
+from fa3verify.kernels.record import Kernel
 from fa3verify.learn.launcher import LOG2_E, Question
 from fa3verify.learn.rows import Form
 from fa3verify.learn.structure import Structure
@@ -43,8 +43,8 @@ class Subject:
 
     def normal(self, rng: Generator, keys: int) -> Question:
         """Return normal inputs with a random scale, which is no power of two; for e4m3 with random descales as well."""
-        queries = fitting(self.rows, self.kernel)
-        keys = fitting(keys, self.kernel)
+        queries = self.kernel.sizes.queries(self.rows)
+        keys = self.kernel.sizes.keys(keys)
         q, k, v = (rng.standard_normal((1, n, self.heads, self.form.head_dim)) for n in (queries, keys, keys))
         descales = tuple(np.exp(rng.uniform(-1, 1, 3)).astype(np.float32).tolist())
         scale = float(np.exp(rng.uniform(-4 if self.form.dtype == "fp16" else -5, 0)))
@@ -229,7 +229,7 @@ def hidden_queries(rng: Generator, subject: Subject) -> Question | None:
     if not subject.takes_causal or subject.kernel.policy.causal == "top_left":
         return None
     question = replace(normal(rng, subject), causal=True)
-    n = fitting(question.q.shape[1] // 2, subject.kernel)
+    n = subject.kernel.sizes.queries(question.q.shape[1] // 2)
     return replace(question, k=question.k[:, :n], v=question.v[:, :n])
 
 

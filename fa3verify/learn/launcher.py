@@ -18,7 +18,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels import calls
-from fa3verify.kernels.record import Kernel, fitting
+from fa3verify.kernels.record import Kernel
 from fa3verify.operations.forward import Result
 
 LOG2_E = math.log2(math.e)
@@ -112,7 +112,7 @@ class Launcher:
     @cached_property
     def out_dtype(self) -> str:
         """Return the format of the output, as the kernel declares it."""
-        zeros = np.zeros((1, fitting(64, self.kernel), 1, self.head_dim))
+        zeros = np.zeros((1, self.kernel.sizes.queries(64), 1, self.head_dim))
         plain = Question(zeros, zeros, zeros)
         return str(getattr(self.kernel.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
-from fa3verify.kernels.record import fitting
 from fa3verify.learn.launcher import LOG2_E, Hypothesis, Launcher, Question
 from fa3verify.learn.rows import KEYS, UNITS, Form, sparse, written
 from fa3verify.learn.structure import Structure
@@ -44,7 +43,7 @@ class Probes:
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self.form = Form(launcher.dtype, launcher.head_dim)
-        self.queries = fitting(64, launcher.kernel)
+        self.queries = launcher.kernel.sizes.queries(64)
 
     def folding(self, known: Structure) -> Structure:
         """Find whether Q takes the scale and is rounded again, by the lse of scores of a single channel."""
@@ -53,7 +52,7 @@ class Probes:
         scale = 0.3
         q = np.zeros((1, self.queries, 1, self.form.head_dim))
         q[0, rows, 0, 0] = query
-        same = np.zeros((1, fitting(64, self.launcher.kernel), 1, self.form.head_dim))
+        same = np.zeros((1, self.launcher.kernel.sizes.queries(64), 1, self.form.head_dim))
         same[..., 0] = 4.0
         answer = self.launcher(Question(q, same, same, softmax_scale=scale))
         if answer.lse is None or self.form.dtype == "e4m3":
@@ -105,7 +104,7 @@ class Probes:
             row = q[0, t % 64, t // 64]
             row[(2 * t + _SPACING // 2) % _SPACING :: _SPACING] = unit
             row[2 * t : 2 * t + 2] = large, -large
-        same = np.full((1, fitting(64, self.launcher.kernel), heads, d), entry)
+        same = np.full((1, self.launcher.kernel.sizes.queries(64), heads, d), entry)
         answer = self.launcher(Question(q, same, same))
         if answer.lse is None:
             return np.zeros(0, np.int64)
@@ -143,7 +142,9 @@ class Probes:
         weight = 2.0 ** (unit * entries * self.form.factor)
         near = self.form.rounded(weight)
         first = np.zeros(entries.size, np.int64)
-        scores = sparse(entries.size, fitting(64, self.launcher.kernel), self.form, (first, entries), (first + 1, 0.0))
+        scores = sparse(
+            entries.size, self.launcher.kernel.sizes.queries(64), self.form, (first, entries), (first + 1, 0.0)
+        )
         values = np.zeros_like(scores)
         values[:, 0] = 1
         values[:, 1] = -near

@@ -17,7 +17,6 @@ import numpy as np
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.judging.verdict import Seen
-from fa3verify.kernels.record import fitting
 from fa3verify.properties.compare import Found
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 from fa3verify.properties.trials import Wanted, law, needs
@@ -56,8 +55,11 @@ def _wide(setup: Setup, seed: int) -> Setup:
     Untaken if the kernel takes neither.
     """
     kernel = setup.kernel
-    rows, keys = fitting(_ROWS, kernel), fitting(_KEYS, kernel)
-    problem = AttentionProblem(1, 2, 2, rows, keys, setup.problem.head_dim, dtype=kernel.dtype)
+    rows, keys = kernel.sizes.queries(_ROWS), kernel.sizes.keys(_KEYS)
+    batch = max(1, _ROWS // rows)
+    problem = kernel.sizes.fitted(AttentionProblem(batch, 2, 2, rows, keys, setup.problem.head_dim, dtype=kernel.dtype))
+    if problem.batch * rows < _ROWS:
+        raise Untaken("it takes too few rows for a mean")
     if not kernel.supports(problem):
         problem = replace(problem, causal=True, seqlen_q=keys)
     if not kernel.supports(problem):

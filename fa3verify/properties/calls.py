@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from fa3verify.kernels.record import fitting
 from fa3verify.operations import Outputs
 from fa3verify.properties.compare import Found, same_bits, summed, within
 from fa3verify.properties.law import Setup, Trial, Violation
@@ -50,7 +49,7 @@ def _alternating(setup: Setup) -> list[Setup]:
     other = setup.fed(q=-operands.q, v=operands.v[..., ::-1].copy())
     if setup.problem.is_varlen or setup.kernel.operation != "forward":
         return [setup, other]
-    problem = replace(setup.problem, seqlen_k=fitting(_LONG, setup.kernel))
+    problem = replace(setup.problem, seqlen_k=setup.kernel.sizes.keys(_LONG))
     repeats = -(-problem.seqlen_k // max(1, setup.problem.seqlen_k))
     k, v = (np.concatenate([x] * repeats, 1)[:, : problem.seqlen_k] for x in (operands.k, operands.v))
     if not setup.problem.seqlen_k or not setup.kernel.supports(problem) or operands.k_descale is not None:

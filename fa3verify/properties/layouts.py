@@ -1,8 +1,8 @@
 """Laws about where arrays lie in memory: views of packed and cached tensors, broadcast heads, offsets past 2^31.
 
 A serving stack passes views: Q, K and V of one projection, a slice of a cache, kv heads that are expanded without a
-copy. A kernel's results must not depend on that. A layout that it refuses by ValueError or NotImplementedError is left
-out.
+copy. A kernel's results must not depend on that. A layout that it refuses, as
+:data:`fa3verify.kernels.record.REFUSALS` says, is left out.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ MAX_SHRINK_TRIALS = 300  # trials that are spent on making a failure smaller, at
 class LawOutcome:
     """Holds the result of a search for violations of one law.
 
-    ``status`` is ``not_tried`` if the kernel took no trial. ``statement`` and ``kind`` are the law's, empty if the
+    ``status`` is ``not_tried`` if the kernel took no trial, ``not_applicable`` if by its declared sizes there is
+    none. ``statement`` and ``kind`` are the law's, empty if the
     worker process was lost. ``examples`` counts the trials up to and including the first failure, ``outputs`` the
     output values that the kernel returned for them; ``classes`` are their classes (:mod:`fa3verify.cases.coverage`),
     ``tried`` the sizes of their calls. ``trial`` and ``violation`` are the smallest failure, None unless ``status`` is
@@ -294,6 +295,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     if not law.is_claimed(kernel):
         return LawOutcome(law.name, "not_claimed", statement=law.statement, kind=law.kind)
     search = _Search(law, kernel, shrink_seconds)
+    untried = "not_applicable" if kernel.sizes.leaves_out else "not_tried"
     # Unsatisfiable: the kernel takes no trial. Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
         _search(search, max_examples, seed)
@@ -301,7 +303,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     optional = tuple((name, returned, trial.describe()) for (name, returned), trial in search.optional.items())
     return LawOutcome(
         law.name,
-        "fail" if violation else "pass" if search.classes else "not_tried",
+        "fail" if violation else "pass" if search.classes else untried,
         statement=law.statement,
         kind=law.kind,
         examples=search.examples,

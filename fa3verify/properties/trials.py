@@ -150,8 +150,19 @@ def small_problems(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> AttentionPro
     else:
         problem = AttentionProblem(batch=batch, seqlen_q=lengths_q[0], seqlen_k=lengths_k[0], **rest)
     problem = adapted(kernel, problem)
-    assume(kernel.supports(problem))
+    assume(kernel.supports(problem) and _is_wanted(problem, wanted))
     return problem
+
+
+def _is_wanted(problem: AttentionProblem, wanted: Wanted) -> bool:
+    """Tell whether a problem is still what a law wants in the sizes that its kernel declares."""
+    pairs = min(problem.batch, problem.nheads_kv) if wanted.permuted else problem.batch * problem.nheads_kv
+    return (
+        not (wanted.masks in ("none", "window") and problem.causal)
+        and wanted.layout in ("any", "varlen" if problem.is_varlen else "batched")
+        and pairs >= (3 if wanted.permuted else 2 if wanted.several else 1)
+        and problem.group >= (2 if wanted.grouped else 1)
+    )
 
 
 @st.composite

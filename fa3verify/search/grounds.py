@@ -109,7 +109,7 @@ def _island(kernels: tuple[Kernel, ...], shape: Island, layouts: tuple[dict[str,
     if shape.causal and any(kernel.policy.causal == "top_left" for kernel in kernels):
         return None
     first = kernels[0]
-    multiple = max(kernel.seqlen_multiple for kernel in kernels)
+    multiple = max(kernel.sizes.seqlen_multiple for kernel in kernels)
     keys = -(-shape.keys // multiple) * multiple
     for layout in layouts:
         island = replace(shape, dtype=first.dtype, keys=keys, **layout)

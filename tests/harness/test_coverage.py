@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.cases import coverage
+from fa3verify.cases import coverage, space
 from fa3verify.inputs.recipe import FAMILIES
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Functions, Kernel
+from fa3verify.kernels.sizes import Sizes, gathered, read, written
 from fa3verify.kernels.twins import twin
 from fa3verify.operations.operation import FEATURES, needed_features
 from fa3verify.properties import find_law, run_law
@@ -25,7 +27,7 @@ HARD = AttentionProblem.varlen(
 
 
 def kernel(features=FEATURES, **sizes) -> Kernel:
-    return Kernel("k", "fp16", Functions(third_party.run, default_config), frozenset(features), **sizes)
+    return Kernel("k", "fp16", Functions(third_party.run, default_config), frozenset(features), **gathered(sizes))
 
 
 @given(
@@ -42,6 +44,48 @@ def test_an_adapted_problem_is_taken_and_keeps_what_the_kernel_claims(features, 
     assert problem.batch == HARD.batch
     if head_dims is None:
         assert problem.head_dim == 96
+
+
+PLAIN = AttentionProblem(3, nheads=12, nheads_kv=2, seqlen_q=70, seqlen_k=300, head_dim=64, softmax_scale=0.3)
+COUNTS = ("max_seqlen_q", "max_seqlen_k", "max_batch", "max_nheads", "max_group")
+
+
+@given(
+    limits=st.dictionaries(st.sampled_from(COUNTS), st.integers(1, 400)),
+    multiples=st.dictionaries(st.sampled_from(("seqlen_q_multiple", "seqlen_k_multiple")), st.sampled_from((1, 8, 64))),
+    always=st.sets(st.sampled_from(("causal", "varlen", "softcap", "sinks"))),
+    equal=st.booleans(),
+    scale=st.sampled_from((None, "default", 0.125, (0.5, 1.0))),
+    problem=st.sampled_from((HARD, PLAIN)),
+)
+def test_a_problem_fitted_to_declared_sizes_has_them(limits, multiples, always, equal, scale, problem):
+    taken = Sizes(always=tuple(sorted(always)), equal_lengths=equal, softmax_scale=scale, **limits, **multiples)
+    try:
+        fitted = taken.fitted(problem)
+    except ValueError:  # fewer queries than a multiple of them
+        assert min(limits.get("max_seqlen_q", 64), limits.get("max_seqlen_k", 64)) < 64
+        return
+    assert taken.misfit(fitted) is None or equal  # at once equal, few and whole tiles of two sizes may be nothing
+    assert (taken.misfit(problem) is None) == (fitted == problem)
+    assert {name: read(name, written(value)) for name, value in taken.said.items()} == taken.said
+
+
+def test_what_declared_sizes_leave_out_is_not_claimed():
+    def lost(**declared):
+        return set(coverage.claims(kernel(), (), ())) - set(coverage.claims(kernel(**declared), (), ()))
+
+    assert {"mask none", "mask window left"} <= lost(always=("causal",))
+    assert "queries a tile" in lost(max_seqlen_q=1)
+    assert "batch 2" not in lost(max_seqlen_q=1)
+    assert lost(softmax_scale="default") == {"scale tiny", "scale other", "scale above 1"}
+    assert lost(max_batch=1) == {"batch 2", "batch 3 or more", "layout packed, some empty"}
+    assert "keys none" in lost(equal_lengths=True)
+
+
+def test_a_pair_of_head_dims_is_asked_of_k_and_v_at_once():
+    (declared,) = array_kernel(lambda q, k, v, *, softmax_scale: q, features=(), head_dims=(64, (192, 128)))
+    problems = [space.case_of(declared, {"head_dim": d}).problem for d in ("64", "192")]
+    assert [(p.head_dim, p.head_dim_v) for p in problems] == [(64, 64), (192, 128)]
 
 
 def test_a_problem_that_is_taken_stays_itself():

@@ -10,6 +10,7 @@ from fa3_kernels.plan.config import default_config
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS, encode
 from fa3verify.kernels.record import Functions, Kernel
+from fa3verify.kernels.sizes import Sizes
 from fa3verify.kernels.twins import twin
 from fa3verify.operations import FEATURES
 from fa3verify.operations.forward import Result
@@ -70,7 +71,7 @@ def _whole_tiles_alone(problem, operands, config):
 
 def in_whole_tiles() -> Kernel:
     """Return a sound kernel that takes only whole tiles of 64, at least two, and head_dim 64."""
-    sizes = {"head_dims": (64,), "seqlen_multiple": 64, "min_seqlen": 128}
+    sizes = {"head_dims": (64,), "sizes": Sizes(seqlen_multiple=64, min_seqlen=128)}
     return Kernel(
         "anything", "bf16", Functions(_whole_tiles_alone, default_config), frozenset({"causal", "varlen"}), **sizes
     )

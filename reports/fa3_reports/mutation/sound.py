@@ -21,6 +21,7 @@ from fa3verify.campaign.tasks import run as run_tasks
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
 from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.sizes import Sizes
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, find_law, run_law
 from fa3verify.text import of_error
@@ -33,7 +34,7 @@ KERNELS = (
 )
 # Where a released kernel is known to be wrong it is not sound: findings/0003, lse of a call without keys is +inf.
 _SOUND_WHERE: Mapping[str, dict[str, Any]] = {
-    f"twin.flash3.dew.{dtype}": {"min_seqlen": 1} for dtype in ("fp16", "bf16")
+    f"twin.flash3.dew.{dtype}": {"sizes": Sizes(min_seqlen=1)} for dtype in ("fp16", "bf16")
 }
 EXAMPLES = 60  # trials of a property with one seed
 

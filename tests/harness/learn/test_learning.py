@@ -17,6 +17,7 @@ from fa3verify.cli.main import main
 from fa3verify.commands.learn import Learning
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels.sizes import Sizes
 from fa3verify.known import registry
 from fa3verify.learn import Learned, inputs, learn
 from fa3verify.learn.elimination import Step
@@ -202,7 +203,7 @@ def test_an_order_is_of_one_kernel(file):
 @pytest.mark.parametrize("keys", ["left_to_right", "right_to_left"])
 def test_a_lone_key_is_the_one_that_is_visited_first_and_the_only_one_that_is_seen(keys):
     """Tiles behind it are then hidden as a whole, which a first tile cannot be without a maximum of minus infinity."""
-    kernel = replace(registry.find("twin.fp16"), seqlen_multiple=64)
+    kernel = replace(registry.find("twin.fp16"), sizes=Sizes(seqlen_multiple=64))
     subject = inputs.Subject(kernel, Form("fp16", 64), Structure(tile_n=32, keys=keys), False, False)
     game = SimpleNamespace(subject=subject, rng=np.random.default_rng(0))
     first = 0 if keys == "left_to_right" else 63
