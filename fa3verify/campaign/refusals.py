@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.coverage import adapted
 from fa3verify.kernels import watch
-from fa3verify.kernels.names import FEATURES
+from fa3verify.kernels.names import FEATURES, declaring
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import written
 from fa3verify.operations.operation import needed_features
@@ -62,17 +61,17 @@ MEANINGS: Mapping[str, str] = {
 }
 
 
-@dataclass(slots=True)
-class Refusals:
+class _Refusals:
     """What a kernel was seen to refuse and to take, of plain inputs; calls after ``until`` count as refused.
 
     A rule that leaves out many calls which the kernel takes is given up before others.
     """
 
-    kernel: Kernel
-    until: float
-    classes: list[AttentionProblem]  # one of each class that it claims
-    known: dict[AttentionProblem, bool] = field(default_factory=dict)
+    def __init__(self, kernel: Kernel, until: float) -> None:
+        self.kernel = kernel
+        self.until = until
+        self.classes = of_classes(kernel)
+        self.known: dict[AttentionProblem, bool] = {}
 
     def has(self, problem: AttentionProblem) -> bool:
         """Tell whether the kernel refuses a problem."""
@@ -84,7 +83,7 @@ class Refusals:
     def under(self, said: Said, problem: AttentionProblem) -> bool:
         """Tell whether the kernel refuses the problem that is nearest to one among those that a rule takes."""
         try:
-            fitted = adapted(narrowed := self.kernel.declaring(said), problem)
+            fitted = adapted(narrowed := declaring(self.kernel, said), problem)
         except ValueError:
             return True
         return bool(needed_features(fitted) - narrowed.features or narrowed.misfit(fitted)) or self.has(fitted)
@@ -100,7 +99,7 @@ class Refusals:
 
     def left_out(self, said: Said) -> list[AttentionProblem]:
         """Return the problems of the kernel's classes that a rule leaves out."""
-        narrowed = self.kernel.declaring(said)
+        narrowed = declaring(self.kernel, said)
         return [p for p in self.classes if needed_features(p) - narrowed.features or narrowed.misfit(p)]
 
     def explained(self, problems: list[AttentionProblem]) -> Said:
@@ -133,12 +132,12 @@ class Refusals:
             said["seqlen_multiple"] = said.pop("seqlen_q_multiple")
             del said["seqlen_k_multiple"]
         if FEATURES in said:
-            for name in sorted(self.kernel.features - (own := self.kernel.declaring(said).features)):
+            for name in sorted(self.kernel.features - (own := declaring(self.kernel, said).features)):
                 wider = {**said, FEATURES: written(sorted({name} | own))}
                 said = wider if holds(wider) else said
         if said.get("max_group") == "1" and "gqa" in self.kernel.features:
             del said["max_group"]
-            said[FEATURES] = written(sorted(self.kernel.declaring(said).features - {"gqa"}))
+            said[FEATURES] = written(sorted(declaring(self.kernel, said).features - {"gqa"}))
         return said
 
 
@@ -170,7 +169,7 @@ def rule(kernel: Kernel, refused: Iterable[AttentionProblem], until: float) -> d
         By field of :class:`fa3verify.kernels.sizes.Sizes`, or ``features``, its value and the place of the first
         problem that needs it. A kernel that takes such a problem with plain inputs has no rule.
     """
-    seen = Refusals(kernel, until, of_classes(kernel))
+    seen = _Refusals(kernel, until)
     problems = list(refused)
     if not all(map(seen.has, problems)):
         return {}
@@ -178,7 +177,7 @@ def rule(kernel: Kernel, refused: Iterable[AttentionProblem], until: float) -> d
         said = seen.explained(problems)
         if not said:
             return {}
-        more = next((problem for problem in of_classes(kernel.declaring(said)) if seen.has(problem)), None)
+        more = next((problem for problem in of_classes(declaring(kernel, said)) if seen.has(problem)), None)
         if more is None:
             if time.monotonic() > until or seen.taken_outside(said) > MOST_TAKEN * len(seen.left_out(said)):
                 return {}

@@ -19,6 +19,7 @@ from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
+from fa3verify.files import Json
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel, always_launchable
@@ -28,9 +29,20 @@ from fa3verify.operations.operation import Accumulator
 __all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kernel", "torch_kernel"]
 
 
-class SizeFacts(TypedDict, total=False):
-    """Fields of :class:`~fa3verify.kernels.sizes.Sizes` that a user may set; each means what it means there."""
+class Facts(TypedDict, total=False):
+    """Fields of :class:`~fa3verify.kernels.record.Kernel`, :class:`~fa3verify.kernels.record.Code` and
+    :class:`~fa3verify.kernels.sizes.Sizes` that a user may set; each means what it means there. A pair among
+    ``head_dims`` is one of Q and K, and the one of V.
+    """
 
+    features: Iterable[str]
+    bitwise: Iterable[str]
+    description: str
+    order: Callable[[Any], KernelModel | BackwardModel]
+    accumulator: Accumulator | None
+    policy: Policy
+    head_dims: tuple[int | tuple[int, int], ...] | None
+    page_sizes: tuple[int, ...] | None
     always: tuple[str, ...]
     equal_lengths: bool
     seqlen_multiple: int
@@ -43,21 +55,6 @@ class SizeFacts(TypedDict, total=False):
     max_nheads: int | None
     max_group: int | None
     softmax_scale: float | tuple[float, float] | Literal["default"] | None
-
-
-class Facts(SizeFacts, total=False):
-    """Fields of :class:`~fa3verify.kernels.record.Kernel` and :class:`~fa3verify.kernels.record.Code` that a user may
-    set; each means what it means there. A pair among ``head_dims`` is one of Q and K, and the one of V.
-    """
-
-    features: Iterable[str]
-    bitwise: Iterable[str]
-    description: str
-    order: Callable[[Any], KernelModel | BackwardModel]
-    accumulator: Accumulator | None
-    policy: Policy
-    head_dims: tuple[int | tuple[int, int], ...] | None
-    page_sizes: tuple[int, ...] | None
     changeable: frozenset[str]
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
@@ -116,13 +113,12 @@ def array_kernel(
         Empty to judge the output. Otherwise gradients are judged: "autograd" has torch differentiate the function;
         with "given" the function computes them from the out and lse that it gets, with "own" from a forward of its own.
     **facts : Facts
-        Other fields of :class:`fa3verify.kernels.record.Kernel`. By default ``features`` are causal and gqa, and
-        ``bitwise`` is empty: no property is claimed.
+        The rest. By default ``features`` are causal and gqa, and ``bitwise`` is empty: no property is claimed.
 
     Returns
     -------
     tuple of Kernel
-        One for each dtype, in their order.
+        One for each dtype.
 
     Raises
     ------
@@ -136,9 +132,8 @@ def array_kernel(
     >>> [kernel.name for kernel in array_kernel(mine, dtypes=("fp16", "bf16"), features=("causal",))]
     ['mine.fp16', 'mine.bf16']
     """
-    dims = [d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ()]
-    widths = {"head_dim_v"} if any(d != v for d, v in dims) else set()
-    features = frozenset(facts.get("features", ("causal", "gqa"))) | widths | set(facts.get("always", ()))
+    sizes = _sizes(facts, gradients)
+    features = sizes["features"]
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     code = ArrayFunction(
@@ -153,14 +148,21 @@ def array_kernel(
         launchable=facts.pop("launchable", always_launchable),
         identity=facts.pop("identity", dict),
     )
+    return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered({**facts, **sizes}))
+
+
+def _sizes(facts: Facts, gradients: str) -> Json:
+    """Return the features, with those that sizes need, the fewest keys of a sequence, and pairs of head dims."""
+    features = frozenset(facts.get("features", ("causal", "gqa"))) | set(facts.get("always", ()))
     # Unless a user declares it, gradients of sequences without keys are not asked for.
-    declared: dict[str, Any] = {"min_seqlen": 1 if gradients else 0, **facts}
-    if widths:
-        declared |= {"head_dims": tuple(dict(dims)), "head_dims_v": tuple(dims)}
-    return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered(declared))
+    sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
+    pairs = tuple(d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ())
+    if any(d != v for d, v in pairs):
+        sizes |= {"features": features | {"head_dim_v"}, "head_dims": tuple(dict(pairs)), "head_dims_v": pairs}
+    return sizes
 
 
-def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Mapping[str, Any]) -> tuple[Kernel, ...]:
+def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Json) -> tuple[Kernel, ...]:
     """Return kernels of a function with the facts that were declared, one for each dtype."""
     declared = {**facts, "features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
     kernels = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fa3_kernels.plan.config import Setting
 from fa3verify.kernels.policy import VALUES
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import SIZES, read, written
 
 FEATURES = "features"  # what a name declares instead of the features of a kernel's code
@@ -115,6 +116,36 @@ class KernelName:
     def is_reference(self) -> bool:
         """Tell whether it says where somebody's own kernel is found."""
         return ":" in self.base
+
+
+def declaring(kernel: Kernel, said: Mapping[str, str]) -> Kernel:
+    """Return a kernel that declares more than its code.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        It stays as it is.
+    said : mapping of str to str
+        By name fields of its policy and of its sizes, and ``features``, as the kernel's name has them.
+
+    Returns
+    -------
+    Kernel
+        Of the same code.
+
+    Raises
+    ------
+    ValueError
+        For a value that a field cannot have.
+    """
+    sizes = {name: read(name, text) for name, text in said.items() if name in SIZES}
+    named = said.get(FEATURES)
+    return replace(
+        kernel,
+        policy=kernel.policy.declaring({name: text for name, text in said.items() if name in VALUES}),
+        sizes=replace(kernel.sizes, **sizes),
+        features=kernel.features if named is None else frozenset(named.split("+")) - {"none"},
+    )
 
 
 def _in_python(name: str, text: str) -> str:

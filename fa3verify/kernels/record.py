@@ -13,19 +13,17 @@ from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
-from fa3verify.kernels.policy import DEFAULT, VALUES, Policy
-from fa3verify.kernels.sizes import SIZES, Sizes, read
+from fa3verify.kernels.policy import DEFAULT, Policy
+from fa3verify.kernels.sizes import Sizes
 from fa3verify.operations import AnyConfig
 from fa3verify.operations.operation import Accumulator, ForwardOf, needed_features
 from fa3verify.text import MOST_BYTES, one_line
 
 BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
-_PLAIN_LENGTH = 128  # of queries and keys in the problem that head_dim_refusal asks a kernel about
 
 # By name of a kernel without ``head_dims``: head dims that it refused when it was introduced in this process.
 REFUSED: dict[str, frozenset[int]] = {}
-# A kernel raises one of them for what it does not support; many assert it.
-REFUSALS = (ValueError, NotImplementedError, AssertionError)
+REFUSALS = (ValueError, NotImplementedError, AssertionError)  # what kernels raise of calls that they do not support
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +133,12 @@ class Kernel:
     policy : Policy
         What it does by design where no arithmetic says what is right.
     bitwise : frozenset of str, optional
-        Names of the properties it claims among those that demand equal bits of two calls; all by default. Of those that
-        it does not claim, the kind "agreement" must hold within the bounds; the rest are reported as not claimed.
+        Names of the properties it claims among those that demand equal bits; all by default. Of those that it does not
+        claim, the kind "agreement" must hold within the bounds; the rest are reported as not claimed.
     head_dims : tuple of int, optional
         The only head dims it takes; None where ``configure`` decides.
     sizes : Sizes
-        Which other sizes of calls it takes; drawn problems are adapted (:meth:`fitted`).
+        Which other sizes of calls it takes.
     page_sizes : tuple of int, optional
         The only numbers of keys of a page it takes; None for any, if it claims ``paged``.
     forward : {"given", "own"}
@@ -195,45 +193,17 @@ class Kernel:
         words = (f"head_dims {', '.join(map(str, self.head_dims))}",) if self.head_dims is not None else ()
         return (*self.policy.exceptions, *self.sizes.exceptions, *words)
 
-    def declaring(self, said: Mapping[str, str]) -> Kernel:
-        """Return a kernel that declares more.
-
-        Parameters
-        ----------
-        said : mapping of str to str
-            By name fields of its policy and of its sizes, and ``features``, as a kernel's name has them.
-
-        Returns
-        -------
-        Kernel
-            The new kernel; this one stays as it is.
-
-        Raises
-        ------
-        ValueError
-            For a value that a field cannot have.
-        """
-        sizes = {name: read(name, text) for name, text in said.items() if name in SIZES}
-        named = said.get("features")
-        return replace(
-            self,
-            policy=self.policy.declaring({name: text for name, text in said.items() if name in VALUES}),
-            sizes=replace(self.sizes, **sizes),
-            features=self.features if named is None else frozenset(named.split("+")) - {"none"},
-        )
-
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
         """Return the problem nearest to one that has the declared sizes, its causal mask aligned as the kernel's.
 
         Parameters
         ----------
         problem : AttentionProblem
-            One that has all of them comes back as it is.
+            It comes back as it is where it has all of them, and its features stay.
 
         Returns
         -------
         AttentionProblem
-            Features that the kernel does not claim stay.
 
         Raises
         ------
@@ -423,9 +393,7 @@ def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
     ValueError
         If there is no problem of such a head_dim.
     """
-    n = _PLAIN_LENGTH
-    sizes: Json = {"batch": 1, "nheads": 1, "nheads_kv": 1, "seqlen_q": n, "seqlen_k": n, "dtype": kernel.dtype}
-    plain = sizes | widths(kernel, head_dim)
-    problems = [kernel.fitted(AttentionProblem(causal=causal, **plain)) for causal in (False, True)]
+    plain = {"dtype": kernel.dtype} | widths(kernel, head_dim)
+    problems = [kernel.fitted(AttentionProblem(1, 1, 1, 128, 128, causal=causal, **plain)) for causal in (False, True)]
     refusals = [kernel.refusal(problem) for problem in problems]
     return None if None in refusals else refusals[0]

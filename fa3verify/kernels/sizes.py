@@ -78,7 +78,7 @@ class Sizes:
             raise ValueError(f"softmax_scale must be positive, a range of two or default, got {self.softmax_scale!r}")
 
     @property
-    def said(self) -> dict[str, Any]:
+    def said(self) -> Json:
         """Return what was declared, by field."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
@@ -185,12 +185,12 @@ def _has(problem: AttentionProblem, feature: str) -> bool:
     return problem.is_varlen if feature == "varlen" else bool(getattr(problem, feature))
 
 
-SIZES: Mapping[str, Any] = {field.name: field.default for field in fields(Sizes)}
+SIZES: Json = {field.name: field.default for field in fields(Sizes)}
 
 
-def gathered(facts: Mapping[str, Any]) -> dict[str, Any]:
+def gathered(facts: Mapping[str, object]) -> Json:
     """Return facts about a kernel with those that are fields of :class:`Sizes` gathered in one, under ``sizes``."""
-    own = {name: facts[name] for name in SIZES if name in facts}
+    own: Json = {name: facts[name] for name in SIZES if name in facts}
     return {name: fact for name, fact in facts.items() if name not in own} | ({"sizes": Sizes(**own)} if own else {})
 
 

@@ -159,8 +159,10 @@ def _unknown(family: str, dtype: Dtype) -> str | None:
 
     The family is asked about a small problem of the first head_dim that it takes.
     """
-    head_dims: tuple[Any, ...] = DECLARED.get(family, {}).get("head_dims") or (128,)
-    plain = AttentionProblem(1, 1, 1, 64, 64, *head_dims[:1], dtype=dtype)
+    (head_dim, *_), *_ = (
+        (d,) if isinstance(d, int) else d for d in DECLARED.get(family, {}).get("head_dims") or (128,)
+    )
+    plain = AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)
     return FAMILIES[family].refuses(plain) or None
 
 

@@ -18,7 +18,7 @@ from fa3_kernels.plan.families.learned import read
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
-from fa3verify.kernels.names import KernelName
+from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.kernels.record import Kernel, head_dim_refusal
 from fa3verify.kernels.twins import ON_REQUEST, TWINS, Twin, twin
 from fa3verify.known import peer_kernels
@@ -108,7 +108,7 @@ def find(name: str) -> Kernel:
     if parts.order:
         kernel = replace(kernel, twin=_learned(kernel, parts.order))
     if parts.contract:
-        kernel = kernel.declaring(parts.contract)
+        kernel = declaring(kernel, parts.contract)
     return kernel if kernel.name == name else replace(kernel, name=name)
 
 

@@ -14,7 +14,7 @@ from fa3verify.campaign import plan, refusals
 from fa3verify.campaign.introduction import Only
 from fa3verify.cases import space
 from fa3verify.commands import verify
-from fa3verify.kernels.names import KernelName
+from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.properties import run_law
 
 KERNELS = Path(__file__).with_name("refusals.py")
@@ -49,7 +49,7 @@ def found(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_rule_explains_what_a_right_kernel_refuses(name):
     assert found(name) == RIGHT[name]
-    narrowed = find_kernel(f"{KERNELS}:{name}").declaring(RIGHT[name])
+    narrowed = declaring(find_kernel(f"{KERNELS}:{name}"), RIGHT[name])
     assert not any(space.refuses(narrowed, problem) for problem in refusals.of_classes(narrowed))
 
 
