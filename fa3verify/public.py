@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import OURS
@@ -16,6 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.loading import MADE
 from fa3verify.kernels.record import Kernel
@@ -48,8 +49,9 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     *refused : nothing
         Anything here is an error: who writes ``kernel("twin.fp16")`` wants :func:`fa3verify.find_kernel`.
     **facts : KernelFacts
-        As :func:`fa3verify.kernels.functions.array_kernel` takes them, which says what the function is
-        called with.
+        As :func:`fa3verify.kernels.functions.array_kernel` takes them, which says what the function is called with.
+        With ``like="sdpa"``, or another of :mod:`fa3verify.kernels.conventions`, it is called as that public function
+        is, and declares what that does.
 
     Returns
     -------
@@ -73,11 +75,17 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         )
 
     def declare(function: Function) -> Function:
+        from fa3verify.kernels import conventions
         from fa3verify.kernels.functions import array_kernel
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))
-        setattr(function, MADE, array_kernel(function, **facts))
+        declared: Json = {"name": getattr(function, "__name__", ""), **facts}
+        called: Callable[..., Any] = function
+        if like := declared.pop("like", ""):
+            declared = conventions.facts_of(like, function) | declared
+            called = conventions.adapted(like, function)
+        setattr(function, MADE, array_kernel(called, **declared))
         return function
 
     return declare

@@ -21,6 +21,7 @@ from fa3_reference.problem import DTYPES, Dtype
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
+from fa3verify.kernels.conventions import Convention
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel, always_launchable
 from fa3verify.kernels.sizes import gathered
@@ -77,6 +78,7 @@ class KernelFacts(FunctionFacts, total=False):
 
     library: Library
     device: str
+    like: Convention
 
 
 def array_kernel(

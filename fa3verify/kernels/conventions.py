@@ -1,0 +1,103 @@
+"""Calling conventions that many kernels imitate: a function that is called as a public one is a kernel as it stands.
+
+``@fa3verify.kernel(like="sdpa")`` declares a function with the arguments of torch's ``scaled_dot_product_attention``.
+:func:`facts_of` says what a convention declares, and :func:`adapted` calls the function by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, get_args
+
+from fa3verify.files import Json
+from fa3verify.kernels.policy import Policy
+
+Convention = Literal["sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"]
+_GQA = "enable_gqa"  # torch's switch; a function without it takes as many heads in k as in q
+_TORCH: Json = {"library": "torch", "features": ("causal", "gqa")}
+_FLASH: Json = {"library": "torch", "layout": "bshd", "features": ("causal", "gqa", "window", "softcap")}
+_CACHED: Json = _FLASH | {"features": ("causal", "gqa", "window", "softcap", "paged", "seqused_k")}
+_FACTS: Mapping[str, Json] = {
+    "sdpa": _TORCH | {"policy": Policy(causal="top_left")},
+    "flash_attn": _FLASH,
+    "flash_attn_varlen": _FLASH | {"always": ("varlen",)},
+    "flash_attn_kvcache": _CACHED,
+    "flex": _TORCH | {"features": ("gqa",)},
+}
+# The names that public functions have for an argument of ours; the first that a function has is taken.
+_TORCHS = {"softmax_scale": ("scale",), "causal": ("is_causal",)}
+_FLASHS = {"window": ("window_size",), "page_table": ("page_table", "block_table"), "k_new": ("k",), "v_new": ("v",)}
+_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = dict.fromkeys(_FACTS, _FLASHS) | dict.fromkeys(
+    ("sdpa", "flex"), _TORCHS
+)
+_ASKS_FOR_LSE = ("return_lse", "return_softmax_lse", "return_attn_probs")
+_SILENT: Json = {"causal": False, "window": (-1, -1), "softcap": 0.0}  # left out where a function has no such argument
+
+
+def facts_of(convention: str, function: Callable[..., Any]) -> Json:
+    """Return what a function declares by its convention: features whose arguments it lacks are left out.
+
+    Raises
+    ------
+    ValueError
+        For an unknown convention, with those that exist.
+    """
+    if convention not in get_args(Convention):
+        raise ValueError(f"like must be among {', '.join(get_args(Convention))}, got {convention!r}")
+    facts = dict(_FACTS[convention])
+    known = _arguments(function)
+    if known is not None:
+        needed = {"causal": "causal", "window": "window", "softcap": "softcap", "paged": "page_table"}
+        if _NAMES[convention] is _TORCHS:
+            needed["gqa"] = _GQA
+        lacking = {name for name, ours in needed.items() if not known.intersection(_names(convention, ours))}
+        facts["features"] = tuple(name for name in facts["features"] if name not in lacking)
+    return facts
+
+
+def adapted(convention: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is called as kernels are, and calls another by a convention.
+
+    Parameters
+    ----------
+    convention : {"sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"}
+        Whose arguments the function has; those that say nothing in a call may be missing.
+    function : callable
+        It returns out, or a tuple that begins with out and lse.
+
+    Returns
+    -------
+    callable
+        As :class:`fa3verify.kernels.arrays.ArrayFunction` calls it. It can travel to other processes.
+    """
+    return partial(_call, convention, function)
+
+
+def _call(convention: str, function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    known = _arguments(function)
+    given: Json = dict.fromkeys(set(_ASKS_FOR_LSE).intersection(known or ()), True)
+    if known and _GQA in known:
+        given[_GQA] = arrays[0].shape[1] != arrays[1].shape[1]
+    for name, value in options.items():
+        theirs = _names(convention, name)
+        taken = next((each for each in theirs if known is None or each in known), None)
+        if taken or name not in _SILENT or value != _SILENT[name]:
+            given[taken or theirs[0]] = value
+    returned = function(*arrays, **given)
+    return tuple(returned[:2]) if isinstance(returned, tuple | list) else returned
+
+
+def _names(convention: str, ours: str) -> tuple[str, ...]:
+    return _NAMES[convention].get(ours, (ours,))
+
+
+def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of a function's arguments; None where it takes any, or where Python knows none."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return None if takes_any else frozenset(parameters)

@@ -1,0 +1,140 @@
+"""A function that is called as a public one is a kernel as it stands, and is called with nothing that it lacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fa3verify
+from fa3_reference.problem import AttentionProblem
+from fa3verify import Case, Recipe
+from fa3verify.judging.judgement import judge, passes
+from fa3verify.kernels.loading import MADE
+
+torch = pytest.importorskip("torch")
+
+
+def exact(q, k, v, scale, causal=False, top_left=False, window=(-1, -1)):
+    """Float64 attention of (batch, heads, tokens, channels), and its lse."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    n, m = q.shape[2], k.shape[2]
+    apart = torch.arange(m)[None] - torch.arange(n)[:, None] - (0 if top_left else m - n)
+    seen = (
+        ~((apart > 0) & causal) & ((apart >= -window[0]) | (window[0] < 0)) & ((apart <= window[1]) | (window[1] < 0))
+    )
+    scores = (q @ k.mT * scale).masked_fill(~seen, -torch.inf)
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse.clamp(min=-1e300)[..., None]) @ v, lse.float()
+
+
+def of_tokens(q, k, v, *args, **options):
+    out, lse = exact(*(x.transpose(1, 2) for x in (q, k, v)), *args, **options)
+    return out.transpose(1, 2).to(q.dtype), lse
+
+
+@fa3verify.kernel(like="sdpa", head_dims=(64,))
+def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    assert attn_mask is None
+    assert dropout_p == 0
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    return exact(query, key, value, scale, is_causal, top_left=True)[0].to(query.dtype)
+
+
+@fa3verify.kernel(like="sdpa", head_dims=(64,))
+def short_sdpa(q, k, v, is_causal, scale):
+    return exact(q, k, v, scale, is_causal, top_left=True)[0].to(q.dtype)
+
+
+@fa3verify.kernel(like="sdpa", head_dims=(64,))
+def sdpa_bottom_right(q, k, v, is_causal=False, scale=None):
+    return exact(q, k, v, scale, is_causal)[0].to(q.dtype)
+
+
+@fa3verify.kernel(like="flash_attn", head_dims=(64,))
+def flash(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), return_attn_probs=False):
+    out, lse = of_tokens(q, k, v, softmax_scale, causal, window=window_size)
+    return (out, lse, None) if return_attn_probs else out
+
+
+@fa3verify.kernel(like="flash_attn", head_dims=(64,))
+def flash_without_window(q, k, v, softmax_scale=None, causal=False):
+    return of_tokens(q, k, v, softmax_scale, causal)
+
+
+@fa3verify.kernel(like="flash_attn", head_dims=(64,))
+def flash_with_a_window_of_none(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
+    return of_tokens(q, k, v, softmax_scale, causal, window=tuple(x or -1 for x in window_size))
+
+
+@fa3verify.kernel(like="flash_attn_varlen", head_dims=(64,))
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False):  # noqa: PLR0913
+    out = torch.zeros_like(q)
+    for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:]):
+        out[a:b] = of_tokens(q[None, a:b], k[None, c:d], v[None, c:d], softmax_scale, causal)[0][0]
+    return out
+
+
+@fa3verify.kernel(like="flash_attn_kvcache", head_dims=(64,), page_sizes=(16,))
+def kvcache(q, k_cache, v_cache, cache_seqlens=None, block_table=None, softmax_scale=None, causal=False):
+    out = torch.zeros_like(q)
+    for i, n in enumerate(cache_seqlens.tolist()):
+        pages = slice(i, i + 1) if block_table is None else block_table[i].long()
+        k, v = (x[pages].reshape(1, -1, *x.shape[2:])[:, :n] for x in (k_cache, v_cache))
+        out[i : i + 1] = of_tokens(q[i : i + 1], k, v, softmax_scale, causal)[0]
+    return out
+
+
+@fa3verify.kernel(like="flex", head_dims=(64,))
+def flex(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False):
+    out, lse = exact(query, key, value, scale)
+    return (out.to(query.dtype), lse) if return_lse else out.to(query.dtype)
+
+
+CAUSAL = {"causal": True}
+RIGHT = {
+    sdpa: (frozenset({"causal", "gqa"}), {"causal": True, "top_left": True}),
+    short_sdpa: (frozenset({"causal"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
+    flash: (frozenset({"causal", "gqa", "window"}), {"window": (3, 2)}),
+    flash_without_window: (frozenset({"causal", "gqa"}), CAUSAL),
+    varlen: (frozenset({"causal", "gqa", "varlen"}), CAUSAL | {"seqlens_q": (5, 9), "seqlens_k": (30, 20)}),
+    kvcache: (frozenset({"causal", "gqa", "paged", "seqused_k"}), CAUSAL),
+    flex: (frozenset({"gqa"}), {}),
+}
+
+
+def judged(function, **changes):
+    (kernel,) = getattr(function, MADE)
+    sizes = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 9, "seqlen_k": 30, "head_dim": 64} | changes
+    return kernel, judge(kernel, Case(kernel.name, AttentionProblem(**sizes), Recipe("normal")))
+
+
+@pytest.mark.parametrize("function", RIGHT, ids=lambda function: function.__name__)
+def test_a_function_of_a_public_convention_is_a_kernel(function):
+    features, changes = RIGHT[function]
+    kernel, judgement = judged(function, **changes)
+    assert kernel.features == features
+    assert passes(kernel, judgement.measures)
+
+
+def test_lse_is_asked_for_where_the_function_can_return_it():
+    names = {f.__name__: set(judged(f, **RIGHT[f][1])[1].outputs) for f in (flash, flex, sdpa)}
+    assert names == {"flash": {"out", "lse"}, "flex": {"out", "lse"}, "sdpa": {"out"}}
+
+
+@pytest.mark.parametrize(
+    ("function", "changes"),
+    [
+        (sdpa_bottom_right, {"causal": True, "top_left": True, "nheads_kv": 4}),
+        (flash_with_a_window_of_none, {"window": (0, 2)}),
+    ],
+    ids=["another alignment", "a window of 0"],
+)
+def test_what_the_public_function_does_otherwise_is_found(function, changes):
+    kernel, judgement = judged(function, **changes)
+    assert not passes(kernel, judgement.measures)
+
+
+def test_an_unknown_convention_is_refused_with_the_list():
+    with pytest.raises(ValueError, match=r"like must be among sdpa, flash_attn, .* got 'fa9'"):
+        fa3verify.kernel(like="fa9")(np.add)
