@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM
@@ -31,6 +31,7 @@ from fa3verify.kernels.record import (
     fitting,
     head_dim_refusal,
     is_absorbed,
+    widths,
 )
 from fa3verify.kernels.twins import Twin
 from fa3verify.operations.operation import CACHES, needed_features
@@ -95,18 +96,28 @@ def probe(kernel: Kernel) -> None:
 
 def _refuses(kernel: Kernel, head_dim: int) -> bool:
     """Tell whether a kernel refuses a small problem of a head_dim, by running it."""
+    error = small_call(kernel, head_dim)
+    return error is not None and (isinstance(error, calls.Refused) or not isinstance(error, calls.KernelError))
+
+
+def small_call(kernel: Kernel, head_dim: int) -> ValueError | calls.KernelError | None:
+    """Run a small problem of a head_dim, and return what the kernel raised, or how it refused; None if it returned."""
     n = fitting(8, kernel)
-    fields: Json = {"seqlen_q": n, "seqlen_k": n, "head_dim": head_dim, "dtype": kernel.dtype}
+    fields: Json = {"seqlen_q": n, "seqlen_k": n, "dtype": kernel.dtype} | widths(kernel, head_dim)
     problem = AttentionProblem(batch=1, nheads=1, nheads_kv=1, causal="causal" in kernel.features, **fields)
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     case = Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
     try:
         calls.run(kernel, problem, case.operands(), kernel.config_for(problem))
-    except calls.KernelError as error:
-        return isinstance(error, calls.Refused)
-    except ValueError:
-        return True
-    return False
+    except (calls.KernelError, ValueError) as error:
+        return error
+    return None
+
+
+def tried_here(kernel: Kernel) -> Kernel:
+    """Return a kernel that says why it cannot run here, where a small call of it does not return."""
+    error = None if kernel.unavailable else small_call(kernel, (head_dims(kernel) or HEAD_DIMS)[0])
+    return replace(kernel, unavailable=f"a call of a few queries and keys: {error}") if error else kernel
 
 
 def _softcap(case: Case, config: Any) -> str:

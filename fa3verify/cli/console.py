@@ -299,8 +299,11 @@ def kernel_row(kernel: Kernel) -> Json:
     }
 
 
-def print_kernels(known: list[Kernel]) -> None:
-    """Print the kernels that can be judged here, one on a line, then the others by the reason why they cannot."""
+def print_kernels(known: list[Kernel], *, with_faults: bool) -> None:
+    """Print the kernels that can be judged here, one on a line, then the others by the reason why they cannot.
+
+    With the faults that can be planted in twins, if ``with_faults``.
+    """
     console = Console(highlight=False)
     width = max(len(c.name) for c in known)
     for c in known:
@@ -312,7 +315,7 @@ def print_kernels(known: list[Kernel]) -> None:
             reasons.setdefault(c.unavailable, []).append(c.name)
     for reason, names in reasons.items():
         console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}")
-    for operation in operations.OPERATIONS.values():
+    for operation in operations.OPERATIONS.values() if with_faults else ():
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
         console.print(planted)
 
