@@ -45,7 +45,7 @@ class FindContract(Task):
 
     The findings that fewest fields could matter to go first, and each leaves the contracts that explain it; one that
     none explains leaves all of them. Its value has by field a value and the place, among ``failed``, of the first that
-    needs it.
+    needs it, and what declares all of them beside what is declared.
     """
 
     kind: ClassVar[str] = "contract"
@@ -57,7 +57,7 @@ class FindContract(Task):
     def label(self) -> str:
         return f"{self.kernel}: contracts"
 
-    def run(self) -> dict[str, tuple[str, int]]:
+    def run(self) -> tuple[dict[str, tuple[str, int]], str]:
         kernel = found(self.kernel)
         trials = [(What.from_json(words), content) for words, content in self.failed]
         concerned = [concerns(kernel.operation, what, content) for what, content in trials]
@@ -90,7 +90,7 @@ class FindContract(Task):
             needing = [place for place in range(len(trials)) if holds(place, best) and not holds(place, rest)]
             if needing:
                 needs[name] = value, needing[0]
-        return needs
+        return needs, kernel.policy.declaring({name: value for name, (value, _) in needs.items()}).declaration
 
 
 def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
@@ -170,12 +170,15 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
     task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse)
     (outcome,) = execute([task], executor)
-    adopted: dict[str, tuple[str, int]] = outcome.value or {}
+    if outcome.value is None:
+        return ()
+    adopted: dict[str, tuple[str, int]] = outcome.value[0]
+    declaration: str = outcome.value[1]
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     of = {(each.field, each.value): each for each in CONTRACTS}
     return tuple(
-        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, tried[place])
+        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, tried[place], declaration)
         for field, (value, place) in adopted.items()
     )
 

@@ -307,7 +307,9 @@ def _asked(
         tasks = plan.plan((kernel,), settings.profile, settings.seed, captures, *only)
         progress(len(tasks), None)
         outcomes = execute(tasks, progress=partial(progress, len(tasks)))
-    return kernel, outcomes, tuple(each.of(kernel.name) for each in asked)
+    part = f" (seen in a part: {settings.only})" if settings.only != Only() else ""
+    whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
+    return kernel, outcomes, tuple(whole)
 
 
 def _told_kept(settings: Settings) -> str:

@@ -87,16 +87,6 @@ class KernelName:
         return self.plain + (f"@{dims}" if dims else "") + (f"[{words}]" if words else "")
 
     @property
-    def declaration(self) -> str:
-        """Return what declares its contract in Python.
-
-        >>> KernelName.parse("mine.py:f[causal=top_left,empty_out=mean]").declaration
-        'policy=fa3verify.Policy(empty_out="mean", causal="top_left")'
-        """
-        said = ", ".join(f'{name}="{value}"' for name, value in self.contract.items())
-        return f"policy=fa3verify.Policy({said})"
-
-    @property
     def plain(self) -> str:
         """Return the name of the kernel itself, with all head dims and in its own configuration."""
         return f"{self.base}+{self.fault}" if self.fault else self.base

@@ -5,6 +5,8 @@ Run where the environment has ``TRITON_INTERPRET=1``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -82,14 +84,15 @@ def launched(kind: str, q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -
     q, k, v = (x.contiguous() for x in (q, k, v))
     out = torch.empty_like(q)
     grid = (batch * heads,)
+    launch: Any = one_row[(batch * heads * n,)] if kind in ("row", "assembler") else forward[grid]
     if kind in ("row", "assembler"):
-        one_row[(batch * heads * n,)](q, k, v, out, softmax_scale, n, k.shape[2], d, KEYS, kind)
+        launch(q, k, v, out, softmax_scale, n, k.shape[2], d, KEYS, kind)
         return out
     lengths = torch.full(grid, k.shape[2], dtype=torch.int32, device=DEVICE)
     if kind == "tuned":
         tuned[grid](q, k, v, out, lengths, softmax_scale, n, d, kind=kind)
     else:
-        forward[grid](q, k, v, out, lengths, softmax_scale, n, d, KEYS, kind)
+        launch(q, k, v, out, lengths, softmax_scale, n, d, KEYS, kind)
     return out
 
 
