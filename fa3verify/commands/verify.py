@@ -294,7 +294,7 @@ def _asked(
     first = kernel, outcomes
     executor = execute.keywords["executor"]
     only = settings.only.limit, settings.is_fail_fast
-    asked: tuple[ContractQuestion, ...] = ()
+    asked: list[ContractQuestion] = []
     for left in reversed(range(questions.ROUNDS)):
         body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)
         more = questions.ask(body, ordered(failures), executor) if left else ()
