@@ -15,7 +15,7 @@ from tests.harness.report.fake_summary import read, summary
 WIDTHS = (40, 80, 120)
 
 
-@pytest.mark.parametrize("width", (34, 35, 38, 39, *WIDTHS))
+@pytest.mark.parametrize("width", [34, 35, 38, 39, *WIDTHS])
 def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
     text = io.StringIO()
     terminal = Console(file=text, width=width)
