@@ -16,7 +16,6 @@ from fa3verify.files import Json
 from fa3verify.judging import gate
 from fa3verify.judging.clauses import NO_RESULT, clause_of
 from fa3verify.judging.verdict import BOUND_LAWS, Part, Seen, What
-from fa3verify.kernels.names import KernelName
 from fa3verify.records import NOT_WRITTEN, OLDER
 from fa3verify.text import Failure
 
@@ -100,29 +99,26 @@ class ContractQuestion:
     kernel : str
         The name under which it was judged by all that is asked, such as ``mine.py:attention[causal=top_left]``.
     meaning : str
-        The contract in one line.
+        The contract in one line, and the part of a campaign that was asked for, if it was not all of it.
     public : str
         Which public kernels do it either way.
     seen : Finding
         What it explains: the smallest finding that the kernel has without the declaration, with its replay file.
     declaration : str
-        What answers all questions of the kernel, in Python; one that does not mean it is to be mended.
+        What answers all questions of the kernel, in Python, with what it declares already; one that does not mean it is
+        to be mended.
     """
 
     kernel: str
     meaning: str
     public: str
     seen: Finding
-    declaration: str = ""
+    declaration: str
 
     @property
     def answer(self) -> str:
         """Return in words what answers it."""
         return f"if it is meant, declare {self.declaration}; if not, mend it"
-
-    def of(self, kernel: str) -> ContractQuestion:
-        """Return the question of the kernel by the name under which it was judged at last."""
-        return replace(self, kernel=kernel, declaration=KernelName.parse(kernel).declaration)
 
 
 def finding(

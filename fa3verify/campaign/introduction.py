@@ -72,15 +72,15 @@ class Only:
             raise ValueError(f"no family and no property of {kernel.name} matches; there are {names}")
         covers = COVER in families
         families = tuple(name for name in families if name != COVER)
-        return replace(kernel, families=families, laws=laws, covers=covers, narrowed=self.told())
+        return replace(kernel, families=families, laws=laws, covers=covers, narrowed=f"{self}: a part has no verdict")
 
-    def told(self) -> str:
+    def __str__(self) -> str:
         """Return what was asked for, in words."""
         patterns_of = {"families": self.families, "properties": self.properties}
         parts = [f"{name} {', '.join(patterns)}" for name, patterns in patterns_of.items() if patterns]
         if self.limit is not None:
             parts.append(f"{self.limit} cases or trials of each")
-        return f"only {' and '.join(parts)}: a part has no verdict"
+        return f"only {' and '.join(parts)}"
 
 
 def _matching(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:

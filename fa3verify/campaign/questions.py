@@ -27,7 +27,7 @@ from fa3verify.files import Json
 from fa3verify.judging.judgement import passes
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What
 from fa3verify.kernels import watch
-from fa3verify.kernels.names import KernelName
+from fa3verify.kernels.names import KernelName, declaration
 from fa3verify.kernels.policy import CONTRACTS, empty_rows
 from fa3verify.kernels.record import REFUSALS, Kernel
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
@@ -47,7 +47,7 @@ class FindContract(Task):
 
     The findings that fewest fields could matter to go first, and each leaves the contracts that explain it; one that
     none explains leaves all of them. Its value has by field a value and the place, among ``failed`` and behind it
-    ``refused``, of the first that needs it.
+    ``refused``, of the first that needs it, and what declares all of them beside what is declared.
     """
 
     kind: ClassVar[str] = "contract"
@@ -60,12 +60,14 @@ class FindContract(Task):
     def label(self) -> str:
         return f"{self.kernel}: contracts"
 
-    def run(self) -> dict[str, tuple[str, int]]:
+    def run(self) -> tuple[dict[str, tuple[str, int]], str]:
         kernel = found(self.kernel)
         contract = self._contract(kernel) if self.failed else {}
         problems = [_case(content).problem for content in self.refused]
         rules = refusals.rule(kernel, problems, time.monotonic() + MOST_S) if problems else {}
-        return contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
+        needs = contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
+        said = {**KernelName.parse(self.kernel).contract} | {name: value for name, (value, _) in needs.items()}
+        return needs, declaration(kernel, said)
 
     def _contract(self, kernel: Kernel) -> dict[str, tuple[str, int]]:
         """Return the fields of the policy that explain what failed."""
@@ -191,15 +193,20 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
     task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse, refused=contents)
     (outcome,) = execute([task], executor)
-    adopted: dict[str, tuple[str, int]] = outcome.value or {}
+    if outcome.value is None:
+        return ()
+    adopted: dict[str, tuple[str, int]] = outcome.value[0]
+    declared: str = outcome.value[1]
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     of = {(each.field, each.value): each for each in CONTRACTS}
     seen = [*tried, *refused]
     return tuple(
-        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, seen[place])
+        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, seen[place], declared)
         if (field, value) in of
-        else ContractQuestion(str(asked), refusals.MEANINGS[field].format(value), refusals.PUBLIC, seen[place])
+        else ContractQuestion(
+            str(asked), refusals.MEANINGS[field].format(value), refusals.PUBLIC, seen[place], declared
+        )
         for field, (value, place) in adopted.items()
     )
 

@@ -37,6 +37,7 @@ from fa3verify.judging.hypotheses import assumption
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What, ratio_text
 from fa3verify.operations import Operation
 from fa3verify.properties import LawOutcome, Violation
+from fa3verify.tensors import interpreter
 from fa3verify.text import Failure
 from fa3verify.version import __version__
 
@@ -327,6 +328,8 @@ def provenance(seed: int) -> Provenance:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             packages[name] = "absent"
+    if interpreter.is_on():
+        packages["triton"] += f" (its interpreter: {interpreter.correct() or 'corrected'})"
     return Provenance(
         version=__version__,
         python=platform.python_version(),

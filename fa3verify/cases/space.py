@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM
@@ -30,6 +30,7 @@ from fa3verify.kernels.record import (
     Kernel,
     head_dim_refusal,
     is_absorbed,
+    widths,
 )
 from fa3verify.kernels.twins import Twin
 from fa3verify.operations.operation import CACHES, needed_features
@@ -94,22 +95,41 @@ def probe(kernel: Kernel) -> None:
 
 def _refuses(kernel: Kernel, head_dim: int) -> bool:
     """Tell whether a kernel refuses all small problems of a head_dim: a few rows, one, whole tiles."""
-    fields: Json = {"head_dim": head_dim, "dtype": kernel.dtype, "causal": "causal" in kernel.features}
-    small = (AttentionProblem(1, 1, 1, n, m, **fields) for n, m in ((8, 8), (1, 8), (128, 128)))
-    return all(refuses(kernel, kernel.fitted(problem)) for problem in small)
+    return all(refuses(kernel, problem) for problem in _small(kernel, head_dim))
+
+
+def _small(kernel: Kernel, head_dim: int) -> Iterator[AttentionProblem]:
+    fields: Json = {"dtype": kernel.dtype, "causal": "causal" in kernel.features} | widths(kernel, head_dim)
+    return (kernel.fitted(AttentionProblem(1, 1, 1, n, m, **fields)) for n, m in ((8, 8), (1, 8), (128, 128)))
 
 
 def refuses(kernel: Kernel, problem: AttentionProblem) -> bool:
     """Tell whether a kernel refuses a problem of plain inputs, by running it."""
+    error = raised(kernel, problem)
+    return error is not None and (isinstance(error, calls.Refused) or not isinstance(error, calls.KernelError))
+
+
+def small_call(kernel: Kernel, head_dim: int) -> ValueError | calls.KernelError | None:
+    """Run small problems of a head_dim until one returns, and return what the kernel raised of the first, or None."""
+    errors = [raised(kernel, problem) for problem in _small(kernel, head_dim)]
+    return None if None in errors else errors[0]
+
+
+def raised(kernel: Kernel, problem: AttentionProblem) -> ValueError | calls.KernelError | None:
+    """Run a problem of plain inputs, and return what the kernel raised, or how it refused; None if it returned."""
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     case = Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
     try:
         calls.run(kernel, problem, case.operands(), kernel.config_for(problem))
-    except calls.KernelError as error:
-        return isinstance(error, calls.Refused)
-    except ValueError:
-        return True
-    return False
+    except (calls.KernelError, ValueError) as error:
+        return error
+    return None
+
+
+def tried_here(kernel: Kernel) -> Kernel:
+    """Return a kernel that says why it cannot run here, where a small call of it does not return."""
+    error = None if kernel.unavailable else small_call(kernel, (head_dims(kernel) or HEAD_DIMS)[0])
+    return replace(kernel, unavailable=f"a call of a few queries and keys: {error}") if error else kernel
 
 
 def _softcap(case: Case, config: Any) -> str:

@@ -55,7 +55,11 @@ launch_options = group(
     click.option("--grid", type=click.Choice(GRIDS), default="paper", show_default=True),
 )
 budget_option = click.option(
-    "--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which no cell is begun."
+    "--budget",
+    type=click.FloatRange(0),
+    default=float("inf"),
+    show_default="no limit",
+    help="Seconds after which no cell is begun.",
 )
 
 

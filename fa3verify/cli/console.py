@@ -242,15 +242,16 @@ def _family_table(kernel: KernelRun, width: int) -> Table:
     shown = ["rel_rmse_seen", "ratio_max"] if width < 60 else list(COLUMNS)[: max(3, (width - 34) // 10)]
     sides = operations.find(kernel.operation).sides
     headings = COLUMNS | ({"sides": f"{sides[0].name} /\nbound"} if len(sides) == 1 else {})
-    table.add_column("family", no_wrap=True, max_width=min(22, max(10, width - 28)))
+    table.add_column("family", no_wrap=True, max_width=min(22, max(10, width - 29)))
     for measure in shown:
         table.add_column(headings[measure], justify="right", no_wrap=True)
-    table.add_column("bit\nequal", justify="right", no_wrap=True)
+    if width >= 39:  # a narrower one has no room for it
+        table.add_column("bit\nequal", justify="right", no_wrap=True)
     for row in kernel.families:
         ratios = [ratio for side in sides if (ratio := row.figures[side.figure("ratio")]) is not None]
         values = row.figures | {"sides": max(ratios, default=None)}
         figures = [_figure(values[measure], measure.replace("sides", "ratio")) for measure in shown]
-        figures.append(f"{row.number('bit_equal'):.0%}")
+        figures = [*figures, f"{row.number('bit_equal'):.0%}"][: len(table.columns) - 1]
         name = row.family.replace("activations:", "real:")
         table.add_row(name, *(figures if row.is_compared else "-" * len(figures)))
     return table
@@ -299,8 +300,11 @@ def kernel_row(kernel: Kernel) -> Json:
     }
 
 
-def print_kernels(known: list[Kernel]) -> None:
-    """Print the kernels that can be judged here, one on a line, then the others by the reason why they cannot."""
+def print_kernels(known: list[Kernel], *, with_faults: bool) -> None:
+    """Print the kernels that can be judged here, one on a line, then the others by the reason why they cannot.
+
+    With the faults that can be planted in twins, if ``with_faults``.
+    """
     console = Console(highlight=False)
     width = max(len(c.name) for c in known)
     for c in known:
@@ -312,7 +316,7 @@ def print_kernels(known: list[Kernel]) -> None:
             reasons.setdefault(c.unavailable, []).append(c.name)
     for reason, names in reasons.items():
         console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}")
-    for operation in operations.OPERATIONS.values():
+    for operation in operations.OPERATIONS.values() if with_faults else ():
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
         console.print(planted)
 

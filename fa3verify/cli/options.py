@@ -123,6 +123,7 @@ problem_options = group(
         type=click.IntRange(-1),
         nargs=2,
         default=(-1, -1),
+        show_default=True,
         metavar="LEFT RIGHT",
         help="Keys seen on either side of the diagonal, -1 for all; backward.",
     ),

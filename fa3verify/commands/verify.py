@@ -294,7 +294,7 @@ def _asked(
     first = kernel, outcomes
     executor = execute.keywords["executor"]
     only = settings.only.limit, settings.is_fail_fast
-    asked: tuple[ContractQuestion, ...] = ()
+    asked: list[ContractQuestion] = []
     for left in reversed(range(questions.ROUNDS)):
         body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)
         more = questions.ask(body, ordered(failures), executor) if left else ()
@@ -307,7 +307,9 @@ def _asked(
         tasks = plan.plan((kernel,), settings.profile, settings.seed, captures, *only)
         progress(len(tasks), None)
         outcomes = execute(tasks, progress=partial(progress, len(tasks)))
-    return kernel, outcomes, tuple(each.of(kernel.name) for each in asked)
+    part = f" (seen in a part: {settings.only})" if settings.only != Only() else ""
+    whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
+    return kernel, outcomes, tuple(whole)
 
 
 def _told_kept(settings: Settings) -> str:

@@ -226,7 +226,7 @@ _TABLE = (
         draws.level,
         "N(0, 1); Q_0 = sign(nats) c, K_0 = c, c = sqrt(|nats| / softmax_scale)",
         "scores and lse far from zero: exp of an lse overflows, scores pass for sentinels",
-        (Parameter("nats", -120.0, -6e4, 6e4),),
+        (Parameter("nats", -120.0, -4e6, 4e6),),
         kind="far scores",
     ),
     Distribution(
@@ -236,6 +236,15 @@ _TABLE = (
         "every key but one weighs 2^-depth_log2: lost in a sum that adds them singly, or subnormal in P",
         (Parameter("depth_log2", 24.0, 0, 200),),
         kind="far scores",
+    ),
+    Distribution(
+        "vanishing",
+        draws.vanishing,
+        "Q, K: N(0, 1), but Q_0 = c = sqrt(|nats| / softmax_scale), and K_0 = c in the tiles of the half that weighs, "
+        "the later one if nats > 0, else 0; V: N(0, 1) / 1024 there, else +-magnitude U[1/2, 1)",
+        "a large output that loses all weight to other keys: what stays of it in a merge that subtracts",
+        (Parameter("nats", 100.0, -1000, 1000), Parameter("magnitude", 30000.0, 1, 30000)),
+        kind="cancelling",
     ),
     Distribution(
         "activations",

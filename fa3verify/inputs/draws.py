@@ -217,6 +217,18 @@ def shelf(group: HeadGroup, depth_log2: float) -> Arrays:
     return q, k, group.normal("v")
 
 
+def vanishing(group: HeadGroup, nats: float, magnitude: float) -> Arrays:
+    q, k, v = _normals(group)
+    keys = group.seq.seqlen_k
+    tile = 128 if keys > 128 else 32  # a block of a merge has large values alone
+    heavy = (np.arange(keys) >= -(-keys // (2 * tile)) * tile) == (nats > 0)
+    size = min(math.sqrt(abs(nats) / group.problem.softmax_scale), MAX_LEVEL)
+    q[..., 0] = size
+    k[..., 0] = np.where(heavy, size, 0.0)
+    large = np.where(v < 0, -magnitude, magnitude) * (0.5 + 0.5 * group.uniform("v", Purpose.EXTRA))
+    return q, k, np.where(heavy[:, None], v / 1024, large)
+
+
 def first_tokens(find: Callable[..., Captured]) -> Callable[..., Arrays]:
     """Return a function that takes the first tokens of a file, which ``find`` loads.
 

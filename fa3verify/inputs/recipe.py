@@ -188,8 +188,9 @@ class Family:
         return Recipe(self.distribution, self.params, seed, edits)
 
 
+_UNCOMMON = ("level", "shelf", "vanishing")  # distributions of uncommon families alone
 FAMILIES: tuple[Family, ...] = (
-    *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured", "level", "shelf")),
+    *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured", *_UNCOMMON)),
     Family("outlier_channels_1000", "outlier_channels", (("channels", 1), ("ratio", 1000.0))),
     Family("block_scaled_smooth", "block_scaled", (("tile", 128), ("power_of_two", 0))),
     Family("ramp_128", "ramp", (("tile", 128),)),
@@ -204,6 +205,9 @@ UNCOMMON: tuple[Family, ...] = (
     Family("lse_below_88", "level", (("nats", -120.0),)),
     Family("lse_above_88", "level", (("nats", 120.0),)),
     Family("sentinels", "level", (("nats", -5e4),)),
+    Family("deep_sentinels", "level", (("nats", -2.1e6),)),
+    Family("vanishing_v", "vanishing", (("nats", 100.0),)),
+    Family("vanishing_later_v", "vanishing", (("nats", -100.0),)),
     Family("lost_weights", "shelf", (("depth_log2", 24.0),)),
     Family("subnormal_weights", "shelf", (("depth_log2", 17.0),)),
 )

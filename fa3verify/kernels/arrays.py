@@ -144,6 +144,7 @@ class ArrayFunction:
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         inputs = {name: self._operand(arrays.pop(name), problem) for name in names}
+        arrays |= {name: self._layout(x, problem) for name, x in arrays.items() if name == "qv"}
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in arrays.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)

@@ -20,6 +20,7 @@ from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.kernels.record import REFUSALS, Kernel
+from fa3verify.tensors import interpreter
 from fa3verify.text import Failure, of_error
 
 
@@ -65,6 +66,7 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
         If it raised anything else but KeyboardInterrupt, changed its operands, or returned what it does not declare.
     """
     process = os.getpid()
+    interpreter.correct()
     copies = sealed(operands)
     arrays = {f.name: getattr(x := getattr(copies, f.name), "values", x) for f in fields(copies)}  # a descale's values
     try:
@@ -75,24 +77,17 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     except operations.WrongOutput as error:
         raise KernelError(str(error)) from error
     except REFUSALS as error:
-        raise Refused(of_error(error) + _hint(error)) from error
+        raise Refused(interpreter.advised(of_error(error))) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
-        raise KernelError(of_error(error) + _hint(error)) from error
+        # Triton's interpreter names so what it does not support.
+        kind = Refused if isinstance(error.__cause__, NotImplementedError) else KernelError
+        raise kind(interpreter.advised(of_error(error))) from error
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work
     return {name: np.array(x, order="C") for name, x in named.items()}
-
-
-def _hint(error: BaseException) -> str:
-    """Return advice for a Triton kernel that found no GPU, or got tensors that are on none; empty for other errors."""
-    words = of_error(error)
-    no_device = any(part in words for part in ("active drivers (", "cannot be accessed from Triton"))
-    if not no_device or os.environ.get("TRITON_INTERPRET") == "1":
-        return ""
-    return " (a Triton kernel runs on a CPU where the environment has TRITON_INTERPRET=1)"
 
 
 def sealed(operands: Operands) -> Operands:

@@ -20,6 +20,7 @@ from typing import Any
 from fa3_reference.problem import DTYPES
 from fa3verify import operations
 from fa3verify.kernels.record import Kernel
+from fa3verify.tensors import interpreter
 from fa3verify.text import of_error, of_traceback
 
 MADE = "__fa3verify_kernels__"  # attribute of a function that was declared to be a kernel; holds a tuple of kernels
@@ -69,17 +70,7 @@ def _named(reference: str, module: str, name: str) -> Any:
     Raises ValueError and Unloadable as :func:`load` says.
     """
     failed = f"kernel {reference!r} could not be loaded"
-    try:
-        imported = _imported(module)
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:
-        # A SyntaxError's own message names its file and line, and its last frame is only the import statement.
-        raised = of_traceback(error)
-        where = f" ({raised['frame']})" if raised and not isinstance(error, SyntaxError) else ""
-        raise ValueError(f"{failed}: {of_error(error)}{where}") from error
-    except BaseException as error:  # a third party's module may raise anything, SystemExit included
-        raise Unloadable(f"{failed}: {of_error(error)}") from error
+    imported = _loaded(module, failed)
     named = getattr(imported, name, None)
     if named is None:
         functions = [key for key, value in vars(imported).items() if callable(value)]
@@ -88,6 +79,40 @@ def _named(reference: str, module: str, name: str) -> Any:
         rule = f"{name} takes {', '.join(arguments)}; write @fa3verify.kernel(...) above it to declare it a kernel"
         raise ValueError(f"{failed}: {rule}, or name a function without arguments that returns a Kernel")
     return named
+
+
+def declared(module: str) -> list[Kernel]:
+    """Return the kernels that functions of a module or a file are declared to be, named as :func:`load` takes them.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be imported, or declares none.
+    """
+    imported = _loaded(module, f"{module} could not be loaded")
+    kernels = [
+        replace(kernel, name=f"{module}:{name}" + (f".{kernel.dtype}" if len(made) > 1 else ""))
+        for name, made in ((name, getattr(x, MADE, ())) for name, x in vars(imported).items())
+        for kernel in made
+    ]
+    if not kernels:
+        raise ValueError(f"{module} has no function with @fa3verify.kernel(...) above it")
+    return kernels
+
+
+def _loaded(module: str, failed: str) -> ModuleType:
+    """Import a module; ValueError and Unloadable, which begin with ``failed``, as :func:`load` says."""
+    try:
+        return _imported(module)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        # A SyntaxError's own message names its file and line, and its last frame is only the import statement.
+        raised = of_traceback(error)
+        where = f" ({raised['frame']})" if raised and not isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{failed}: {interpreter.advised(of_error(error))}{where}") from error
+    except BaseException as error:  # a third party's module may raise anything, SystemExit included
+        raise Unloadable(f"{failed}: {of_error(error)}") from error
 
 
 def _required(function: Any) -> list[str]:
@@ -111,6 +136,7 @@ def _imported(module: str) -> ModuleType:
 
     Raises what the module raises, ModuleNotFoundError for a missing file, ImportError if another module has its name.
     """
+    interpreter.correct()  # in front of the import, which may ask for the GPU
     if not module.endswith(".py"):
         return importlib.import_module(module)
     file = os.path.realpath(module)

@@ -91,18 +91,6 @@ class KernelName:
         return self.plain + (f"@{dims}" if dims else "") + (f"[{words}]" if words else "")
 
     @property
-    def declaration(self) -> str:
-        """Return what declares its contract in Python.
-
-        >>> KernelName.parse("mine.py:f[causal=top_left,empty_out=mean]").declaration
-        'policy=fa3verify.Policy(empty_out="mean", causal="top_left")'
-        """
-        said = {name: value for name, value in self.contract.items() if name in VALUES}
-        policy = ", ".join(f'{name}="{value}"' for name, value in said.items())
-        rest = [_in_python(name, text) for name, text in self.contract.items() if name not in said]
-        return ", ".join([*rest, *([f"policy=fa3verify.Policy({policy})"] if said else [])])
-
-    @property
     def plain(self) -> str:
         """Return the name of the kernel itself, with all head dims and in its own configuration."""
         return f"{self.base}+{self.fault}" if self.fault else self.base
@@ -146,6 +134,24 @@ def declaring(kernel: Kernel, said: Mapping[str, str]) -> Kernel:
         sizes=replace(kernel.sizes, **sizes),
         features=kernel.features if named is None else frozenset(named.split("+")) - {"none"},
     )
+
+
+def declaration(kernel: Kernel, said: Mapping[str, str]) -> str:
+    """Return what declares more of a kernel in Python, with all of its policy where that is declared.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    said : mapping of str to str
+        As :func:`declaring` takes them.
+
+    Returns
+    -------
+    str
+        Keywords of ``fa3verify.kernel``.
+    """
+    words = [_in_python(name, text) for name, text in said.items() if name not in VALUES]
+    return ", ".join([*words, *([declaring(kernel, said).policy.declaration] if VALUES.keys() & said.keys() else [])])
 
 
 def _in_python(name: str, text: str) -> str:

@@ -56,6 +56,16 @@ class Policy:
         return {name: value for name in VALUES if (value := getattr(self, name)) is not None}
 
     @property
+    def declaration(self) -> str:
+        """Return what declares it in Python.
+
+        >>> Policy(causal="top_left", empty_out="mean").declaration
+        'policy=fa3verify.Policy(empty_out="mean", causal="top_left")'
+        """
+        said = ", ".join(f'{name}="{value}"' for name, value in self.said.items())
+        return f"policy=fa3verify.Policy({said})"
+
+    @property
     def whole(self) -> Policy:
         """Return the policy that is expected: FlashAttention-3's contract where nothing was declared."""
         return Policy(**{name: values[0] for name, values in VALUES.items()} | self.said)  # type: ignore[arg-type]

@@ -393,7 +393,7 @@ def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
     ValueError
         If there is no problem of such a head_dim.
     """
-    plain = {"dtype": kernel.dtype} | widths(kernel, head_dim)
+    plain: Json = {"dtype": kernel.dtype} | widths(kernel, head_dim)
     problems = [kernel.fitted(AttentionProblem(1, 1, 1, 128, 128, causal=causal, **plain)) for causal in (False, True)]
     refusals = [kernel.refusal(problem) for problem in problems]
     return None if None in refusals else refusals[0]

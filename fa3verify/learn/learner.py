@@ -108,6 +108,8 @@ class Learned:
     def words(self) -> Iterator[str]:
         """Yield the answer, a line each."""
         yield f"certain: {'; '.join(self.structure.words()) or 'nothing'}"
+        if said := self.structure.declaration:
+            yield f"to declare it: {said}"
         if not self.orders:
             yield f"no hypothesis survives: {self.why}"
             return
@@ -205,6 +207,8 @@ def _outside(known: Structure, dtype: Dtype) -> str:
         return (
             "P is not rounded, and its tiles leave no trace" if known.probabilities == "fp32" else "no tiles were found"
         )
+    if known.scores:
+        return f"S is kept in {known.scores}"
     if not known.probabilities:
         return "P is rounded in no known way"
     if dtype == "e4m3" and known.threshold_log2:

@@ -46,14 +46,14 @@ class Probes:
         self.queries = launcher.kernel.sizes.queries(64)
 
     def folding(self, known: Structure) -> Structure:
-        """Find whether Q takes the scale and is rounded again, by the lse of scores of a single channel."""
+        """Find whether Q takes the scale and is rounded again, or S is rounded, by the lse of scores of one channel."""
         rows = np.arange(self.form.rows)
         query = self.form.rounded(1 + (rows + 0.37) / rows.size)
         scale = 0.3
         q = np.zeros((1, self.queries, 1, self.form.head_dim))
         q[0, rows, 0, 0] = query
         same = np.zeros((1, self.launcher.kernel.sizes.queries(64), 1, self.form.head_dim))
-        same[..., 0] = 4.0
+        same[..., 0] = 3.0
         answer = self.launcher(Question(q, same, same, softmax_scale=scale))
         if answer.lse is None or self.form.dtype == "e4m3":
             return known
@@ -62,9 +62,13 @@ class Probes:
             "": query * scale,
             "folded": self.form.rounded(query * scale),
             "folded_log2": self.form.rounded(query * scale * LOG2_E) / LOG2_E,
+            "scores": self.form.rounded(self.form.rounded(3 * query) * scale) / 3,
         }
-        off = {name: float(np.abs(seen - 4 * x).max()) for name, x in expected.items()}
-        folding = min(off, key=off.__getitem__)
+        off = {name: float(np.abs(seen - 3 * x).max()) for name, x in expected.items()}
+        nearest = min(off, key=off.__getitem__)
+        folding = nearest if 4 * off[nearest] < off[""] else ""  # else it rounds in another way
+        if folding == "scores":
+            return replace(known, scores=self.form.dtype)
         self.form = replace(self.form, folding=folding)
         return replace(known, folding=folding)
 

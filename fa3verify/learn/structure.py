@@ -16,6 +16,8 @@ class Structure:
     ----------
     folding : str
         Whether Q takes the scale before the product: "folded", "folded_log2" or empty.
+    scores : str
+        Format of 16 bits in which S is kept between the two products, or empty.
     score_step, value_step : int
         Channels of Q K^T and keys of P V that are added at once; 1 where they are at most 4.
     promotion_interval : int
@@ -43,6 +45,7 @@ class Structure:
     """
 
     folding: str = ""
+    scores: str = ""
     score_step: int = 0
     value_step: int = 0
     promotion_interval: int = 0
@@ -60,11 +63,24 @@ class Structure:
     weight_error: float = 0.0
     lost: tuple[int, ...] = ()
 
+    @property
+    def declaration(self) -> str:
+        """Return what declares those steps that a kernel which states no order may not have; empty without any."""
+        steps = {
+            f'scores="{self.scores}"': self.scores,
+            'order=replace(any_order.order, scale="folded")': self.folding,
+            'accumulator="fp16"': 9 < self.value_bits < 12,
+        }
+        said = ", ".join(name for name, is_found in steps.items() if is_found)
+        return said and f"order=lambda config: replace(any_order, {said})"
+
     def words(self) -> Iterator[str]:
         """Yield what is certain, a sentence each."""
         if self.folding:
             times = " times log2(e)" if self.folding == "folded_log2" else ""
             yield f"Q takes the scale{times} and is rounded again"
+        if self.scores:
+            yield f"S is kept in {self.scores} between the two products"
         for name, step in (("Q K^T", self.score_step), ("P V", self.value_step)):
             if step:
                 yield (f"{name} adds {step} products at once" if step > 1 else f"{name} adds at most 4 at once")

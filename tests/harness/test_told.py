@@ -120,7 +120,7 @@ def test_a_replay_tells_every_figure_with_two_digits_and_a_ratio_on_its_side_of_
 def test_kernels_are_told_with_what_keeps_the_others_away(capsys):
     sound = registry.find("twin.fp16")
     away = [replace(sound, name=name, unavailable="no device") for name in ("x", "y")]
-    console.print_kernels([sound, *away])
+    console.print_kernels([sound, *away], with_faults=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"twin.fp16  {sound.description}", "not here, no device: x, y"]
     assert lines[2].startswith("add +FAULT to a twin of forward to plant a fault: ")

@@ -84,7 +84,7 @@ def explained(name: str) -> tuple[dict[str, str], bool]:
     failed = [(f"law {trial.law}", trial.to_json()) for trial in trials if replay_trial(trial.law, kernel, trial)]
     assert failed
     task = questions.FindContract(kernel=kernel.name, durable=False, failed=tuple(failed), has_lse=True)
-    contract = {field: value for field, (value, _) in task.run().items()}
+    contract = {field: value for field, (value, _) in task.run()[0].items()}
     kernel = replace(kernel, policy=kernel.policy.declaring(contract))
     return contract, all(replay_trial(trial.law, kernel, aligned(kernel, trial)) is None for trial in trials)
 
@@ -120,6 +120,20 @@ def test_a_kernel_that_declares_its_contract_is_asked_nothing(judged):
     assert declared == fa3verify.Policy(**RIGHT["added_top_left"])
     again, _ = judged("added_top_left[causal=top_left,special_values=visible]")
     assert (again.verdict, again.questions, again.failures) == ("inconclusive", (), ())  # a part has no verdict
+
+
+def test_the_answer_keeps_what_the_kernel_declares_already(judged):
+    found, _ = judged("half_declared")
+    (question,) = found.questions
+    assert KernelName.parse(question.kernel).contract == {"special_values": "visible"}
+    declared = eval(question.declaration.removeprefix("policy="), {"fa3verify": fa3verify})
+    assert declared == fa3verify.Policy(**RIGHT["added_top_left"])
+
+
+def test_a_question_of_a_part_says_on_which_part_it_rests(judged):
+    found, _ = judged("added_top_left")
+    part = "(seen in a part: only properties error_within_bound, special_values* and 4 cases or trials of each)"
+    assert all(each.meaning.endswith(part) for each in found.questions)
 
 
 def test_a_question_shows_one_case_that_fails_without_its_answer_and_holds_with_it(judged):

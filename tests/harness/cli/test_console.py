@@ -15,7 +15,7 @@ from tests.harness.report.fake_summary import read, summary
 WIDTHS = (40, 80, 120)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [34, 35, 38, 39, *WIDTHS])
 def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
     text = io.StringIO()
     terminal = Console(file=text, width=width)
@@ -27,6 +27,7 @@ def test_the_table_of_a_kernel_fits_and_cuts_no_figure(width):
         assert "…" not in line[len(line.split("…")[0]) + 1 :], line
         assert not re.search(r"\d…", line), line
     assert "bound" in text.getvalue()
+    assert "…" not in "".join(text.getvalue().partition("───")[0].splitlines()), text.getvalue()  # the headings
 
 
 def test_a_family_of_which_nothing_was_compared_has_dashes_for_figures():

@@ -169,6 +169,17 @@ def test_absorbed_heads_are_given_qv_and_keys_that_hold_values():
         assert judge(kernel, case, unrounded=False).measures["ratio_max"] <= 1
 
 
+def test_qv_is_handed_in_the_layout_that_is_declared():
+    def in_bhsd(q, k, v, *, softmax_scale, causal, qv):
+        swapped = (x.swapaxes(1, 2) for x in (q, k, v))
+        out = kernels.plain(*swapped, softmax_scale=softmax_scale, causal=causal, qv=qv.swapaxes(1, 2))
+        return (out[0] if isinstance(out, tuple) else out).swapaxes(1, 2)
+
+    kernel = _kernel(in_bhsd, features=("causal", "gqa", "qv"), head_dims=(576,), layout="bhsd")
+    case = space.case_of(kernel, {"qv": "on", "mask": "causal", "group": "2 to 4"})
+    assert judge(kernel, case, unrounded=False).measures["ratio_max"] <= 1
+
+
 def test_every_case_of_a_function_of_caches_goes_through_its_cache():
     seen = []
 

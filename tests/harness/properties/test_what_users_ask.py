@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 
 import fa3verify
@@ -62,3 +64,24 @@ def test_a_right_kernel_keeps_it(kernel, law):
 @pytest.mark.parametrize("law", ["layouts_change_no_value", "offsets_beyond_32_bits"])
 def test_a_twin_which_takes_no_strides_is_not_asked_about_them(law):
     assert not find_law(law).applies(registry.find("twin.fp16"))
+
+
+def _row_sum_in_16_bits(q, k, v, *, softmax_scale, truncates):
+    s = q.astype(np.float32) @ k.swapaxes(-1, -2).astype(np.float32) * np.float32(softmax_scale)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    total = p.sum(-1, keepdims=True)
+    rounded = total.astype(np.float16).astype(np.float32)
+    if truncates:
+        rounded = np.where(rounded > total, np.nextafter(rounded.astype(np.float16), np.float16(0)), rounded)
+    return (p @ v.astype(np.float32) / rounded).astype(np.float16)
+
+
+@pytest.mark.parametrize(("truncates", "status"), [(False, "pass"), (True, "fail")])
+def test_the_channels_of_a_row_may_share_the_rounding_of_its_sum_but_rows_no_bias(truncates, status):
+    function = partial(_row_sum_in_16_bits, truncates=truncates)
+    (asked,) = fa3verify.array_kernel(function, name="sums", features=(), head_dims=(64,), min_seqlen=1)
+    outcomes = [
+        run_law(find_law("errors_have_no_bias"), asked, max_examples=2, seed=seed, shrink_seconds=0)
+        for seed in range(6)
+    ]
+    assert {outcome.status for outcome in outcomes} == {status}
