@@ -20,7 +20,7 @@ from fa3_reference.cache import Cache
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
-from fa3_reference.score_term import BROADCAST, KINDS, VALUES, ScoreTerm
+from fa3_reference.score_term import BROADCAST, KINDS, VALUES, Kind, ScoreTerm
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
@@ -471,7 +471,7 @@ def _term(kernel: Kernel, chosen: Point, turn: int) -> ScoreTerm | None:
 
 def terms(kernel: Kernel) -> list[ScoreTerm]:
     """Return terms of every kind that a kernel takes, the kinds in turn, each with all its shapes and values."""
-    kinds = [kind for kind in KINDS if kind in kernel.features]
+    kinds: list[Kind] = [kind for kind in KINDS if kind in kernel.features]
     axes: dict[str, list[str]] = {kind: [""] for kind in kinds}
     axes |= {kind: [x for of in _SHARED.values() for x in of] for kind in BROADCAST} | {"alibi": ["", "b"]}
     counts = {kind: max(len(axes[kind]), len(VALUES[kind]), 4) for kind in kinds}

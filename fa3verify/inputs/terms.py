@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,13 +26,9 @@ _DOCUMENTS = np.array([7, 2, 9, 4, 0, 11, 5, 3])  # numbers of documents, in no 
 
 def format_of(problem: AttentionProblem) -> np.dtype:
     """Return the dtype of the operand of a problem's term."""
-    assert problem.term is not None
-    kind = problem.term.kind
-    if kind in ("attn_mask", "key_padding"):
-        return np.dtype(bool)
-    if kind == "documents":
-        return np.dtype(np.int32)
-    return np.dtype(FORMATS[problem.dtype].dtype if kind == "bias" else np.float32)
+    kind = "" if problem.term is None else problem.term.kind
+    own = {"bias": FORMATS[problem.dtype].dtype, "attn_mask": bool, "key_padding": bool, "documents": np.int32}
+    return np.dtype(own.get(kind, np.float32))
 
 
 def draw_term(
@@ -53,20 +50,15 @@ def draw_term(
     float64 array
         Numbers of the operand's format; 1 and 0 for a mask's True and False.
     """
-    term = problem.term
-    assert term is not None
+    assert problem.term is not None
+    values = problem.term.values
     shape = problem.term_shape
     rng = np.random.default_rng([seed, *shape])
-    if term.kind == "alibi":
-        drawn = _slopes(problem, term.values, shape, rng)
-    elif term.kind == "key_padding":
-        drawn = _padding(term.values, shape, rng)
-    elif term.kind == "documents":
-        drawn = _documents(problem, term.values, rng)
-    elif term.kind == "attn_mask":
-        drawn = _visible(problem, term.values, shape, rng)
+    if problem.term.kind in ("bias", "bias_fp32"):
+        is_cancelling = values == "cancelling"
+        drawn = _cancelling(problem, q, k) if is_cancelling else _bias(problem, values, shape, rng)
     else:
-        drawn = _bias(problem, (q, k), shape, rng)
+        drawn = _OTHERS[problem.term.kind](problem, values, shape, rng)
     return drawn.astype(format_of(problem)).astype(np.float64)
 
 
@@ -82,105 +74,78 @@ def _one_of_each_row(problem: AttentionProblem, shape: tuple[int, ...], rng: np.
     return np.arange(shape[3]) == np.minimum(key, shape[3] - 1)[..., None]
 
 
-def _visible(
+def _mask(
     problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     visible = rng.random(shape) < 0.6
-    if values == "neutral" or not visible.size:
-        return np.ones(shape, bool)
     if values == "one visible":
         return _one_of_each_row(problem, shape, rng)
     if values == "large":  # keys from one place on, up to it, or all but a run, in every row
         low, high = np.sort(rng.integers(0, shape[3] + 1, 2))
         keys = np.arange(shape[3])
-        return np.broadcast_to(
-            (keys >= low, keys < max(high, 1), (keys < low) | (keys >= high))[rng.integers(3)], shape
-        )
+        seen = (keys >= low, keys < max(high, 1), (keys < low) | (keys >= high))[rng.integers(3)]
+        return np.broadcast_to(seen, shape)
     if values == "none visible":
         some = rng.random(shape[:3]) < 0.4
         some.flat[rng.integers(some.size)] = True
         visible[some] = False
-    return visible
+    return visible | (values == "neutral")
 
 
 def _bias(
-    problem: AttentionProblem,
-    operands: tuple[NDArray[np.float64], NDArray[np.float64]],
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
+    problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    assert problem.term is not None
-    values = problem.term.values
-    bias = 3 * rng.normal(size=shape)
-    if values == "neutral":
-        return np.zeros(shape)
-    if values == "cancelling":
-        return _scores_taken_away(problem, *operands, shape)
+    bias = 3 * rng.normal(size=shape) * (values != "neutral")
+    one = _one_of_each_row(problem, shape, rng)
     if values == "large":
-        wins = _one_of_each_row(problem, shape, rng) & (rng.random(shape[:3]) < 0.5)[..., None]
+        wins = one & (rng.random(shape[:3]) < 0.5)[..., None]
         return bias + 50 * rng.choice([-1, 1], shape[:3])[..., None] + 30 * wins
-    if values == "plain":
-        return bias
-    visible = _visible(problem, "plain" if values == "lowest" else values, shape, rng)
     if values == "lowest":
-        least = -FORMATS["fp32" if problem.term.kind == "bias_fp32" else problem.dtype].max_finite
-        return np.where(visible | _one_of_each_row(problem, shape, rng), bias, least)
-    return np.where(visible, bias, -np.inf)
+        least = -float(ml_dtypes.finfo(format_of(problem)).max)
+        return np.where(_mask(problem, "plain", shape, rng) | one, bias, least)
+    hides = values in ("one visible", "none visible")
+    return np.where(_mask(problem, values, shape, rng), bias, -np.inf) if hides else bias
 
 
-def _scores_taken_away(
-    problem: AttentionProblem, q: NDArray[np.float64], k: NDArray[np.float64], shape: tuple[int, ...]
-) -> NDArray[np.float64]:
+def _cancelling(problem: AttentionProblem, q: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return minus the scores, of the first index of each axis along which the bias has one value."""
-    bias = np.zeros(shape)
-    for b in range(shape[0]):
-        for h in range(shape[1]):
-            rows = scaled_scores(problem, q[b, : shape[2], h], k[b, : shape[3], h // problem.group])
-            bias[b, h] = -cap_and_mask(problem, rows, None)
+    bias = np.zeros(problem.term_shape)
+    for b, h in np.ndindex(bias.shape[:2]):
+        rows = scaled_scores(problem, q[b, : bias.shape[2], h], k[b, : bias.shape[3], h // problem.group])
+        bias[b, h] = -cap_and_mask(problem, rows, None)
     return np.clip(np.nan_to_num(bias), -_LARGEST, _LARGEST)
 
 
-def _padding(values: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:
-    keys = np.arange(shape[1])
-    length = rng.integers(1, max(shape[1], 1) + 1, shape[0])[:, None]
-    if values == "neutral":
-        return np.ones(shape, bool)
-    if values == "one visible":
-        return keys == length - 1
-    if values == "large":
-        return keys >= length - 1
-    counts = keys < length
-    if values == "none visible":
-        counts[rng.integers(shape[0])] = False
-    return counts
+def _padding(
+    problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    length = rng.integers(1, max(shape[1], 1) + 1, (shape[0], 1))
+    length[rng.integers(shape[0])] *= values != "none visible"
+    beyond = np.arange(shape[1]) - length
+    named = {"neutral": beyond < shape[1], "one visible": beyond == -1, "large": beyond >= -1}
+    return named.get(values, beyond < 0)
 
 
 def _slopes(
     problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    if values == "neutral":
-        return np.zeros(shape)
-    if values == "large":
-        return rng.uniform(1, 8, shape)
-    return 2.0 ** (-8 * np.arange(1, problem.nheads + 1) / problem.nheads) * rng.uniform(0.5, 1.5, shape)
+    published = 2.0 ** (-8 * np.arange(1, problem.nheads + 1) / problem.nheads) * rng.uniform(0.5, 1.5, shape)
+    return rng.uniform(1, 8, shape) if values == "large" else published * (values != "neutral")
 
 
-def _documents(problem: AttentionProblem, values: str, rng: np.random.Generator) -> NDArray[np.int64]:
-    sizes = (problem.seqlen_q, problem.seqlen_k)
-    ids = np.full((problem.batch, sum(sizes)), 5)
-    if values == "neutral":
-        return ids
-    for row in ids:
-        names = rng.permutation(_DOCUMENTS)
-        keys = np.sort(rng.integers(0, len(names), sizes[1]))
-        queries = np.sort(rng.choice(keys, sizes[0])) if keys.size else np.zeros(sizes[0], int)
+def _documents(
+    problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    n = problem.seqlen_q
+    ids = np.zeros(shape, int)
+    for row in ids if problem.seqlen_k and values != "neutral" else ():
+        keys = np.sort(rng.integers(0, len(_DOCUMENTS), problem.seqlen_k))
         if values == "large":  # documents that are not contiguous
-            keys = rng.integers(0, 3, sizes[1])
-            queries = rng.choice(keys, sizes[0]) if keys.size else queries
-        row[:] = names[np.concatenate([queries, keys])]
-        if values == "one visible":
-            row[sizes[0] :] = rng.permutation(sizes[1])
-            row[: sizes[0]] = rng.integers(0, max(sizes[1], 1), sizes[0])
-        if values == "none visible":
-            row[: sizes[0]][rng.random(sizes[0]) < 0.4] = -1
+            rng.shuffle(keys)
+        row[n:] = rng.permutation(problem.seqlen_k) if values == "one visible" else rng.permutation(_DOCUMENTS)[keys]
+        chosen = np.sort(rng.integers(0, problem.seqlen_k, n))
+        row[:n] = np.where((rng.random(n) < 0.4) & (values == "none visible"), -1, row[n:][chosen])
     return ids
+
+
+_OTHERS = {"attn_mask": _mask, "key_padding": _padding, "alibi": _slopes, "documents": _documents}
