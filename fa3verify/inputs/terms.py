@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fa3_reference.attention import cap_and_mask, scaled_scores
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import Array, AttentionProblem
+from fa3_reference.problem import AttentionProblem
 
 _LARGEST = 60000.0  # of a bias that takes scores away, so that fp16 holds it
 _DOCUMENTS = np.array([7, 2, 9, 4, 0, 11, 5, 3])  # numbers of documents, in no order
@@ -60,11 +60,6 @@ def draw_term(
     else:
         drawn = _OTHERS[problem.term.kind](problem, values, shape, rng)
     return drawn.astype(format_of(problem)).astype(np.float64)
-
-
-def split_documents(problem: AttentionProblem, term: Array) -> tuple[Array, Array]:
-    """Return the documents of the queries, (batch, seqlen_q), and of the keys, (batch, seqlen_k)."""
-    return term[:, : problem.seqlen_q], term[:, problem.seqlen_q :]
 
 
 def _one_of_each_row(problem: AttentionProblem, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]:

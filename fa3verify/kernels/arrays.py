@@ -15,7 +15,6 @@ from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_conf
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
-from fa3verify.inputs.terms import split_documents
 from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES
@@ -249,7 +248,7 @@ class ArrayFunction:
             name for kind in KINDS if kind in self.features for name in _ARGUMENTS[kind]
         )
         if problem.term is not None and operands.term is not None:
-            is_split = problem.term.kind == "documents"
-            arrays = split_documents(problem, operands.term) if is_split else (operands.term,)
-            options |= dict(zip(_ARGUMENTS[problem.term.kind], map(self._foreign, arrays), strict=True))
+            names = _ARGUMENTS[problem.term.kind]  # of documents those of the queries come first
+            arrays = np.split(operands.term, [problem.seqlen_q], axis=1) if len(names) > 1 else (operands.term,)
+            options |= dict(zip(names, map(self._foreign, arrays), strict=True))
         return options

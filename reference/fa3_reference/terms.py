@@ -40,7 +40,7 @@ def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: in
     kind = problem.term.kind
     sizes = (seq.seqlen_q, seq.seqlen_k)
     if kind == "alibi":
-        return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(problem, seq)
+        return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(seq)
     if kind == "documents":
         ids = term[seq.index]
         seen = ids[: sizes[0], None] == ids[None, sizes[0] :]
@@ -52,10 +52,10 @@ def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: in
     return np.where(seen, 0.0, -np.inf)
 
 
-def distances(problem: AttentionProblem, seq: Sequence) -> NDArray[np.float64]:
-    """Return how far each key is from the diagonal of each query, float64 (seqlen_q, seqlen_k), at least 0."""
-    diagonal = np.arange(seq.seqlen_q) + problem.offset(seq.seqlen_q, seq.seqlen_k)
-    return np.abs(diagonal[:, None] - np.arange(seq.seqlen_k)).astype(np.float64)
+def distances(seq: Sequence) -> NDArray[np.float64]:
+    """Return how far each key is from each query, float64 (seqlen_q, seqlen_k), which count from the last ones."""
+    queries = np.arange(seq.seqlen_k - seq.seqlen_q, seq.seqlen_k)
+    return np.abs(queries[:, None] - np.arange(seq.seqlen_k)).astype(np.float64)
 
 
 def rows_without_keys(

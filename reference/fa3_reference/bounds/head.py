@@ -249,7 +249,7 @@ def _terms(
     if problem.term is not None and problem.term.kind == "alibi":
         # A kernel may add the slope times the number of the key, which moves all scores of a row alike.
         slopes = np.abs(term[seq.index] if term.ndim == 2 else term).astype(np.float64)
-        farthest = np.maximum(distances(problem, seq), max(seq.seqlen_q, seq.seqlen_k))
+        farthest = np.maximum(distances(seq), max(seq.seqlen_q, seq.seqlen_k))
         sizes = [slopes[head] * farthest for head in heads]
     kept = [_without_lowest(problem, seq, x) for x in rows]
     return np.concatenate(kept) * LOG2_E, np.concatenate(sizes) * LOG2_E

@@ -233,3 +233,18 @@ def torch_eager(q, k, v, *, softmax_scale, causal=False, **given):
     s = s if mask is None else s + mask.to(q.dtype)
     p = torch.softmax(s.float(), -1).nan_to_num(0.0)
     return p.to(q.dtype) @ v
+
+
+def packed(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, mistake="", **given):
+    """Slopes over packed sequences, one after the other; the mistake takes the slopes of the first for all."""
+    if cu_seqlens_q is None:
+        return attention(q, k, v, **given)
+    out, lse = np.zeros((*q.shape[:2], v.shape[-1]), q.dtype), np.zeros((q.shape[1], len(q)), F)
+    slopes = given.pop("alibi_slopes")
+    for i in range(len(cu_seqlens_q) - 1):
+        rows, keys = (slice(cu[i], cu[i + 1]) for cu in (cu_seqlens_q, cu_seqlens_k))
+        x = (y.swapaxes(0, 1)[None] for y in (q[rows], k[keys], v[keys]))
+        own = slopes if slopes is None or slopes.ndim == 1 else slopes[:1] if mistake else slopes[i : i + 1]
+        of_one, lse_of_one = attention(*x, **given, alibi_slopes=own)
+        out[rows], lse[:, rows] = of_one[0].swapaxes(0, 1), lse_of_one[0]
+    return out, lse

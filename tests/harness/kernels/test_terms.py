@@ -239,3 +239,13 @@ def test_a_row_that_its_term_leaves_without_a_key_follows_the_policy():
     assert "empty_out" in concerns("forward", What(Part.FAMILY, "normal"), case.to_json())
     declared = replace(kernel, policy=Policy(empty_out="mean", empty_lse="finite"))
     assert judge(declared, case).measures["ratio_max"] <= 1
+
+
+def test_slopes_of_packed_sequences_are_asked_and_those_of_another_sequence_are_found():
+    right = kernel_of(kernels.packed, "alibi", "varlen")
+    points = [{"term": "alibi", "layout": "packed", "batch": "3 or more", "term_shared": s} for s in ("none", "batch")]
+    asked = [space.case_of(right, point | {"mask": mask}) for point in points for mask in ("none", "causal")]
+    assert worst(right, asked)[0] <= 1
+    wrong = kernel_of(functools.partial(kernels.packed, mistake="slopes"), "alibi", "varlen")
+    assert not worst(wrong, asked)[0] <= 1
+    assert worst(wrong, asked[2:])[0] <= 1  # where all sequences have the same ones
