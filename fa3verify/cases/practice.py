@@ -183,7 +183,7 @@ def _squares(kernel: Kernel) -> Iterator[AttentionProblem]:
     n = fitting(37, kernel)
     for term in terms(kernel):
         with contextlib.suppress(ValueError):
-            yield AttentionProblem(2, 4, 2, n, n, head_dim, dtype=kernel.dtype, term=term)
+            yield AttentionProblem(2, 4, 2, n, n, head_dim=head_dim, dtype=kernel.dtype, term=term)
 
 
 def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
