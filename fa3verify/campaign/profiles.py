@@ -169,7 +169,13 @@ def _inputs(kernel: Kernel, family: str, profile: Profile, seed: int) -> list[tu
     template = next(f for f in FAMILIES if f.name == family)
     recipes = [template.recipe(seed=seed + draw) for draw in range(profile.seeds)]
     taken = [(i, adapted(kernel, p)) for i, p in enumerate(_shapes(kernel, profile))]
-    return [(i, p, recipe) for i, p in taken if kernel.supports(p) for recipe in recipes]
+    turn = FAMILIES.index(template)  # every second shape has a term of scores, if the kernel takes one
+    return [
+        (i, space.termed(kernel, p, turn + recipe.seed) if i % 2 else p, recipe)
+        for i, p in taken
+        if kernel.supports(p)
+        for recipe in recipes
+    ]
 
 
 def _shapes(kernel: Kernel, profile: Profile) -> list[AttentionProblem]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, Literal
 
-from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign import refusals
 from fa3verify.campaign.findings import ContractQuestion, Finding, clusters
@@ -119,17 +118,19 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     if problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
         fields.add("causal")
     if operation == operations.FORWARD:
-        if _has_empty_rows(problem):
+        if _has_empty_rows(_case(content)):
             fields |= {"empty_out", "empty_lse"}
         if what.subject == "special_values_follow_policy":
             fields.add("special_values")
     return frozenset(fields)
 
 
-def _has_empty_rows(problem: AttentionProblem) -> bool:
+def _has_empty_rows(case: Case) -> bool:
     """Tell whether a row sees no key, however the causal mask is aligned."""
+    problem = case.problem
+    term = case.operands().term if problem.term else None
     sides = (False, True) if problem.causal else (problem.top_left,)
-    return any(bool(empty_rows(replace(problem, top_left=side)).any()) for side in sides)
+    return any(bool(empty_rows(replace(problem, top_left=side), term).any()) for side in sides)
 
 
 def _case(content: Json) -> Case:

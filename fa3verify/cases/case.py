@@ -128,6 +128,8 @@ class Case:
         if p.softcap:
             switches.append(f"softcap={p.softcap:g}")
         switches += [word for word in ("sinks", "qv") if getattr(p, word)]
+        if p.term is not None:
+            switches.append(p.term.describe())
         if p.attention_chunk:
             switches.append(f"attention_chunk={p.attention_chunk}")
         if p.cache is not None:

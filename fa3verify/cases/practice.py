@@ -7,6 +7,7 @@ sizes. Query rows are few, so that long keys and many heads cost little; each ro
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
-from fa3verify.cases.space import every_head_dim
+from fa3verify.cases.space import every_head_dim, termed, terms
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel, is_absorbed
 from fa3verify.operations.operation import needed_features
@@ -103,7 +104,8 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
         return
     rng = np.random.default_rng([seed, 7])
     problems = [*_layers(kernel, profile, rng), *_sizes(kernel, profile, rng)]
-    for i, problem in enumerate(problems):
+    problems = [termed(kernel, problem, i // 2) if i % 2 else problem for i, problem in enumerate(problems)]
+    for i, problem in enumerate([*problems, *_squares(kernel)]):
         problem = _fitted(kernel, problem)
         if needed_features(problem) <= kernel.features and kernel.supports(problem):
             recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
@@ -172,6 +174,15 @@ def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[A
         for causal in (False, True):
             packed = {"nheads": 2, "nheads_kv": 1, "head_dim": dims[0], "causal": causal}
             yield AttentionProblem.varlen(lengths_q, lengths_k, **packed, **plain)
+
+
+def _squares(kernel: Kernel) -> Iterator[AttentionProblem]:
+    """Yield a problem of as many queries as keys with each term that a kernel takes."""
+    (head_dim, *_) = kernel.head_dims or (64,)
+    n = fitting(37, kernel)
+    for term in terms(kernel):
+        with contextlib.suppress(ValueError):
+            yield AttentionProblem(2, 4, 2, n, n, head_dim=head_dim, dtype=kernel.dtype, term=term)
 
 
 def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:

@@ -8,6 +8,7 @@ classes meet, and :mod:`fa3verify.cases.coverage` counts which were tried.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from fa3_reference.cache import Cache
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme, rounding_fields
+from fa3_reference.score_term import BROADCAST, KINDS, VALUES, Kind, ScoreTerm
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
@@ -218,6 +220,11 @@ def _stored(case: Case, config: Any) -> str:
     return next((name for name, is_on in named.items() if is_on), "pages" if cache.page_size else "rows")
 
 
+def _of_term(case: Case, field: str, default: str) -> str:
+    """Return a field of the term of a case's scores, ``default`` where it has none."""
+    return str(getattr(case.problem.term, field, default))
+
+
 def _promotion(case: Case, config: Any) -> str:
     interval = getattr(config, "promotion_interval", 0)
     return "chained" if not interval else "in parts" if interval < getattr(config, "tile_n", TILE) else "every tile"
@@ -249,6 +256,18 @@ _ON = {False: "off", True: "on"}
 _FP8: Json = {"operation": "forward", "dtype": "e4m3"}
 _ROWS = {128: "of one size", (64, 32, 128): "of several"}
 _KINDS = tuple(dict.fromkeys(d.kind for d in DISTRIBUTIONS.values()))
+_TERMS = frozenset(KINDS)
+_VALUES = tuple(dict.fromkeys(word for words in VALUES.values() for word in words))
+# Axes along which a term has one value for all, by class; cases take those of a class in turn.
+_SHARED: Mapping[str, tuple[str, ...]] = {
+    "none": ("",),
+    "batch": ("b",),
+    "heads": ("h",),
+    "queries": ("q",),
+    "keys": ("k",),
+    "several": ("bh", "bq", "bhq", "hq", "bk", "hk", "bhk", "qk", "bqk", "hqk", "bhqk"),
+}
+_SHARED_BY_AXES = {of[0]: name for name, of in _SHARED.items() if len(of) == 1}
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("inputs", _KINDS, lambda case, config: DISTRIBUTIONS[case.recipe.distribution].kind),
     Dimension("batch", ("1", "2", "3 or more"), lambda case, config: _BATCH(case.problem.batch)),
@@ -275,6 +294,14 @@ DIMENSIONS: tuple[Dimension, ...] = (
         ("off", "on"),
         lambda case, config: _ON[case.problem.sinks],
         features=frozenset({"sinks"}),
+    ),
+    Dimension("term", ("none", *KINDS), lambda case, config: _of_term(case, "kind", "none"), features=_TERMS),
+    Dimension("term_values", _VALUES, lambda case, config: _of_term(case, "values", "plain"), features=_TERMS),
+    Dimension(
+        "term_shared",
+        tuple(_SHARED),
+        lambda case, config: _SHARED_BY_AXES.get(_of_term(case, "shared", ""), "several"),
+        features=frozenset({*BROADCAST, "alibi"}),
     ),
     Dimension(
         "chunk",
@@ -435,6 +462,8 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
         fields |= {"qv": True, "head_dim_v": head_dim - BESIDE_V}
     if chosen.get("sinks") == "on":
         fields["sinks"] = True
+    if (term := _term(kernel, chosen, turn)) is not None:
+        fields["term"] = term
     if chosen.get("chunk") == "on":
         fields["attention_chunk"] = max(1, m // 3)
     if "window" in (mask := chosen.get("mask", "")):
@@ -450,6 +479,39 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     if stored != "none":
         fields["cache"] = _cache(kernel, chosen, lengths_q, lengths_k, turn)
     return kernel.fitted(AttentionProblem.varlen(lengths_q, lengths_k, **fields))
+
+
+def _term(kernel: Kernel, chosen: Point, turn: int) -> ScoreTerm | None:
+    """Return the term of the chosen classes; without a chosen kind the first that the kernel takes and that fits."""
+    values = chosen.get("term_values", "plain")
+    shared = chosen.get("term_shared", "none")
+    is_plain = values == "plain" and shared == "none"
+    fitting_kinds = [kind for kind in KINDS if kind in kernel.features and values in VALUES[kind]]
+    kind = chosen.get("term") or ("none" if is_plain else next(iter(fitting_kinds), "none"))
+    axes = _SHARED[shared]
+    return None if kind == "none" else ScoreTerm(kind=kind, shared=axes[turn % len(axes)], values=values)  # type: ignore[arg-type]
+
+
+def terms(kernel: Kernel) -> list[ScoreTerm]:
+    """Return terms of every kind that a kernel takes, the kinds in turn, each with all its shapes and values."""
+    kinds: list[Kind] = [kind for kind in KINDS if kind in kernel.features]
+    axes: dict[str, list[str]] = {kind: [""] for kind in kinds}
+    axes |= {kind: [x for of in _SHARED.values() for x in of] for kind in BROADCAST} | {"alibi": ["", "b"]}
+    counts = {kind: max(len(axes[kind]), len(VALUES[kind]), 4) for kind in kinds}
+    return [
+        ScoreTerm(kind=kind, shared=axes[kind][i % len(axes[kind])], values=VALUES[kind][i % len(VALUES[kind])])
+        for i in range(max(counts.values(), default=0))
+        for kind in kinds
+        if i < counts[kind]
+    ]
+
+
+def termed(kernel: Kernel, problem: AttentionProblem, turn: int) -> AttentionProblem:
+    """Return a problem with one of the terms that a kernel takes, in turn; as it is where that does not fit it."""
+    taken = terms(kernel)
+    with contextlib.suppress(ValueError):
+        return replace(problem, term=taken[turn % len(taken)]) if taken else problem
+    return problem
 
 
 def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:

@@ -126,7 +126,7 @@ def judge(kernel: Kernel, case: Case, *, unrounded: bool = True) -> Judgement:
         bounds = {}
         for name, side in (sides or {_STATED: kernel}).items():
             bound = operation.bound(problem, operands, hypotheses.assumed(side, config), got)
-            bounds[name] = freed(kernel.policy, problem, bound, math.inf)
+            bounds[name] = freed(kernel.policy, problem, bound, math.inf, operands.term)
         return seen, original, bounds
 
     # Made before the kernel runs, which then cannot change what they are made from; a quantiser's need its outputs.

@@ -13,7 +13,8 @@ import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_reference.cache import Cache, check_written, in_cache, serve
-from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Floats, Operands
+from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
+from fa3_reference.score_term import KINDS
 from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES
@@ -25,6 +26,14 @@ Library = Literal["torch", "numpy"]
 GradientsOf = Literal["", "autograd", "given", "own"]
 ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # a function gets descales as (batch, heads) only
 _OF_CACHES = frozenset({"paged", "seqused_k"})  # a function that claims one of these is always called over a cache
+_ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
+    "bias": ("bias",),
+    "bias_fp32": ("bias",),
+    "attn_mask": ("attn_mask",),
+    "key_padding": ("key_padding_mask",),
+    "alibi": ("alibi_slopes",),
+    "documents": ("document_ids_q", "document_ids_k"),
+}
 
 
 def is_plain(x: np.ndarray) -> bool:
@@ -41,9 +50,11 @@ class ArrayFunction:
     function : callable
         A forward is ``function(q, k, v, *, softmax_scale, ...)`` and returns ``out`` or ``(out, lse)``. It also gets
         each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv`` that
-        is among its features; for packed sequences ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
-        ``max_seqlen_k``; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where
-        that of q is (batch, nheads) if ``query_head_descale`` is among its features.
+        is among its features; ``bias``, ``attn_mask``, ``key_padding_mask``, ``alibi_slopes``, ``document_ids_q`` and
+        ``document_ids_k`` by the terms of scores among them, None in a call that has no such term; for packed sequences
+        ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and ``max_seqlen_k``; and for e4m3 ``q_descale``,
+        ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where that of q is (batch, nheads) if
+        ``query_head_descale`` is among its features.
         A function that claims ``paged`` or ``seqused_k`` is one of caches,
         ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``. For every problem it gets what
         :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``. Layout and names are FlashAttention-3's,
@@ -107,7 +118,7 @@ class ArrayFunction:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
         # default_config knows neither wider heads nor problems that serve: it gets the plain problem beside this one.
         sizes = {name: min(getattr(problem, name), MAX_HEAD_DIM) for name in ("head_dim", "head_dim_v")}
-        plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None)
+        plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None, term=None)
         return default_config(plain, out_dtype=self.out_dtype if problem.dtype == "e4m3" else "")
 
     def run(
@@ -230,4 +241,15 @@ class ArrayFunction:
             if descale is not None and descale.block_rows != 1:  # those of single keys lie in the cache
                 each = name == "q_descale" and "query_head_descale" in self.features
                 options[name] = self._foreign(descale.by_kv_head(problem.nheads if each else problem.nheads_kv))
+        return options | self._terms(problem, operands)
+
+    def _terms(self, problem: AttentionProblem, operands: Operands) -> dict[str, Array | None]:
+        """Return the keywords of all terms of scores that the function takes, None but for that of the problem."""
+        options: dict[str, Array | None] = dict.fromkeys(
+            name for kind in KINDS if kind in self.features for name in _ARGUMENTS[kind]
+        )
+        if problem.term is not None and operands.term is not None:
+            names = _ARGUMENTS[problem.term.kind]  # of documents those of the queries come first
+            arrays = np.split(operands.term, [problem.seqlen_q], axis=1) if len(names) > 1 else (operands.term,)
+            options |= dict(zip(names, map(self._foreign, arrays), strict=True))
         return options

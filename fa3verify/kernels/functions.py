@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import DTYPES, Dtype
+from fa3_reference.score_term import KINDS
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
@@ -199,6 +200,8 @@ def _check_facts(
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = operations.find("backward" if gradients else operations.FORWARD)
     taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
+    if features & set(KINDS) and features & {"paged", "seqused_k"}:
+        raise ValueError(f"a kernel of caches takes no term of scores, got {', '.join(sorted(features & set(KINDS)))}")
     words = (
         *((dtype, DTYPES, "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_type_hints
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.terms import added, rows_without_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +204,12 @@ CONTRACTS = (
 )
 
 
-def empty_rows(problem: AttentionProblem) -> np.ndarray:
-    """Return which rows see no key, bool in the layout of lse."""
+def empty_rows(problem: AttentionProblem, term: np.ndarray | None = None) -> np.ndarray:
+    """Return which rows see no key, bool in the layout of lse; ``term`` is the operand of a problem's term."""
     empty = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
-        first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
-        problem.rows_lse(empty, seq)[:] = stop <= first
+        for head, rows in enumerate(problem.rows_lse(empty, seq)):
+            rows[:] = rows_without_keys(problem, seq, None if term is None else added(problem, term, seq, head))
     return empty
 
 
@@ -223,12 +224,16 @@ def rows_like(x: np.ndarray, problem: AttentionProblem, rows: np.ndarray) -> np.
 
 
 def freed(
-    policy: Policy, problem: AttentionProblem, arrays: Mapping[str, np.ndarray], value: float
+    policy: Policy,
+    problem: AttentionProblem,
+    arrays: Mapping[str, np.ndarray],
+    value: float,
+    term: np.ndarray | None = None,
 ) -> Mapping[str, np.ndarray]:
     """Return outputs by name, with ``value`` in the rows without a key of those that :attr:`Policy.free` names."""
     if not policy.free & arrays.keys():
         return arrays
-    empty = empty_rows(problem)
+    empty = empty_rows(problem, term)
     return {
         name: np.where(rows_like(x, problem, empty), value, x) if name in policy.free else x
         for name, x in arrays.items()

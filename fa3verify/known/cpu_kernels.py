@@ -48,7 +48,7 @@ def _rounded_weights(config: Config) -> KernelModel:
     return _any_tree(config, _UNFUSED)
 
 
-def _rounded_scores(config: Config) -> KernelModel:
+def rounded_scores(config: Config) -> KernelModel:
     return _any_tree(config, _UNFUSED, scores=config.dtype)
 
 
@@ -113,11 +113,11 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         "onnxruntime",
         "onnxruntime_attention",
         _ONNX,
-        _rounded_scores,
+        rounded_scores,
         "ONNX Attention-23 by ONNX Runtime",
         _ADDED | {"dtypes": ("fp16",)},
     ),
-    ("transformers.eager", "transformers_eager", _TRANSFORMERS, _rounded_scores, _OF_TRANSFORMERS, _EAGER),
+    ("transformers.eager", "transformers_eager", _TRANSFORMERS, rounded_scores, _OF_TRANSFORMERS, _EAGER),
     ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD),
     (
         "torch.flash",

@@ -21,6 +21,7 @@ from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, prepare
 from fa3_reference.scales import SHARING
 from fa3verify.inputs.serving import draw_served
+from fa3verify.inputs.terms import format_of
 from fa3verify.operations.operation import (
     FEATURES,
     SERVED_BLOCKS,
@@ -134,20 +135,21 @@ class Forward(Operation):
         return Result(*forward(problem, operands, config))
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        return draw_served(problem, recipe) if problem.sinks or problem.qv else recipe.draw(problem)
+        is_plain = not (problem.further or problem.qv)
+        return recipe.draw(problem) if is_plain else draw_served(problem, recipe)
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
-        q, k, v, *sinks = arrays
+        q, k, v, *further = arrays
         prepared = prepare(problem, q, k, v, scheme)
         if problem.cache is not None and problem.cache.fp8:
             plain = replace(problem, dtype="e4m3", cache=None)
             stored = prepare(plain, q, k, v, QuantScheme(problem.cache.fp8)).operands
             prepared = prepared._replace(operands=replace(stored, q=prepared.operands.q, q_descale=None))
-        if not sinks:
-            return prepared
-        return prepared._replace(operands=replace(prepared.operands, sinks=sinks[0].astype(np.float32)))
+        dtypes = {"sinks": np.dtype(np.float32)} | ({"term": format_of(problem)} if problem.term else {})
+        given = {name: x.astype(dtypes[name]) for name, x in zip(problem.further, further, strict=True)}
+        return prepared._replace(operands=replace(prepared.operands, **given)) if given else prepared
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: Config, got: Outputs) -> Outputs:
         return attention(problem, *arrays)._asdict()
@@ -171,7 +173,7 @@ class Forward(Operation):
         from fa3_reference.bounds.enclosure import can_enclose, forward_enclosure
 
         is_known = (
-            can_enclose(assumed) and not problem.sinks and (problem.cache is None or not problem.changes_operands)
+            can_enclose(assumed) and not problem.further and (problem.cache is None or not problem.changes_operands)
         )
         return forward_enclosure(problem, operands, assumed)._asdict() if is_known else {}
 

@@ -203,7 +203,7 @@ class Setup(NamedTuple):
         """
         assumed = hypotheses.assumed(self.kernel, self.config)
         bound = self.operation.bound(self.problem, self.operands, assumed, got or {})
-        return freed(self.kernel.policy, self.problem, bound, math.inf)
+        return freed(self.kernel.policy, self.problem, bound, math.inf, self.operands.term)
 
     def configured(self, **changes: Any) -> Setup:
         """Return the same call with fields of the configuration changed; Refused if no such configuration is legal."""

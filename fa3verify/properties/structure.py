@@ -156,7 +156,7 @@ def _neighbours(setup: Setup, trial: Trial) -> Found:
         yield same_bits(what, run, clean_run)
 
 
-def _empty_rows(setup: Setup, trial: Trial) -> Found:
+def rows_without_keys(setup: Setup, trial: Trial) -> Found:
     """Compare rows without a key with what the kernel's policy declares."""
     num_splits = trial.integer("num_splits", 1, 256)
     _want_finite_values(setup)
@@ -168,7 +168,7 @@ def _empty_rows(setup: Setup, trial: Trial) -> Found:
         return
     problem = setup.problem
     policy = setup.kernel.policy.whole
-    empty = empty_rows(problem)
+    empty = empty_rows(problem, setup.operands.term)
     what = f"rows without a visible key, num_splits {num_splits}"
     expected = dict(result)
     for name, declared in (("out", policy.empty_out), ("lse", policy.empty_lse)):
@@ -178,8 +178,8 @@ def _empty_rows(setup: Setup, trial: Trial) -> Found:
             expected[name] = np.where(rows_like(x, problem, empty) & ~is_shown(x), np.array(due, x.dtype), x)
     yield same_bits(what, result, expected)
     if policy.empty_out == "mean":
-        every = replace(problem, causal=False, window=(-1, -1), top_left=False)
-        alike = setup.fed(q=np.zeros_like(setup.operands.q))._replace(problem=every)
+        every = replace(problem, causal=False, window=(-1, -1), top_left=False, term=None)
+        alike = setup.fed(q=np.zeros_like(setup.operands.q), term=None)._replace(problem=every)
         bound = np.where(out_rows(problem, empty), alike.bound()["out"], math.inf)
         yield within(f"{what}, against the mean of V", {"out": result["out"]}, alike.truth(), {"out": bound})
 
@@ -265,7 +265,7 @@ STRUCTURE_LAWS = (
         "rows without a visible key have out exactly 0 and lse -inf, or what the kernel declares, with any num_splits "
         "that it takes",
         "exact",
-        _empty_rows,
+        rows_without_keys,
         wanted=Wanted(masks="some", unseen=True, absorbed=True),
         parameters=drawn(num_splits=st.sampled_from((2, 1, 3))),
         applies=_is_masked,

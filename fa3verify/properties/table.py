@@ -18,6 +18,7 @@ from fa3verify.properties.quantizing import QUANTIZE_LAWS
 from fa3verify.properties.rotation import ROTATION_LAWS
 from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
+from fa3verify.properties.terms import TERM_LAWS
 from fa3verify.properties.truncation import TRUNCATION_LAWS
 from fa3verify.properties.values import VALUE_LAWS
 
@@ -31,6 +32,7 @@ LAWS: tuple[Law, ...] = (
     *POLICY_LAWS,
     *LAYOUT_LAWS,
     *SERVING_LAWS,
+    *TERM_LAWS,
     *CALL_LAWS,
     *BIAS_LAWS,
     *ROTATION_LAWS,

@@ -3,8 +3,9 @@
     S = softmax_scale * Q K^T,  S <- softcap * tanh(S / softcap),  P = softmax(S + mask),  O = P V
     lse = log sum_j exp(S_j + mask_j)
 
-With sinks each row's softmax has one more score, that of its head's sink, which has no value. lse includes it, and the
-error statement counts it as a key with V = 0, whose score is exact.
+A term of the problem, such as a bias, is added to S after the softcap (:mod:`fa3_reference.terms`); the error statement
+counts it in ``spread``. With sinks each row's softmax has one more score, that of its head's sink, which has no value.
+lse includes it, and the error statement counts it as a key with V = 0, whose score is exact.
 
 The gradients are in :mod:`fa3_reference.attention_bwd`. How far a kernel may be from this truth is bounded in
 :mod:`fa3_reference.bounds`.
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 
 from fa3_reference.cache import rotated
 from fa3_reference.problem import AttentionProblem, Floats, Sequence
+from fa3_reference.terms import added, rows_without_keys
 
 TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
 MIN_TILE_ROWS = 16
@@ -157,9 +159,17 @@ def _softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarr
 
 
 def _tile_attention(
-    problem: AttentionProblem, visible: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, sink: float
+    problem: AttentionProblem,
+    visible: np.ndarray | None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    sink: float,
+    term: np.ndarray | None,
 ) -> Attention:
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
+    if term is not None:
+        s = np.where(np.isneginf(term), -np.inf, s + term)
     p, row_sum, lse = _softmax(s, sink)
     return Attention((p @ v) / row_sum[:, None], lse)
 
@@ -183,23 +193,28 @@ def _rows(
     problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
 ) -> Attention:
     # the output (rows, head_dim_v) and lse (rows,) of one query head
-    q, k, v, sinks = operands
+    q, k, v, sinks, *given = operands
     q_head = problem.rows_q(q, seq)[:, head]
     k_head = problem.rows_k(k, seq)[:, head // problem.group]
     v_head = problem.rows_k(v, seq)[:, head // problem.group]
     out = np.zeros((rows.size, problem.head_dim_v))
     lse = np.full(rows.size, sinks[head])
     poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
+    term = added(problem, given[0], seq, head) if given else None
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, rows, poisoned):
             keys = k_head[tile.keys], v_head[tile.keys]
-            part = _tile_attention(problem, tile.visible, q_head[tile.rows], *keys, sinks[head])
+            own = None if term is None else term[tile.rows, tile.keys]
+            part = _tile_attention(problem, tile.visible, q_head[tile.rows], *keys, sinks[head], own)
             where = np.searchsorted(rows, tile.rows)
             out[where], lse[where] = part
+    if term is not None:
+        empty = rows_without_keys(problem, seq, term)[rows]
+        out[empty], lse[empty] = 0.0, sinks[head]
     return Attention(out, lse)
 
 
-def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks: Floats | None = None) -> Attention:
+def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, *further: Floats | None) -> Attention:
     """Compute attention in float64.
 
     Parameters
@@ -208,8 +223,9 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks:
         What is computed; its ``dtype`` does not matter here.
     q, k, v : float arrays of shapes ``problem.q_shape``, ``k_shape``, ``v_shape``
         Values the kernel under test should see: any float dtype, converted exactly.
-    sinks : float array (nheads,), optional
-        Score of every head's sink, in nats; -inf for a head without one. None where the problem has no sinks.
+    *further : float arrays
+        What ``problem.further`` names, in its order: with sinks the score of every head's sink, (nheads,), in nats,
+        -inf for a head without one; and the operand of its term.
 
     Returns
     -------
@@ -221,7 +237,7 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks:
     Raises
     ------
     ValueError
-        If an operand has the wrong shape, or sinks are missing or not wanted.
+        If an operand has the wrong shape, or sinks or a term are missing or not wanted.
 
     Notes
     -----
@@ -242,8 +258,16 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sinks:
     q, k, v = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape), v=(v, problem.v_shape))
     if problem.cache is not None:
         q, k = rotated(problem, q, k)
-    is_plain = not problem.sinks and sinks is None
-    operands = (q, k, v, np.full(problem.nheads, -np.inf) if is_plain else sinks_of(problem, sinks))
+    further = tuple(x for x in further if x is not None)
+    if len(further) != len(problem.further):
+        has = " and ".join(problem.further) or "neither"
+        raise ValueError(
+            f"sinks must be given where the problem has them, and so must a term: it has {has}, got {len(further)}"
+        )
+    named = dict(zip(problem.further, further))
+    operands = (q, k, v, sinks_of(problem, named.get("sinks")))
+    if problem.term is not None:
+        operands = (*operands, *as_float64(term=(named["term"], problem.term_shape)))
     out = np.zeros(problem.out_shape)
     lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fa3_reference.filled import Filled
 from fa3_reference.layout import Cache
+from fa3_reference.score_term import ScoreTerm
 
 Array = NDArray[Any]  # its dtype is that of the problem's format
 Floats = NDArray[np.generic]  # of any floating dtype, those of ml_dtypes included
@@ -29,7 +30,13 @@ Dtype = Literal["fp16", "bf16", "e4m3"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
 MAX_HEAD_DIM_V = 512
-SERVING = ("sinks", "attention_chunk", "qv", "cache")  # fields that JSON and repr leave out where they are not set
+SERVING = (
+    "sinks",
+    "attention_chunk",
+    "qv",
+    "cache",
+    "term",
+)  # fields that JSON and repr leave out where they are not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ class AttentionProblem:
         channels of Q separately, as qv, and adds qv V^T to its scores.
     cache : Cache, optional
         Where packed keys and values are stored when a kernel is called; None where they are packed or batched arrays.
+    term : ScoreTerm, optional
+        What is added to the scores after scale and softcap, or hides keys beside the masks above; None for nothing.
 
     Raises
     ------
@@ -133,6 +142,7 @@ class AttentionProblem:
     attention_chunk: int = 0
     qv: bool = False
     cache: Cache | None = None
+    term: ScoreTerm | None = None
 
     def __post_init__(self) -> None:
         for name in ("window", "seqlens_q", "seqlens_k"):
@@ -195,14 +205,22 @@ class AttentionProblem:
                 is_fp8=self.dtype == "e4m3",
                 qv=self.qv,
             )
+        _check(self.term is None or isinstance(self.term, ScoreTerm), f"term must be a ScoreTerm, got {self.term!r}")
+        if self.term is not None:
+            self.term.check_fits(dtype=self.dtype, is_varlen=self.is_varlen, has_cache=self.cache is not None)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Names of the operands beside q, k and v, in the order in which functions take them."""
+        return tuple(name for name in ("sinks", "term") if getattr(self, name))
 
     @property
     def serving(self) -> frozenset[str]:
         """Names of the features that a kernel must have to serve this problem; empty for a plain one.
 
-        They are ``sinks``, ``attention_chunk``, ``qv``, and for caches ``seqused_k``, ``paged``, ``append``,
-        ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``. A feature counts where its argument is
-        handed over, even if that is about no keys: a kernel without the feature has no such argument.
+        They are ``sinks``, ``attention_chunk``, ``qv``, the kind of a term, and for caches ``seqused_k``, ``paged``,
+        ``append``, ``rotary``, ``leftpad``, ``batch_idx``, ``fp8_cache`` and ``fp8_rows``. A feature counts where its
+        argument is handed over, even if that is about no keys: a kernel without the feature has no such argument.
         """
         needs = {"sinks": self.sinks, "attention_chunk": self.attention_chunk > 0, "qv": self.qv}
         if (cache := self.cache) is not None:
@@ -216,7 +234,8 @@ class AttentionProblem:
                 "fp8_cache": cache.fp8 in ("tensor", "head"),
                 "fp8_rows": cache.fp8 == "row",
             }
-        return frozenset(name for name, needed in needs.items() if needed)
+        of_term = frozenset() if self.term is None else frozenset({self.term.kind})
+        return of_term | {name for name, needed in needs.items() if needed}
 
     def check_plain(self, who: str, knows: frozenset[str] = frozenset()) -> None:
         """Check that a problem needs only features that its caller supports.
@@ -272,6 +291,7 @@ class AttentionProblem:
         attention_chunk: int = 0,
         qv: bool = False,
         cache: Cache | None = None,
+        term: ScoreTerm | None = None,
     ) -> AttentionProblem:
         """Build a packed problem from its lengths.
 
@@ -299,6 +319,8 @@ class AttentionProblem:
             Whether the last channels of K are V.
         cache : Cache, optional
             Where keys are stored when a kernel is called; None for packed arrays.
+        term : ScoreTerm, optional
+            One of slopes alone.
 
         Returns
         -------
@@ -336,6 +358,7 @@ class AttentionProblem:
             attention_chunk=attention_chunk,
             qv=qv,
             cache=cache,
+            term=term,
         )
 
     def _said(self) -> list[tuple[str, Any]]:
@@ -354,8 +377,8 @@ class AttentionProblem:
         dict of str to object
             Every field by its name; ``top_left`` and those of SERVING only where they are set.
         """
-        values: dict[str, object] = {name: list(v) if isinstance(v, tuple) else v for name, v in self._said()}
-        return values if self.cache is None else values | {"cache": asdict(self.cache)}
+        values = ((name, list(v) if isinstance(v, tuple) else v) for name, v in self._said())
+        return {name: asdict(v) if isinstance(v, Cache | ScoreTerm) else v for name, v in values}
 
     @classmethod
     def from_json(cls, values: object) -> AttentionProblem:
@@ -386,6 +409,8 @@ class AttentionProblem:
         try:
             if isinstance(cache := tuples.get("cache"), dict):
                 tuples["cache"] = Cache(**cache)
+            if isinstance(term := tuples.get("term"), dict):
+                tuples["term"] = ScoreTerm(**term)
             return cls(**tuples)
         except TypeError as error:
             raise ValueError(f"problem is incomplete or has a value of the wrong type: {error}") from None
@@ -447,6 +472,13 @@ class AttentionProblem:
         if self.seqlens_q is not None:
             return (self.nheads, sum(self.seqlens_q))
         return (self.batch, self.nheads, self.seqlen_q)
+
+    @property
+    def term_shape(self) -> tuple[int, ...]:
+        """Shape of the operand of its term; ValueError without a term."""
+        if self.term is None:
+            raise ValueError("a problem without a term of scores has no operand of it")
+        return self.term.shape((self.batch, self.nheads, self.seqlen_q, self.seqlen_k))
 
     @property
     def cu_seqlens_q(self) -> NDArray[np.int32]:
@@ -659,6 +691,8 @@ class Operands:
         Factors that dequantise e4m3 operands; None is 1.
     sinks : float32 (nheads,), optional
         Score of every head's sink, in nats; None where the problem has no sinks.
+    term : array of shape ``problem.term_shape``, optional
+        What is added to scores, or hides them; None where the problem has no term.
     """
 
     q: Array
@@ -668,6 +702,7 @@ class Operands:
     k_descale: Descale | None = None
     v_descale: Descale | None = None
     sinks: NDArray[np.float32] | None = field(default=None, kw_only=True)
+    term: Array | None = field(default=None, kw_only=True)
 
     def check(self, problem: AttentionProblem) -> None:
         """Check that shapes, dtypes and descales fit a problem.
@@ -703,7 +738,7 @@ class Operands:
             _check(descale.values.shape == shape, f"{name}_descale must have shape {shape}, got {descale.values.shape}")
 
     def dequantized(self, problem: AttentionProblem) -> tuple[NDArray[np.float64], ...]:
-        """Return the values of q, k and v, descales applied, and those of sinks where there are any.
+        """Return the values of q, k and v, descales applied, and of sinks and a term where there are any.
 
         Parameters
         ----------
@@ -712,14 +747,14 @@ class Operands:
 
         Returns
         -------
-        q, k, v, sinks : float64 arrays of the problem's shapes
+        q, k, v, sinks, term : float64 arrays of the problem's shapes
             Exact: 24 + 4 significand bits fit. NaN and infinities pass.
         """
         return (
             _dequantize(self.q, self.q_descale, problem, "q"),
             _dequantize(self.k, self.k_descale, problem, "k"),
             _dequantize(self.v, self.v_descale, problem, "k"),
-            *([] if self.sinks is None else [self.sinks.astype(np.float64)]),
+            *(x.astype(np.float64) for x in (self.sinks, self.term) if x is not None),
         )
 
 

@@ -16,12 +16,26 @@ import numpy as np
 from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, score_error, softcap_error
+from fa3_reference.bounds.steps import (
+    FLOAT64,
+    LOG2_E,
+    OUTWARD,
+    gamma,
+    grouped_score_error,
+    score_error,
+    softcap_error,
+)
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
+from fa3_reference.terms import added, distances, rows_without_keys
 
 _BAND = 128  # rows that are taken together at most where the tile is not known; more would cost memory
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
+# Roundings of a term of scores and of its sum with a score: a quotient by softmax_scale or a product with log2(e), that
+# constant, a product that makes it (ALiBi), the sum, and the factor that takes the sum to log2 units, which is rounded.
+_TERM_ROUNDINGS = 6
+# A term below this gives its key weight 0 beside any key with another term: it stands for -inf, as format minima do.
+_LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ class Head:
     roundings_of_c: int  # of softmax_scale log2(e) with the descales of Q and K that there are
     v_scaled: bool  # whether V has a descale
     sink: np.ndarray | None = None  # exact log2 score of each row's sink, -inf where it has none
+    term: np.ndarray | None = None  # exact log2 term of each score (rows, keys), -inf where it hides the key
+    term_size: np.ndarray | None = None  # magnitudes that its roundings are relative to; broadcasts to the same shape
 
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
@@ -58,6 +74,7 @@ class Head:
 
         q = problem.rows_q(operands.q, seq)
         sinks = sinks_of(problem, operands.sinks) * LOG2_E if problem.sinks else None
+        terms = (None, None) if operands.term is None else _terms(problem, operands.term, seq, heads)
         return cls(
             problem,
             seq,
@@ -72,10 +89,13 @@ class Head:
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
             None if sinks is None else np.repeat(sinks[list(heads)], seq.seqlen_q),
+            *terms,
         )
 
     def empty(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows see no key, bool (rows,)."""
+        if self.term is not None:
+            return np.all(self.hidden(rows, slice(0, self.seq.seqlen_k)), axis=1)
         first, stop = self.problem.visible_keys(self.positions[rows], self.seq.seqlen_q, self.seq.seqlen_k)
         return stop <= first
 
@@ -83,7 +103,8 @@ class Head:
         """Return where a row does not see a key, bool (rows, keys)."""
         first, stop = self.problem.visible_keys(self.positions[rows], self.seq.seqlen_q, self.seq.seqlen_k)
         columns = np.arange(keys.start, keys.stop)
-        return (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
+        hidden = (columns[None, :] < first[:, None]) | (columns[None, :] >= stop[:, None])
+        return hidden if self.term is None else hidden | np.isneginf(self.term[rows, keys])
 
     def scores(self, rows: np.ndarray, keys: slice, model: KernelModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Step 1: return exact scores in log2 units, a bound of their error before the last fma, and float64's own.
@@ -104,9 +125,17 @@ class Head:
             for other, error in capped[1:]:  # the same scores by another tanh, with another domain
                 x = np.where(np.isnan(other), np.nan, x)
                 dx = np.maximum(dx, error)
+        noise = noise * c
+        if self.term is not None and self.term_size is not None:
+            term = np.where(np.isneginf(self.term[rows, keys]), 0.0, self.term[rows, keys])
+            size = np.abs(x) + dx + self.term_size[rows, keys]
+            kept = 0.0 if model.scores == "fp32" else 2 * FORMATS[model.scores].unit_roundoff
+            x = x + term
+            dx = (dx + (gamma(_TERM_ROUNDINGS) + kept) * size) * OUTWARD
+            noise = noise + FLOAT64 * size
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
         hidden = self.hidden(rows, keys)
-        noise = np.where(hidden, 0.0, noise * c).max(1)
+        noise = np.where(hidden, 0.0, noise).max(1)
         return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
 
     def _capped(
@@ -209,6 +238,27 @@ class Head:
     def v_rows(self, keys: slice) -> np.ndarray:
         """Return dequantised rows of V, with 0 for NaN and Inf, of whose channels nothing is promised."""
         return finite(self.v[keys]) * self.v_factor[keys][:, None]
+
+
+def _terms(
+    problem: AttentionProblem, term: np.ndarray, seq: Sequence, heads: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the term and its size in log2 units as a :class:`Head` has them, for some query heads."""
+    rows = [added(problem, term, seq, head) for head in heads]
+    sizes = [np.where(np.isneginf(x), 0.0, np.abs(x)) for x in rows]
+    if problem.term is not None and problem.term.kind == "alibi":
+        # A kernel may add the slope times the number of the key, which moves all scores of a row alike.
+        slopes = np.abs(term[seq.index] if term.ndim == 2 else term).astype(np.float64)
+        farthest = np.maximum(distances(seq), max(seq.seqlen_q, seq.seqlen_k))
+        sizes = [slopes[head] * farthest for head in heads]
+    kept = [_without_lowest(problem, seq, x) for x in rows]
+    return np.concatenate(kept) * LOG2_E, np.concatenate(sizes) * LOG2_E
+
+
+def _without_lowest(problem: AttentionProblem, seq: Sequence, x: np.ndarray) -> np.ndarray:
+    """Return a term with -inf in place of numbers that stand for it, in rows that see a key with another number."""
+    high = np.where(x < _LOWEST, -np.inf, x)
+    return np.where(rows_without_keys(problem, seq, high)[:, None], x, high)
 
 
 def finite(x: np.ndarray) -> np.ndarray:

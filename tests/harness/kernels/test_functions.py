@@ -99,7 +99,7 @@ def test_a_misspelt_fact_is_refused_with_the_list():
         ({"dtypes": ("fp8",)}, "dtype must be among fp16, bf16, e4m3"),
         (
             {"features": ("causl",)},
-            "feature must be among append, attention_chunk, batch_idx, causal, fp8_cache, fp8_rows, gqa",
+            "feature must be among alibi, append, attention_chunk, attn_mask, batch_idx, bias, bias_fp32, causal",
         ),
         ({"layout": "sbhd"}, "layout must be among bhsd, bshd"),
         ({"out_dtype": "fp32"}, "out_dtype must be among , fp16, bf16, got 'fp32'"),

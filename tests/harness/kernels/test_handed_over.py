@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3_reference.score_term import KINDS
 from fa3verify.cases import space
+from fa3verify.inputs.terms import format_of
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations.operation import FEATURES, SERVING, needed_features
@@ -36,6 +38,12 @@ WITH = {
     "fp8_rows": {"k_descale", "v_descale"},
     "leftpad": {"cache_leftpad"},
     "batch_idx": {"cache_batch_idx"},
+    "bias": {"bias"},
+    "bias_fp32": {"bias"},
+    "attn_mask": {"attn_mask"},
+    "key_padding": {"key_padding_mask"},
+    "alibi": {"alibi_slopes"},
+    "documents": {"document_ids_q", "document_ids_k"},
 }
 
 
@@ -59,6 +67,8 @@ def handed(features: frozenset[str], problem: AttentionProblem) -> set[str]:
     operands = Operands(*(np.zeros(shape, np.float16) for shape in shapes))  # as no value matters
     if problem.sinks:
         operands = replace(operands, sinks=np.zeros(problem.nheads, np.float32))
+    if problem.term is not None:
+        operands = replace(operands, term=np.zeros(problem.term_shape, format_of(problem)))
     if problem.cache is not None and problem.cache.fp8:
         by_row = problem.cache.fp8 == "row"
         ones = np.ones((problem.batch, problem.nheads_kv, problem.seqlen_k if by_row else 1), np.float32)
@@ -77,8 +87,9 @@ def problems() -> set[AttentionProblem]:
     single = [{name: c} for name, classes in own.items() for c in classes if name != "behind"]
     sizes = [{}, {"keys": "none"}, {"layout": "packed", "batch": "2"}, {"batch": "3 or more", "queries": "one"}]
     found = set()
-    for stored in ({"seqused_k"}, {"paged"}, {"seqused_k", "paged"}):
-        asked = kernel((FEATURES | SERVING) - {"seqused_k", "paged", "block_descale"} | stored)
+    plain = (FEATURES | SERVING) - {"seqused_k", "paged", "block_descale", *KINDS}
+    for more in ({"seqused_k"}, {"paged"}, {"seqused_k", "paged"}, set(KINDS)):  # caches take no terms of scores
+        asked = kernel(plain | more)
         for seed, one, size in product(range(2), single, sizes):
             with contextlib.suppress(ValueError):
                 found.add(space.case_of(asked, one | size, seed).problem)
@@ -90,7 +101,8 @@ def test_no_argument_is_handed_over_that_no_declared_feature_has():
     for problem in problems():
         needs = needed_features(problem)
         met.add(needs & (SERVING | {"varlen"}))
-        for caches in ((), {"paged"}, {"seqused_k"}, {"paged", "seqused_k"}):  # in which it goes through its cache
+        by_cache = ({"paged"}, {"seqused_k"}, {"paged", "seqused_k"})  # in which it goes through its cache
+        for caches in ((), *(() if problem.term else by_cache)):
             features = needs.union(caches)
             allowed = {"softmax_scale"}.union(*(WITH.get(feature, ()) for feature in features))
             surplus = handed(features, problem) - allowed

@@ -1,0 +1,179 @@
+"""Laws about terms of scores: biases, masks, paddings, slopes and documents.
+
+A term that adds nothing is none, a constant moves lse alone, two terms that say the same agree, documents are sequences
+apart, and a row whose keys are all hidden is a row without a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from fa3_reference.problem import Array, Sequence
+from fa3_reference.score_term import KINDS, VALUES, ScoreTerm
+from fa3_reference.terms import added
+from fa3verify.cases.case import Case
+from fa3verify.inputs.terms import draw_term, format_of
+from fa3verify.kernels.record import Kernel
+from fa3verify.properties.compare import Found, agree, agreeing, called, summed, within
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation
+from fa3verify.properties.structure import rows_without_keys
+from fa3verify.properties.transforms import part, part_of_result
+from fa3verify.properties.trials import Parameters, Wanted, drawn, law, needs
+
+_BIASES = frozenset({"bias", "bias_fp32"})
+_MASKS = frozenset({"attn_mask", "key_padding", "documents"})
+_CONSTANTS = (2, -3, 16, -40)  # nats
+# The kinds that can say what a kind says; slopes need the bits of float32.
+_SAME: dict[str, tuple[str, ...]] = {
+    "attn_mask": ("bias", "bias_fp32"),
+    "key_padding": ("attn_mask", "bias", "bias_fp32"),
+    "documents": ("attn_mask", "bias", "bias_fp32"),
+    "alibi": ("bias_fp32",),
+}
+
+
+def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tuple[Setup, Array]:
+    """Return the call with a term whose values are drawn, and its operand."""
+    problem = replace(setup.problem, term=ScoreTerm(kind=kind, values=values))  # type: ignore[arg-type]
+    q, k, *_ = setup.operands.dequantized(setup.problem)
+    term = draw_term(problem, q, k, seed).astype(format_of(problem))
+    return setup._replace(problem=problem).fed(term=term), term
+
+
+def _others(kernel: Kernel, kind: str) -> list[str]:
+    """Return the other kinds that a kernel takes and that can say what one kind says; none for one it does not take."""
+    return [other for other in _SAME[kind] if {kind, other} <= kernel.features]
+
+
+def _of(kinds: frozenset[str], **more: st.SearchStrategy[int]) -> Parameters:
+    """Return a function that draws a kind of term among some, a seed, and more."""
+
+    def draw_parameters(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+        own = {"kind": st.sampled_from(sorted(kernel.features & kinds)), "seed": st.integers(0, 99)}
+        return {name: draw(strategy) for name, strategy in (own | more).items()}
+
+    return draw_parameters
+
+
+def _takes(kinds: frozenset[str]) -> Callable[[Kernel], bool]:
+    return lambda kernel: bool(kernel.features & kinds)
+
+
+def _constant(setup: Setup, trial: Trial) -> Found:
+    neutral, zeros = _with(setup, trial.choice("kind", KINDS), "neutral")
+    constant = trial.integer("constant", -100, 100)
+    moved = called(neutral.fed(term=np.full_like(zeros, constant)))
+    plain = called(setup)
+    expected = dict(plain.outputs)
+    if "lse" in expected:
+        expected["lse"] = expected["lse"] + np.float64(constant)
+    yield within(f"a bias of {constant} nats everywhere", moved.outputs, expected, summed(moved.bound, plain.bound))
+
+
+def _same(setup: Setup, trial: Trial) -> Found:
+    seed = trial.integer("seed", 0, 99)
+    for kind in _SAME:
+        if others := _others(setup.kernel, kind):
+            yield _agree(setup, trial, kind, others[seed % len(others)])
+
+
+def _agree(setup: Setup, trial: Trial, kind: str, other: str) -> Violation | None:
+    """Compare a call with a drawn term of one kind with a call that says the same by another kind."""
+    seed = trial.integer("seed", 0, 99)
+    first, drawn_term = _with(setup, kind, VALUES[kind][seed % 2], seed)
+    if kind == "alibi":  # slopes whose products with a distance are exact in float32
+        drawn_term = np.exp2(np.round(np.log2(drawn_term))).astype(np.float32)
+        first = first.fed(term=drawn_term)
+    second, _ = _with(setup, other, "neutral")
+    problem = first.problem
+    term = np.stack(
+        [
+            np.stack([added(problem, drawn_term, seq, head) for head in range(problem.nheads)])
+            for seq in problem.sequences()
+        ]
+    )
+    said = np.isfinite(term) if other == "attn_mask" else term
+    second = second.fed(term=said.astype(format_of(second.problem)))
+    return agree(trial, f"{kind} against the same as {other}", got=called(first), expected=called(second))
+
+
+def _apart(setup: Setup, trial: Trial) -> Found:
+    seq: Sequence = next(setup.problem.sequences())
+    cuts = [trial.integer("share", 0, 8) * n // 8 for n in (seq.seqlen_q, seq.seqlen_k)]
+    ids = [np.where(np.arange(n) < cut, 8, 3) for n, cut in zip((seq.seqlen_q, seq.seqlen_k), cuts, strict=True)]
+    documents, _ = _with(setup, "documents")
+    both = called(documents.fed(term=np.tile(np.concatenate(ids), (setup.problem.batch, 1)).astype(np.int32)))
+    first = slice(0, cuts[0]), slice(0, cuts[1])
+    second = slice(cuts[0], seq.seqlen_q), slice(cuts[1], seq.seqlen_k)
+    for rows, keys in (each for each in (first, second) if each[0].stop > each[0].start):
+        alone = called(part(setup, seq, rows=rows, keys=keys))
+        got, bound = (part_of_result(setup, x, seq, rows=rows) for x in (both.outputs, both.bound))
+        what = f"rows {rows.start} to {rows.stop} of a document against a call of their own"
+        yield within(what, got, alone.outputs, summed(alone.bound, bound))
+
+
+def _emptied(setup: Setup, trial: Trial) -> Found:
+    hidden, _ = _with(setup, trial.choice("kind", KINDS), "none visible", trial.integer("seed", 0, 99))
+    yield from rows_without_keys(hidden, trial)
+
+
+_SMALL = Wanted(layout="batched", longest_q=40, empty=False)
+_HIDES = _BIASES | _MASKS
+TERM_LAWS = (
+    law(
+        "a_term_that_adds_nothing_is_none",
+        "biases and slopes of 0, masks that hide nothing and documents that are all one agree with a call without "
+        "them, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        agreeing(
+            "a term that adds nothing against none",
+            lambda setup, trial: (_with(setup, trial.choice("kind", KINDS), "neutral")[0], setup),
+        ),
+        wanted=_SMALL,
+        parameters=_of(frozenset(KINDS)),
+        applies=_takes(frozenset(KINDS)),
+    ),
+    law(
+        "a_constant_bias_moves_lse_alone",
+        "a bias that is one number everywhere keeps out and adds that number to lse, within the sum of both bounds",
+        "bounded",
+        _constant,
+        wanted=_SMALL,
+        parameters=_of(_BIASES, constant=st.sampled_from(_CONSTANTS)),
+        applies=_takes(_BIASES),
+    ),
+    law(
+        "terms_that_say_the_same_agree",
+        "a mask, a padding or documents agree with a mask, or a bias of 0 and -inf, that hides the same keys, and "
+        "slopes with the bias that they make, bit for bit where claimed, else within the sum of both bounds",
+        "agreement",
+        _same,
+        wanted=_SMALL,
+        parameters=drawn(seed=st.integers(0, 99)),
+        applies=lambda kernel: any(_others(kernel, kind) for kind in _SAME),
+    ),
+    law(
+        "documents_are_sequences_apart",
+        "rows of a document agree with a call of its queries and keys alone, within the sum of both bounds; dense",
+        "bounded",
+        _apart,
+        wanted=replace(_SMALL, masks="none"),
+        parameters=drawn(share=st.integers(0, 8)),
+        applies=needs("documents"),
+    ),
+    law(
+        "rows_that_a_term_empties_are_zero",
+        "rows whose keys a bias, a mask, a padding or documents hide have out exactly 0 and lse -inf, or what the "
+        "kernel declares",
+        "exact",
+        _emptied,
+        wanted=_SMALL,
+        parameters=_of(_HIDES, num_splits=st.just(1)),
+        applies=_takes(_HIDES),
+    ),
+)

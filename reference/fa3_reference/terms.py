@@ -1,0 +1,70 @@
+"""Terms of scores: what a call adds to its scores, or which of them it hides, beside a causal mask and a window.
+
+    S_ij <- S_ij + B_ij,  after softmax_scale and softcap
+
+B is an operand (a bias), or made of slopes (ALiBi, arXiv:2108.12409: B_ij = -slope |i + seqlen_k - seqlen_q - j|), or
+-inf where a mask, a padding or another document hides key j from query i, and 0 elsewhere. A B of -inf hides a key
+wherever it comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa3_reference.problem import AttentionProblem, Sequence
+
+
+def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: int) -> NDArray[np.float64]:
+    """Return what is added to the scores of one query head, in nats.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        One with a term.
+    term : array of shape ``problem.term_shape``
+        The operand, in any format.
+    seq : Sequence
+        One of the problem's sequences.
+    head : int
+        A query head.
+
+    Returns
+    -------
+    float64 array (seqlen_q, seqlen_k)
+        Exact; -inf where a key is hidden. It may be a view that repeats rows.
+    """
+    assert problem.term is not None
+    kind = problem.term.kind
+    sizes = (seq.seqlen_q, seq.seqlen_k)
+    if kind == "alibi":
+        return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(seq)
+    if kind == "documents":
+        ids = term[seq.index]
+        seen = ids[: sizes[0], None] == ids[None, sizes[0] :]
+    else:
+        own = term[seq.index] if term.ndim == 2 else term[seq.index % len(term), head % term.shape[1]]
+        seen = np.broadcast_to(own, sizes)
+    if kind.startswith("bias"):
+        return seen.astype(np.float64, copy=False)
+    return np.where(seen, 0.0, -np.inf)
+
+
+def distances(seq: Sequence) -> NDArray[np.float64]:
+    """Return how far each key is from each query, float64 (seqlen_q, seqlen_k), which count from the last ones."""
+    queries = np.arange(seq.seqlen_k - seq.seqlen_q, seq.seqlen_k)
+    return np.abs(queries[:, None] - np.arange(seq.seqlen_k)).astype(np.float64)
+
+
+def rows_without_keys(
+    problem: AttentionProblem, seq: Sequence, added_scores: NDArray[np.float64] | None
+) -> NDArray[np.bool_]:
+    """Return which rows of a sequence see no key, bool (seqlen_q,); ``added_scores`` is what :func:`added` returns."""
+    first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+    if added_scores is None:
+        return stop <= first
+    keys = np.arange(seq.seqlen_k)
+    seen = (keys >= first[:, None]) & (keys < stop[:, None]) & ~np.isneginf(added_scores)
+    return np.logical_not(np.any(seen, axis=1))
