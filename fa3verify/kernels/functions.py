@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
-from fa3_reference.problem import DTYPES, Dtype
+from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
 from fa3verify.kernels.policy import Policy
@@ -84,7 +84,7 @@ def array_kernel(
     ----------
     function : callable
         As :class:`ArrayFunction` calls it, for an output or for gradients.
-    dtypes : iterable of {"fp16", "bf16", "e4m3"}
+    dtypes : iterable of {"fp16", "bf16", "e4m3", "fp32"}
         Formats of the operands that it takes; there is one kernel for each.
     name : str
         What the kernels are called in front of their format, by default the function's own name.
@@ -176,7 +176,7 @@ def _check_facts(
     operation = operations.find("backward" if gradients else operations.FORWARD)
     taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
     words = (
-        *((dtype, DTYPES, "dtype") for dtype in dtypes),
+        *((dtype, get_args(Dtype), "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),
         (layout, get_args(Layout), "layout"),
         (gradients, get_args(GradientsOf), "gradients"),

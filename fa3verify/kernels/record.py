@@ -102,7 +102,7 @@ class Kernel:
     ----------
     name : str
         Unique, such as ``twin.fp16``.
-    dtype : {"fp16", "bf16", "e4m3"}
+    dtype : {"fp16", "bf16", "e4m3", "fp32"}
         Format of its operands, of a quantiser that of its codes.
     code : Code
         Its functions, which configure, run and identify it. :class:`Functions` makes one of single functions.
@@ -124,9 +124,9 @@ class Kernel:
         :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
         what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
         Without it the bound is the wider one of any order (:mod:`fa3verify.judging.hypotheses`).
-    accumulator : {"fp32", "wgmma", "either"}, optional
+    accumulator : {"fp32", "wgmma", "either", "tf32"}, optional
         How a kernel without ``order`` adds products: in binary32, in Hopper's tensor core, or in either. By default
-        its device decides.
+        its device decides. One of binary32 operands multiplies them in "fp32", by default, or in "tf32".
     device : str
         Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
     changeable : frozenset of str
@@ -186,6 +186,9 @@ class Kernel:
             return
         if self.accumulator not in (known := get_args(Accumulator)):
             raise ValueError(f"accumulator must be among {', '.join(known)}, got {self.accumulator!r}")
+        if (self.accumulator != "fp32") and (self.dtype == "fp32") != (self.accumulator == "tf32"):
+            taken = "fp32 or tf32" if self.dtype == "fp32" else "fp32, wgmma or either"
+            raise ValueError(f"accumulator of {self.dtype} operands must be {taken}, got {self.accumulator!r}")
         if self.order is not None or self.operation == "quantize":
             why = "its order says how it adds" if self.order is not None else "its bound assumes none"
             raise ValueError(f"{self.name} takes no accumulator, got {self.accumulator!r}: {why}")
@@ -227,7 +230,7 @@ class Kernel:
 
         Returns
         -------
-        Config, BackwardConfig, GradientConfig or QuantizeConfig
+        Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Raises
@@ -249,7 +252,7 @@ class Kernel:
 
         Returns
         -------
-        Config, BackwardConfig, GradientConfig or QuantizeConfig
+        Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Raises
@@ -312,7 +315,7 @@ class Kernel:
         ----------
         problem : AttentionProblem
             What would be computed.
-        config : Config, BackwardConfig, GradientConfig or QuantizeConfig
+        config : Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Returns
