@@ -40,10 +40,11 @@ class ArrayFunction:
     ----------
     function : callable
         A forward is ``function(q, k, v, *, softmax_scale, ...)`` and returns ``out`` or ``(out, lse)``. It also gets
-        each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv`` that
-        is among its features; for packed sequences ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and
-        ``max_seqlen_k``; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where
-        that of q is (batch, nheads) if ``query_head_descale`` is among its features.
+        each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,) or with
+        ``narrow_sinks`` in the operands' format, and ``qv`` that is among its features; for packed sequences
+        ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and ``max_seqlen_k``; and for e4m3 ``q_descale``,
+        ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where that of q is (batch, nheads) if
+        ``query_head_descale`` is among its features.
         A function that claims ``paged`` or ``seqused_k`` is one of caches,
         ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``. For every problem it gets what
         :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``. Layout and names are FlashAttention-3's,
@@ -143,6 +144,8 @@ class ArrayFunction:
             pages = 0 if "seqused_k" in self.features else self.page_size
             problem, operands = in_cache(problem, operands, Cache(pages))
         arrays = serve(problem, operands)
+        if "sinks" in arrays and "narrow_sinks" in self.features:
+            arrays["sinks"] = arrays["sinks"].astype(operands.q.dtype)  # exact, as Kernel.given rounded them
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         inputs = {name: self._operand(arrays.pop(name), problem) for name in names}

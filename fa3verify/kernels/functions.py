@@ -121,6 +121,7 @@ def array_kernel(
     ['mine.fp16', 'mine.bf16']
     """
     features = frozenset(facts.get("features", ("causal", "gqa")))
+    features |= {"sinks"} if "narrow_sinks" in features else set()
     dtypes = tuple(dtypes)
     _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
     code = ArrayFunction(
@@ -170,6 +171,8 @@ def _check_facts(
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):
+        raise ValueError(f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(sorted(others))}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")

@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
@@ -264,6 +265,23 @@ class Kernel:
             return self.code.configure(copy(problem))
         except NotImplementedError as error:
             raise ValueError(one_line(error)) from error
+
+    def given(self, operands: Operands) -> Operands:
+        """Return what it is given of the operands of a case, by which it is judged as well.
+
+        Parameters
+        ----------
+        operands : Operands
+            Of the case, whose sinks are binary32 numbers.
+
+        Returns
+        -------
+        Operands
+            The same, but with sinks that the operands' format holds if it claims ``narrow_sinks``.
+        """
+        if operands.sinks is None or "narrow_sinks" not in self.features:
+            return operands
+        return replace(operands, sinks=operands.sinks.astype(FORMATS[self.dtype].dtype).astype(operands.sinks.dtype))
 
     def claims(self, law: str) -> bool:
         """Tell whether it claims the bits of a property that not every kernel has.

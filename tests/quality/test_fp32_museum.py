@@ -21,6 +21,7 @@ from fa3verify.kernels.record import Kernel
 from fa3verify.known import cpu
 from fa3verify.operations.operation import Accumulator
 from fa3verify.properties import find_law, run_law
+from tests.quality.fp32_gradient_search import searched
 from tests.quality.fp32_kernels import BF16, FP16, RIGHT, TF32, WRONG, as_it_is, attend, product, silent, tf32
 
 PROBLEMS = (
@@ -148,6 +149,12 @@ def test_right_gradients_in_binary32_pass_and_mistakes_are_found() -> None:
     assert wrong_gradients(gradient_kernel(operand=tf32))
     assert wrong_gradients(gradient_kernel(rounds=BF16))
     assert wrong_gradients(gradient_kernel(rounds=FP16))
+
+
+def test_no_problem_that_is_bred_takes_legal_gradients_beyond_their_bound() -> None:
+    """12,000 by python -m tests.quality.fp32_gradient_search."""
+    worst = searched(120)[0]
+    assert 0.1 < worst.ratio <= 1, f"{worst.order}: {worst.ratio:.3g} at {worst.problem}"
 
 
 def test_an_accumulator_is_one_that_the_operands_have() -> None:
