@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.bounds.model import check_products
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
@@ -150,8 +151,8 @@ class Kernel:
     Raises
     ------
     ValueError
-        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function, and a
-        twin that is no kernel.
+        For an unknown accumulator, one that its operands do not have, or one beside an order or of a quantiser; for an
+        order that is no function, and a twin that is no kernel.
     """
 
     name: str
@@ -187,9 +188,7 @@ class Kernel:
             return
         if self.accumulator not in (known := get_args(Accumulator)):
             raise ValueError(f"accumulator must be among {', '.join(known)}, got {self.accumulator!r}")
-        if (self.accumulator != "fp32") and (self.dtype == "fp32") != (self.accumulator == "tf32"):
-            taken = "fp32 or tf32" if self.dtype == "fp32" else "fp32, wgmma or either"
-            raise ValueError(f"accumulator of {self.dtype} operands must be {taken}, got {self.accumulator!r}")
+        check_products(self.dtype, self.accumulator)
         if self.order is not None or self.operation == "quantize":
             why = "its order says how it adds" if self.order is not None else "its bound assumes none"
             raise ValueError(f"{self.name} takes no accumulator, got {self.accumulator!r}: {why}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
@@ -162,3 +163,6 @@ def test_an_accumulator_is_one_that_the_operands_have() -> None:
     for dtype, accumulator in pairs:
         with pytest.raises(ValueError, match=f"accumulator of {dtype} operands must be"):
             array_kernel(attend, dtypes=(dtype,), accumulator=accumulator)
+        for model in (KernelModel(dtype, "fp32", accumulator="fp32"), BackwardModel(dtype, accumulator="fp32")):
+            with pytest.raises(ValueError, match=f"accumulator of {dtype} operands must be"):
+                replace(model, accumulator=accumulator)

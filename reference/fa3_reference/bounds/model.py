@@ -24,6 +24,13 @@ from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
 
 
+def check_products(dtype: Dtype, accumulator: str) -> None:
+    """Raise ValueError for an accumulator that operands of a format do not have; "fp32" is one of all formats."""
+    if accumulator != "fp32" and (dtype == "fp32") != (accumulator == "tf32"):
+        taken = "fp32 or tf32" if dtype == "fp32" else "fp32, wgmma or either"
+        raise ValueError(f"accumulator of {dtype} operands must be {taken}, got {accumulator!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelModel:
     """States the formats, tiling and order of operations of a forward kernel; :meth:`any_order` is for an unknown one.
@@ -69,7 +76,8 @@ class KernelModel:
     Raises
     ------
     ValueError
-        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles.
+        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles. If binary32 operands are given
+        an accumulator other than "fp32" and "tf32", or others "tf32".
     """
 
     dtype: Dtype
@@ -164,6 +172,7 @@ class KernelModel:
     def __post_init__(self) -> None:
         if not self.probabilities:
             object.__setattr__(self, "probabilities", self.dtype)
+        check_products(self.dtype, self.accumulator)
         if self.num_splits > 1 and not self.tile_n:
             raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
@@ -292,6 +301,11 @@ class BackwardModel:
         Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
     ds_of : {"weights", "rounded"}
         Whether dS is made of the unrounded P, or of P rounded to the format of ``weights``.
+
+    Raises
+    ------
+    ValueError
+        For an accumulator that the operands do not have, as of :class:`KernelModel`.
     """
 
     dtype: Dtype
@@ -312,6 +326,9 @@ class BackwardModel:
     tanh_error: float = 0.0
     dots: Literal["out", "weights"] = "out"
     ds_of: Literal["weights", "rounded"] = "weights"
+
+    def __post_init__(self) -> None:
+        check_products(self.dtype, self.accumulator)
 
     @classmethod
     def any_order(
