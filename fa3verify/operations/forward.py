@@ -124,7 +124,7 @@ class Forward(Operation):
     )
     config = Config
     features = FEATURES
-    serving = SERVING
+    serving = SERVING | {"narrow_sinks"}  # that a kernel takes sinks in its operands' format: no problem needs it
     faults = Fault
     has_orders = True
 
