@@ -67,8 +67,9 @@ TENSOR_CORE = {
     "fp16": TensorCore(16, 25, 23, FORMATS["fp16"]),
     "bf16": TensorCore(16, 25, 23, FORMATS["bf16"]),
     "e4m3": TensorCore(32, 13, 13, FORMATS["e4m3"]),
-    "fp32": TensorCore(8, 25, 23, FORMATS["fp32"]),  # of tf32 operands; no bound rests on it
 }
+# Of binary32 operands, in tf32: not measured, and no bound rests on more than its steps of eight and its range.
+TF32_CORE = TensorCore(8, 25, 23, FORMATS["fp32"])
 # Largest relative error of a product whose two factors were cut to the 10 fraction bits of tf32, whose range is that of
 # binary32.
 TF32_FACTORS = (1 + 2.0**-10) ** 2 - 1

@@ -16,6 +16,7 @@ from fa3_reference.bounds.device import (
     TANH_REL,
     TENSOR_CORE,
     TF32_ADDITION,
+    TF32_CORE,
     TF32_FACTORS,
     TensorCore,
 )
@@ -179,7 +180,7 @@ class KernelModel:
     @property
     def core(self) -> TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE[self.dtype]
+        return TENSOR_CORE.get(self.dtype, TF32_CORE)
 
     @property
     def tiny(self) -> float:
@@ -395,7 +396,7 @@ class BackwardModel:
     @property
     def core(self) -> TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE[self.dtype]
+        return TENSOR_CORE.get(self.dtype, TF32_CORE)
 
     @property
     def addition(self) -> float:
