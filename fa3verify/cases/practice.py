@@ -179,7 +179,7 @@ def _sizes(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[A
 def _squares(kernel: Kernel) -> Iterator[AttentionProblem]:
     """Yield a problem of as many queries as keys with each term that a kernel takes."""
     (head_dim, *_) = kernel.head_dims or (64,)
-    n = fitting(37, kernel)
+    n = kernel.sizes.queries(kernel.sizes.keys(37))
     for term in terms(kernel):
         with contextlib.suppress(ValueError):
             yield AttentionProblem(2, 4, 2, n, n, head_dim=head_dim, dtype=kernel.dtype, term=term)

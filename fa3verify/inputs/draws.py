@@ -30,8 +30,9 @@ LARGEST: dict[Dtype, tuple[float, float]] = {
     "fp16": (65504.0, 65504.0),
     "bf16": (2.0**58, 2.0**100),
     "e4m3": (65504.0, 65504.0),  # those of the fp16 tensor that is quantised
+    "fp32": (2.0**58, 2.0**100),
 }
-MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6}
+MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2.0**-6, "fp32": 2.0**-126}
 
 
 def _each(draw: Callable[..., np.ndarray]) -> Callable[..., Arrays]:

@@ -25,6 +25,7 @@ _WORDS: dict[Accumulator, str] = {
     "fp32": "sums in binary32",
     "wgmma": "sums of Hopper's tensor core",
     "either": "sums of Hopper's tensor core or in binary32",
+    "tf32": "products in tf32",
 }
 
 
@@ -43,10 +44,13 @@ def sums_of(kernel: Kernel) -> Sums:
 
     On a CPU they are in binary32. On a Hopper GPU a kernel may multiply with the tensor core or without, so that either
     is assumed; on other GPUs Hopper's tensor core stands for their own, which was not measured. An e4m3 kernel is held
-    to binary32 on GPUs other than Hopper and Ada, as they have no e4m3 products, or sharper ones.
+    to binary32 on GPUs other than Hopper and Ada, as they have no e4m3 products, or sharper ones. Products of binary32
+    operands are in binary32 everywhere: tf32 is declared.
     """
     if kernel.accumulator is not None:
         return Sums(kernel.accumulator, "declared")
+    if kernel.dtype == "fp32":
+        return Sums("fp32", 'accumulator="tf32" is not declared')
     if not kernel.device.startswith("cuda"):
         return Sums("fp32", f"device: {kernel.device.upper() if kernel.device == 'cpu' else kernel.device}")
     from fa3verify.tensors.convert import gpu_of

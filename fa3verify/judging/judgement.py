@@ -115,7 +115,7 @@ def judge(kernel: Kernel, case: Case, *, unrounded: bool = True) -> Judgement:
     problem = case.problem
     case.check_descales(kernel)
     arrays, prepared = case.draw()
-    operands = prepared.operands
+    operands = kernel.given(prepared.operands)
     config = kernel.config_for(problem, case.changes)
     exact = operands.dequantized(problem)
     sides = hypotheses.under(kernel)

@@ -19,7 +19,7 @@ from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES
 from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
-from fa3verify.operations.forward import Result
+from fa3verify.operations.forward import ForwardConfig, Result
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
@@ -49,9 +49,10 @@ class ArrayFunction:
     ----------
     function : callable
         A forward is ``function(q, k, v, *, softmax_scale, ...)`` and returns ``out`` or ``(out, lse)``. It also gets
-        each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,), and ``qv`` that
-        is among its features; ``bias``, ``attn_mask``, ``key_padding_mask``, ``alibi_slopes``, ``document_ids_q`` and
-        ``document_ids_k`` by the terms of scores among them, None in a call that has no such term; for packed sequences
+        each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,) or with
+        ``narrow_sinks`` in the operands' format, and ``qv`` that is among its features; ``bias``, ``attn_mask``,
+        ``key_padding_mask``, ``alibi_slopes``, ``document_ids_q`` and ``document_ids_k`` by the terms of scores among
+        them, None in a call that has no such term; for packed sequences
         ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and ``max_seqlen_k``; and for e4m3 ``q_descale``,
         ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where that of q is (batch, nheads) if
         ``query_head_descale`` is among its features.
@@ -72,7 +73,7 @@ class ArrayFunction:
     features : frozenset of str
         What it claims to take: a subset of :data:`ARRAY_FEATURES` and of the features that serve.
     out_dtype : {"", "fp16", "bf16"}
-        Format of the output of an e4m3 function, where empty stands for bf16. 16-bit functions return their own format.
+        Format of the output of an e4m3 function, where empty stands for bf16. Others return their own format.
     gradients : {"", "autograd", "given", "own"}
         Empty for a forward. "autograd": torch differentiates ``function(q, k, v, ...)``. "given" or "own": the function
         returns gradients, of the out and lse that it gets or of a forward of its own.
@@ -100,7 +101,7 @@ class ArrayFunction:
         is_copied = self.device != "cpu" or self.gradients
         return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
 
-    def configure(self, problem: AttentionProblem) -> Config | GradientConfig:
+    def configure(self, problem: AttentionProblem) -> Config | ForwardConfig | GradientConfig:
         """Return a configuration of which only the formats are true; nothing else is known of a user's function.
 
         Parameters
@@ -110,19 +111,21 @@ class ArrayFunction:
 
         Returns
         -------
-        Config or GradientConfig
-            Our default one for the problem, with the function's output format; for gradients a GradientConfig, which
-            says whose forward they belong to.
+        Config, ForwardConfig or GradientConfig
+            Our default one for the problem, with the function's output format; of binary32, which we have none for, the
+            formats alone. For gradients a GradientConfig, which says whose forward they belong to.
         """
         if self.gradients:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
+        if problem.dtype == "fp32":
+            return ForwardConfig()
         # default_config knows neither wider heads nor problems that serve: it gets the plain problem beside this one.
         sizes = {name: min(getattr(problem, name), MAX_HEAD_DIM) for name in ("head_dim", "head_dim_v")}
         plain = replace(problem, **sizes, sinks=False, attention_chunk=0, qv=False, cache=None, term=None)
         return default_config(plain, out_dtype=self.out_dtype if problem.dtype == "e4m3" else "")
 
     def run(
-        self, problem: AttentionProblem, operands: Operands, config: Config | GradientConfig
+        self, problem: AttentionProblem, operands: Operands, config: Config | ForwardConfig | GradientConfig
     ) -> Result | tuple[Floats, ...]:
         """Call the function on a problem's operands, in its own library and layout.
 
@@ -132,7 +135,7 @@ class ArrayFunction:
             What is to be computed.
         operands : Operands
             Arrays in the format of the problem, and descales of e4m3 ones.
-        config : Config or GradientConfig
+        config : Config, ForwardConfig or GradientConfig
             As :meth:`configure` returned it; a function has no other.
 
         Returns
@@ -152,6 +155,8 @@ class ArrayFunction:
             pages = 0 if "seqused_k" in self.features else self.page_size
             problem, operands = in_cache(problem, operands, Cache(pages))
         arrays = serve(problem, operands)
+        if "sinks" in arrays and "narrow_sinks" in self.features:
+            arrays["sinks"] = arrays["sinks"].astype(operands.q.dtype)  # exact, as Kernel.given rounded them
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         inputs = {name: self._operand(arrays.pop(name), problem) for name in names}

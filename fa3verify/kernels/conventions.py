@@ -20,14 +20,14 @@ _TORCH: Json = {"library": "torch", "features": ("causal", "gqa")}
 _FLASH: Json = {"library": "torch", "layout": "bshd", "features": ("causal", "gqa", "window", "softcap")}
 _CACHED: Json = _FLASH | {"features": ("causal", "gqa", "window", "softcap", "paged", "seqused_k")}
 _FACTS: Mapping[str, Json] = {
-    "sdpa": _TORCH | {"policy": Policy(causal="top_left")},
-    "flash_attn": _FLASH,
+    "sdpa": _TORCH | {"features": ("causal", "gqa", "bias", "attn_mask"), "policy": Policy(causal="top_left")},
+    "flash_attn": _FLASH | {"features": ("causal", "gqa", "window", "softcap", "alibi")},
     "flash_attn_varlen": _FLASH | {"always": ("varlen",)},
     "flash_attn_kvcache": _CACHED,
     "flex": _TORCH | {"features": ("gqa",)},
 }
 # The names that public functions have for an argument of ours; the first that a function has is taken.
-_TORCHS = {"softmax_scale": ("scale",), "causal": ("is_causal",)}
+_TORCHS = {"softmax_scale": ("scale",), "causal": ("is_causal",), "bias": ("attn_mask",)}
 _FLASHS = {"window": ("window_size",), "page_table": ("page_table", "block_table"), "k_new": ("k",), "v_new": ("v",)}
 _NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = dict.fromkeys(_FACTS, _FLASHS) | dict.fromkeys(
     ("sdpa", "flex"), _TORCHS
@@ -49,7 +49,8 @@ def facts_of(convention: str, function: Callable[..., Any]) -> Json:
     facts = dict(_FACTS[convention])
     known = _arguments(function)
     if known is not None:
-        needed = {"causal": "causal", "window": "window", "softcap": "softcap", "paged": "page_table"}
+        needed = {"paged": "page_table", "alibi": "alibi_slopes"}
+        needed |= {name: name for name in ("causal", "window", "softcap", "bias", "attn_mask")}
         if _NAMES[convention] is _TORCHS:
             needed["gqa"] = _GQA
         lacking = {name for name, ours in needed.items() if not known.intersection(_names(convention, ours))}
@@ -80,13 +81,26 @@ def _call(convention: str, function: Callable[..., Any], *arrays: Any, **options
     given: Json = dict.fromkeys(set(_ASKS_FOR_LSE).intersection(known or ()), True)
     if known and _GQA in known:
         given[_GQA] = arrays[0].shape[1] != arrays[1].shape[1]
-    for name, value in options.items():
+    for name, value in _masked(convention, options, arrays).items():
         theirs = _names(convention, name)
         taken = next((each for each in theirs if known is None or each in known), None)
-        if taken or name not in _SILENT or value != _SILENT[name]:
+        if value is not None and (taken or name not in _SILENT or value != _SILENT[name]):
             given[taken or theirs[0]] = value
     returned = function(*arrays, **given)
     return tuple(returned[:2]) if isinstance(returned, tuple | list) else returned
+
+
+def _masked(convention: str, options: Json, arrays: tuple[Any, ...]) -> Json:
+    """Return the options with a causal mask in the one that is given: torch takes no two masks of a call."""
+    name = next((name for name in ("attn_mask", "bias") if options.get(name) is not None), None)
+    if convention != "sdpa" or name is None or not options.get("causal"):
+        return options
+    import torch
+
+    seen = torch.ones(arrays[0].shape[-2], arrays[1].shape[-2], dtype=torch.bool, device=arrays[0].device).tril()
+    given = options[name]
+    whole = given & seen if name == "attn_mask" else given.masked_fill(~seen, -torch.inf)
+    return options | {name: whole, "causal": False}
 
 
 def _names(convention: str, ours: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel
-from fa3_reference.problem import DTYPES, Dtype
+from fa3_reference.problem import Dtype
 from fa3_reference.score_term import KINDS
 from fa3verify import operations
 from fa3verify.files import Json
@@ -100,7 +100,7 @@ def array_kernel(
     ----------
     function : callable
         As :class:`ArrayFunction` calls it, for an output or for gradients.
-    dtypes : iterable of {"fp16", "bf16", "e4m3"}
+    dtypes : iterable of {"fp16", "bf16", "e4m3", "fp32"}
         Formats of the operands that it takes; there is one kernel for each.
     name : str
         What the kernels are called in front of their format, by default the function's own name.
@@ -157,6 +157,7 @@ def array_kernel(
 def _sizes(facts: Facts, gradients: str) -> Json:
     """Return the features, with those that sizes need, the fewest keys of a sequence, and pairs of head dims."""
     features = frozenset(facts.get("features", ("causal", "gqa"))) | set(facts.get("always", ()))
+    features |= {"sinks"} if "narrow_sinks" in features else set()
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
     pairs = tuple(d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ())
@@ -195,6 +196,8 @@ def _check_facts(
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
     if gradients == "autograd" and library != "torch":
         raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):
+        raise ValueError(f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(sorted(others))}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
@@ -203,7 +206,7 @@ def _check_facts(
     if features & set(KINDS) and features & {"paged", "seqused_k"}:
         raise ValueError(f"a kernel of caches takes no term of scores, got {', '.join(sorted(features & set(KINDS)))}")
     words = (
-        *((dtype, DTYPES, "dtype") for dtype in dtypes),
+        *((dtype, get_args(Dtype), "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),
         (layout, get_args(Layout), "layout"),
         (gradients, get_args(GradientsOf), "gradients"),

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
-from fa3_reference.problem import DTYPES
+from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.kernels.record import Kernel
 from fa3verify.tensors import interpreter
@@ -170,7 +170,7 @@ def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:
 
 def _check(reference: str, kernel: Kernel) -> None:
     """Raise ValueError, with the list, for an operation, a dtype or a feature that is misspelt."""
-    known = {"operation": operations.OPERATIONS, "dtype": DTYPES}
+    known = {"operation": operations.OPERATIONS, "dtype": get_args(Dtype)}
     for name, choices in known.items():
         if (value := getattr(kernel, name)) not in choices:
             raise ValueError(f"kernel {reference!r}: {name} must be one of {', '.join(choices)}, got {value!r}")

@@ -10,6 +10,8 @@ from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.bounds.model import check_products
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.files import Json
@@ -101,7 +103,7 @@ class Kernel:
     ----------
     name : str
         Unique, such as ``twin.fp16``.
-    dtype : {"fp16", "bf16", "e4m3"}
+    dtype : {"fp16", "bf16", "e4m3", "fp32"}
         Format of its operands, of a quantiser that of its codes.
     code : Code
         Its functions, which configure, run and identify it. :class:`Functions` makes one of single functions.
@@ -123,9 +125,9 @@ class Kernel:
         :class:`fa3_reference.bounds.model.BackwardModel` of a backward, which states its order of operations and is
         what the error bound assumes; :func:`fa3verify.operations.forward.order_of_family` for a family that is known.
         Without it the bound is the wider one of any order (:mod:`fa3verify.judging.hypotheses`).
-    accumulator : {"fp32", "wgmma", "either"}, optional
+    accumulator : {"fp32", "wgmma", "either", "tf32"}, optional
         How a kernel without ``order`` adds products: in binary32, in Hopper's tensor core, or in either. By default
-        its device decides.
+        its device decides. One of binary32 operands multiplies them in "fp32", by default, or in "tf32".
     device : str
         Where its arrays live, as torch names it: "cpu", "cuda" or "cuda:1".
     changeable : frozenset of str
@@ -147,8 +149,8 @@ class Kernel:
     Raises
     ------
     ValueError
-        For an unknown accumulator, or one beside an order or of a quantiser; for an order that is no function, and a
-        twin that is no kernel.
+        For an unknown accumulator, one that its operands do not have, or one beside an order or of a quantiser; for an
+        order that is no function, and a twin that is no kernel.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Kernel:
             return
         if self.accumulator not in (known := get_args(Accumulator)):
             raise ValueError(f"accumulator must be among {', '.join(known)}, got {self.accumulator!r}")
+        check_products(self.dtype, self.accumulator)
         if self.order is not None or self.operation == "quantize":
             why = "its order says how it adds" if self.order is not None else "its bound assumes none"
             raise ValueError(f"{self.name} takes no accumulator, got {self.accumulator!r}: {why}")
@@ -240,7 +243,7 @@ class Kernel:
 
         Returns
         -------
-        Config, BackwardConfig, GradientConfig or QuantizeConfig
+        Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Raises
@@ -262,7 +265,7 @@ class Kernel:
 
         Returns
         -------
-        Config, BackwardConfig, GradientConfig or QuantizeConfig
+        Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Raises
@@ -274,6 +277,23 @@ class Kernel:
             return self.code.configure(copy(problem))
         except (NotImplementedError, AssertionError) as error:
             raise ValueError(one_line(error)) from error
+
+    def given(self, operands: Operands) -> Operands:
+        """Return what it is given of the operands of a case, by which it is judged as well.
+
+        Parameters
+        ----------
+        operands : Operands
+            Of the case, whose sinks are binary32 numbers.
+
+        Returns
+        -------
+        Operands
+            The same, but with sinks that the operands' format holds if it claims ``narrow_sinks``.
+        """
+        if operands.sinks is None or "narrow_sinks" not in self.features:
+            return operands
+        return replace(operands, sinks=operands.sinks.astype(FORMATS[self.dtype].dtype).astype(operands.sinks.dtype))
 
     def claims(self, law: str) -> bool:
         """Tell whether it claims the bits of a property that not every kernel has.
@@ -319,7 +339,7 @@ class Kernel:
         ----------
         problem : AttentionProblem
             What would be computed.
-        config : Config, BackwardConfig, GradientConfig or QuantizeConfig
+        config : Config, ForwardConfig, BackwardConfig, GradientConfig or QuantizeConfig
             Of the kernel's operation.
 
         Returns

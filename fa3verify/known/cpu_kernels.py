@@ -17,6 +17,7 @@ from typing import Any
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
+from fa3_reference.bounds.device import EX2_REL
 from fa3_reference.bounds.model import BackwardModel
 from fa3verify.kernels.functions import FunctionFacts, array_kernel
 from fa3verify.kernels.policy import Policy
@@ -53,7 +54,7 @@ def rounded_scores(config: Config) -> KernelModel:
 
 
 def _torch_flash(config: Config) -> KernelModel:
-    return _any_tree(config, _BLOCKS, exp_error=TORCH_EXP_ERROR)
+    return _any_tree(config, _BLOCKS, exp_error=4 * EX2_REL if config.dtype == "fp32" else TORCH_EXP_ERROR)
 
 
 def _fp32_gradients(config: GradientConfig) -> BackwardModel:
@@ -101,12 +102,13 @@ _FLEX: FunctionFacts = {"features": ("causal", "gqa", "window", "softcap"), "pol
 _EAGER: FunctionFacts = {"policy": Policy(empty_out="mean", special_values="visible")}
 _ADDED: FunctionFacts = {"policy": Policy(causal="top_left", special_values="visible")}  # to the scores: 0 or -inf
 _AUTOGRAD: FunctionFacts = {"gradients": "autograd"}
+_AND_FP32: FunctionFacts = {"dtypes": ("fp16", "bf16", "fp32")}
 _MATH = "torch SDPA, backend MATH, on a CPU"
 _XLA = "jax.nn.dot_product_attention, xla, on a CPU"
 _OF_TRANSFORMERS = "Transformers' eager attention on a CPU"
 _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...] = (
-    ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, _ADDED | {"min_seqlen": 0}),
-    ("torch.flash", "torch_flash", _TORCH, _torch_flash, "torch SDPA, backend FLASH, on a CPU", {}),
+    ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, _ADDED | _AND_FP32 | {"min_seqlen": 0}),
+    ("torch.flash", "torch_flash", _TORCH, _torch_flash, "torch SDPA, backend FLASH, on a CPU", _AND_FP32),
     ("torch.flex", "torch_flex", _TORCH, _rounded_weights, "torch FlexAttention, not compiled, on a CPU", _FLEX),
     ("jax.xla", "jax_attention", ("jax",), _rounded_weights, _XLA, {}),
     (
@@ -118,7 +120,7 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _ADDED | {"dtypes": ("fp16",)},
     ),
     ("transformers.eager", "transformers_eager", _TRANSFORMERS, rounded_scores, _OF_TRANSFORMERS, _EAGER),
-    ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD),
+    ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD | _AND_FP32),
     (
         "torch.flash",
         "torch_flash_gradients",

@@ -149,6 +149,8 @@ def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: i
     """
     if kernel.operation != operations.FORWARD:
         raise ValueError(f"only forward kernels are learned, {kernel.name} computes {kernel.operation}")
+    if kernel.dtype == "fp32":
+        raise ValueError(f"orders are learned from outputs in 16 bits, {kernel.name} is of fp32")
     if kernel.unavailable:
         raise ValueError(f"{kernel.name} cannot run here: {kernel.unavailable}")
     began_s = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.config import Config
 from fa3verify.operations.backward import Backward, GradientConfig
-from fa3verify.operations.forward import Forward
+from fa3verify.operations.forward import Forward, ForwardConfig
 from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
 from fa3verify.operations.operation import Operation as Operation
@@ -17,7 +17,7 @@ from fa3verify.operations.operation import Outputs as Outputs
 from fa3verify.operations.operation import WrongOutput as WrongOutput
 from fa3verify.operations.quantize import Quantize, QuantizeConfig
 
-AnyConfig = Config | BackwardConfig | GradientConfig | QuantizeConfig  # a kernel's, by its operation
+AnyConfig = Config | ForwardConfig | BackwardConfig | GradientConfig | QuantizeConfig  # a kernel's, by its operation
 FORWARD = Forward.name  # the operation of a kernel or a case that names none
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize(), Backward())}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,13 +59,27 @@ _CHANGES: tuple[dict[str, Setting], ...] = (
 _FP16_SMALLEST = 2.0**-14  # the smallest normal number
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardConfig:
+    """The configuration of a forward kernel of binary32, of which only the formats are known.
+
+    Our launches have none like it. The last three fields are what properties choose lengths by, and try to change.
+    """
+
+    dtype: Dtype = "fp32"
+    out_dtype: str = "fp32"
+    tile_n: int = 128
+    num_splits: int = 1
+    promotion_interval: int = 0
+
+
 class Result(NamedTuple):
     """Holds what a forward kernel returns.
 
     Parameters
     ----------
     out : array of shape ``problem.out_shape``
-        In the kernel's output format: float16, or bfloat16 of ml_dtypes.
+        In the kernel's output format: float16, float32, or bfloat16 of ml_dtypes.
     lse : float32 array of shape ``problem.lse_shape``, optional
         Natural logarithm of the sum of exponentials; None where the kernel returns none.
     """
@@ -111,7 +125,7 @@ class Forward(Operation):
     )
     config = Config
     features = FEATURES
-    serving = SERVING
+    serving = SERVING | {"narrow_sinks"}  # that a kernel takes sinks in its operands' format: no problem needs it
     faults = Fault
     has_orders = True
 
@@ -157,7 +171,7 @@ class Forward(Operation):
     def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         return tuple(KernelModel.hypotheses("fp16", "fp16"))
 
-    def hypotheses(self, config: Config, accumulator: Accumulator) -> Mapping[str, KernelModel]:
+    def hypotheses(self, config: Config | ForwardConfig, accumulator: Accumulator) -> Mapping[str, KernelModel]:
         return KernelModel.hypotheses(config.dtype, config.out_dtype, accumulator)
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: KernelModel, got: Outputs) -> Outputs:

@@ -46,7 +46,7 @@ Chosen = tuple[QuantScheme | None, tuple[tuple[str, Setting], ...]]  # the schem
 Descales = Literal["any", "uniform", "blocks"]  # to draw for e4m3: of any kind, one for each head, always of blocks
 Names = frozenset[str]
 Configure = Callable[[AttentionProblem], Any]  # returns the configuration that a kernel chooses
-Accumulator = Literal["fp32", "wgmma", "either"]  # how a kernel that states no order adds products
+Accumulator = Literal["fp32", "wgmma", "either", "tf32"]  # how a kernel that states no order adds products
 ForwardOf = Literal["given", "own"]  # whether gradients belong to the given out and lse, or to a forward of its own
 # Packed sequences, some of which end inside a tile, for the operations that quantise or differentiate.
 PACKED = AttentionProblem.varlen((40, 70, 1), (200, 33, 129), nheads=2, nheads_kv=1, head_dim=128)

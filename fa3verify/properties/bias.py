@@ -16,6 +16,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
+from fa3verify.judging import hypotheses
 from fa3verify.judging.verdict import Seen
 from fa3verify.properties.compare import Found
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
@@ -93,13 +94,17 @@ def _one_key(setup: Setup, seed: int) -> tuple[Setup, np.ndarray]:
     kind = FORMATS[kernel.dtype].dtype
     q, k = (rng.standard_normal(shape).astype(kind) for shape in (problem.q_shape, problem.k_shape))
     significand = rng.choice([-1, 1], problem.v_shape) * (1 + rng.random(problem.v_shape))
-    least = -24 if kernel.dtype == "fp16" else -8  # subnormal numbers of fp16, and those of bf16 and e4m3 that fit
-    operands = Operands(q, k, np.ldexp(significand, rng.integers(least, 0, problem.v_shape)).astype(kind))
+    least = -24 if kernel.dtype == "fp16" else -8  # subnormal numbers of fp16, and those of other formats that fit
+    v = np.ldexp(significand, rng.integers(least, 0, problem.v_shape)).astype(kind)
+    config = kernel.config_for(problem)
+    if hypotheses.assumed(kernel, config).accumulator == "tf32":
+        v = v.astype(FORMATS["bf16"].dtype).astype(kind)  # which tf32 holds
+    operands = Operands(q, k, v)
     if kernel.dtype == "e4m3":
         scales = [Descale(np.full((1, 1, 1), x, np.float32)) for x in np.exp(rng.uniform(-2, 2, 3))]
         operands = replace(operands, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2])
     value = operands.dequantized(problem)[2].reshape(problem.out_shape)
-    return setup._replace(problem=problem, operands=operands, config=kernel.config_for(problem)), value
+    return setup._replace(problem=problem, operands=operands, config=config), value
 
 
 _PLAIN = Wanted(layout="batched", masks="none", softcap=False, max_edits=0, empty=False, families=("normal",))

@@ -224,4 +224,4 @@ def set_up(kernel: Kernel, case: Case) -> Setup:
         config = kernel.config_for(case.problem, case.changes)
     except ValueError as error:
         raise Untaken(one_line(error)) from None
-    return Setup(kernel, case.problem, case.operands(), config)
+    return Setup(kernel, case.problem, kernel.given(case.operands()), config)

@@ -153,6 +153,7 @@ def _one_chunk(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
     return setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k))), setup
 
 
+_SINKS = needs("sinks", dtypes=("fp16", "bf16"))
 _SMALL = Wanted(longest_q=16, descales="uniform")  # functions for caches take no other descales
 _DENSE = Wanted(masks="none", layout="batched", softcap=False)
 SERVING_LAWS = (
@@ -246,7 +247,7 @@ SERVING_LAWS = (
         _sink_as_key,
         wanted=_DENSE,
         parameters=drawn(score=st.sampled_from(_SCORES)),
-        applies=needs("sinks", dtypes=("fp16", "bf16")),
+        applies=lambda kernel: _SINKS(kernel) and "narrow_sinks" not in kernel.features,
     ),
     law(
         "one_chunk_is_none",

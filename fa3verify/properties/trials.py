@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import operations
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
@@ -181,7 +181,7 @@ def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
     return lambda draw, kernel, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
 
-def needs(*features: str, dtypes: tuple[str, ...] = ("fp16", "bf16", "e4m3")) -> Callable[[Kernel], bool]:
+def needs(*features: str, dtypes: tuple[str, ...] = get_args(Dtype)) -> Callable[[Kernel], bool]:
     """Return a function that tells whether a kernel has all the features and one of the dtypes."""
     return lambda kernel: set(features) <= kernel.features and kernel.dtype in dtypes
 

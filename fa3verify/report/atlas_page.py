@@ -14,8 +14,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
-from fa3_reference.problem import DTYPES
+from fa3_reference.problem import Dtype
 from fa3verify import operations
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
@@ -266,6 +267,6 @@ def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
     return {
         f"{operation.capitalize()}, {dtype}": mine
         for operation in operations.OPERATIONS
-        for dtype in DTYPES
+        for dtype in get_args(Dtype)
         if (mine := [row for row in rows if (row.entry.operation, row.entry.dtype) == (operation, dtype)])
     }

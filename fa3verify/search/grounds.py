@@ -82,8 +82,8 @@ _CASES = (
 
 def grounds_of(kernel: Kernel, others: tuple[Kernel, ...] = ()) -> tuple[Ground, ...]:
     """Return where a kernel can be hunted, together with others; islands of forward kernels only."""
-    if kernel.operation != FORWARD:
-        return _CASES[:1]
+    if kernel.operation != FORWARD or kernel.dtype == "fp32":
+        return _CASES if kernel.operation == FORWARD else _CASES[:1]
     kernels = (kernel, *others)
     by_batch = kernel.dtype == "e4m3" and not all("block_descale" in each.features for each in kernels)
     layouts = (_BY_BATCH,) if by_batch else (_BY_ROW, _BY_BATCH)

@@ -30,7 +30,7 @@ def call_of(kernel: Kernel, case: Case) -> Setup:
     if words := kernel.misfit(case.problem):
         raise ValueError(f"{kernel.name} does not take {case.describe()}: {words}")
     config = kernel.config_for(case.problem, case.changes)
-    return Setup(kernel, case.problem, case.operands(), config)
+    return Setup(kernel, case.problem, kernel.given(case.operands()), config)
 
 
 def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray) -> Outputs:

@@ -39,11 +39,11 @@ def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
 
 
 def view_as_torch(x: np.ndarray) -> torch.Tensor:
-    """Return a tensor on the CPU over the very memory of an array of a small format, with its strides."""
-    bits = x.view(np.int16 if x.itemsize == 2 else np.uint8)
+    """Return a tensor on the CPU over the very memory of an array, with its strides."""
+    bits = x if x.itemsize == 4 else x.view(np.int16 if x.itemsize == 2 else np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of read-only arrays; the caller checks that none changed
-        return torch.from_numpy(bits).view(_BY_NUMPY[x.dtype])
+        return torch.from_numpy(bits).view(_BY_NUMPY.get(x.dtype, torch.float32))
 
 
 def memory_of(x: torch.Tensor, most_bytes: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ from fa3_reference.score_term import ScoreTerm
 Array = NDArray[Any]  # its dtype is that of the problem's format
 Floats = NDArray[np.generic]  # of any floating dtype, those of ml_dtypes included
 Element = TypeVar("Element", bound=np.generic)
-Dtype = Literal["fp16", "bf16", "e4m3"]
-DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
+Dtype = Literal["fp16", "bf16", "e4m3", "fp32"]
+DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")  # those of kernels on a tensor core of Hopper
 MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
 MAX_HEAD_DIM_V = 512
 SERVING = (
@@ -81,7 +81,7 @@ class AttentionProblem:
         ``seqlen_k`` may be 0 (every row is then empty); ``seqlen_q`` may not.
     head_dim_v : int
         Channels of V and of the output, at most 512; 0 stands for ``head_dim``.
-    dtype : {"fp16", "bf16", "e4m3"}
+    dtype : {"fp16", "bf16", "e4m3", "fp32"}
         Format of the operands a kernel sees.
     causal : bool
         Key j is visible to query i iff j <= i + seqlen_k - seqlen_q.
@@ -165,7 +165,8 @@ class AttentionProblem:
             self.nheads % self.nheads_kv == 0,
             f"nheads must be a multiple of nheads_kv, got {self.nheads} and {self.nheads_kv}",
         )
-        _check(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        dtypes = get_args(Dtype)
+        _check(self.dtype in dtypes, f"dtype must be one of {', '.join(dtypes)}, got {self.dtype!r}")
         _check(
             len(self.window) == 2 and all(is_integer(w, -1) for w in self.window),
             f"window must be two integers >= -1 (left, right), got {self.window!r}",
@@ -301,7 +302,7 @@ class AttentionProblem:
             Queries and keys of each sequence; zeros are legal, as long as there is one query in all.
         nheads, nheads_kv, head_dim, head_dim_v : int
             Sizes, as :class:`AttentionProblem` describes them.
-        dtype : {"fp16", "bf16", "e4m3"}
+        dtype : {"fp16", "bf16", "e4m3", "fp32"}
             Format of the operands a kernel sees.
         causal : bool
             Key j is visible to query i iff j <= i + seqlen_k - seqlen_q, with the lengths of its sequence.
@@ -686,7 +687,7 @@ class Operands:
     Parameters
     ----------
     q, k, v : arrays of the problem's shapes
-        Their numpy dtype is float16, or bfloat16 or float8_e4m3fn of ml_dtypes.
+        Their numpy dtype is float16, float32, or bfloat16 or float8_e4m3fn of ml_dtypes.
     q_descale, k_descale, v_descale : Descale, optional
         Factors that dequantise e4m3 operands; None is 1.
     sinks : float32 (nheads,), optional
@@ -760,7 +761,7 @@ class Operands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardOperands(Operands):
-    """Holds what a backward kernel sees: q, k and v in 16 bits, the gradient of the output, and what the forward
+    """Holds what a backward kernel sees: q, k and v in 16 or 32 bits, the gradient of the output, and what the forward
     returned.
 
     ``dout`` and ``out`` have the problem's out_shape and the dtype of q. ``lse`` is float32 of the problem's lse_shape,

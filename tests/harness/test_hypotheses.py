@@ -316,7 +316,7 @@ def test_a_stated_order_is_the_only_hypothesis_and_its_summary_has_no_word_of_ot
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
-        ({"accumulator": "bf16"}, "accumulator must be among fp32, wgmma, either, got 'bf16'"),
+        ({"accumulator": "bf16"}, "accumulator must be among fp32, wgmma, either, tf32, got 'bf16'"),
         (
             {"accumulator": "fp32", "order": forward.order_of_family},
             r"mine\.bf16 takes no accumulator, got 'fp32': its order",

@@ -16,7 +16,8 @@ from fa3_reference.problem import DTYPES, AttentionProblem, Operands
 
 F = np.float32
 LOG2_E = 1.4426950408889634
-TENSOR_CORE = {"fp16": (16, 25, 23), "bf16": (16, 25, 23), "e4m3": (32, 13, 13)}  # products a step, bits kept
+# Products a step, and bits kept; of operands cut to tf32, what tensor cores may do at worst.
+TENSOR_CORE = {"fp16": (16, 25, 23), "bf16": (16, 25, 23), "e4m3": (32, 13, 13), "fp32": (4, 23, 23)}
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,19 @@ class Order:
     splits: int = 1
     combine: str = "sum"
     p_scale: float = 1.0
-    dtypes: tuple[str, ...] = DTYPES
+    tf32: str = ""  # how both factors of a product lose all but 10 fraction bits: "cut" or "nearest"
+    dtypes: tuple[str, ...] = (*DTYPES, "fp32")
 
     @property
-    def accumulator(self) -> Literal["fp32", "either"]:
+    def accumulator(self) -> Literal["fp32", "either", "tf32"]:
         """What a judge must assume of the machine that runs it."""
+        if self.tf32:
+            return "tf32"
         cuts = ("chained", "promoted", "halves")
         return "either" if self.products in cuts or self.sums in cuts else "fp32"
 
 
-_16_BITS = ("fp16", "bf16")
+_16_BITS = ("fp16", "bf16", "fp32")
 # How a kernel takes a sink: as one more key, which may be of any tile; as the first maximum; in the finished row sum,
 # in the scale of the largest key; or with the finished O and lse, as a part that was split off.
 SINKS = ("key", "first", "end", "after")
@@ -109,6 +113,12 @@ ORDERS = {
     "one key at a time": Order(tile=1, dtypes=_16_BITS),
     "one key at a time, exponential of 2 ulp": Order(tile=1, exp_ulp=2, dtypes=_16_BITS),
     "splits of one key": Order(tile=1, splits=64, dtypes=_16_BITS),
+    "tf32": Order(tf32="cut", dtypes=("fp32",)),
+    "tf32 to nearest": Order("toward zero", "toward zero", tf32="nearest", tile=16, dtypes=("fp32",)),
+    "tf32, tensor core": Order("chained", "chained", scale="fused", tile=64, tf32="cut", dtypes=("fp32",)),
+    "tf32, scale in Q": Order("chained", "promoted", scale="query", tile=32, tf32="cut", dtypes=("fp32",)),
+    "tf32, root of scale in Q and K": Order("pairs", "pairs", scale="root", tf32="cut", dtypes=("fp32",)),
+    "tf32, normalised P": Order(normalised=True, tf32="cut", dtypes=("fp32",)),
 }
 
 
@@ -120,7 +130,10 @@ class Result(NamedTuple):
 
 
 def orders_of(dtype: str) -> dict[str, Order]:
-    return {name: order for name, order in ORDERS.items() if dtype in order.dtypes}
+    """Return the orders of a dtype by name; binary32 operands meet no tensor core but that of tf32."""
+    either = "" if dtype == "fp32" else "either"
+    taken = {name: order for name, order in ORDERS.items() if dtype in order.dtypes}
+    return {name: order for name, order in taken.items() if order.accumulator in ("fp32", "tf32", either)}
 
 
 def attend(order: Order, problem: AttentionProblem, x: Operands, rng: np.random.Generator, out: str = "") -> Result:
@@ -151,6 +164,12 @@ def rounded(x: np.ndarray, name: str) -> np.ndarray:
     if name == "e4m3":
         x = np.clip(x, -fmt.max_finite, fmt.max_finite)
     return x.astype(fmt.dtype).astype(F)
+
+
+def in_tf32(x: np.ndarray, how: str) -> np.ndarray:
+    """Return the numbers with 10 fraction bits, "cut" or rounded to the "nearest", ties away from zero."""
+    bits = np.ascontiguousarray(x).view(np.uint32) + np.uint32(0x1000 if how == "nearest" else 0)
+    return np.where(np.isfinite(x), (bits & np.uint32(0xFFFFE000)).view(F), x)
 
 
 class _Head:
@@ -203,11 +222,11 @@ class _Head:
         """Scores, and the factor that takes them to the units of exponents."""
         c, scale = self.factor, self.order.scale
         if self.problem.softcap:
-            return self.capped(added(self.order.products, q, k.T, self.dtype) * c)
+            return self.capped(self.added(self.order.products, q, k.T) * c)
         if scale == "fused":
-            return added(self.order.products, q, k.T, self.dtype), F(c * F(LOG2_E))
+            return self.added(self.order.products, q, k.T), F(c * F(LOG2_E))
         if scale == "in_turn":
-            return added(self.order.products, q, k.T, self.dtype) * c, F(LOG2_E)
+            return self.added(self.order.products, q, k.T) * c, F(LOG2_E)
         if scale == "query":
             q = q * c
             c = F(1)
@@ -218,7 +237,7 @@ class _Head:
             q = q * np.sqrt(c)
             k = k * np.sqrt(c)
             c = F(1)
-        s = added(self.order.products, q, k.T, self.dtype)
+        s = self.added(self.order.products, q, k.T)
         return s * (F(c * F(LOG2_E)) if scale == "log2" else c), F(1)
 
     def capped(self, x: np.ndarray) -> tuple[np.ndarray, np.float32]:
@@ -234,6 +253,12 @@ class _Head:
         if self.order.scale in ("fused", "in_turn"):
             return t, F(cap * F(LOG2_E))
         return t * (F(cap * F(LOG2_E)) if self.in_log2 else cap), F(1)
+
+    def added(self, how: str, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
+        """The product of two matrices, added to a third; where the order has tf32 both lose their last bits first."""
+        if self.order.tf32:
+            a, b = (in_tf32(x, self.order.tf32) for x in (a, b))
+        return added(how, a, b, self.dtype, c)
 
     def exp(self, x: np.ndarray) -> np.ndarray:
         if not self.in_log2:
@@ -266,7 +291,7 @@ class _Head:
         of_sink = self.exp(self.sink - base) if self.way in ("first", "end") else np.zeros(len(x), F)
         row_sum = self.total(p, of_sink)
         p = np.where(row_sum[:, None] > 0, p / row_sum[:, None], F(0))
-        return added(self.order.sums, self.stored(p), v[keys], self.dtype), base + self.log(row_sum)
+        return self.added(self.order.sums, self.stored(p), v[keys]), base + self.log(row_sum)
 
     def running(
         self, x: np.ndarray, v: np.ndarray, part: list[np.ndarray], unit: np.float32
@@ -289,7 +314,7 @@ class _Head:
                 p = self.exp(y - base[:, None])
             kept = self.stored(p * F(order.p_scale))
             row_sum = self.total(kept / F(order.p_scale) if order.of_rounded else p, row_sum * alpha)
-            o = added(order.sums, kept, v[keys], self.dtype, o * alpha[:, None])
+            o = self.added(order.sums, kept, v[keys], o * alpha[:, None])
             top = new
         if self.way == "end":
             row_sum = row_sum + self.exp(self.sink - np.where(np.isneginf(top), F(0), top) * unit)

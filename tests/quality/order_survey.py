@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import DTYPES, AttentionProblem, Descale, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from tests.quality.legal_orders import Result, attend, orders_of
 
 SETTINGS = (
@@ -259,7 +259,7 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
 
 def searched(dtype: Dtype, problems: int, seed: int = 0, sinks: bool = False) -> list[Individual]:
     """Breed problems, most for the orders that come nearest; return the worst of each order, the worst first."""
-    rng, names = np.random.default_rng([seed, DTYPES.index(dtype)]), list(orders_of(dtype))
+    rng, names = np.random.default_rng([seed, get_args(Dtype).index(dtype)]), list(orders_of(dtype))
     best: dict[str, Individual] = {}
     for i in range(problems):
         ahead = sorted(names, key=lambda name: -best[name].ratio if name in best else -np.inf)
@@ -273,7 +273,7 @@ def searched(dtype: Dtype, problems: int, seed: int = 0, sinks: bool = False) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", choices=get_args(Dtype), default=get_args(Dtype))
     parser.add_argument("--inputs", type=int, default=len(SETTINGS) * len(KINDS))
     parser.add_argument("--problems", type=int, default=10_000)
     parser.add_argument("--out", type=Path, required=True)

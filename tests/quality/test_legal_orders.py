@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.problem import DTYPES, Dtype
+from fa3_reference.problem import Dtype
 from tests.quality.legal_orders import orders_of
 from tests.quality.order_survey import searched, table
 
+DTYPES = get_args(Dtype)
 INPUTS = 14  # of 60; both sizes in full by python -m tests.quality.order_survey
 PROBLEMS = 150  # of 10,000
 
@@ -24,7 +27,7 @@ def test_every_legal_order_keeps_one_hypothesis_on_all_inputs_and_every_hypothes
     for name, survey in surveys.items():
         best = survey.best
         assert survey.worst[best] <= 1, f"{dtype}, {name}: {survey.worst[best]:.3g} of {best} at {survey.where[best]}"
-    for hypothesis in KernelModel.hypotheses(dtype, "fp32"):
+    for hypothesis in KernelModel.hypotheses(dtype, "fp32") if dtype != "fp32" else ():  # where P is not rounded
         others = [{k: x for k, x in survey.worst.items() if k != hypothesis} for survey in surveys.values()]
         assert max(min(worst.values()) for worst in others) > 2, f"{hypothesis} saves no order"
 

@@ -235,7 +235,8 @@ def _own_dots_error(h: BackwardHead, p: Weights, model: BackwardModel) -> np.nda
     """Step B9: return the error (rows,) of D = dO O where O is the kernel's own, rounded to the operands' format."""
     weights, error = (np.where(h.visible, x, 0) for x in (p.exact, p.stored_error))
     finite_v = np.abs(np.nan_to_num(h.v, posinf=0, neginf=0))
-    out_error = error @ finite_v + gamma(len(h.v) + DIVISION) * ((weights + error) @ finite_v)
+    relative = gamma(len(h.v) + DIVISION, model.addition / 2) + model.factors
+    out_error = error @ finite_v + relative * ((weights + error) @ finite_v)
     out_error = out_error * OUTWARD + 2.0**-44 * (weights @ finite_v) + FP32_MIN_NORMAL
     out_error = np.maximum(out_error, rounded_error(h.out, out_error, FORMATS[model.dtype]))
     return np.sum(np.abs(h.dout) * out_error, 1) * (1 + gamma(h.dout.shape[1])) * OUTWARD

@@ -68,3 +68,11 @@ TENSOR_CORE = {
     "bf16": TensorCore(16, 25, 23, FORMATS["bf16"]),
     "e4m3": TensorCore(32, 13, 13, FORMATS["e4m3"]),
 }
+# Of binary32 operands, in tf32: not measured, and no bound rests on more than its steps of eight and its range.
+TF32_CORE = TensorCore(8, 25, 23, FORMATS["fp32"])
+# Largest relative error of a product whose two factors were cut to the 10 fraction bits of tf32, whose range is that of
+# binary32.
+TF32_FACTORS = (1 + 2.0**-10) ** 2 - 1
+# What one addition of tf32 products may lose of sums of absolute values: a step of four products or more may cut each
+# of them, C and its sum to 2^-23, which is 1.5 x 2^-23 a product. Assumed of all tensor cores.
+TF32_ADDITION = 2.0**-22

@@ -62,6 +62,8 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     is_power = _is_power_of_two(state, l_error, model)[:, None]  # then nothing rounds but a descale of V
     descale_rounds = head.v_scaled and np.frexp(state.v_factor or 1.0)[0] != 0.5
     epilogue = np.where(is_power, descale_rounds * U_FP32, divides)
+    if model.dtype == "fp32" and not model.is_blocked:
+        epilogue = epilogue + _by_own_lse(state, row_sum + l_error, model)[:, None]
     if head.v_scaled and state.v_factor is not None:  # the inverse row sum times a small descale may be subnormal
         epilogue = epilogue + model.tiny * 2.0**model.p_offset_log2 / state.v_factor * (row_sum + l_error)[:, None]
     error = (error + epilogue * (np.abs(o) + error)) * OUTWARD + 2 * model.tiny * max(1.0, state.v_factor or 1.0)
@@ -72,6 +74,17 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     error = np.where(state.outside | ~(np.abs(o) + error < FP32_MAX * (1 - 2.0**-10)), np.inf, error)
     lse_error = np.where(state.outside.all(1) | state.lse_lost, np.inf, np.where(empty, 0.0, lse_error))
     return SplitResult(o, error, noise, lse, lse_error)
+
+
+def _by_own_lse(state: State, row_sum: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Return the relative error (rows,) of weights that are exponentials of scores, or of the lse of parts, less lse.
+
+    They do not sum to 1, as both lse are rounded, and taken to natural units and back. Beside a P of 16 bits or fewer
+    that is next to nothing; where P stays in binary32 and scores are far from 0 it is what O errs by most.
+    """
+    size = np.abs(state.max) + np.abs(np.log2(np.maximum(row_sum, 1.0)))
+    logs = LG2_ABS + LG2_REL * size
+    return np.expm1(LN2 * (gamma(6) * size + 2 * logs) + 2 * log_error(model.exp_error)) * OUTWARD
 
 
 def _row_sum_error(state: State, model: KernelModel) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa3_reference.bounds.device import U_FP32
+from fa3_reference.bounds.device import FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.forward_weights import LIFTED, BlockWeights
 from fa3_reference.bounds.head import Head, finite
 from fa3_reference.bounds.model import KernelModel
@@ -57,6 +57,8 @@ def accumulate(
     sizes = carried, added, aligned, reached
     lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model)
     lost = lost + carried * rescaled * OUTWARD
+    if model.factors:
+        lost = lost + (model.factors * added + FP32_MIN_NORMAL * p.sum(1, keepdims=True)) * OUTWARD
     # Outside a tensor core each product may vanish below the normal range, and each sum.
     vanished = 3 + (2 * w.visible.sum(1)[:, None] if model.accumulator != "wgmma" else 0)
     lost += (vanished * model.tiny + steps * model.core.tiny) * factor.max() / w.unit
@@ -134,7 +136,7 @@ def _share(keys: int, model: KernelModel) -> float:
     The epilogue uses it where next to nothing is known of the weights (step 9).
     """
     tiny = keys * model.p_format.min_subnormal / 2.0**model.p_offset_log2
-    tree = 0.0 if model.accumulator == "wgmma" else gamma(keys + 2, model.addition)
+    tree = 0.0 if model.accumulator == "wgmma" else gamma(keys + 2, model.addition) + model.factors
     if model.accumulator not in ("wgmma", "either"):
         return tiny + tree
     steps = _steps(keys, model)

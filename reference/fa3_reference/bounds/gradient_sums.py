@@ -35,8 +35,9 @@ def product(w: np.ndarray, dw: np.ndarray, x: np.ndarray, model: BackwardModel) 
     size = (np.abs(w) + dw) @ np.abs(x)
     cut = np.zeros(size.shape)
     if model.accumulator != "wgmma":
-        cut = gamma(len(x) + SCALED_OPERANDS, model.addition) * size + 2 * len(x) * FP32_MIN_NORMAL * (size > 0)
-    if model.accumulator != "fp32":
+        relative = gamma(len(x) + SCALED_OPERANDS, model.addition) + model.factors
+        cut = relative * size + 2 * len(x) * FP32_MIN_NORMAL * (size > 0)
+    if model.accumulator in ("wgmma", "either"):
         cut = np.maximum(cut, _chain_error(w, dw, x, size, model))
     own = size * len(x) * 2.0**-52
     error = (dw @ np.abs(x) + cut + own) * OUTWARD

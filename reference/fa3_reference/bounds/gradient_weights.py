@@ -82,6 +82,9 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
     # s may be flushed
     x = factor * s
     dx = factor * (ds + FP32_MIN_NORMAL)
+    if model.dtype == "fp32":  # softmax_scale may have multiplied Q, or its root Q and K, and taken them to 0
+        sizes = np.abs(h.q).sum(1)[:, None] + np.abs(h.k).sum(1)
+        dx = dx + factor * FP32_MIN_NORMAL / min(1.0, problem.softmax_scale) * sizes
     slope = None
     roundings = _SCALE_ROUNDINGS + (model.exponent == "rounded")  # that one rounds the scaled score as well
     if problem.softcap > 0:
@@ -185,6 +188,6 @@ def row_products(a: np.ndarray, b: np.ndarray, model: BackwardModel) -> tuple[np
         ds = gamma(depth + SCALED_OPERANDS, model.addition) * size * OUTWARD
         if model.accumulator == "either":
             ds = np.maximum(ds, grouped_score_error(a, b, model.core))
-        ds = ds + 2 * depth * FP32_MIN_NORMAL * (size > 0)
+        ds = ds + model.factors * size * OUTWARD + 2 * depth * FP32_MIN_NORMAL * (size > 0)
     ds = ds + depth * 2.0**-52 * size  # what float64 may lose in the truth
     return np.where(bad, np.nan, s), np.where(bad, np.nan, ds)

@@ -173,14 +173,17 @@ class Head:
             if model.accumulator in ("wgmma", "either"):
                 ds = grouped_score_error(finite(q), finite(k), model.core, model.order.scale != "folded")
             if model.accumulator != "wgmma":
-                tree = gamma(q.shape[1] + 1, FORMATS["fp32"].epsilon) * sizes + q.shape[1] * FP32_MIN_NORMAL
+                unit = FORMATS["fp32"].epsilon if model.accumulator != "tf32" else model.addition
+                tree = gamma(q.shape[1] + 1, unit) * sizes + q.shape[1] * FP32_MIN_NORMAL
                 ds = np.maximum(ds, tree)
         if model.accumulator in ("wgmma", "either") and not model.keeps_subnormals:
             ds = ds + np.where(np.abs(s) - ds < FP32_MIN_NORMAL, FP32_MIN_NORMAL, 0.0)
         noise = 2.0**-48 * sizes
         ds = ds + noise
         largest = _LARGE
-        if model.order.scale == "folded":
+        if model.dtype == "fp32":
+            ds, sizes = self._of_binary32(q, k, ds, sizes, model)
+        elif model.order.scale == "folded":
             ds, sizes = self._folded(q, k, ds, sizes, FORMATS[model.dtype])
         if model.order.scale == "in_turn":  # its two roundings count with those of the factor
             ds = ds + model.tiny / self.problem.softmax_scale
@@ -192,6 +195,21 @@ class Head:
             ds = ds + fmt.min_subnormal * max(1.0, 1 / scale)
             largest = fmt.max_finite / 2 / max(1.0, scale)
         return np.where(sizes < _LARGE, np.where(np.abs(s) + ds < largest, s, np.nan), np.nan), ds, noise
+
+    def _of_binary32(
+        self, q: np.ndarray, k: np.ndarray, ds: np.ndarray, sizes: np.ndarray, model: KernelModel
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the error of raw scores of operands in binary32, and their sums of absolute products, which are
+        infinite where an operand may overflow.
+
+        Q may have met softmax_scale, or Q and K its root, with log2(e) or without. tf32 rounds both operands again.
+        """
+        scale = self.problem.softmax_scale
+        relative = gamma(4) * (1 + model.factors) + model.factors
+        flushed = FP32_MIN_NORMAL / min(1.0, scale) * (np.abs(q).sum(1)[:, None] + np.abs(k).sum(1))
+        largest = FP32_MAX / (2 * LOG2_E * max(1.0, scale))
+        fits = (np.abs(q).max(1, initial=0.0)[:, None] <= largest) & (np.abs(k).max(1, initial=0.0) <= largest)
+        return (ds * (1 + relative) + relative * sizes + flushed) * OUTWARD, np.where(fits, sizes, np.inf)
 
     def _folded(
         self, q: np.ndarray, k: np.ndarray, ds: np.ndarray, sizes: np.ndarray, fmt: Format

@@ -10,10 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fa3_reference.bounds.device import EX2_REL, FP32_MIN_NORMAL, TANH_REL, TENSOR_CORE, TensorCore
+from fa3_reference.bounds.device import (
+    EX2_REL,
+    FP32_MIN_NORMAL,
+    TANH_REL,
+    TENSOR_CORE,
+    TF32_ADDITION,
+    TF32_CORE,
+    TF32_FACTORS,
+    TensorCore,
+)
 from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
+
+
+def check_products(dtype: Dtype, accumulator: str) -> None:
+    """Raise ValueError for an accumulator that operands of a format do not have; "fp32" is one of all formats."""
+    if accumulator != "fp32" and (dtype == "fp32") != (accumulator == "tf32"):
+        taken = "fp32 or tf32" if dtype == "fp32" else "fp32, wgmma or either"
+        raise ValueError(f"accumulator of {dtype} operands must be {taken}, got {accumulator!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +38,10 @@ class KernelModel:
 
     Parameters
     ----------
-    dtype : {"fp16", "bf16", "e4m3"}
+    dtype : {"fp16", "bf16", "e4m3", "fp32"}
         Format of the operands.
     out_dtype : {"fp16", "bf16", "fp32"}
-        Format of the output; "fp32" bounds the error before the last rounding.
+        Format of the output; "fp32" bounds the error before the last rounding, which binary32 has in the division.
     tile_m, tile_n : int
         Query rows and keys of a tile; 0 where it is not known.
     promotion_interval : int
@@ -41,12 +57,13 @@ class KernelModel:
         (before and after scaling), and a sink once.
     probabilities : str
         Format of P as it enters the second product; ``dtype`` by default.
-    accumulator : {"wgmma", "fp32", "fp16", "either"}
+    accumulator : {"wgmma", "fp32", "fp16", "either", "tf32"}
         What adds the products: Hopper's tensor core as measured ("wgmma"), or any tree of additions in that format,
         each to nearest or toward zero. "either" is for a kernel that may use binary32 or the tensor core in either
         product, and charges the larger error of the two at each step. The tensor core may then add any channels or keys
         as a group, of at least half a wgmma step each, and chain the groups or promote them to binary32 after any
-        number of them.
+        number of them. "tf32", of binary32 operands alone, rounds each factor of a product to 10 fraction bits, to
+        nearest or toward zero.
     exp_error : float
         Relative error of the exponential.
     tanh_error : float
@@ -60,7 +77,8 @@ class KernelModel:
     Raises
     ------
     ValueError
-        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles.
+        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles. If binary32 operands are given
+        an accumulator other than "fp32" and "tf32", or others "tf32".
     """
 
     dtype: Dtype
@@ -73,7 +91,7 @@ class KernelModel:
     order: SoftmaxOrder = field(default_factory=SoftmaxOrder)
     scores: str = "fp32"
     probabilities: str = ""
-    accumulator: Literal["wgmma", "fp32", "fp16", "either"] = "wgmma"
+    accumulator: Literal["wgmma", "fp32", "fp16", "either", "tf32"] = "wgmma"
     exp_error: float = EX2_REL
     tanh_error: float = 0.0
     keeps_subnormals: bool = True
@@ -84,7 +102,7 @@ class KernelModel:
         cls,
         dtype: Dtype,
         out_dtype: str,
-        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+        accumulator: Literal["wgmma", "fp32", "either", "tf32"] = "fp32",
         row_sum_of: Literal["weights", "rounded"] = "weights",
         weights: Literal["running", "normalised", "any"] = "any",
     ) -> KernelModel:
@@ -96,14 +114,15 @@ class KernelModel:
 
         Parameters
         ----------
-        dtype : {"fp16", "bf16", "e4m3"}
+        dtype : {"fp16", "bf16", "e4m3", "fp32"}
             Format of the operands.
         out_dtype : {"fp16", "bf16", "fp32"}
             Format of the output.
-        accumulator : {"wgmma", "fp32", "either"}
+        accumulator : {"wgmma", "fp32", "either", "tf32"}
             What the machine adds products with. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
             their kernels need "either"; so do 16-bit kernels on Hopper, whose tensor core aligns subnormal operands as
-            if they were normal. Blackwell and CPUs add in binary32.
+            if they were normal. Blackwell and CPUs add in binary32. Operands of binary32 are multiplied in "fp32", or
+            by a tensor core in "tf32".
         row_sum_of : {"weights", "rounded"}
             As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
         weights : {"running", "normalised", "any"}
@@ -122,7 +141,7 @@ class KernelModel:
 
     @classmethod
     def hypotheses(
-        cls, dtype: Dtype, out_dtype: str, accumulator: Literal["wgmma", "fp32", "either"] = "fp32"
+        cls, dtype: Dtype, out_dtype: str, accumulator: Literal["wgmma", "fp32", "either", "tf32"] = "fp32"
     ) -> dict[str, KernelModel]:
         """Return the models that a kernel which states no order may have, by name; each is of the whole kernel.
 
@@ -132,11 +151,11 @@ class KernelModel:
 
         Parameters
         ----------
-        dtype : {"fp16", "bf16", "e4m3"}
+        dtype : {"fp16", "bf16", "e4m3", "fp32"}
             Format of the operands.
         out_dtype : {"fp16", "bf16", "fp32"}
             Format of the output.
-        accumulator : {"wgmma", "fp32", "either"}
+        accumulator : {"wgmma", "fp32", "either", "tf32"}
             As of :meth:`any_order`.
 
         Returns
@@ -154,13 +173,14 @@ class KernelModel:
     def __post_init__(self) -> None:
         if not self.probabilities:
             object.__setattr__(self, "probabilities", self.dtype)
+        check_products(self.dtype, self.accumulator)
         if self.num_splits > 1 and not self.tile_n:
             raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
     @property
     def core(self) -> TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE[self.dtype]
+        return TENSOR_CORE.get(self.dtype, TF32_CORE)
 
     @property
     def tiny(self) -> float:
@@ -222,7 +242,14 @@ class KernelModel:
     @property
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
+        if self.accumulator == "tf32":
+            return TF32_ADDITION
         return FORMATS["fp16" if self.accumulator == "fp16" else "fp32"].epsilon
+
+    @property
+    def factors(self) -> float:
+        """Relative error of the two factors of a product that is not of their own format, together."""
+        return TF32_FACTORS if self.accumulator == "tf32" else 0.0
 
     @property
     def tanh_errors(self) -> tuple[float, ...]:
@@ -236,7 +263,7 @@ class BackwardModel:
 
     Parameters
     ----------
-    dtype : {"fp16", "bf16"}
+    dtype : {"fp16", "bf16", "fp32"}
         Format of operands and gradients.
     tile_n : int
         Keys of a block; each block adds one part to dQ. 0 stands for any number of at least 16.
@@ -249,7 +276,7 @@ class BackwardModel:
     heads : {"added", "chained", "any"}
         Whether each query head of a group adds a part to dK and dV, or one chain runs over the rows of all heads, or
         either may be.
-    accumulator : {"wgmma", "fp32", "either"}
+    accumulator : {"wgmma", "fp32", "either", "tf32"}
         Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero; "either"
         as of :class:`KernelModel`.
     exponent : {"contracted", "rounded"}
@@ -275,6 +302,11 @@ class BackwardModel:
         Whether D is the row sum of dO O, or of P dP, where P may be rounded; the two differ by the rounding of O.
     ds_of : {"weights", "rounded"}
         Whether dS is made of the unrounded P, or of P rounded to the format of ``weights``.
+
+    Raises
+    ------
+    ValueError
+        For an accumulator that the operands do not have, as of :class:`KernelModel`.
     """
 
     dtype: Dtype
@@ -283,7 +315,7 @@ class BackwardModel:
     out_dtype: str = ""
     tile_m: int = 0
     heads: Literal["added", "chained", "any"] = "added"
-    accumulator: Literal["wgmma", "fp32", "either"] = "wgmma"
+    accumulator: Literal["wgmma", "fp32", "either", "tf32"] = "wgmma"
     exponent: Literal["contracted", "rounded"] = "contracted"
     scales: Literal["sums", "weights", "any"] = "sums"
     forward: Literal["given", "own"] = "given"
@@ -296,12 +328,15 @@ class BackwardModel:
     dots: Literal["out", "weights"] = "out"
     ds_of: Literal["weights", "rounded"] = "weights"
 
+    def __post_init__(self) -> None:
+        check_products(self.dtype, self.accumulator)
+
     @classmethod
     def any_order(
         cls,
         dtype: Dtype,
         forward: Literal["given", "own"] = "given",
-        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+        accumulator: Literal["wgmma", "fp32", "either", "tf32"] = "fp32",
         dots: Literal["out", "weights"] = "out",
     ) -> BackwardModel:
         """Return the model of a kernel that states no order.
@@ -311,11 +346,11 @@ class BackwardModel:
 
         Parameters
         ----------
-        dtype : {"fp16", "bf16"}
+        dtype : {"fp16", "bf16", "fp32"}
             Format of operands and gradients.
         forward : {"given", "own"}
             Whose out and lse the kernel uses.
-        accumulator : {"wgmma", "fp32", "either"}
+        accumulator : {"wgmma", "fp32", "either", "tf32"}
             As of :meth:`KernelModel.any_order`.
         dots : {"out", "weights"}
             What D is computed from; :meth:`hypotheses` has both.
@@ -333,7 +368,7 @@ class BackwardModel:
         cls,
         dtype: Dtype,
         forward: Literal["given", "own"] = "given",
-        accumulator: Literal["wgmma", "fp32", "either"] = "fp32",
+        accumulator: Literal["wgmma", "fp32", "either", "tf32"] = "fp32",
     ) -> dict[str, BackwardModel]:
         """Return the models that a kernel which states no order may have, as :meth:`KernelModel.hypotheses` does.
 
@@ -341,11 +376,11 @@ class BackwardModel:
 
         Parameters
         ----------
-        dtype : {"fp16", "bf16"}
+        dtype : {"fp16", "bf16", "fp32"}
             Format of operands and gradients.
         forward : {"given", "own"}
             Whose out and lse the kernel uses.
-        accumulator : {"wgmma", "fp32", "either"}
+        accumulator : {"wgmma", "fp32", "either", "tf32"}
             As of :meth:`KernelModel.any_order`.
 
         Returns
@@ -361,12 +396,17 @@ class BackwardModel:
     @property
     def core(self) -> TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE[self.dtype]
+        return TENSOR_CORE.get(self.dtype, TF32_CORE)
 
     @property
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
-        return FORMATS["fp32"].epsilon
+        return TF32_ADDITION if self.accumulator == "tf32" else FORMATS["fp32"].epsilon
+
+    @property
+    def factors(self) -> float:
+        """As of :class:`KernelModel`."""
+        return TF32_FACTORS if self.accumulator == "tf32" else 0.0
 
     @property
     def weight(self) -> Format:

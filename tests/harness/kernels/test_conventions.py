@@ -7,6 +7,7 @@ import pytest
 
 import fa3verify
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.score_term import ScoreTerm
 from fa3verify import Case, Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.loading import MADE
@@ -35,9 +36,14 @@ def of_tokens(q, k, v, *args, **options):
 
 @fa3verify.kernel(like="sdpa", head_dims=(64,))
 def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    assert attn_mask is None
     assert dropout_p == 0
     assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert attn_mask is None or not is_causal
+    if attn_mask is not None:
+        args = (x.double() for x in (query, key, value))
+        mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask.double()
+        sdpa_of_torch = torch.nn.functional.scaled_dot_product_attention
+        return sdpa_of_torch(*args, mask, scale=scale, enable_gqa=enable_gqa).to(query.dtype)
     return exact(query, key, value, scale, is_causal, top_left=True)[0].to(query.dtype)
 
 
@@ -93,7 +99,7 @@ def flex(query, key, value, score_mod=None, block_mask=None, scale=None, enable_
 
 CAUSAL = {"causal": True}
 RIGHT = {
-    sdpa: (frozenset({"causal", "gqa"}), {"causal": True, "top_left": True}),
+    sdpa: (frozenset({"causal", "gqa", "bias", "attn_mask"}), {"causal": True, "top_left": True}),
     short_sdpa: (frozenset({"causal"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
     flash: (frozenset({"causal", "gqa", "window"}), {"window": (3, 2)}),
     flash_without_window: (frozenset({"causal", "gqa"}), CAUSAL),
@@ -114,6 +120,14 @@ def test_a_function_of_a_public_convention_is_a_kernel(function):
     features, changes = RIGHT[function]
     kernel, judgement = judged(function, **changes)
     assert kernel.features == features
+    assert passes(kernel, judgement.measures)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["bias", "attn_mask"])
+def test_a_mask_or_a_bias_is_given_as_the_public_function_takes_it(kind, causal):
+    term = ScoreTerm(kind, "bh")
+    kernel, judgement = judged(sdpa, causal=causal, top_left=causal, term=term)
     assert passes(kernel, judgement.measures)
 
 

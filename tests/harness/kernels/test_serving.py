@@ -20,6 +20,8 @@ from fa3verify.judging.judgement import judge
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Kernel
+from fa3verify.properties import run_law
+from fa3verify.properties.serving import SERVING_LAWS
 from tests.harness.kernels import serving_kernels as kernels
 
 pytestmark = pytest.mark.usefixtures("shared_references")  # a mistaken kernel is given what the right one was
@@ -155,6 +157,39 @@ def test_sinks_are_of_binary32_and_rounded_ones_are_right_where_scores_are_kept_
     found = [judge(kernel, case, unrounded=False).measures for case in cases]
     worst = max(max(x["ratio_max"], x["ratio_lse_max"]) for x in found)
     assert (worst <= 1) == is_right, worst
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sinks_of_the_operands_format_are_handed_over_in_it_and_judged_as_they_are(dtype):
+    """A model in bf16 has sinks in bf16: a kernel that takes no others is no wrong one, and one that rounds more is."""
+    seen = set()
+
+    def narrow(step, *arrays, sinks=None, **given):
+        seen.add(None if sinks is None else sinks.dtype.name)
+        return kernels.plain(*arrays, sinks=None if sinks is None else step(sinks.astype(np.float32)), **given)
+
+    def worst(step, *features):
+        kernel = _kernel(functools.partial(narrow, step), dtype, features=("causal", "gqa", *features), name="k")
+        assert {"sinks", *features} <= kernel.features
+        cases = [space.case_of(kernel, {"sinks": "on", "group": "2 to 4", "mask": "causal"}, seed) for seed in range(3)]
+        found = [judge(kernel, case, unrounded=False).measures for case in cases]
+        laws = [law for law in SERVING_LAWS if "sink" in law.name and law.applies(kernel)]
+        assert [law.name for law in laws][:1] == ["a_sink_of_minus_infinity_is_none"]
+        broken = [run_law(law, kernel, max_examples=3, seed=0, shrink_seconds=0).violation for law in laws]
+        return max([math.inf] * any(broken) + [max(x["ratio_max"], x["ratio_lse_max"]) for x in found])
+
+    assert worst(lambda sinks: sinks, "narrow_sinks") <= 1
+    assert seen == {None, {"bf16": "bfloat16", "fp16": "float16"}[dtype]}
+    assert worst(lambda sinks: (sinks.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32), "narrow_sinks") > 1
+    assert worst(lambda sinks: np.float32(1.01) * sinks, "narrow_sinks") > 1
+    assert worst(lambda sinks: sinks.astype(np.float16).astype(np.float32), "sinks") > 1
+
+
+def test_sinks_in_16_bits_are_not_known_of_gradients_and_other_formats():
+    with pytest.raises(ValueError, match="got 'narrow_sinks'"):
+        _kernel(kernels.plain, features=("narrow_sinks",), gradients="own", name="k")
+    with pytest.raises(ValueError, match="narrow_sinks are of fp16 or bf16, got dtypes e4m3"):
+        _kernel(kernels.plain, "e4m3", features=("narrow_sinks",), name="k")
 
 
 def _without(name, *arrays, **given):
