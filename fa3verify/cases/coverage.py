@@ -18,7 +18,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.kernels.record import Kernel, widths
+from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.widths import widths
 from fa3verify.operations.operation import needed_features
 from fa3verify.records import OMITTED
 

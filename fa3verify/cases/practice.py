@@ -22,7 +22,8 @@ from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.space import every_head_dim, termed, terms
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.kernels.record import Kernel, is_absorbed
+from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.widths import is_absorbed
 from fa3verify.operations.operation import needed_features
 
 _FEW = 12  # models of a quick campaign

@@ -26,15 +26,9 @@ from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 from fa3verify.kernels import calls
 from fa3verify.kernels.arrays import ArrayFunction
-from fa3verify.kernels.record import (
-    BESIDE_V,
-    REFUSED,
-    Kernel,
-    head_dim_refusal,
-    is_absorbed,
-    widths,
-)
+from fa3verify.kernels.record import REFUSED, Kernel
 from fa3verify.kernels.twins import Twin
+from fa3verify.kernels.widths import BESIDE_V, head_dim_refusal, is_absorbed, widths
 from fa3verify.operations.operation import CACHES, needed_features
 
 TILE = 128  # rows and keys of a tile in most kernels

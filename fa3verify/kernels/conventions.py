@@ -95,12 +95,9 @@ def _masked(convention: str, options: Json, arrays: tuple[Any, ...]) -> Json:
     name = next((name for name in ("attn_mask", "bias") if options.get(name) is not None), None)
     if convention != "sdpa" or name is None or not options.get("causal"):
         return options
-    import torch
+    from fa3verify.tensors.convert import with_causal
 
-    seen = torch.ones(arrays[0].shape[-2], arrays[1].shape[-2], dtype=torch.bool, device=arrays[0].device).tril()
-    given = options[name]
-    whole = given & seen if name == "attn_mask" else given.masked_fill(~seen, -torch.inf)
-    return options | {name: whole, "causal": False}
+    return options | {name: with_causal(options[name], arrays[0].shape[-2], arrays[1].shape[-2]), "causal": False}
 
 
 def _names(convention: str, ours: str) -> tuple[str, ...]:

@@ -10,18 +10,15 @@ from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.bounds import BackwardModel, KernelModel
-from fa3_reference.bounds.model import check_products
+from fa3_reference.bounds.device import check_products
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import MAX_HEAD_DIM_V, AttentionProblem, Dtype, Operands
+from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
-from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.kernels.sizes import Sizes
 from fa3verify.operations import AnyConfig
 from fa3verify.operations.operation import Accumulator, ForwardOf, needed_features
 from fa3verify.text import MOST_BYTES, one_line
-
-BESIDE_V = 64  # channels of Q and K that are not V's, where K holds V
 
 # By name of a kernel without ``head_dims``: head dims that it refused when it was introduced in this process.
 REFUSED: dict[str, frozenset[int]] = {}
@@ -202,11 +199,12 @@ class Kernel:
         Parameters
         ----------
         problem : AttentionProblem
-            It comes back as it is where it has all of them, and its features stay.
+            What would be computed.
 
         Returns
         -------
         AttentionProblem
+            The problem itself where it has all of them; features that the kernel does not claim stay.
 
         Raises
         ------
@@ -392,28 +390,3 @@ class Kernel:
             Whether :meth:`refusal` has no reason.
         """
         return self.refusal(problem) is None
-
-
-def is_absorbed(kernel: Kernel, head_dim: int) -> bool:
-    """Tell whether a head_dim is that of absorbed heads alone, as no V is so wide."""
-    return "qv" in kernel.features and head_dim > MAX_HEAD_DIM_V
-
-
-def widths(kernel: Kernel, head_dim: int) -> Json:
-    """Return the fields of a plain problem that say how wide its heads are; absorbed ones have a V that is narrower."""
-    absorbed: Json = {"qv": True, "head_dim_v": head_dim - BESIDE_V} if is_absorbed(kernel, head_dim) else {}
-    return {"head_dim": head_dim} | absorbed
-
-
-def head_dim_refusal(kernel: Kernel, head_dim: int) -> str | None:
-    """Return why a kernel takes no plain problem of a head_dim, with or without a causal mask; None if it takes one.
-
-    Raises
-    ------
-    ValueError
-        If there is no problem of such a head_dim.
-    """
-    plain: Json = {"dtype": kernel.dtype} | widths(kernel, head_dim)
-    problems = [kernel.fitted(AttentionProblem(1, 1, 1, 128, 128, causal=causal, **plain)) for causal in (False, True)]
-    refusals = [kernel.refusal(problem) for problem in problems]
-    return None if None in refusals else refusals[0]

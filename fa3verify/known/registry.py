@@ -19,8 +19,9 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.names import KernelName, declaring
-from fa3verify.kernels.record import Kernel, head_dim_refusal
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import ON_REQUEST, TWINS, Twin, twin
+from fa3verify.kernels.widths import head_dim_refusal
 from fa3verify.known import peer_kernels
 from fa3verify.known.cpu_kernels import cpu
 from fa3verify.known.gluon import gpu

@@ -17,7 +17,8 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.files import Json
 from fa3verify.inputs.strategies import TILE_EDGES, WINDOW_EDGES, recipes
-from fa3verify.kernels.record import Kernel, head_dim_refusal, is_absorbed, widths
+from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.widths import head_dim_refusal, is_absorbed, widths
 from fa3verify.operations.operation import Descales
 from fa3verify.properties.compare import Found, first
 from fa3verify.properties.law import Drawn, Kind, Law, Setup, Trial, Violation, set_up

@@ -71,6 +71,12 @@ def to_numpy(x: torch.Tensor) -> np.ndarray:
     return x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy().view(_FORMATS[x.dtype])
 
 
+def with_causal(mask: torch.Tensor, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """Return a boolean mask, or a bias, that hides what a causal mask aligned top-left hides as well."""
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=mask.device).tril()
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+
+
 def gradients_of(
     function: Callable[..., Any],
     inputs: tuple[torch.Tensor, ...],

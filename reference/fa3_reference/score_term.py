@@ -71,9 +71,7 @@ class ScoreTerm:
     def check_fits(self, *, dtype: str, is_varlen: bool, has_cache: bool) -> None:
         """Raise ValueError for a problem of e4m3 or of a cache, and for a packed one unless the term is ALiBi's."""
         if dtype == "e4m3" or has_cache:
-            raise ValueError(
-                f"a term of scores is for formats other than e4m3 without a cache, got {dtype}, cache {has_cache}"
-            )
+            raise ValueError(f"a term of scores is not for e4m3 or a cache, got {dtype}, cache {has_cache}")
         if is_varlen and self.kind != "alibi":
             raise ValueError(f"of packed sequences only alibi is a term, got {self.kind}")
 

@@ -11,7 +11,8 @@ from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, constraint
 from fa3verify.cases import coverage, space
 from fa3verify.cases.case import Case
-from fa3verify.kernels.record import Kernel, head_dim_refusal
+from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.widths import head_dim_refusal
 from fa3verify.properties import find_law, run_law
 from tests.quality.outside import declared
 from tests.quality.outside.declared import KERNELS

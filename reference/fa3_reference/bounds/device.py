@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa3_reference.formats import FORMATS, Format
+from fa3_reference.problem import Dtype
 
 U_FP32 = 2.0**-24  # unit roundoff of fp32 add, mul and fma, round to nearest even
 FP32_MAX = float.fromhex("0x1.fffffep127")
@@ -76,3 +77,10 @@ TF32_FACTORS = (1 + 2.0**-10) ** 2 - 1
 # What one addition of tf32 products may lose of sums of absolute values: a step of four products or more may cut each
 # of them, C and its sum to 2^-23, which is 1.5 x 2^-23 a product. Assumed of all tensor cores.
 TF32_ADDITION = 2.0**-22
+
+
+def check_products(dtype: Dtype, accumulator: str) -> None:
+    """Raise ValueError for an accumulator that operands of a format do not have; "fp32" is one of all formats."""
+    if accumulator != "fp32" and (dtype == "fp32") != (accumulator == "tf32"):
+        taken = "fp32 or tf32" if dtype == "fp32" else "fp32, wgmma or either"
+        raise ValueError(f"accumulator of {dtype} operands must be {taken}, got {accumulator!r}")

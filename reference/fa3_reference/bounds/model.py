@@ -1,8 +1,7 @@
 """What an error bound must know of a kernel: its formats, its tiling and the order of its operations.
 
 Plans of launches (``fa3_kernels.plan``) state these records for kernels whose order is known, and every bound of
-:mod:`fa3_reference.bounds` is evaluated for one of them. The order of the softmax has a record of its own, in
-:mod:`fa3_reference.bounds.order`; what the machine does with one operation is in :mod:`fa3_reference.bounds.device`.
+:mod:`fa3_reference.bounds` is evaluated for one of them.
 """
 
 from __future__ import annotations
@@ -10,26 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fa3_reference.bounds.device import (
-    EX2_REL,
-    FP32_MIN_NORMAL,
-    TANH_REL,
-    TENSOR_CORE,
-    TF32_ADDITION,
-    TF32_CORE,
-    TF32_FACTORS,
-    TensorCore,
-)
+from fa3_reference.bounds import device
 from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
-
-
-def check_products(dtype: Dtype, accumulator: str) -> None:
-    """Raise ValueError for an accumulator that operands of a format do not have; "fp32" is one of all formats."""
-    if accumulator != "fp32" and (dtype == "fp32") != (accumulator == "tf32"):
-        taken = "fp32 or tf32" if dtype == "fp32" else "fp32, wgmma or either"
-        raise ValueError(f"accumulator of {dtype} operands must be {taken}, got {accumulator!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +60,7 @@ class KernelModel:
     Raises
     ------
     ValueError
-        If keys are split and no ``tile_n`` is given: parts of the keys are whole tiles. If binary32 operands are given
-        an accumulator other than "fp32" and "tf32", or others "tf32".
+        If keys are split and no ``tile_n`` is given, and for an accumulator that the operands do not have.
     """
 
     dtype: Dtype
@@ -92,7 +74,7 @@ class KernelModel:
     scores: str = "fp32"
     probabilities: str = ""
     accumulator: Literal["wgmma", "fp32", "fp16", "either", "tf32"] = "wgmma"
-    exp_error: float = EX2_REL
+    exp_error: float = device.EX2_REL
     tanh_error: float = 0.0
     keeps_subnormals: bool = True
     pads_group: bool = True
@@ -136,8 +118,8 @@ class KernelModel:
         """
         weights = "running" if row_sum_of == "rounded" else weights
         order = SoftmaxOrder("unscaled", "lazy", "any", weights, row_sum_of=row_sum_of)
-        free: dict[str, Any] = {"accumulator": accumulator, "tanh_error": TANH_REL, "keeps_subnormals": False}
-        return cls(dtype, out_dtype, order=order, exp_error=4 * EX2_REL, **free)
+        free: dict[str, Any] = {"accumulator": accumulator, "tanh_error": device.TANH_REL, "keeps_subnormals": False}
+        return cls(dtype, out_dtype, order=order, exp_error=4 * device.EX2_REL, **free)
 
     @classmethod
     def hypotheses(
@@ -173,19 +155,19 @@ class KernelModel:
     def __post_init__(self) -> None:
         if not self.probabilities:
             object.__setattr__(self, "probabilities", self.dtype)
-        check_products(self.dtype, self.accumulator)
+        device.check_products(self.dtype, self.accumulator)
         if self.num_splits > 1 and not self.tile_n:
             raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
     @property
-    def core(self) -> TensorCore:
+    def core(self) -> device.TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE.get(self.dtype, TF32_CORE)
+        return device.TENSOR_CORE.get(self.dtype, device.TF32_CORE)
 
     @property
     def tiny(self) -> float:
         """Largest error of a binary32 result below the normal range."""
-        return 2.0**-149 if self.keeps_subnormals else FP32_MIN_NORMAL
+        return 2.0**-149 if self.keeps_subnormals else device.FP32_MIN_NORMAL
 
     @property
     def p_format(self) -> Format:
@@ -243,13 +225,13 @@ class KernelModel:
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
         if self.accumulator == "tf32":
-            return TF32_ADDITION
+            return device.TF32_ADDITION
         return FORMATS["fp16" if self.accumulator == "fp16" else "fp32"].epsilon
 
     @property
     def factors(self) -> float:
         """Relative error of the two factors of a product that is not of their own format, together."""
-        return TF32_FACTORS if self.accumulator == "tf32" else 0.0
+        return device.TF32_FACTORS if self.accumulator == "tf32" else 0.0
 
     @property
     def tanh_errors(self) -> tuple[float, ...]:
@@ -277,8 +259,7 @@ class BackwardModel:
         Whether each query head of a group adds a part to dK and dV, or one chain runs over the rows of all heads, or
         either may be.
     accumulator : {"wgmma", "fp32", "either", "tf32"}
-        Hopper's tensor core as measured, or any tree of additions in binary32, each to nearest or toward zero; "either"
-        as of :class:`KernelModel`.
+        As of :class:`KernelModel`.
     exponent : {"contracted", "rounded"}
         Whether a weight's exponent is one fused operation, or a rounded scaled score less the lse.
     scales : {"sums", "weights", "any"}
@@ -323,13 +304,13 @@ class BackwardModel:
     dp: str = "fp32"
     weights: str = ""
     parts: str = "fp32"
-    exp_error: float = EX2_REL
+    exp_error: float = device.EX2_REL
     tanh_error: float = 0.0
     dots: Literal["out", "weights"] = "out"
     ds_of: Literal["weights", "rounded"] = "weights"
 
     def __post_init__(self) -> None:
-        check_products(self.dtype, self.accumulator)
+        device.check_products(self.dtype, self.accumulator)
 
     @classmethod
     def any_order(
@@ -360,8 +341,8 @@ class BackwardModel:
         BackwardModel
             The widest model: its bound holds for every order of blocks and of additions.
         """
-        free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "heads": "any", "tanh_error": TANH_REL}
-        return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * EX2_REL, dots=dots, **free)
+        free: dict[str, Any] = {"exponent": "rounded", "scales": "any", "heads": "any", "tanh_error": device.TANH_REL}
+        return cls(dtype, forward=forward, accumulator=accumulator, exp_error=4 * device.EX2_REL, dots=dots, **free)
 
     @classmethod
     def hypotheses(
@@ -394,19 +375,19 @@ class BackwardModel:
         return {name: cls.any_order(dtype, forward, accumulator, dots) for name, dots in names.items()}
 
     @property
-    def core(self) -> TensorCore:
+    def core(self) -> device.TensorCore:
         """Return what the tensor core keeps of products of this format."""
-        return TENSOR_CORE.get(self.dtype, TF32_CORE)
+        return device.TENSOR_CORE.get(self.dtype, device.TF32_CORE)
 
     @property
     def addition(self) -> float:
         """Relative error of one addition of an accumulator that is not the tensor core's."""
-        return TF32_ADDITION if self.accumulator == "tf32" else FORMATS["fp32"].epsilon
+        return device.TF32_ADDITION if self.accumulator == "tf32" else FORMATS["fp32"].epsilon
 
     @property
     def factors(self) -> float:
         """As of :class:`KernelModel`."""
-        return TF32_FACTORS if self.accumulator == "tf32" else 0.0
+        return device.TF32_FACTORS if self.accumulator == "tf32" else 0.0
 
     @property
     def weight(self) -> Format:
