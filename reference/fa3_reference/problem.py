@@ -30,13 +30,8 @@ Dtype = Literal["fp16", "bf16", "e4m3", "fp32"]
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")  # those of kernels on a tensor core of Hopper
 MAX_HEAD_DIM = 576  # absorbed MLA: 64 rotated channels beside a latent of 512
 MAX_HEAD_DIM_V = 512
-SERVING = (
-    "sinks",
-    "attention_chunk",
-    "qv",
-    "cache",
-    "term",
-)  # fields that JSON and repr leave out where they are not set
+# Fields that JSON and repr leave out where they are not set.
+SERVING = ("sinks", "attention_chunk", "qv", "cache", "term")
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +474,7 @@ class AttentionProblem:
         """Shape of the operand of its term; ValueError without a term."""
         if self.term is None:
             raise ValueError("a problem without a term of scores has no operand of it")
-        return self.term.shape((self.batch, self.nheads, self.seqlen_q, self.seqlen_k))
+        return self.term.operand_shape((self.batch, self.nheads, self.seqlen_q, self.seqlen_k))
 
     @property
     def cu_seqlens_q(self) -> NDArray[np.int32]:

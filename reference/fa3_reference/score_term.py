@@ -75,7 +75,7 @@ class ScoreTerm:
         if is_varlen and self.kind != "alibi":
             raise ValueError(f"of packed sequences only alibi is a term, got {self.kind}")
 
-    def shape(self, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
+    def operand_shape(self, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
         """Return the shape of the operand for a batch, heads, queries and keys.
 
         Documents are those of the queries with those of the keys behind them.
