@@ -184,6 +184,7 @@ SCRIPTS = {
     "efficient_lse_without_weight": "finite",
     "cudnn_low_scores": "low",
     "cudnn_one_query_and_key": (-11, ""),
+    "cudnn_broadcast_bias": (1, "torch.AcceleratorError: CUDA error: misaligned address"),
 }
 
 
@@ -209,7 +210,8 @@ def test_a_sound_library_is_mended_and_a_defect_shows(stem, is_right, tmp_path, 
     monkeypatch.setattr(aten, "_scaled_dot_product_cudnn_attention", lambda *x: (*flash2(None)(*x[:3]), *range(7)))
     monkeypatch.setattr(aten, "_scaled_dot_product_cudnn_attention_backward", cudnn_backward(defect))
     code, said = defect if isinstance(defect, tuple) else (0, "")
-    monkeypatch.setattr(subprocess, "run", lambda *x, **y: SimpleNamespace(returncode=code, stderr=said))
+    process = SimpleNamespace(returncode=code, stderr=said, stdout="" if defect else "differs by 0")
+    monkeypatch.setattr(subprocess, "run", lambda *x, **y: process)
     monkeypatch.setattr(Path, "read_bytes", lambda path: b"")
     if stem.startswith("dew"):
         dew(monkeypatch, defect)
