@@ -43,6 +43,7 @@ SINCE = frozenset(
         "Config.head_dim_v",
         "Config.family",
         "AttentionProblem.sinks",
+        "AttentionProblem.term",
         "AttentionProblem.top_left",
         "AttentionProblem.attention_chunk",
         "AttentionProblem.qv",

@@ -34,4 +34,5 @@ def test_a_verdict_reaches_the_twin_through_twelve_functions_and_never_turns_bac
     assert len(stack) == 12
     assert len(set(stack)) == len(stack)
     # One runner yields outcomes to whoever listens. Truth and bound come before the kernel runs, figures after it.
-    assert entered <= 310
+    # Nineteen ask for sizes, terms of scores, formats and the interpreter, of which this kernel has nothing special.
+    assert entered <= 329

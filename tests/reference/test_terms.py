@@ -126,8 +126,8 @@ def test_a_wrong_term_is_refused_with_its_rule(fields, message):
         ScoreTerm(**fields)
 
 
-def test_a_term_is_for_16_bits_without_a_cache_and_packed_for_slopes_alone():
-    with pytest.raises(ValueError, match="for 16 bits without a cache, got e4m3"):
+def test_a_term_is_not_for_e4m3_or_a_cache_and_packed_for_slopes_alone():
+    with pytest.raises(ValueError, match="not for e4m3 or a cache, got e4m3"):
         replace(PLAIN, dtype="e4m3", term=ScoreTerm("bias"))
     with pytest.raises(ValueError, match="of packed sequences only alibi is a term, got attn_mask"):
         AttentionProblem.varlen((2,), (3,), nheads=1, nheads_kv=1, head_dim=8, term=ScoreTerm("attn_mask"))

@@ -17,6 +17,7 @@ import fa3verify
 from fa3verify import records
 from fa3verify.campaign.run import Introduction, KernelRun, Run
 from fa3verify.kernels.functions import KernelFacts, array_kernel, torch_kernel
+from fa3verify.kernels.sizes import Sizes
 
 PACKAGES = ("fa3verify", "fa3_kernels", "fa3_simulator", "fa3_reference")
 LAZY = (*PACKAGES, "fa3_reference.bounds")
@@ -87,7 +88,9 @@ def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
 def test_facts_of_a_kernel_are_fields_of_its_record_and_options_of_its_maker():
     fields = set(fa3verify.Kernel.__dataclass_fields__) - {"dtype", "code", "operation", "fault", "forward"}
     options = {"dtypes", "layout", "out_dtype", "library", "gradients"}
-    assert set(KernelFacts.__annotations__) == fields | options | {"launchable", "identity"}
+    sizes = set(Sizes.__dataclass_fields__) - {"head_dims_v"}
+    rest = {"launchable", "identity", "like"}
+    assert set(KernelFacts.__annotations__) == fields - {"sizes"} | sizes | options | rest
 
 
 def test_the_records_of_a_run_have_the_documented_keys():

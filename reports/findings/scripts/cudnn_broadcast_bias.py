@@ -4,8 +4,10 @@ Expected: what the same bias gives when it is written out in full. Exit code 1 w
 "misaligned address". Each shape runs in a process of its own, as nothing runs on a GPU after such an error.
 """
 
+import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,8 @@ with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
 print(f"differs by {(got.float() - whole.float()).abs().max().item():.3g}")
 """
 print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, cuDNN {torch.backends.cudnn.version()}")
+binary = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+print(f"{binary.name} sha256 {hashlib.sha256(binary.read_bytes()).hexdigest()}")
 wrong = []
 for shape in ((1, 1, 1, 1), (2, 1, 1, 1), (1, 3, 1, 1), (1, 1, 5, 1), (1, 1, 1, 16), (2, 3, 5, 1)):
     call = [sys.executable, "-c", CALL, *map(str, shape)]
