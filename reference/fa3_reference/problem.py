@@ -698,7 +698,7 @@ class Operands:
     k_descale: Descale | None = None
     v_descale: Descale | None = None
     sinks: NDArray[np.float32] | None = field(default=None, kw_only=True)
-    term: Array | None = field(default=None, kw_only=True)
+    term: Floats | None = field(default=None, kw_only=True)
 
     def check(self, problem: AttentionProblem) -> None:
         """Check that shapes, dtypes and descales fit a problem.

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="needs torch (extra 'gpu')")  # gradients, and the kernels that use it
+
 from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.cases.case import Case
