@@ -229,7 +229,7 @@ def hidden_queries(rng: Generator, subject: Subject) -> Question | None:
     if not subject.takes_causal or subject.kernel.policy.causal == "top_left":
         return None
     question = replace(normal(rng, subject), causal=True)
-    n = subject.kernel.sizes.queries(question.q.shape[1] // 2)
+    n = subject.kernel.sizes.keys(question.q.shape[1] // 2)
     return replace(question, k=question.k[:, :n], v=question.v[:, :n])
 
 

@@ -112,9 +112,10 @@ class Launcher:
     @cached_property
     def out_dtype(self) -> str:
         """Return the format of the output, as the kernel declares it."""
-        zeros = np.zeros((1, self.kernel.sizes.queries(64), 1, self.head_dim))
-        plain = Question(zeros, zeros, zeros)
-        return str(getattr(self.kernel.config_for(plain.problem(self.dtype)), "out_dtype", self.dtype))
+        of = self.kernel.sizes
+        q, k = (np.zeros((1, n, 1, self.head_dim)) for n in (of.queries(64), of.keys(64)))
+        config = self.kernel.config_for(Question(q, k, k).problem(self.dtype))
+        return str(getattr(config, "out_dtype", self.dtype))
 
     def takes(self, question: Question) -> bool:
         """Tell whether the kernel takes a launch, by making it."""

@@ -44,6 +44,7 @@ class Probes:
         self.launcher = launcher
         self.form = Form(launcher.dtype, launcher.head_dim)
         self.queries = launcher.kernel.sizes.queries(64)
+        self.keys = launcher.kernel.sizes.keys(64)
 
     def folding(self, known: Structure) -> Structure:
         """Find whether Q takes the scale and is rounded again, or S is rounded, by the lse of scores of one channel."""
@@ -52,7 +53,7 @@ class Probes:
         scale = 0.3
         q = np.zeros((1, self.queries, 1, self.form.head_dim))
         q[0, rows, 0, 0] = query
-        same = np.zeros((1, self.launcher.kernel.sizes.queries(64), 1, self.form.head_dim))
+        same = np.zeros((1, self.keys, 1, self.form.head_dim))
         same[..., 0] = 3.0
         answer = self.launcher(Question(q, same, same, softmax_scale=scale))
         if answer.lse is None or self.form.dtype == "e4m3":
@@ -108,7 +109,7 @@ class Probes:
             row = q[0, t % 64, t // 64]
             row[(2 * t + _SPACING // 2) % _SPACING :: _SPACING] = unit
             row[2 * t : 2 * t + 2] = large, -large
-        same = np.full((1, self.launcher.kernel.sizes.queries(64), heads, d), entry)
+        same = np.full((1, self.keys, heads, d), entry)
         answer = self.launcher(Question(q, same, same))
         if answer.lse is None:
             return np.zeros(0, np.int64)
@@ -146,9 +147,7 @@ class Probes:
         weight = 2.0 ** (unit * entries * self.form.factor)
         near = self.form.rounded(weight)
         first = np.zeros(entries.size, np.int64)
-        scores = sparse(
-            entries.size, self.launcher.kernel.sizes.queries(64), self.form, (first, entries), (first + 1, 0.0)
-        )
+        scores = sparse(entries.size, self.keys, self.form, (first, entries), (first + 1, 0.0))
         values = np.zeros_like(scores)
         values[:, 0] = 1
         values[:, 1] = -near

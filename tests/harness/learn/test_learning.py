@@ -241,3 +241,20 @@ def test_triples_of_keys_lie_over_a_tile_and_the_one_that_is_visited_after_it(ti
     assert set(tiles.ravel().tolist()) == {1, after}
     assert (tiles == (1, after, after)).all(axis=1).sum() >= 5
     assert (tiles == (after, 1, 1)).all(axis=1).sum() >= 2
+
+
+@pytest.mark.parametrize("multiple", ["seqlen_q_multiple", "seqlen_k_multiple"])
+def test_questions_have_the_lengths_of_queries_and_keys_that_a_kernel_declares(multiple):
+    twin = registry.find("twin.fp16")
+    declared = replace(twin, sizes=Sizes(**{multiple: 128}))
+    asked = []
+
+    def run(problem, operands, config):
+        asked.append(problem)
+        return twin.code.run(problem, operands, config)
+
+    launcher = Launcher(declared.altered(run=run), 64)
+    assert launcher.out_dtype == "fp16"
+    Probes(launcher).folding(Structure())
+    assert asked
+    assert {declared.misfit(problem) for problem in asked} == {None}
