@@ -113,12 +113,13 @@ def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
 
 def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     """Return the fields of a policy that could matter to what found a case or a trial."""
-    problem = _case(content).problem
+    case = _case(content)
+    problem = case.problem
     fields = set()
     if problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
         fields.add("causal")
     if operation == operations.FORWARD:
-        if _has_empty_rows(_case(content)):
+        if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
         if what.subject == "special_values_follow_policy":
             fields.add("special_values")
@@ -166,7 +167,7 @@ def _refused(failures: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_call(failure: Finding) -> bool:
-    return bool(failure.content) and (failure.content or {}).get("schema") in (SCHEMA, TRIAL)
+    return (failure.content or {}).get("schema") in (SCHEMA, TRIAL)
 
 
 def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> tuple[ContractQuestion, ...]:
@@ -200,15 +201,16 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     declared: str = outcome.value[1]
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
-    of = {(each.field, each.value): each for each in CONTRACTS}
+    told = {(each.field, each.value): (each.meaning, each.public) for each in CONTRACTS} | {
+        (field, value): (refusals.MEANINGS[field].format(value), refusals.PUBLIC)
+        for field, (value, _) in adopted.items()
+        if field in refusals.MEANINGS
+    }
     seen = [*tried, *refused]
     return tuple(
-        ContractQuestion(str(asked), of[field, value].meaning, of[field, value].public, seen[place], declared)
-        if (field, value) in of
-        else ContractQuestion(
-            str(asked), refusals.MEANINGS[field].format(value), refusals.PUBLIC, seen[place], declared
-        )
+        ContractQuestion(str(asked), meaning=meaning, public=public, seen=seen[place], declaration=declared)
         for field, (value, place) in adopted.items()
+        for meaning, public in [told[field, value]]
     )
 
 

@@ -86,7 +86,7 @@ class _Refusals:
             fitted = adapted(narrowed := declaring(self.kernel, said), problem)
         except ValueError:
             return True
-        return bool(needed_features(fitted) - narrowed.features or narrowed.misfit(fitted)) or self.has(fitted)
+        return _is_outside(narrowed, fitted) or self.has(fitted)
 
     def place(self, said: Said, name: str, problems: list[AttentionProblem]) -> int:
         """Return the place of the first problem that is refused under the other rules, 0 where none is."""
@@ -100,7 +100,7 @@ class _Refusals:
     def left_out(self, said: Said) -> list[AttentionProblem]:
         """Return the problems of the kernel's classes that a rule leaves out."""
         narrowed = declaring(self.kernel, said)
-        return [p for p in self.classes if needed_features(p) - narrowed.features or narrowed.misfit(p)]
+        return [problem for problem in self.classes if _is_outside(narrowed, problem)]
 
     def explained(self, problems: list[AttentionProblem]) -> Said:
         """Return the fewest rules under which no problem is refused, by the strictest that take the first; or none."""
@@ -139,6 +139,11 @@ class _Refusals:
             del said["max_group"]
             said[FEATURES] = written(sorted(declaring(self.kernel, said).features - {"gqa"}))
         return said
+
+
+def _is_outside(kernel: Kernel, problem: AttentionProblem) -> bool:
+    """Tell whether a problem is not among those that a kernel declares to take; the kernel is not called."""
+    return bool(needed_features(problem) - kernel.features or kernel.misfit(problem))
 
 
 def _least(holds: Callable[[int], bool], name: str, refused: int) -> int:

@@ -107,8 +107,9 @@ def refuses(kernel: Kernel, problem: AttentionProblem) -> bool:
 
 def small_call(kernel: Kernel, head_dim: int) -> ValueError | calls.KernelError | None:
     """Run small problems of a head_dim until one returns, and return what the kernel raised of the first, or None."""
-    errors = [raised(kernel, problem) for problem in _small(kernel, head_dim)]
-    return None if None in errors else errors[0]
+    errors = (raised(kernel, problem) for problem in _small(kernel, head_dim))
+    first = next(errors)
+    return None if first is None or None in errors else first
 
 
 def raised(kernel: Kernel, problem: AttentionProblem) -> ValueError | calls.KernelError | None:

@@ -52,10 +52,9 @@ class ArrayFunction:
         each of ``causal``, ``window``, ``softcap``, ``attention_chunk``, ``sinks``, float32 (nheads,) or with
         ``narrow_sinks`` in the operands' format, and ``qv`` that is among its features; ``bias``, ``attn_mask``,
         ``key_padding_mask``, ``alibi_slopes``, ``document_ids_q`` and ``document_ids_k`` by the terms of scores among
-        them, None in a call that has no such term; for packed sequences
-        ``cu_seqlens_q``, ``cu_seqlens_k``, ``max_seqlen_q`` and ``max_seqlen_k``; and for e4m3 ``q_descale``,
-        ``k_descale`` and ``v_descale``, float32 (batch, nheads_kv), where that of q is (batch, nheads) if
-        ``query_head_descale`` is among its features.
+        them, None in a call that has no such term; for packed sequences ``cu_seqlens_q``, ``cu_seqlens_k``,
+        ``max_seqlen_q`` and ``max_seqlen_k``; and for e4m3 ``q_descale``, ``k_descale`` and ``v_descale``, float32
+        (batch, nheads_kv), where that of q is (batch, nheads) if ``query_head_descale`` is among its features.
         A function that claims ``paged`` or ``seqused_k`` is one of caches,
         ``function(q, k_cache, v_cache, *, cache_seqlens, ...)``. For every problem it gets what
         :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``. Layout and names are FlashAttention-3's,
@@ -160,7 +159,8 @@ class ArrayFunction:
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         inputs = {name: self._operand(arrays.pop(name), problem) for name in names}
-        arrays |= {name: self._layout(x, problem) for name, x in arrays.items() if name == "qv"}
+        if "qv" in arrays:
+            arrays["qv"] = self._layout(arrays["qv"], problem)
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in arrays.items()}
         if self.gradients:
             assert isinstance(operands, BackwardOperands)

@@ -6,24 +6,23 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
 from fa3verify.files import Json
+from fa3verify.kernels.loading import parameters
 from fa3verify.kernels.policy import Policy
 
 Convention = Literal["sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"]
 _GQA = "enable_gqa"  # torch's switch; a function without it takes as many heads in k as in q
 _TORCH: Json = {"library": "torch", "features": ("causal", "gqa")}
 _FLASH: Json = {"library": "torch", "layout": "bshd", "features": ("causal", "gqa", "window", "softcap")}
-_CACHED: Json = _FLASH | {"features": ("causal", "gqa", "window", "softcap", "paged", "seqused_k")}
 _FACTS: Mapping[str, Json] = {
-    "sdpa": _TORCH | {"features": ("causal", "gqa", "bias", "attn_mask"), "policy": Policy(causal="top_left")},
-    "flash_attn": _FLASH | {"features": ("causal", "gqa", "window", "softcap", "alibi")},
+    "sdpa": _TORCH | {"features": (*_TORCH["features"], "bias", "attn_mask"), "policy": Policy(causal="top_left")},
+    "flash_attn": _FLASH | {"features": (*_FLASH["features"], "alibi")},
     "flash_attn_varlen": _FLASH | {"always": ("varlen",)},
-    "flash_attn_kvcache": _CACHED,
+    "flash_attn_kvcache": _FLASH | {"features": (*_FLASH["features"], "paged", "seqused_k")},
     "flex": _TORCH | {"features": ("gqa",)},
 }
 # The names that public functions have for an argument of ours; the first that a function has is taken.
@@ -49,8 +48,10 @@ def facts_of(convention: str, function: Callable[..., Any]) -> Json:
     facts = dict(_FACTS[convention])
     known = _arguments(function)
     if known is not None:
-        needed = {"paged": "page_table", "alibi": "alibi_slopes"}
-        needed |= {name: name for name in ("causal", "window", "softcap", "bias", "attn_mask")}
+        needed = {name: name for name in ("causal", "window", "softcap", "bias", "attn_mask")} | {
+            "paged": "page_table",
+            "alibi": "alibi_slopes",
+        }
         if _NAMES[convention] is _TORCHS:
             needed["gqa"] = _GQA
         lacking = {name for name, ours in needed.items() if not known.intersection(_names(convention, ours))}
@@ -106,9 +107,5 @@ def _names(convention: str, ours: str) -> tuple[str, ...]:
 
 def _arguments(function: Callable[..., Any]) -> frozenset[str] | None:
     """Return the names of a function's arguments; None where it takes any, or where Python knows none."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return None if takes_any else frozenset(parameters)
+    known = parameters(function)
+    return None if any(x.kind is x.VAR_KEYWORD for x in known.values()) else frozenset(known) or None

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, get_args
@@ -117,12 +117,16 @@ def _loaded(module: str, failed: str) -> ModuleType:
 
 def _required(function: Any) -> list[str]:
     """Return the names of the arguments without a default; an empty list where Python knows no signature."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+    return [p.name for p in parameters(function).values() if p.default is p.empty and p.kind not in optional]
+
+
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none where Python knows no signature."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def meant(name: str, known: Iterable[str]) -> str:

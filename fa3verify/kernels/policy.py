@@ -208,8 +208,9 @@ def empty_rows(problem: AttentionProblem, term: np.ndarray | None = None) -> np.
     """Return which rows see no key, bool in the layout of lse; ``term`` is the operand of a problem's term."""
     empty = np.zeros(problem.lse_shape, bool)
     for seq in problem.sequences():
-        for head, rows in enumerate(problem.rows_lse(empty, seq)):
-            rows[:] = rows_without_keys(problem, seq, None if term is None else added(problem, term, seq, head))
+        # Without a term all heads see the same keys.
+        terms = [None] if term is None else (added(problem, term, seq, head) for head in range(problem.nheads))
+        problem.rows_lse(empty, seq)[:] = [rows_without_keys(problem, seq, each) for each in terms]
     return empty
 
 

@@ -15,7 +15,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3verify import operations
 from fa3verify.kernels.policy import DEFAULT, Policy
-from fa3verify.kernels.sizes import Sizes
+from fa3verify.kernels.sizes import Sizes, written
 from fa3verify.operations import AnyConfig
 from fa3verify.operations.operation import Accumulator, ForwardOf, needed_features
 from fa3verify.text import MOST_BYTES, one_line
@@ -191,7 +191,8 @@ class Kernel:
     def declared(self) -> tuple[str, ...]:
         """Return in words what it declares other than the default: its policy, and the sizes that it does not take."""
         words = (f"head_dims {', '.join(map(str, self.head_dims))}",) if self.head_dims is not None else ()
-        return (*self.policy.exceptions, *self.sizes.exceptions, *words)
+        sizes = (f"{name} {written(value)}" for name, value in self.sizes.said.items())
+        return (*self.policy.exceptions, *sizes, *words)
 
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
         """Return the problem nearest to one that has the declared sizes, its causal mask aligned as the kernel's.

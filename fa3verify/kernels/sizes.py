@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, is_integer
 from fa3verify.files import Json
 
 # What a call has that always has a feature, where it is drawn without it.
@@ -71,7 +71,7 @@ class Sizes:
             raise ValueError(f"always must be among {', '.join(PRESENT)}, got {unknown[0]!r}")
         for name, value in self.said.items():
             least = 0 if name == "min_seqlen" else 1
-            if (name.startswith(("max_", "min_")) or name.endswith("multiple")) and not _is_count(value, least):
+            if (name.startswith(("max_", "min_")) or name.endswith("multiple")) and not is_integer(value, least):
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
         low, high = self._scales(64)
         if not 0 < low <= high:
@@ -86,11 +86,6 @@ class Sizes:
     def leaves_out(self) -> bool:
         """Tell whether whole kinds of calls are left out, and not lengths alone that others are rounded to."""
         return bool(self.said.keys() - {"min_seqlen", "seqlen_multiple", "seqlen_q_multiple", "seqlen_k_multiple"})
-
-    @property
-    def exceptions(self) -> tuple[str, ...]:
-        """Return what it declares in words, for reports."""
-        return tuple(f"{name} {written(value)}" for name, value in self.said.items())
 
     def _scales(self, head_dim: int) -> tuple[float, float]:
         """Return the least and the largest softmax_scale for a head_dim."""
@@ -175,10 +170,6 @@ class Sizes:
             if not _has(problem, name):
                 changes |= PRESENT[name]
         return replace(problem, **changes)
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _has(problem: AttentionProblem, feature: str) -> bool:

@@ -159,11 +159,9 @@ def _unknown(family: str, dtype: Dtype) -> str | None:
 
     The family is asked about a small problem of the first head_dim that it takes.
     """
-    (head_dim, *_), *_ = (
-        (d,) if isinstance(d, int) else d for d in DECLARED.get(family, {}).get("head_dims") or (128,)
-    )
-    plain = AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)
-    return FAMILIES[family].refuses(plain) or None
+    first, *_ = DECLARED.get(family, {}).get("head_dims") or (128,)
+    head_dim = first if isinstance(first, int) else first[0]
+    return FAMILIES[family].refuses(AttentionProblem(1, 1, 1, 64, 64, head_dim, dtype=dtype)) or None
 
 
 # Built in, but verified only when named.

@@ -5,6 +5,7 @@ Run where the environment has ``TRITON_INTERPRET=1``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,36 +100,18 @@ def launched(kind: str, q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -
 declared = fa3verify.kernel(dtypes=("fp16", "bf16"), library="torch", head_dims=(16,), features=())
 
 
-@declared
-def right(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("right", q, k, v, softmax_scale)
+def _kernel(kind: str) -> Callable[..., Tensor]:
+    @declared
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
+        return launched(kind, q, k, v, softmax_scale)
+
+    return attention
 
 
-@declared
-def autotuned(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("tuned", q, k, v, softmax_scale)
-
-
-@declared
-def row(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("row", q, k, v, softmax_scale)
-
-
-@declared
-def assembler(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("assembler", q, k, v, softmax_scale)
-
-
-@declared
-def short(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("short", q, k, v, softmax_scale)
-
-
-@declared
-def forgets(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("forgets", q, k, v, softmax_scale)
-
-
-@declared
-def rounded(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float) -> Tensor:
-    return launched("rounded", q, k, v, softmax_scale)
+right = _kernel("right")
+autotuned = _kernel("tuned")
+row = _kernel("row")
+assembler = _kernel("assembler")
+short = _kernel("short")
+forgets = _kernel("forgets")
+rounded = _kernel("rounded")
