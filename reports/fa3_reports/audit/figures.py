@@ -16,9 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from fa3_kernels.audit.sass import counts, tensor_loops, undefined_uniform_registers
+from fa3_kernels.audit.sass import counts, tensor_loops
 from fa3_reports.audit.allowed import ALLOWED_ARRIVES, ALLOWED_SPILL_BYTES, ALLOWED_UNDEFINED
 from fa3_reports.audit.golden import Figures, is_compiled
+from fa3_reports.audit.registers import undefined_uniform_registers
 
 # Group of figures: SASS opcodes counted, by prefix.
 OPCODES = {

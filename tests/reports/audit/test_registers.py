@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fa3_kernels.audit.sass import undefined_uniform_registers
+from fa3_reports.audit.registers import undefined_uniform_registers
 
 # The shape of what ptxas 12.8 made of two loops over key blocks: the second reads UR24, set before the first alone.
 # An HGMMA with A in registers reads the second pair of its descriptor registers only, the descriptor of B.
