@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fa3_kernels.audit.calls import calls_of
+from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import tensor_loops
 from fa3_kernels.audit.shipped import Launch
@@ -58,7 +58,7 @@ def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
     """Compile our kernel for sm_90a as a launch with this schedule would; an error becomes the note."""
     try:
         options = options_of(config, problem)
-        (call,) = calls_of(Launch("tune", problem, options))
+        (call,) = forward_calls(Launch("tune", problem, options))
         code = compile_call(call)
     except ValueError as error:
         return Built(note=f"refused: {error}")

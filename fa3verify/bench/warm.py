@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-from fa3_kernels.audit.calls import calls_of
+from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import build_call
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.choose import config_of
@@ -48,5 +48,5 @@ def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
 def _compile(launch: tuple[AttentionProblem, dict[str, Any]]) -> None:
     """Compile the kernels of one launch; errors are ignored, as the launch itself will meet and report them."""
     with contextlib.suppress(Exception):
-        for call in calls_of(Launch("bench", *launch)):
+        for call in forward_calls(Launch("bench", *launch)):
             build_call(call)

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from triton.experimental.gluon import language as gl
 
-from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import Compiled, compile_call
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.gluon import backward_dq, launch_backward
@@ -33,6 +32,7 @@ from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.audit.calls import calls_of
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw
 from fa3verify.known.launches import GivenBackward

@@ -20,8 +20,8 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(
 @cache
 def first_loop(name: str) -> list[tuple[str, str]]:
     """Opcodes and operands of one step: from the branch's target to the branch, in the first loop of ex2 and wgmma."""
-    from fa3_kernels.audit.calls import calls_of
     from fa3_kernels.audit.compile import compile_call
+    from fa3_reports.audit.calls import calls_of
 
     (call,) = calls_of(next(x for x in shipped() if x.name == name))
     labels: dict[str, int] = {}

@@ -85,8 +85,8 @@ def figures_of(code: Any, options: Mapping[str, int]) -> Figures:
 
 def compile_launch(name: str) -> dict[str, Figures]:
     """Return the figures of the kernels of a probe, by ``launch/kernel`` (``#2`` the second), compiled if audited."""
-    from fa3_kernels.audit.calls import calls_of
     from fa3_kernels.audit.compile import compile_call
+    from fa3_reports.audit.calls import calls_of
     from fa3_reports.audit.launched import labelled, launch_figures
     from fa3_reports.audit.probes import audited, probes
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.audit.calls import Call, Descriptor, calls_of
+from fa3_kernels.audit.calls import Descriptor
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.plan.call import Pointer
+from fa3_kernels.plan.call import Call, Pointer
+from fa3_reports.audit.calls import calls_of
 
 
 def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, int]) -> str:

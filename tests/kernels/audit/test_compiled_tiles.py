@@ -27,8 +27,8 @@ SPILLS = {
 def compiled(dtype, head_dim: int, tile: tuple[int, int]):
     pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
     pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.calls import calls_of
     from fa3_kernels.audit.compile import compile_call
+    from fa3_reports.audit.calls import calls_of
 
     problem = AttentionProblem(1, 4, 4, 4096, 4096, head_dim, dtype=dtype)
     (call,) = calls_of(Launch("tile", problem, {"tile": tile}))

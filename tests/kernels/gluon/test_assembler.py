@@ -13,12 +13,12 @@ pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip insta
 
 from triton import knobs
 
-from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import build_call
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.gluon import quantize
 from fa3_kernels.gluon.assembler import assembled_by_own_ptxas, own_ptxas
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.audit.calls import calls_of
 
 pytestmark = pytest.mark.optional
 

@@ -11,11 +11,11 @@ pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip insta
 
 from triton import knobs
 
-from fa3_kernels.audit.calls import calls_of
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.gluon import surplus_barriers
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.audit.calls import calls_of
 
 pytestmark = pytest.mark.optional
 
