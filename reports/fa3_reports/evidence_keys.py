@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
 
 _ORDER_FIELDS = 21  # of an order that count whatever they are; later ones count where they are not the default
-PACKAGES = ("fa3_kernels", "fa3_reference")
+PACKAGES = ("fa3_kernels", "fa3_reference", "fa3_reports")
 FORWARD = ("fa3_kernels.twin.forward", "forward")
-ONE_QUERY = ("fa3_kernels.twin.one_query", "one_query")
+ONE_QUERY = ("fa3_reports.one_query", "one_query")
 
 
 @cache
@@ -40,7 +40,7 @@ def code_key(module: str, name: str, checkout: Path | None = None) -> str:
     module, name : str
         Where the function is defined, and what it is called there.
     checkout : Path, optional
-        Folder with other sources, ``kernels/fa3_kernels`` and ``reference/fa3_reference``; by default what is imported.
+        Folder with other sources, ``kernels/fa3_kernels`` and so on; by default what is imported.
 
     Raises
     ------

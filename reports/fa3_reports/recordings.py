@@ -149,7 +149,7 @@ def refusal(library: str, launch: Recorded) -> str:
     if launch.error:
         return f"{library} refused it"
     if is_one_query(library, launch):
-        from fa3_kernels.twin import one_query
+        from fa3_reports import one_query
 
         return one_query.refusal(launch.case.problem)
     try:
@@ -180,7 +180,7 @@ def keys_of(library: str, launch: Recorded) -> tuple[str, str]:
 
 def _run_twin(library: str, launch: Recorded, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     from fa3_kernels.twin.forward import forward
-    from fa3_kernels.twin.one_query import one_query
+    from fa3_reports.one_query import one_query
 
     problem = launch.case.problem
     if is_one_query(library, launch):

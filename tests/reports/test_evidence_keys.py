@@ -15,6 +15,7 @@ import pytest
 
 import fa3_kernels
 import fa3_reference
+import fa3_reports
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.families import FAMILIES
 from fa3_kernels.plan.families.record import Shipped
@@ -168,7 +169,7 @@ def test_a_name_that_no_module_defines_is_refused():
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """A copy of the sources whose names keys are of."""
-    for package in (fa3_kernels, fa3_reference):
+    for package in (fa3_kernels, fa3_reference, fa3_reports):
         room = package.__name__.partition("_")[2]
         shutil.copytree(
             package.__path__[0],
@@ -199,7 +200,7 @@ def test_a_redesign_of_the_tree_keeps_the_twins_keys(tree):
 
 EDITS = [  # a file, what stands there, what is put there instead, and whose bits that may change
     ("kernels/fa3_kernels/twin/wgmma.py", "_COLUMN_BLOCK = ", "_COLUMN_BLOCK = 1 + ", {FORWARD, ONE_QUERY}),
-    ("kernels/fa3_kernels/twin/one_query.py", "SHORT = 256", "SHORT = 128", {ONE_QUERY}),
+    ("reports/fa3_reports/one_query.py", "SHORT = 256", "SHORT = 128", {ONE_QUERY}),
     ("reference/fa3_reference/problem.py", "def rows_lse", "@np.copy\n    def rows_lse", {FORWARD}),
     ("kernels/fa3_kernels/plan/config.py", "self.tile_m // WARPGROUP_ROWS", "self.tile_m // 2", set()),
 ]

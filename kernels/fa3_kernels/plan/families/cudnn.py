@@ -1,6 +1,6 @@
 """cuDNN's attention as torch calls it: closed kernels, whose order was found from outputs.
 
-Their schedule is not known. The kernel for one query is another one, :mod:`fa3_kernels.twin.one_query`.
+Their schedule is not known. The kernel for one query is another one, whose twin is among the reports.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fa3_kernels.twin import one_query as twin
 from fa3_reference.problem import AttentionProblem
+from fa3_reports import one_query as twin
 from fa3_reports import recordings
 
-FOLDER = Path(__file__).parents[3] / "reports/h100/recordings"
+FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"
 LAUNCHES = [x for file in ("cudnn", "cudnn.corners") for x in recordings.read(FOLDER / f"{file}.xz").launches]
 ONE_QUERY = [x for x in LAUNCHES if x.case.problem.seqlen_q == 1 and not x.error]
 FEW = [x for x in ONE_QUERY if x.case.problem.nheads == 2 or x.case.problem.dtype == "bf16"]
