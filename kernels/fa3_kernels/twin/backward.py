@@ -19,14 +19,13 @@ names where other families differ, ours among them.
 5. Everything rounded once to 16 bits.
 
 The reductions of step 4 happen in any order, so the library's own dQ differs from run to run where three or more parts
-meet. :func:`backward` adds in ascending order, which is one of the possible ones; :func:`backward_range` encloses the
-results of all of them.
+meet. :func:`backward` adds in ascending order, which is one of the possible ones, or as its caller wants.
 Sources: FlashAttention-3 (arXiv 2407.08608, section B.1) and upstream's hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -38,12 +37,12 @@ from fa3_kernels.plan.order import BackwardOrder
 from fa3_kernels.plan.plan import softmax_factors
 from fa3_kernels.plan.tiles import Mask, mask_of
 from fa3_kernels.twin import convert, float32, mufu, softmax
-from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import Operand, OperandB, operand, operand_b, wgmma
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Sequence
 
 LOG2_E = 1.4426950408889634
 _F32 = np.float32
+Add = Callable[[np.ndarray, bool], np.ndarray]
 
 
 class Gradients(NamedTuple):
@@ -52,26 +51,6 @@ class Gradients(NamedTuple):
     dq: np.ndarray
     dk: np.ndarray
     dv: np.ndarray
-
-
-class GradientRange(NamedTuple):
-    """The smallest and the largest value that the library can return, by element; see :func:`backward_range`."""
-
-    low: Gradients
-    high: Gradients
-
-    def outside(self, observed: Gradients) -> Gradients:
-        """Tell where an observed gradient is one that no order of additions gives: arrays of bool.
-
-        Where the ends are NaN every order gives NaN or Inf, so a finite number lies outside.
-        """
-        return Gradients(*(_outside(*ends) for ends in zip(self.low, self.high, observed, strict=True)))
-
-
-def _outside(low: np.ndarray, high: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Tell where ``observed`` is not in [low, high], or is finite although the ends are NaN."""
-    a, b, x = (y.astype(np.float64) for y in (low, high, observed))
-    return np.where(np.isnan(a), np.isfinite(x), ~((a <= x) & (x <= b)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +120,7 @@ def backward(
     config: BackwardConfig,
     *,
     order: BackwardOrder | None = None,
+    add: Add | None = None,
 ) -> Gradients:
     """Run the arithmetic of a backward kernel.
 
@@ -154,6 +134,9 @@ def backward(
         See :func:`fa3_kernels.plan.backward.backward_config`.
     order : BackwardOrder, optional
         Another order than that of the configuration's family, to see what a switch changes.
+    add : callable, optional
+        Takes float32 parts (parts, rows, channels) of step 4 and whether subnormal numbers are added as zeros, and
+        returns their sum (rows, channels); by default the order adds them.
 
     Returns
     -------
@@ -174,50 +157,17 @@ def backward(
     found = _empty(problem, operands)
     for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
         for head, x in zip(heads, parts, strict=True):
-            dq = _dq_sum(x.dq, kernel.of_sequence(problem, seq))
+            dq = add(x.dq, kernel.flushes_dq) if add else _dq_sum(x.dq, kernel.of_sequence(problem, seq))
             problem.rows_q(found.dq, seq)[:, head] = _rounded(_dq_scaled(dq, kernel), kernel)
         for name in ("dk", "dv"):
             stack = _head_parts(parts, name, kernel)
-            total = stack[0] if len(stack) == 1 else _sum(stack, kernel)
+            if len(stack) == 1:
+                total = stack[0]
+            else:
+                total = add(stack, False) if add else _sum(stack, kernel)
             rows = problem.rows_k(getattr(found, name), seq)
             rows[:, kv_head] = _rounded(_group_scaled(total, name, len(stack), kernel), kernel)
     return found
-
-
-def backward_range(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> GradientRange:
-    """Return the ends of what additions in any order give, element by element, rounded as the kernel rounds.
-
-    Parameters
-    ----------
-    problem, operands, config
-        As of :func:`backward`.
-
-    Returns
-    -------
-    GradientRange
-        Every order of the additions of step 4 gives an element between the two ends, both included. With at most
-        :data:`fa3_kernels.twin.reductions.EXHAUSTIVE` parts both ends are themselves results of some order; with more
-        they are a proven enclosure. Not every number between them is the result of an order.
-
-    Raises
-    ------
-    ValueError
-        As :func:`backward`.
-    """
-    _check(problem, operands, config)
-    kernel = _Gradient(config, config.backward.order, problem.softmax_scale, problem.softcap, Walk(1))
-    low, high = (_empty(problem, operands) for _ in range(2))
-    for seq, kv_head, heads, parts in _kv_heads(problem, operands, kernel):
-        for head, x in zip(heads, parts, strict=True):
-            for out, end in zip((low, high), range_of_sums(x.dq, flushes=kernel.flushes_dq), strict=True):
-                problem.rows_q(out.dq, seq)[:, head] = _rounded(_dq_scaled(end, kernel), kernel)
-        for name in ("dk", "dv"):
-            stack = _head_parts(parts, name, kernel)
-            ends = Range(stack[0], stack[0]) if len(stack) == 1 else range_of_sums(stack, flushes=False)
-            for out, end in zip((low, high), ends, strict=True):
-                rows = problem.rows_k(getattr(out, name), seq)
-                rows[:, kv_head] = _rounded(_group_scaled(end, name, len(stack), kernel), kernel)
-    return GradientRange(low, high)
 
 
 def _check(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> None:

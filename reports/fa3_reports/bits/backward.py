@@ -19,11 +19,11 @@ import torch
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.twin.backward import backward as twin_backward
-from fa3_kernels.twin.backward import backward_range
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reports.bits import forward_cases
 from fa3_reports.bits.forward_cases import FAMILIES, NUMPY, Case
 from fa3_reports.bits.table import CaseTable
+from fa3_reports.gradient_range import backward_range
 from fa3verify.known import launches
 from fa3verify.known.device import run_forward
 

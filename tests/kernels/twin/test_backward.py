@@ -18,12 +18,13 @@ from fa3_kernels.faults.table import BackwardFault, faulty
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.order import BackwardOrder
-from fa3_kernels.twin.backward import Gradients, backward, backward_range
+from fa3_kernels.twin.backward import Gradients, backward
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3_reports.gradient_range import backward_range
 from tests.kernels.device_inputs import GOLDEN
 from tests.kernels.twin.test_released import sha
 

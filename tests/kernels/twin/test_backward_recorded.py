@@ -18,9 +18,10 @@ import pytest
 
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.order import BackwardOrder
-from fa3_kernels.twin.backward import Gradients, backward, backward_range
+from fa3_kernels.twin.backward import Gradients, backward
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3_reports.gradient_range import backward_range
 from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.backward import drawn_dout

@@ -10,13 +10,14 @@ import pytest
 
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.config import default_config
-from fa3_kernels.twin.backward import Gradients, backward, backward_range
+from fa3_kernels.twin.backward import Gradients, backward
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3_reports.gradient_range import backward_range
 
 FAMILY = "gluon"
 # Three or more key blocks add to some rows, so that the order of dQ's parts counts; ends that fill no tile.

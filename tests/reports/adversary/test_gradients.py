@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.backward import BackwardConfig
-from fa3_kernels.twin.backward import backward, backward_range
+from fa3_kernels.twin.backward import backward
 from fa3_reference.bounds.backward import BackwardBound, backward_bound
 from fa3_reports.__main__ import main
 from fa3_reports.adversary.gradients.colony import GENES, ISLANDS, GradientColony, GradientIsland, individual
@@ -18,6 +18,7 @@ from fa3_reports.adversary.gradients.execution import GRADIENTS, execute
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child
 from fa3_reports.adversary.gradients.search import GradientSearch, judge, over_bound
 from fa3_reports.adversary.search import island_of
+from fa3_reports.gradient_range import backward_range
 
 
 def label(island: GradientIsland) -> str:

@@ -11,10 +11,10 @@ import numpy as np
 
 from fa3_kernels.twin import convert, float32
 from fa3_kernels.twin.backward import LOG2_E, capped, row_dots, scale_log2
-from fa3_kernels.twin.reductions import Range, range_of_sums
 from fa3_kernels.twin.wgmma import operand, operand_b, wgmma
 from fa3_reference.problem import BackwardOperands
 from fa3_reports.adversary.gradients.colony import GradientColony, GradientIsland
+from fa3_reports.gradient_range import Range, range_of_sums
 
 _F32 = np.float32
 GRADIENTS = ("dq", "dk", "dv")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa3_kernels.twin import float32
-from fa3_kernels.twin.reductions import EXHAUSTIVE, range_of_sums
+from fa3_reports.gradient_range import EXHAUSTIVE, range_of_sums
 
 
 def parts(rng: np.random.Generator, n: int, spread: float, size: int = 40) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""Sums that hardware adds in any order: the smallest and largest result that binary32 additions can give.
-
-:func:`fa3_kernels.twin.backward.backward_range` asks for them, as gradients are added in memory.
+"""Gradients that hardware adds in any order: the smallest and largest result that binary32 additions can give.
 
 A reduction adds n parts to one accumulator, one after the other, each addition rounded to nearest. Rounding is
 monotone, so that the least sum over all orders of a set of parts is the least over its last part p of
@@ -15,7 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.twin import float32
+from fa3_kernels.twin.backward import Gradients, backward
+from fa3_reference.problem import AttentionProblem, BackwardOperands
 
 EXHAUSTIVE = 8  # parts; 256 subsets, each an array of the result's size
 _HALF_ULP_LOG2 = -24
@@ -28,6 +29,56 @@ class Range(NamedTuple):
 
     low: np.ndarray
     high: np.ndarray
+
+
+class GradientRange(NamedTuple):
+    """The smallest and the largest value that the library can return, by element; see :func:`backward_range`."""
+
+    low: Gradients
+    high: Gradients
+
+    def outside(self, observed: Gradients) -> Gradients:
+        """Tell where an observed gradient is one that no order of additions gives: arrays of bool.
+
+        Where the ends are NaN every order gives NaN or Inf, so a finite number lies outside.
+        """
+        return Gradients(*(_outside(*ends) for ends in zip(self.low, self.high, observed, strict=True)))
+
+
+def _outside(low: np.ndarray, high: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Tell where ``observed`` is not in [low, high], or is finite although the ends are NaN."""
+    a, b, x = (y.astype(np.float64) for y in (low, high, observed))
+    return np.where(np.isnan(a), np.isfinite(x), ~((a <= x) & (x <= b)))
+
+
+def backward_range(problem: AttentionProblem, operands: BackwardOperands, config: BackwardConfig) -> GradientRange:
+    """Return the ends of what additions in any order give, element by element, rounded as the kernel rounds.
+
+    Parameters
+    ----------
+    problem, operands, config
+        As of :func:`fa3_kernels.twin.backward.backward`.
+
+    Returns
+    -------
+    GradientRange
+        Every order of the additions gives an element between the two ends, both included. With at most
+        :data:`EXHAUSTIVE` parts both ends are themselves results of some order; with more they are a proven enclosure.
+        Not every number between them is the result of an order.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fa3_kernels.twin.backward.backward`.
+    """
+
+    def low(parts: np.ndarray, flushes: bool) -> np.ndarray:
+        return range_of_sums(parts, flushes=flushes).low
+
+    def high(parts: np.ndarray, flushes: bool) -> np.ndarray:
+        return range_of_sums(parts, flushes=flushes).high
+
+    return GradientRange(*(backward(problem, operands, config, add=end) for end in (low, high)))
 
 
 def range_of_sums(parts: np.ndarray, *, flushes: bool = True) -> Range:
