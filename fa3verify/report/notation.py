@@ -12,7 +12,6 @@ from typing import Any
 from fa3verify.judging.verdict import ratio_text
 
 DASH = "–"
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def _float(value: Any) -> float | None:
@@ -105,12 +104,3 @@ def moment(stamp: str) -> str:
     ('2026-01-02 03:04 UTC', '2026-01-02 03:04 UTC')
     """
     return f"{stamp[:10]} {stamp[11:16]} UTC"
-
-
-def power_of_ten(exponent: int) -> str:
-    """Write 10 to a power, for axes.
-
-    >>> power_of_ten(-3), power_of_ten(0)
-    ('10⁻³', '1')
-    """
-    return {0: "1", 1: "10"}.get(exponent, "10" + str(exponent).translate(_SUPERSCRIPT))

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fa3verify.kernels.names import KernelName
-from fa3verify.report.notation import number, power_of_ten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Sentinel colours: no figure uses them otherwise.
 INK = "#000001"
@@ -88,27 +82,6 @@ def styled() -> Iterator[None]:
     """Make a context in which figures are drawn and rendered; one thread at a time, as matplotlib's style is global."""
     with _drawing, mpl.rc_context(STYLE):
         yield
-
-
-def log_axis(ax: Axes, which: str, *, base: int = 10, ticks: Sequence[float] = ()) -> None:
-    """Make the axis "x" or "y" logarithmic, labelled with powers, or with plain numbers at the given ticks."""
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log", base=base)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if len(ticks) else _tick(value, base)))
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_tick_params(which="minor", size=0)
-    if len(ticks):
-        axis.set_ticks(ticks)
-
-
-def _tick(value: float, base: int) -> str:
-    if value <= 0:
-        return "0"
-    if base == 10 and abs(math.log10(value) - round(math.log10(value))) < 1e-9:
-        return power_of_ten(round(math.log10(value)))
-    if base == 2 and value >= 1024 and value % 1024 == 0:
-        return f"{round(value / 1024)}k"
-    return number(value) if value < 1 or value != round(value) else str(round(value))
 
 
 def render(figure: Figure, name: str, alt: str) -> str:

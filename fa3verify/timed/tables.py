@@ -13,21 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify import files
-from fa3verify.files import Json, csv_rows, json_text, markdown_table, read_csv, replacing, write_text
+from fa3verify.files import Json, json_text, markdown_table, replacing, write_text
 from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of, read
+from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
-# Names of peers in older tables, and their names in fa3verify.known.peers.
-RECORDED = {
-    "fa3": "flash3",
-    "fa3.dew": "flash3.dew",
-    "fa4": "flash4",
-    "torch.cudnn": "cudnn",
-    "torch.flash2": "flash2",
-    "torch.flex": "flex",
-}
 COLUMNS = (*FIGURES, "bits_differing", "outputs")
 SWITCHES = tuple(each.name for each in fields(Switches))
 # Unit of a figure by the last word of its name; others have none.
@@ -63,19 +54,6 @@ def _row(record: CellRecord, m: Measured) -> Json:
         "gain": m.gain,
         "run": record.run,
     }
-
-
-def read_rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Return the rows of ``bench.csv``, or the same rows made from the records of ``bench.jsonl``.
-
-    Raises
-    ------
-    ValueError
-        For a file that is neither, or lacks one of the columns.
-    """
-    if path.suffix != ".jsonl":
-        return read_csv(path, columns)
-    return csv_rows(csv_text(read(path).cells.values()), path.name, columns)
 
 
 def csv_text(records: Iterable[CellRecord]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reports.device.source import Row, Source
+from fa3_reports.measured.rows import RECORDED
 from fa3verify.files import csv_cell
 from fa3verify.report.tables import PageTable
 from fa3verify.timed.cells import CELL_FIELDS
 from fa3verify.timed.ratios import geometric_mean
-from fa3verify.timed.tables import RECORDED
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,

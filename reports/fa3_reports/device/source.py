@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa3_reports.measured.rows import RECORDED, read_rows
 from fa3verify import files
-from fa3verify.timed import tables
 
 Row = dict[str, str]
 
@@ -75,10 +75,10 @@ class Source:
     def rows(self, path: str) -> list[Row]:
         """Read a CSV table, or records of bench as one; kernels have the names that they have now."""
         content = self.text(path)
-        found = tables.read_rows(self.root / path) if path.endswith(".jsonl") else files.csv_rows(content, path)
+        found = read_rows(self.root / path) if path.endswith(".jsonl") else files.csv_rows(content, path)
         for row in found:
             for column in {"kernel"} & row.keys():
-                row[column] = tables.RECORDED.get(row[column], row[column])
+                row[column] = RECORDED.get(row[column], row[column])
         return found
 
     def json(self, path: str) -> Any:

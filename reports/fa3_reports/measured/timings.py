@@ -13,7 +13,7 @@ from fa3_kernels.plan.choose import choose_num_splits
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
-from fa3verify.timed import tables
+from fa3_reports.measured.rows import RECORDED, read_rows
 from fa3verify.timed.cells import CELL_FIELDS, SIZES
 
 # Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
@@ -68,7 +68,7 @@ class _Row:
         self.line = line
         self.values = values
         self.origin = origin
-        self.kernel = tables.RECORDED.get(values["kernel"], values["kernel"])  # as its kernel is called now
+        self.kernel = RECORDED.get(values["kernel"], values["kernel"])  # as its kernel is called now
 
     def refuse(self, column: str, rule: str) -> ValueError:
         return ValueError(f"{self.origin}, line {self.line}: {column} must be {rule}, got {self.values[column]!r}")
@@ -116,7 +116,7 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
     """
     rows = []
     left_out = Counter()
-    for line, values in enumerate(tables.read_rows(path, COLUMNS), 2):
+    for line, values in enumerate(read_rows(path, COLUMNS), 2):
         row = _Row(line, values, path.name)
         if reason := _unusable(row):
             left_out[reason] += 1

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fa3verify.report.svg import INK, MUTED, SERIES, colour, log_axis, new_figure
+from fa3_reports.axes import log_axis
+from fa3verify.report.svg import INK, MUTED, SERIES, colour, new_figure
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -12,8 +12,8 @@ from fa3_reports.audit.probes import probes
 from fa3_reports.device import keys
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source
+from fa3_reports.measured.rows import read_rows
 from fa3verify.report.notation import count
-from fa3verify.timed.tables import read_rows
 
 BITS = Path(__file__).parents[3] / "reports" / "h100" / "bits"
 SCHEDULES = BITS.parents[1] / "h200" / "simulator" / "schedules_2k_8k_fp16" / "bench.jsonl"
