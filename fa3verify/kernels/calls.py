@@ -61,7 +61,8 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     Raises
     ------
     Refused
-        If the kernel raised ValueError, NotImplementedError or AssertionError.
+        If the kernel raised ValueError, NotImplementedError or AssertionError, or Triton's interpreter met what it does
+        not support.
     KernelError
         If it raised anything else but KeyboardInterrupt, changed its operands, or returned what it does not declare.
     """
@@ -81,13 +82,20 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
-        # Triton's interpreter names so what it does not support.
-        kind = Refused if isinstance(error.__cause__, NotImplementedError) else KernelError
+        kind = Refused if _is_unsupported(error) else KernelError
         raise kind(interpreter.advised(of_error(error))) from error
     finally:
         if os.getpid() != process:
             os._exit(1)  # a process that the kernel forked must not go on with the harness's work
     return {name: np.array(x, order="C") for name, x in named.items()}
+
+
+def _is_unsupported(error: BaseException | None) -> bool:
+    """Tell whether Triton's interpreter met what it does not support: it wraps that once in every function it runs."""
+    kind = type(error)
+    if error is None or (kind.__module__, kind.__name__) != ("triton.runtime.errors", "InterpreterError"):
+        return isinstance(error, NotImplementedError)
+    return _is_unsupported(error.__cause__)
 
 
 def sealed(operands: Operands) -> Operands:

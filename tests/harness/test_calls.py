@@ -146,6 +146,36 @@ def test_what_a_kernel_does_not_support_is_refused_and_anything_else_is_a_mistak
     assert not isinstance(raised.value, calls.Refused)
 
 
+def of_triton() -> type[Exception]:
+    """What Triton's interpreter raises, without Triton."""
+    return type("InterpreterError", (Exception,), {"__module__": "triton.runtime.errors"})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cause", "is_refused"),
+    [
+        ([of_triton()], NotImplementedError, True),
+        ([of_triton(), of_triton()], NotImplementedError, True),  # in a function that the kernel calls
+        ([of_triton()], IndexError, False),
+        ([RuntimeError], NotImplementedError, False),
+        ([RuntimeError, of_triton()], NotImplementedError, False),
+        ([type("InterpreterError", (Exception,), {})], NotImplementedError, False),
+    ],
+)
+def test_of_errors_with_a_cause_those_of_tritons_interpreter_alone_are_refusals(kinds, cause, is_refused):
+    def raising(problem, operands, config):
+        error = cause("atomics")
+        for kind in reversed(kinds):
+            outer = kind(repr(error))
+            outer.__cause__ = error
+            error = outer
+        raise error
+
+    with pytest.raises(calls.KernelError, match="atomics") as raised:
+        calls.run(kernel(raising), PROBLEM, CASE.operands(), default_config(PROBLEM))
+    assert isinstance(raised.value, calls.Refused) is is_refused
+
+
 def test_outputs_are_no_memory_of_the_kernel():
     buffer = np.zeros(PROBLEM.out_shape, np.float16)
 
