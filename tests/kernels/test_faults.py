@@ -27,9 +27,9 @@ def test_every_mistake_says_what_goes_wrong_and_stands_in_the_twin(fault):
 
 
 def test_no_row_is_left_that_nothing_plants():
-    from fa3_kernels.faults.table import _table
+    from fa3_kernels.faults.table import _TABLE
 
-    assert {(kind, name) for kind, rows in _table().items() for name in rows} == {
+    assert {(kind, name) for kind, rows in _TABLE.items() for name in rows} == {
         (type(fault).__name__, str(fault)) for fault in EVERY
     }
 

@@ -95,7 +95,7 @@ def _stale_semaphore() -> Mistake:
 
     def mistake(problem: AttentionProblem, operands: BackwardOperands, run: Run) -> Gradients:
         calls.append(1)
-        return run(fault=BackwardFault.DROPPED_DQ_PART if len(calls) % 2 == 0 else None)
+        return run(fault=BackwardFault("dropped_dq_part") if len(calls) % 2 == 0 else None)
 
     return mistake
 
@@ -161,7 +161,7 @@ def _times_dlse(factor: float | None) -> Mistake:
 
 def _slope_of_dq_alone(problem: AttentionProblem, operands: BackwardOperands, run: Run) -> Gradients:
     """The derivative of the softcap enters dQ and not dK."""
-    return run()._replace(dk=run(fault=BackwardFault.NO_SOFTCAP_SLOPE).dk)
+    return run()._replace(dk=run(fault=BackwardFault("no_softcap_slope")).dk)
 
 
 REPEATED = "repeated_run_is_identical"
@@ -170,24 +170,28 @@ OURS = "twin.backward.fp16"
 MUSEUM: Mapping[str, Row] = {
     "31": Row("flash-attention 1711", _stateless(_fp8_lse), "normal"),
     "45": Row("flash-attention 1c41d2b0", _stateless(_stale_k), "normal"),
-    "46": Row("FA1 Triton 9b0bc978", _fault(BackwardFault.DROPPED_DQ_PART), "normal"),
+    "46": Row("FA1 Triton 9b0bc978", _fault(BackwardFault("dropped_dq_part")), "normal"),
     "47": Row("flash-attention 2756", _stateless(_early_dots), "normal"),
-    "56": Row("flash-attention 2033", _fault(BackwardFault.DOUBLED_DQ_PART), "normal"),
+    "56": Row("flash-attention 2033", _fault(BackwardFault("doubled_dq_part")), "normal"),
     "57, 58, 64": Row("flash-attention 2244, 1596", _unordered, law=REPEATED),
     "59, 61": Row("flash-attention 1678, 2063", _stale_semaphore, law=REPEATED),
-    "60": Row("flash-attention 2510", _fault(BackwardFault.DROPPED_DQ_PART, lambda p: p.window != (-1, -1)), "normal"),
-    "68": Row("flash-attention 443", _fault(BackwardFault.EMPTY_ROW_LSE), law="rows_without_a_key_have_zero_dq"),
+    "60": Row(
+        "flash-attention 2510", _fault(BackwardFault("dropped_dq_part"), lambda p: p.window != (-1, -1)), "normal"
+    ),
+    "68": Row("flash-attention 443", _fault(BackwardFault("empty_row_lse")), law="rows_without_a_key_have_zero_dq"),
     "69": Row(
         "flash-attention a4f148b6",
-        _fault(BackwardFault.DROPPED_LAST_ROWS, lambda p: p.seqlen_q % 128 != 0),
+        _fault(BackwardFault("dropped_last_rows"), lambda p: p.seqlen_q % 128 != 0),
         "normal",
     ),
     "73": Row("triton 4541", _stateless(_always_causal), "normal"),
     "74": Row("TransformerEngine 3249", _stateless(_dense_statistics), law="gradients_within_bound"),
-    "77": Row("flash-attention 1033", _fault(BackwardFault.NO_SOFTCAP_SLOPE), "normal", twin=OURS),
-    "softcap, argument": Row("flash-attention 72e27c63", _fault(BackwardFault.SLOPE_OF_UNCAPPED), "normal", twin=OURS),
+    "77": Row("flash-attention 1033", _fault(BackwardFault("no_softcap_slope")), "normal", twin=OURS),
+    "softcap, argument": Row(
+        "flash-attention 72e27c63", _fault(BackwardFault("slope_of_uncapped")), "normal", twin=OURS
+    ),
     "softcap, dK": Row("ours, never shipped", _stateless(_slope_of_dq_alone), "normal", twin=OURS),
-    "84": Row("levanter 449", _fault(BackwardFault.LAST_HEAD_ONLY), "normal"),
+    "84": Row("levanter 449", _fault(BackwardFault("last_head_only")), "normal"),
     "85": Row("flash-attention 1500, of 14 bits", _stateless(_short_offsets), "normal"),
     "86": Row("flash-attention 9ee0ff1d", _stateless(_strides_of_dout), "normal"),
     "lse": Row("FlashAttention-3, whose lse has none", _stateless(_times_dlse(None)), law=OF_LSE, twin=OURS),

@@ -74,7 +74,7 @@ _BITS_OF_ONE = "each_head_alone_gives_the_same_bits"
 _LSE = "np.float32(lse_empty)"
 
 FORWARD: tuple[Exhibit, ...] = (
-    Exhibit(1, "rows of V beyond the last key hold NaN", _F16, Fault.UNCLEARED_V_TAIL),
+    Exhibit(1, "rows of V beyond the last key hold NaN", _F16, Fault("uncleared_v_tail")),
     Exhibit(
         2, "rows of K beyond the last key hold NaN and are masked by adding", _F16, forward_faults.nan_in_last_tile
     ),
@@ -85,7 +85,7 @@ FORWARD: tuple[Exhibit, ...] = (
         _in_softmax("state.row_max = new_max", "state.row_max = base"),
         "aligned_outliers",
     ),
-    Exhibit(4, "the maximum starts at -5e4", _F16, Fault.FINITE_SENTINEL, "softmax_shift_invariance"),
+    Exhibit(4, "the maximum starts at -5e4", _F16, Fault("finite_sentinel"), "softmax_shift_invariance"),
     Exhibit(
         5,
         "masked scores are -1e4",
@@ -94,10 +94,10 @@ FORWARD: tuple[Exhibit, ...] = (
         "softmax_shift_invariance",
     ),
     Exhibit(6, "rows without a key have a finite lse", _F16, _in_softmax(_LSE, "np.float32(-99.66)"), _EMPTY),
-    Exhibit(7, "-inf minus -inf", _F16, Fault.UNGUARDED_INF),
+    Exhibit(7, "-inf minus -inf", _F16, Fault("unguarded_inf")),
     Exhibit(8, "rows without a key have an lse of +inf", _F16, _in_softmax(_LSE, "np.float32(np.inf)"), _EMPTY),
-    Exhibit(9, "the guard of the combine is not used", _FP8, Fault.UNGUARDED_COMBINE, _EMPTY),
-    Exhibit(10, "only empty splits are merged without a guard", _F16, Fault.UNGUARDED_COMBINE, _EMPTY),
+    Exhibit(9, "the guard of the combine is not used", _FP8, Fault("unguarded_combine"), _EMPTY),
+    Exhibit(10, "only empty splits are merged without a guard", _F16, Fault("unguarded_combine"), _EMPTY),
     Exhibit(
         11,
         "a row without a key is divided by its sum of 0",
@@ -105,7 +105,7 @@ FORWARD: tuple[Exhibit, ...] = (
         _in_softmax("return np.where(empty, np.float32(0), inverse), lse", "return inverse, lse"),
         _EMPTY,
     ),
-    Exhibit(13, "a scale of 0 meets -inf", _FP8, Fault.UNCLAMPED_SCALE, "faint"),
+    Exhibit(13, "a scale of 0 meets -inf", _FP8, Fault("unclamped_scale"), "faint"),
     Exhibit(
         14,
         "channels beyond head_dim hold NaN",
@@ -113,7 +113,7 @@ FORWARD: tuple[Exhibit, ...] = (
         _in_forward("grown[: x.shape[0]", "grown[:, x.shape[1] :] = np.nan; grown[: x.shape[0]"),
         "error_within_bound",
     ),
-    Exhibit(15, "lse in base 2", _F16, Fault.LSE_BASE_2),
+    Exhibit(15, "lse in base 2", _F16, Fault("lse_base_2")),
     Exhibit(16, "lse off by a factor ln 2", _F16, _in_forward("tile_lse * unit", "tile_lse * unit * softmax.LN2")),
     Exhibit(
         17,
@@ -142,8 +142,8 @@ FORWARD: tuple[Exhibit, ...] = (
         _F16,
         _in_forward("np.stack(lse),", "np.stack([*lse[:-1], np.full_like(lse[-1], np.nan)]),"),
     ),
-    Exhibit(22, "P V is chained in the 13-bit accumulator", _FP8, Fault.NO_PROMOTION, "offset_v"),
-    Exhibit(23, "O is kept in fp16", _F16, Fault.FP16_ACCUMULATOR),
+    Exhibit(22, "P V is chained in the 13-bit accumulator", _FP8, Fault("no_promotion"), "offset_v"),
+    Exhibit(23, "O is kept in fp16", _F16, Fault("fp16_accumulator")),
     Exhibit(
         24,
         "no rescale while the maximum grows by less than 16: P saturates, its sum does not",
@@ -156,17 +156,17 @@ FORWARD: tuple[Exhibit, ...] = (
         "peaky",
     ),
     Exhibit(25, "Q takes the descale of K", _FP8, fed(forward_faults.descale_of_k)),
-    Exhibit(26, "descales are ignored", _FP8, Fault.DESCALES_IGNORED),
+    Exhibit(26, "descales are ignored", _FP8, Fault("descales_ignored")),
     Exhibit(27, "one descale for every sequence and head", _FP8, fed(forward_faults.one_descale)),
     Exhibit(
         29,
         "no P offset in one branch",
         _FP8,
-        where(Fault.NO_P_OFFSET, lambda p: p.causal and p.head_dim == 128),
+        where(Fault("no_p_offset"), lambda p: p.causal and p.head_dim == 128),
         "error_within_bound",
     ),
-    Exhibit(30, "rows of V are exchanged in the transpose", _FP8, Fault.SWAPPED_V_ROWS),
-    Exhibit(31, "the lse of FP8 keeps its 2^8", _FP8, Fault.LSE_KEEPS_OFFSET),
+    Exhibit(30, "rows of V are exchanged in the transpose", _FP8, Fault("swapped_v_rows")),
+    Exhibit(31, "the lse of FP8 keeps its 2^8", _FP8, Fault("lse_keeps_offset")),
     Exhibit(32, "FP8 is computed in higher precision", _FP8, forward_faults.in_higher_precision),
     Exhibit(62, "the key tile depends on the batch", _F16, forward_faults.tile_of_batch, _BITS_OF_ONE),
     Exhibit(
@@ -180,13 +180,13 @@ FORWARD: tuple[Exhibit, ...] = (
         "causal_row_equals_truncated_problem",
     ),
     Exhibit(65, "the left end of a window is left out", _F16, posed(forward_faults.narrower)),
-    Exhibit(66, "a window is one key too wide", _F16, Fault.WINDOW_OFF_BY_ONE),
+    Exhibit(66, "a window is one key too wide", _F16, Fault("window_off_by_one")),
     Exhibit(67, "another convention of windows", _F16, posed(forward_faults.narrower)),
     Exhibit(
         70,
         "packed sequences see keys beyond their own last",
         _F16,
-        where(Fault.UNMASKED_TAIL, lambda p: p.is_varlen),
+        where(Fault("unmasked_tail"), lambda p: p.is_varlen),
         "error_within_bound",
     ),
     Exhibit(
@@ -196,7 +196,7 @@ FORWARD: tuple[Exhibit, ...] = (
         posed(lambda p: {"causal": False} if p.is_varlen and p.causal else {}),
         "error_within_bound",
     ),
-    Exhibit(72, "causal is aligned top-left", _F16, Fault.CAUSAL_TOP_LEFT),
+    Exhibit(72, "causal is aligned top-left", _F16, Fault("causal_top_left")),
     Exhibit(
         75,
         "a loop over sequences ends after the first two (of 256 in the report)",
@@ -211,7 +211,7 @@ FORWARD: tuple[Exhibit, ...] = (
         _in_forward("tanh = softmax.capped(", "tanh = s * c[:, None] * softmax.capped("),
     ),
     Exhibit(79, "scale 1 / head_dim", _F16, posed(lambda p: {"softmax_scale": p.softmax_scale / p.head_dim**0.5})),
-    Exhibit(81, "kv head = head modulo kv heads", _F16, Fault.KV_HEAD_MODULO),
+    Exhibit(81, "kv head = head modulo kv heads", _F16, Fault("kv_head_modulo")),
     Exhibit(
         82, "a head map that is right for one group size", _F16, fed(forward_faults.first_kv_head), "error_within_bound"
     ),

@@ -115,7 +115,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
             0,
             f"half a tile at the end is never visited, {name}",
             _BF16,
-            where(Fault.DROPPED_LAST_TILE, lambda p, mask=mask: _half_a_tile_last(p) and mask(p)),
+            where(Fault("dropped_last_tile"), lambda p, mask=mask: _half_a_tile_last(p) and mask(p)),
             COVER,
         )
         for name, mask in (
@@ -128,7 +128,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         0,
         "causal is aligned top-left where there is one query",
         _F16,
-        where(Fault.CAUSAL_TOP_LEFT, lambda p: p.seqlen_q == 1),
+        where(Fault("causal_top_left"), lambda p: p.seqlen_q == 1),
         COVER,
     ),
     Exhibit(
