@@ -21,9 +21,6 @@ GROW = {
     "RowState",
     "Stream",
     "Times",
-    "Trace",
-    "_Actor",
-    "_Mbarrier",
     "_Names",
 }
 HAVE_A_DICTIONARY = {"CallResult"}  # they remember what they work out, or others inherit

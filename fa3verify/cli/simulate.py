@@ -104,7 +104,7 @@ def trace_cta(
 
     program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
     tables = costs(program, machine_of(config, machine, clock or machine["max_clock_mhz"]), clock)
-    return program, tables, run(program, tables)
+    return program, tables, run(program, tables, records=True)
 
 
 @click.command(epilog=EPILOG)

@@ -1,6 +1,6 @@
 """What the operations of a program cost on a machine, in integer ticks of 1/64 cycle.
 
-Both engines read these tables, so that they compute with equal integers. The constants come from
+The engine reads these tables. The constants come from
 :mod:`fa3_simulator.machine`, and the work of kernels from :mod:`fa3_simulator.vector_work`.
 """
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share 
 
 
 class Costs(NamedTuple):
-    """The int64 arrays that the engines read, in ticks; one row per gemm, work or delay of the program."""
+    """The int64 arrays that the engine reads, in ticks; one row per gemm, work or delay of the program."""
 
     # (gemms, 5): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
     # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next issue

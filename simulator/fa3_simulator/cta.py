@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_kernels.plan.config import Config
-from fa3_simulator import interpreter
+from fa3_simulator import engine
 from fa3_simulator.backward import backward
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import TICKS, costs
@@ -152,7 +152,7 @@ def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
     else:
         program = backward(cta.config, list(tiles), adds_gradients=cta.adds_gradients)
     tables = costs(program, machine_of(cta.config, cta.machine, cta.clock_mhz), cta.clock_mhz)
-    timing = interpreter.simulate(program, tables)
+    timing = engine.simulate(program, tables)
     return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
 
 

@@ -1,6 +1,6 @@
 """Explains a deadlock in words: which actor waits at which barrier, and which actors would have to arrive there.
 
-Both engines and :mod:`fa3_simulator.hazards` call it when no actor can go on.
+The engine and :mod:`fa3_simulator.hazards` call it when no actor can go on.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The compiled loops of :mod:`fa3_simulator.interpreter`, which run a program's tables.
+"""The compiled loops of :mod:`fa3_simulator.engine`, which run a program's tables.
 
-The model is described in :mod:`fa3_simulator.engine`, which runs it in plain Python. Everything that changes during a
-run is in the arrays of a :class:`State`, which every function gets as ``s``. Besides, ``a`` is the index of an actor,
+The model is described there. Everything that changes during a run is in the arrays of a
+:class:`~fa3_simulator.engine.State`, which every function gets as ``s``. Besides, ``a`` is the index of an actor,
 ``now`` the current tick, and ``x`` the first operand of an operation.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SCALARS, TAKEN
+from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, TAKEN
 from fa3_simulator.costs import SMEM as SMEM_COLUMN
 from fa3_simulator.program import Op
 
@@ -50,63 +48,12 @@ DONE = -1  # returned by an operation that is over; otherwise it returns the tic
 _OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD)
 _ORIGIN_OF_THEM = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
 if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
-    raise ImportError("the interpreter's constants differ from those of program and costs")
+    raise ImportError("the constants of the loops differ from those of program and costs")
 
 
 # Without reference counts, and with each function inlined into its caller, handing on a state of 19 arrays costs
 # nothing; with reference counts the loop takes 70 times as long. So nothing here allocates memory or returns an array.
 _inlined = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-
-
-def _record(*names: str) -> np.dtype:
-    return np.dtype([(name, np.int64) for name in names])
-
-
-ACTOR = _record(
-    "pc",  # row of the current operation
-    "last",  # row behind its last operation
-    "threads",
-    "part",  # chunks or instructions of the current operation that are done
-    "wake",  # NEVER while asleep
-    "sleeps_on",  # mbarrier x, or mbarriers + named barrier; -1 where on none
-    "parity",
-    "counted",  # groups of wgmma so far
-    "issued",  # instructions of wgmma so far
-    "marked",  # marks so far
-    "until",  # end of the chunk of vector work under way
-    "holds",  # how long other chunks take beside this one at least, in 1/64 of their own time
-)
-MBARRIER = _record("arrivals", "pending", "bytes", "phase")
-NAMED = _record("threads", "arrived")
-# Ticks at which the resources of the SM are free. Vector work takes time from the tensor core: ``taken`` is how much so
-# far, ``loss`` the share that the last instruction loses, and the tensor core's times are kept less ``taken``.
-CORE = _record("end", "tensor", "port", "egress", "taken", "loss")
-ORIGIN = _record("head", "tail", "ingress")
-SCALAR_FIELDS = _record(*SCALARS)
-
-
-class State(NamedTuple):
-    """Holds the tables of a run, which stay as they are, and the records that it changes, which are rows of arrays."""
-
-    ops: np.ndarray  # (operations, 5), those of all actors one behind the other
-    gemm: np.ndarray  # as :class:`~fa3_simulator.costs.Costs` has it, and so are the three below
-    work: np.ndarray
-    work_slow: np.ndarray
-    delay: np.ndarray
-    scalars: np.ndarray  # (1,)
-    actors: np.ndarray
-    mbarriers: np.ndarray
-    named: np.ndarray
-    core: np.ndarray  # (1,)
-    origins: np.ndarray  # of loads: L2 and HBM
-    loads: np.ndarray  # (origins, MOST_LOADS, 4), rings: next piece, pieces left, mbarrier, bytes
-    wants: np.ndarray  # (actors, pipes): what its vector work needs of a pipe when it runs alone, in 1/64 of the pipe
-    slowed: np.ndarray  # (actors, pipes): how long it takes by those that share the pipe, in 1/64 of its time alone
-    groups: np.ndarray  # (actors, IN_FLIGHT): completion of the newest group, of the one before and so on
-    stored: np.ndarray  # (actors, IN_FLIGHT): when stores have read their slots, likewise
-    flight: np.ndarray  # (actors, window), rings: completion of the last instructions
-    busy: np.ndarray  # ticks by resource
-    marks: np.ndarray  # (actors, marks)
 
 
 @_inlined
@@ -176,6 +123,20 @@ def _held(s, a, now):
 
 
 @_inlined
+def _record_burst(s, a, start, stop):
+    """Record an instruction of the tensor core."""
+    core = s.core[0]
+    burst = s.bursts[core.bursts]
+    burst[0] = a
+    burst[1] = s.actors[a].pc
+    burst[2] = start
+    burst[3] = stop
+    burst[4] = core.taken - core.seen
+    core.seen = core.taken
+    core.bursts += 1
+
+
+@_inlined
 def _wgmma(s, a, now, x):
     """Issue one instruction, or wait until the window of admitted instructions has room for it."""
     me = s.actors[a]
@@ -190,8 +151,11 @@ def _wgmma(s, a, now, x):
     ticks = s.gemm[x, 1]
     fetch = s.gemm[x, 2]
     core.port = max(now, core.port) + fetch
-    core.tensor = max(max(now, core.tensor + core.taken) + ticks, core.port) - core.taken
+    stop = max(max(now, core.tensor + core.taken) + ticks, core.port)
+    core.tensor = stop - core.taken
     core.loss = s.gemm[x, 3]
+    if s.bursts.shape[0] > 0:
+        _record_burst(s, a, stop - ticks, stop)
     s.flight[a, me.issued % window] = core.tensor
     me.issued += 1
     s.busy[TENSOR] += ticks
@@ -336,6 +300,10 @@ def _advance(s, a, now):
     while resume == now and me.pc < me.last:
         after = _step(s, a, now)
         if after == DONE:
+            if s.spans.shape[0] > 0:
+                s.spans[me.pc, 0] = me.began
+                s.spans[me.pc, 1] = now
+            me.began = now
             me.pc += 1
             me.part = 0
         else:

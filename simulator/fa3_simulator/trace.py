@@ -1,7 +1,7 @@
-"""What a run of :mod:`fa3_simulator.engine` leaves behind: spans of every actor, bursts of the tensor core, marks and
-busy times, all in ticks.
+"""What a run of :mod:`fa3_simulator.engine` leaves behind, in ticks: its end, busy times and marks, and where they are
+asked for, spans of every actor and bursts of the tensor core.
 
-:mod:`fa3_simulator.overlap` and :mod:`fa3_simulator.timeline` read it.
+:mod:`fa3_simulator.overlap` and :mod:`fa3_simulator.timeline` read spans and bursts.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ class Burst(NamedTuple):
     taken: int
 
 
-class Mark(NamedTuple):
-    actor: int
-    label: int
-    tick: int
-
-
 class DeadlockError(RuntimeError):
     """A program cannot go on: each unfinished actor waits for something that no actor will do."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """One run: ``end`` in ticks; spans of each actor and bursts in order of their start; ``busy`` ticks by resource."""
+    """One run: ``end`` in ticks, ``busy`` ticks by resource, and when each actor passed its MARKs, in order.
+
+    Where they were recorded, ``spans`` are in order of their end, operations that took no time left out, and
+    ``bursts`` in order of their start.
+    """
 
     end: int = 0
+    busy: dict[str, int] = field(default_factory=dict)
+    marks: list[list[int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    busy: dict[str, int] = field(default_factory=dict)
 
     @property
     def cycles(self) -> float:

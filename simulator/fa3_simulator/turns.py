@@ -3,7 +3,7 @@
 :mod:`fa3_simulator.run` asks for :func:`makespan` alone; the rest is for it and for tests of the orders.
 
 Every order ranks the key tiles that see a row block. A CTA may add its part when the part before is visible in memory.
-An order is written as a program whose actors are CTAs: :mod:`fa3_simulator.interpreter` times it and finds the deadlock
+An order is written as a program whose actors are CTAs: :mod:`fa3_simulator.engine` times it and finds the deadlock
 of an order that has one, and :mod:`fa3_simulator.hazards` finds an addition that is signalled before it is visible.
 
 An order in which a tile waits only for tiles that are handed out before it cannot deadlock. For of all tiles that are
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_kernels.plan.tile_order import assign
-from fa3_simulator import interpreter
+from fa3_simulator import engine
 from fa3_simulator.backward_launch import KeyTile
 from fa3_simulator.costs import costs
 from fa3_simulator.machine import Machine
@@ -130,7 +130,7 @@ def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: 
         raise ValueError(f"turns are simulated for at most {MOST_OF_A_HEAD} steps of a head, got {of_a_head}")
     assigned, _ = assign([tile.blocks for tile in first], int(machine["sms"]))
     program = turns_program([[first[i] for i in mine] for mine in assigned], turns, cycles)
-    return interpreter.simulate(program, costs(program, machine)).cycles * total / steps
+    return engine.simulate(program, costs(program, machine)).cycles * total / steps
 
 
 def _signal(head: int, block: int, turn: int) -> Mbarrier:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fa3_reports.microbench.constants import Stretches, read
-from fa3_simulator import interpreter
+from fa3_simulator import engine
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.machine import load
 from fa3_simulator.program import Builder, Gemm, Slot, Work
@@ -51,7 +51,7 @@ def simulated(dtype: str, keys: int, head_dim: int, warpgroups: int, *, under_wg
         for _ in range(120):
             stream.wgmma(Gemm("busy", 8, 128, 16, True), None, Slot("b", 16384), Slot("s", 0))
     program = builder.build()
-    marks = interpreter.simulate(program, costs(program, H200)).marks[:warpgroups]
+    marks = engine.simulate(program, costs(program, H200)).marks[:warpgroups]
     return float(np.mean([last - first for first, last in marks])) / TICKS / (STEPS - 1 - STEPS // 2)
 
 

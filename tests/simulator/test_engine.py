@@ -1,4 +1,4 @@
-"""The engine against times derived by hand, against SimPy, and the interpreter against the engine tick for tick."""
+"""The engine against times derived by hand, against SimPy, and tick for tick against one in plain Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa3_kernels.plan.config import Config
-from fa3_simulator import engine, interpreter
+from fa3_simulator import engine
 from fa3_simulator.costs import ALONE, SCALARS, TICKS, costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine, load
@@ -18,6 +18,7 @@ from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.trace import DeadlockError
+from tests.simulator import plain_engine
 
 H200 = load("h200")
 
@@ -41,7 +42,7 @@ def test_softmax_that_is_not_there_is_hidden() -> None:
     builder.actor("warpgroup", 128, 240).wgmma(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
     program = builder.build()
     priced = costs(program, H200)
-    assert measure(program, priced, engine.simulate(program, priced)).hidden_softmax == 1
+    assert measure(program, priced, engine.simulate(program, priced, records=True)).hidden_softmax == 1
 
 
 def test_no_wait_leaves_less_than_no_groups_in_flight() -> None:
@@ -113,7 +114,7 @@ def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns
     first = fma / chunks  # the first chunk may begin before wgmma does
     want = fma * 0.5 * share
     assert want - first <= lost <= want + 0.02 * want
-    found = ledger(program, engine.simulate(program, costs(program, machine)))
+    found = ledger(program, engine.simulate(program, costs(program, machine), records=True))
     assert found["multiply-adds"] / TICKS == pytest.approx(lost, abs=1)
     for pipe in ("mufu", "alu", "convert", "other"):
         assert run(beside_wgmma(columns, Work(pipe, chunks, **{pipe: 80})), machine) == alone
@@ -125,7 +126,9 @@ def test_both_engines_take_the_same_time_from_the_tensor_core_for_multiply_adds(
     machine = replace(H200, fma_tensor_cycles=replace(H200.fma_tensor_cycles, value=0.5))
     program = beside_wgmma(columns, Work("fma", 40, fma=320))
     tables = costs(program, machine)
-    assert interpreter.simulate(program, tables).end == engine.simulate(program, tables).end
+    trace = engine.simulate(program, tables, records=True)
+    assert any(burst.taken for burst in trace.bursts)
+    assert plain_engine.in_order(trace) == plain_engine.in_order(plain_engine.simulate(program, tables))
 
 
 def test_a_softmax_takes_what_its_exponentials_take_and_two_overlap_theirs() -> None:
@@ -150,8 +153,7 @@ def two_at_once(first: Work, second: Work) -> list[float]:
         stream.vector(work)
         stream.mark("end")
     program = builder.build()
-    marks = sorted((mark.actor, mark.tick) for mark in engine.simulate(program, costs(program, H200)).marks)
-    return [tick / TICKS for _, tick in marks]
+    return [tick / TICKS for (tick,) in engine.simulate(program, costs(program, H200)).marks]
 
 
 def test_two_that_want_the_same_unit_share_it_evenly() -> None:
@@ -228,7 +230,7 @@ def test_a_wait_for_stores_leaves_the_newest_in_flight() -> None:
         stream.store_wait(in_flight)
         program = builder.build()
         tables = costs(program, H200)
-        assert interpreter.simulate(program, tables).end == engine.simulate(program, tables).end
+        assert engine.simulate(program, tables).end == plain_engine.simulate(program, tables).end
         return run(program)
 
     each = 16384 / H200["store_bytes_per_cycle"]
@@ -268,7 +270,7 @@ def test_a_deadlock_names_named_barrier_and_cycle() -> None:
     with pytest.raises(DeadlockError, match=rf"cycle {cold}: one at wait turn"):
         run(program)
     with pytest.raises(DeadlockError, match=rf"cycle {cold}: one at wait turn"):
-        interpreter.simulate(program, costs(program, H200))
+        plain_engine.simulate(program, costs(program, H200))
 
 
 def test_a_two_slot_pipeline_agrees_with_simpy() -> None:
@@ -363,13 +365,14 @@ tiles = st.lists(
 
 
 @given(schedule=schedules, work=tiles, clock=st.sampled_from([1100.0, 1980.0]))
-def test_the_interpreter_gives_the_engines_ticks(schedule: Config, work: list[TileBlocks], clock: float) -> None:
+def test_the_compiled_loops_give_the_ticks_of_the_plain_engine(
+    schedule: Config, work: list[TileBlocks], clock: float
+) -> None:
     if schedule.num_stages == 1 and schedule.intra_wg_overlap:
         work = [TileBlocks(1)]  # two tiles of K in flight need two slots
     program = forward(schedule, work)
     tables = costs(program, H200, clock)
-    want, got = engine.simulate(program, tables), interpreter.simulate(program, tables)
-    assert got.end == want.end
-    assert got.busy == want.busy
-    for actor in range(len(program.actors)):
-        assert got.marks[actor] == [mark.tick for mark in want.marks if mark.actor == actor]
+    want = plain_engine.simulate(program, tables)
+    got = engine.simulate(program, tables, records=True)
+    assert plain_engine.in_order(got) == plain_engine.in_order(want)
+    assert engine.simulate(program, tables) == replace(got, spans=[], bursts=[])

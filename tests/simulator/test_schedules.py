@@ -16,7 +16,7 @@ from fa3_kernels.plan import tile_order as kernel
 from fa3_kernels.plan.config import SWITCHES, Config
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import engine, interpreter
+from fa3_simulator import engine
 from fa3_simulator.costs import costs
 from fa3_simulator.cta import EXACT_BLOCKS, Cta
 from fa3_simulator.forward import Forward, forward
@@ -79,7 +79,7 @@ def changed(machine: Machine, **values: float) -> Machine:
 
 def cycles(schedule: Config, tiles: list[TileBlocks], machine: Machine = H200, clock: float | None = None) -> float:
     program = forward(schedule, tiles)
-    return interpreter.simulate(program, costs(program, machine, clock)).cycles
+    return engine.simulate(program, costs(program, machine, clock)).cycles
 
 
 @each_schedule
@@ -97,7 +97,7 @@ def test_a_program_is_of_tiles_with_blocks_of_which_some_are_masked(tiles: list[
 def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None:
     blocks = 7
     program = forward(schedule, [TileBlocks(blocks)])
-    trace = engine.simulate(program, costs(program, H200))
+    trace = engine.simulate(program, costs(program, H200), records=True)
     k = 256 // schedule.bits
     per_block = schedule.head_dim // k + schedule.tile_n // k * schedule.pv_parts[0]
     # of S, but for a tile's first: two each
@@ -113,7 +113,7 @@ def test_instruction_counts_are_those_of_the_algorithm(schedule: Config) -> None
 @each_schedule
 def test_time_is_at_least_every_resources_work(schedule: Config) -> None:
     program = forward(schedule, [TileBlocks(9)] * 2)
-    timing = interpreter.simulate(program, costs(program, H200))
+    timing = engine.simulate(program, costs(program, H200))
     assert all(timing.end >= busy for busy in timing.busy.values())
 
 
@@ -121,7 +121,7 @@ def test_time_is_at_least_every_resources_work(schedule: Config) -> None:
 def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Config) -> None:
     program = forward(schedule, [TileBlocks(9, 1), TileBlocks(4)])
     tables = costs(program, H200)
-    trace = engine.simulate(program, tables)
+    trace = engine.simulate(program, tables, records=True)
     found = measure(program, tables, trace)
     assert sum(found.ledger.values()) == trace.end - trace.busy["tensor"]
     assert all(ticks > 0 for ticks in found.ledger.values())
@@ -303,7 +303,7 @@ def test_a_program_does_not_depend_on_those_made_before(schedule: Config) -> Non
         tiles = [TileBlocks(*each) for each in blocks]
         program, alone = made.program(tiles), forward(schedule, tiles)
         assert spelled_out(program) == spelled_out(alone)
-        timings = [interpreter.simulate(p, costs(p, H200)) for p in (program, alone)]
+        timings = [engine.simulate(p, costs(p, H200)) for p in (program, alone)]
         assert timings[0] == timings[1]
 
 
@@ -316,7 +316,7 @@ def renamed(program: Program) -> Program:
 def test_names_change_nothing(schedule: Config) -> None:
     program = forward(schedule, [TileBlocks(5)])
     tables = costs(program, H200)
-    assert interpreter.simulate(program, tables) == interpreter.simulate(renamed(program), tables)
+    assert engine.simulate(program, tables) == engine.simulate(renamed(program), tables)
 
 
 def test_faster_hardware_gains_or_loses_little() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import interpreter
+from fa3_simulator import engine
 from fa3_simulator.costs import costs
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
@@ -18,7 +18,7 @@ H200 = load("h200")
 def test_one_tile_of_48_blocks(benchmark) -> None:
     program = forward(Config(), [TileBlocks(48)])
     tables = costs(program, H200)
-    assert benchmark(interpreter.simulate, program, tables).end > 0
+    assert benchmark(engine.simulate, program, tables).end > 0
 
 
 def test_a_hundred_schedules(benchmark) -> None:

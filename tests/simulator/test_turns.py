@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fa3_kernels.plan.tile_order import assign
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import engine, interpreter
+from fa3_simulator import engine
 from fa3_simulator import turns as turns_module
 from fa3_simulator.backward_launch import KeyTile, key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule, Turns
@@ -22,6 +22,7 @@ from fa3_simulator.program import Actor, Op, Program
 from fa3_simulator.run import estimate
 from fa3_simulator.trace import DeadlockError
 from fa3_simulator.turns import makespan, ranks, turns_program, visits
+from tests.simulator import plain_engine
 from tests.simulator.explore import explore
 
 H200 = load("h200")
@@ -42,7 +43,7 @@ def given_to(tiles: list[KeyTile], ctas: int) -> list[list[KeyTile]]:
 
 
 def cycles(program: Program) -> float:
-    return interpreter.simulate(program, costs(program, H200)).cycles
+    return engine.simulate(program, costs(program, H200)).cycles
 
 
 @each_order
@@ -90,7 +91,7 @@ def masked_shift() -> Program:
 def test_shifting_under_a_mask_is_refused_as_it_can_deadlock() -> None:
     program = masked_shift()
     with pytest.raises(DeadlockError):
-        interpreter.simulate(program, costs(program, H200))
+        engine.simulate(program, costs(program, H200))
     window = AttentionProblem(1, 1, 1, 512, 512, 128, window=(64, 0))
     packed = AttentionProblem.varlen((128, 256), (128, 256), nheads=1, nheads_kv=1, head_dim=128)
     for asked in (window, packed, replace(window, window=(-1, -1), causal=True)):
@@ -111,7 +112,7 @@ def against_the_hand_out() -> Program:
 @pytest.mark.parametrize("plant", [stuck_shift, against_the_hand_out])
 def test_a_wrong_order_deadlocks_on_persistent_ctas_and_is_found(plant) -> None:
     program = plant()
-    for run in (engine.simulate, interpreter.simulate):
+    for run in (plain_engine.simulate, engine.simulate):
         with pytest.raises(DeadlockError, match=r"CTA 0 adding at .*turn \d of row block 0\.\d"):
             run(program, costs(program, H200))
     assert any(f.kind == "deadlock" and "turn" in f.text for f in check(program))
