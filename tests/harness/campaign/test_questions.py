@@ -98,6 +98,14 @@ def test_one_contract_explains_what_a_right_kernel_does(name):
     assert explained(name) == (RIGHT[name], True)
 
 
+@pytest.mark.parametrize("name", ["mean", "nan"])
+def test_what_findings_of_the_bound_leave_open_is_told_by_rows_without_a_key(name):
+    kernel = find_kernel(f"{KERNELS}:{name}")
+    failed = tuple((f"law {each.law}", each.to_json()) for each in small_trials(kernel)[:1])
+    task = questions.FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=True)
+    assert {field: value for field, (value, _) in task.run()[0].items()} == RIGHT[name]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_no_contract_explains_what_a_wrong_kernel_does(name):
     assert not explained(name)[1]
