@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Never, TypeVar, cast
 
 from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import OURS
@@ -16,7 +17,6 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.cases.case import Case
-from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.loading import MADE
 from fa3verify.kernels.record import Kernel
@@ -56,7 +56,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
     Returns
     -------
     callable
-        A decorator, which returns the function itself.
+        A decorator, which returns the function itself, or a partial one of a method or a builtin function.
 
     Raises
     ------
@@ -75,17 +75,16 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         )
 
     def declare(function: Function) -> Function:
-        from fa3verify.kernels import conventions
-        from fa3verify.kernels.functions import array_kernel
+        from fa3verify.kernels.functions import declared_kernels
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))
-        declared: Json = {"name": getattr(function, "__name__", ""), **facts}
-        called: Callable[..., Any] = function
-        if like := declared.pop("like", ""):
-            declared = conventions.facts_of(like, function) | declared
-            called = conventions.adapted(like, function)
-        setattr(function, MADE, array_kernel(called, **declared))
+        made = declared_kernels(function, facts)
+        try:
+            setattr(function, MADE, made)
+        except AttributeError:  # methods and builtin functions have no room for it
+            function = cast("Function", partial(function))
+            setattr(function, MADE, made)
         return function
 
     return declare

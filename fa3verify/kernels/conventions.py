@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import Signature
 from typing import Any, Literal, get_args
 
 from fa3verify.files import Json
-from fa3verify.kernels.loading import parameters
+from fa3verify.kernels.loading import parameters, required
 from fa3verify.kernels.policy import Policy
 
 Convention = Literal["sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"]
@@ -26,13 +27,43 @@ _FACTS: Mapping[str, Json] = {
     "flex": _TORCH | {"features": ("gqa",)},
 }
 # The names that public functions have for an argument of ours; the first that a function has is taken.
-_TORCHS = {"softmax_scale": ("scale",), "causal": ("is_causal",), "bias": ("attn_mask",)}
-_FLASHS = {"window": ("window_size",), "page_table": ("page_table", "block_table"), "k_new": ("k",), "v_new": ("v",)}
+_TORCHS = {
+    "softmax_scale": ("scale", "sm_scale", "softmax_scale", "scaling"),
+    "causal": ("is_causal", "causal"),
+    "window": ("window_size", "window"),
+    "bias": ("attn_mask", "attn_bias", "bias", "mask"),
+    "attn_mask": ("attn_mask", "mask"),
+}
+_FLASHS = {
+    "softmax_scale": ("softmax_scale", "sm_scale", "scale", "scaling"),
+    "causal": ("causal", "is_causal"),
+    "window": ("window_size", "window"),
+    "bias": ("bias", "attn_bias"),
+    "page_table": ("page_table", "block_table"),
+    "k_new": ("k",),
+    "v_new": ("v",),
+}
 _NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = dict.fromkeys(_FACTS, _FLASHS) | dict.fromkeys(
     ("sdpa", "flex"), _TORCHS
 )
+_ARGUMENTS = {  # of features that a function has if it has an argument for them, ours
+    "causal": "causal",
+    "window": "window",
+    "softcap": "softcap",
+    "bias": "bias",
+    "bias_fp32": "bias",
+    "attn_mask": "attn_mask",
+    "alibi": "alibi_slopes",
+    "sinks": "sinks",
+    "paged": "page_table",
+}
 _ASKS_FOR_LSE = ("return_lse", "return_softmax_lse", "return_attn_probs")
-_SILENT: Json = {"causal": False, "window": (-1, -1), "softcap": 0.0}  # left out where a function has no such argument
+_SILENT: Json = {"window": (-1, -1), "softcap": 0.0}  # left out where a function has no such argument
+# What a function is given for an argument that it requires, in a call that has nothing of the kind.
+_UNSAID: Json = dict.fromkeys(("causal", "is_causal"), False)
+_UNSAID |= dict.fromkeys(("mask", "attn_mask", "attn_bias", "bias", "alibi_slopes", "sinks"))
+_UNSAID |= _SILENT | {"window_size": (-1, -1)} | dict.fromkeys(("dropout", "dropout_p"), 0.0)
+_SAID = ("causal", "softmax_scale")  # left out there as well: its declared sizes say that calls have one value
 
 
 def facts_of(convention: str, function: Callable[..., Any]) -> Json:
@@ -46,17 +77,21 @@ def facts_of(convention: str, function: Callable[..., Any]) -> Json:
     if convention not in get_args(Convention):
         raise ValueError(f"like must be among {', '.join(get_args(Convention))}, got {convention!r}")
     facts = dict(_FACTS[convention])
-    known = _arguments(function)
-    if known is not None:
-        needed = {name: name for name in ("causal", "window", "softcap", "bias", "attn_mask")} | {
-            "paged": "page_table",
-            "alibi": "alibi_slopes",
-        }
-        if _NAMES[convention] is _TORCHS:
-            needed["gqa"] = _GQA
-        lacking = {name for name, ours in needed.items() if not known.intersection(_names(convention, ours))}
+    if (known := _arguments(function)) is not None:
+        lacking = {name for name, ours in _ARGUMENTS.items() if not known.intersection(_names(convention, ours))}
+        if _NAMES[convention] is _TORCHS and _GQA not in known:
+            lacking |= {"gqa"}
         facts["features"] = tuple(name for name in facts["features"] if name not in lacking)
+        if not known.intersection(_names(convention, "softmax_scale")):
+            facts["softmax_scale"] = "default"
     return facts
+
+
+def features_of(convention: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the features for which a function has an argument, those of caches left out."""
+    known = _arguments(function) or frozenset()
+    named = {name for name, ours in _ARGUMENTS.items() if known.intersection(_names(convention, ours))}
+    return tuple(name for name in _ARGUMENTS if name in named - {"paged"})
 
 
 def adapted(convention: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +102,8 @@ def adapted(convention: str, function: Callable[..., Any]) -> Callable[..., Any]
     convention : {"sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"}
         Whose arguments the function has; those that say nothing in a call may be missing.
     function : callable
-        It returns out, or a tuple that begins with out and lse.
+        It returns out, or a tuple that begins with out and lse. What has not the two or three dimensions of lse is
+        none, such as the weights that some functions return.
 
     Returns
     -------
@@ -85,10 +121,25 @@ def _call(convention: str, function: Callable[..., Any], *arrays: Any, **options
     for name, value in _masked(convention, options, arrays).items():
         theirs = _names(convention, name)
         taken = next((each for each in theirs if known is None or each in known), None)
-        if value is not None and (taken or name not in _SILENT or value != _SILENT[name]):
+        is_left_out = (known is not None and name in _SAID) or (name in _SILENT and value == _SILENT[name])
+        if value is not None and (taken or not is_left_out):
             given[taken or theirs[0]] = value
-    returned = function(*arrays, **given)
-    return tuple(returned[:2]) if isinstance(returned, tuple | list) else returned
+    returned = _by_position(function, arrays, given)
+    if not isinstance(returned, tuple | list):
+        return returned
+    has_lse = getattr(returned[1], "ndim", 0) in (2, 3)  # others return their weights, or None
+    return tuple(returned[:2]) if has_lse else returned[0]
+
+
+def _by_position(function: Callable[..., Any], arrays: tuple[Any, ...], given: Json) -> Any:
+    """Call a function by position as far as it can be: the ``apply`` of torch's autograd functions takes no keyword."""
+    if not (known := parameters(function)):
+        return function(*arrays, **given)
+    lacking = set(required(function)[len(arrays) :]) - given.keys()
+    given |= {name: value for name, value in _UNSAID.items() if name in lacking}
+    bound = Signature(list(known.values())).bind(*arrays, **given)
+    bound.apply_defaults()
+    return function(*bound.args, **bound.kwargs)
 
 
 def _masked(convention: str, options: Json, arrays: tuple[Any, ...]) -> Json:

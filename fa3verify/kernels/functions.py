@@ -22,7 +22,7 @@ from fa3_reference.score_term import KINDS
 from fa3verify import operations
 from fa3verify.files import Json
 from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
-from fa3verify.kernels.conventions import Convention
+from fa3verify.kernels.conventions import Convention, adapted, facts_of
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel, always_launchable
 from fa3verify.kernels.sizes import gathered
@@ -152,6 +152,16 @@ def array_kernel(
         identity=facts.pop("identity", dict),
     )
     return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered({**facts, **sizes}))
+
+
+def declared_kernels(function: Callable[..., Any], facts: Mapping[str, Any]) -> tuple[Kernel, ...]:
+    """Return the kernels that the decorator :func:`fa3verify.kernel` makes of a function with its keywords."""
+    declared: Json = {"name": getattr(function, "__name__", ""), **facts}
+    called = function
+    if like := declared.pop("like", ""):
+        declared = facts_of(like, function) | declared
+        called = adapted(like, function)
+    return array_kernel(called, **declared)
 
 
 def _sizes(facts: Facts, gradients: str) -> Json:

@@ -75,10 +75,24 @@ def _named(reference: str, module: str, name: str) -> Any:
     if named is None:
         functions = [key for key, value in vars(imported).items() if callable(value)]
         raise ValueError(f"{failed}: {module} has no function {name}{meant(name, functions)}")
-    if not hasattr(named, MADE) and (arguments := _required(named)):
+    if not hasattr(named, MADE) and (arguments := required(named)):
         rule = f"{name} takes {', '.join(arguments)}; write @fa3verify.kernel(...) above it to declare it a kernel"
         raise ValueError(f"{failed}: {rule}, or name a function without arguments that returns a Kernel")
     return named
+
+
+def bare(reference: str) -> Callable[..., Any]:
+    """Return the function that a reference names, which was not declared to be a kernel.
+
+    Raises what :func:`load` raises of a module, and ValueError where it was declared.
+    """
+    module, _, name = reference.partition(":")
+    failed = f"function {reference!r} could not be loaded"
+    function = getattr(_loaded(module, failed), name, None)
+    if not callable(function) or hasattr(function, MADE):
+        why = "it is declared to be a kernel already" if function else f"{module} has no function {name}"
+        raise ValueError(f"{failed}: {why}")
+    return function
 
 
 def declared(module: str) -> list[Kernel]:
@@ -115,18 +129,24 @@ def _loaded(module: str, failed: str) -> ModuleType:
         raise Unloadable(f"{failed}: {of_error(error)}") from error
 
 
-def _required(function: Any) -> list[str]:
+def required(function: Any) -> list[str]:
     """Return the names of the arguments without a default; an empty list where Python knows no signature."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters(function).values() if p.default is p.empty and p.kind not in optional]
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function by name; none where Python knows no signature."""
+    """Return the parameters of a function by name; none where Python knows no signature.
+
+    Those of the ``apply`` of one of torch's autograd functions are those of its ``forward``.
+    """
+    owner = getattr(function, "__self__", None)
+    is_apply = getattr(function, "__name__", "") == "apply" and hasattr(owner, "forward")
     try:
-        return inspect.signature(function).parameters
+        known = inspect.signature(owner.forward if is_apply else function).parameters  # type: ignore[union-attr]
     except (TypeError, ValueError):
         return {}
+    return dict(list(known.items())[is_apply:])  # all but its context
 
 
 def meant(name: str, known: Iterable[str]) -> str:
