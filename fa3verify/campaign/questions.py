@@ -123,7 +123,7 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
         if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
         if what.subject == "special_values_follow_policy":
-            fields.add("special_values")
+            fields |= {"special_values", "empty_out", "empty_lse"}  # a row of -Inf scores is like one without keys
     return frozenset(fields)
 
 

@@ -31,7 +31,7 @@ from fa3verify.kernels.policy import Policy
 from fa3verify.text import plural
 
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "fp32")
-LIMIT = 2  # cases of a family and trials of a property in each of the two campaigns
+LIMIT = 4  # cases of a family and trials of a property in each of the two campaigns
 TRIED_S = 300.0  # for the calls of one hypothesis: Triton's interpreter takes minutes
 _SIDES: tuple[Json, ...] = ({}, *({"policy": Policy(causal=side)} for side in ("bottom_right", "top_left")))
 _MASKS = ("bias", "bias_fp32", "attn_mask")

@@ -23,6 +23,7 @@ from fa3verify.kernels.record import Kernel
 from fa3verify.tensors import interpreter
 from fa3verify.text import of_error, of_traceback
 
+SHAPES = 1024  # of calls, for which a process may have torch compile a kernel
 MADE = "__fa3verify_kernels__"  # attribute of a function that was declared to be a kernel; holds a tuple of kernels
 
 
@@ -117,7 +118,9 @@ def declared(module: str) -> list[Kernel]:
 def _loaded(module: str, failed: str) -> ModuleType:
     """Import a module; ValueError and Unloadable, which begin with ``failed``, as :func:`load` says."""
     try:
-        return _imported(module)
+        imported = _imported(module)
+        compile_for_many_shapes()
+        return imported
     except KeyboardInterrupt:
         raise
     except Exception as error:
@@ -173,6 +176,13 @@ def _imported(module: str) -> ModuleType:
     if (other := os.path.realpath(str(imported.__file__))) != file:
         raise ImportError(f"the module {name} is {other}: rename {module}")
     return imported
+
+
+def compile_for_many_shapes() -> None:
+    """Let ``torch.compile`` compile for all shapes of a campaign: past its own limit of 8 it runs code uncompiled."""
+    if dynamo := sys.modules.get("torch._dynamo.config"):
+        dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES)
+        dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, SHAPES)
 
 
 def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:

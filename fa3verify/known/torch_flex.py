@@ -12,15 +12,13 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.kernels import loading
 from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
-
-SHAPES = 1024  # shapes that one process may compile for; past its own lower limit torch would run uncompiled
 
 
 @cache
 def _compiled(dynamic: bool | None) -> Any:
-    torch._dynamo.config.recompile_limit = SHAPES
-    torch._dynamo.config.accumulated_recompile_limit = SHAPES
+    loading.compile_for_many_shapes()
     return torch.compile(flex_attention, dynamic=dynamic, fullgraph=True)
 
 

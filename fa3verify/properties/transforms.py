@@ -10,7 +10,7 @@ import numpy as np
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3verify.operations import Outputs
-from fa3verify.properties.law import Setup
+from fa3verify.properties.law import Setup, Untaken
 
 
 def _cut(descale: Descale | None, seq: Sequence, heads: slice, rows: slice) -> Descale | None:
@@ -77,7 +77,7 @@ def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Set
     """Return the call for some rows and keys of a sequence, under a mask by which each row sees the keys it saw before.
 
     Either all rows see all keys of the part, or the part must end with the last key that its last row sees. Masks are
-    aligned bottom-right, so that a window moves with the cut.
+    aligned bottom-right, so that a window moves with the cut. Untaken where no mask of the part does that.
     """
     problem = setup.problem
     cut = part(setup, seq, rows=rows, keys=keys)
@@ -86,6 +86,8 @@ def masked_part(setup: Setup, seq: Sequence, *, rows: slice, keys: slice) -> Set
         return cut._replace(problem=replace(cut.problem, causal=False, window=(-1, -1)))
     # keys to the right of the last row's diagonal
     beyond = keys.stop - rows.stop - problem.offset(seq.seqlen_q, seq.seqlen_k)
+    if problem.causal and beyond:  # aligned top-left, with rows below the last key's diagonal
+        raise Untaken("no causal mask has the diagonal of these rows")
     left, right = problem.window
     window = (left + beyond if left >= 0 else left, right - beyond if right >= 0 else right)
     return cut._replace(problem=replace(cut.problem, window=window, top_left=False))

@@ -85,6 +85,7 @@ aligned_top_left = _kernel(top_left)  # every row sees a key
 added = _kernel(bottom_right, is_added=True, finish=ZERO)
 plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))
 added_top_left = _kernel(top_left, is_added=True)
+large_negative = _kernel(top_left, -1e30)  # every row sees a key, but its score may be -Inf
 half_declared = _kernel(top_left, is_added=True, policy=fa3verify.Policy(causal="top_left"))
 
 declared_zero = _kernel(bottom_right, -1e30, policy=fa3verify.Policy(empty_out="zero", empty_lse="finite"))

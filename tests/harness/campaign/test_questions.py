@@ -32,6 +32,7 @@ RIGHT = {
     "added": {"special_values": "visible"},
     "plus_infinity": {"empty_lse": "+inf"},
     "added_top_left": {"causal": "top_left", "special_values": "visible"},
+    "large_negative": {"causal": "top_left", "empty_out": "mean", "empty_lse": "finite"},
 }
 WRONG = (
     "wrong_sign",
@@ -70,6 +71,7 @@ def small_trials(kernel: Kernel) -> list[Trial]:
         ("error_within_bound", 5, 70, {}),
         ("empty_rows_are_zero", 5, 3, {"num_splits": 1}),
         ("special_values_follow_policy", 5, 4, place),
+        ("special_values_follow_policy", 1, 2, place | {"row": 0}),
     ]
     return [
         Trial(law, Case(kernel.name, AttentionProblem(1, 1, 1, n, m, 64, causal=True), Recipe("normal")), parameters)

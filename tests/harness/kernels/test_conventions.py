@@ -97,10 +97,37 @@ def flex(query, key, value, score_mod=None, block_mask=None, scale=None, enable_
     return (out.to(query.dtype), lse) if return_lse else out.to(query.dtype)
 
 
+@fa3verify.kernel(like="sdpa", head_dims=(64,))
+def of_other_names(q, k, v, causal, sm_scale, dropout, mask=None):
+    """Required arguments get what says nothing; of two outputs the second is its weights."""
+    assert causal in (True, False)
+    assert dropout == 0
+    out = exact(q, k, v, sm_scale, causal, top_left=True)[0]
+    return (out if mask is None else out * torch.nan).to(q.dtype), torch.zeros(1, 1, *q.shape[2:])
+
+
+class Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, sm_scale):
+        return exact(q, k, v, sm_scale, causal, top_left=True)[0].to(q.dtype)
+
+
+applied = fa3verify.kernel(like="sdpa", head_dims=(64,))(Applied.apply)
+applied.__name__ = "applied"
+
+
+@fa3verify.kernel(like="sdpa", head_dims=(64,), always=("causal",))
+def always_causal(q, k, v):
+    return exact(q, k, v, 0.125, causal=True, top_left=True)[0].to(q.dtype)
+
+
 CAUSAL = {"causal": True}
 RIGHT = {
     sdpa: (frozenset({"causal", "gqa", "bias", "attn_mask"}), {"causal": True, "top_left": True}),
     short_sdpa: (frozenset({"causal"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
+    of_other_names: (frozenset({"causal", "attn_mask", "bias"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
+    applied: (frozenset({"causal"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
+    always_causal: (frozenset({"causal"}), {"causal": True, "top_left": True, "nheads_kv": 4}),
     flash: (frozenset({"causal", "gqa", "window"}), {"window": (3, 2)}),
     flash_without_window: (frozenset({"causal", "gqa"}), CAUSAL),
     varlen: (frozenset({"causal", "gqa", "varlen"}), CAUSAL | {"seqlens_q": (5, 9), "seqlens_k": (30, 20)}),
@@ -149,6 +176,24 @@ def test_what_the_public_function_does_otherwise_is_found(function, changes):
     assert not passes(kernel, judgement.measures)
 
 
+def test_a_function_without_a_scale_is_asked_for_the_default_alone():
+    (kernel,) = getattr(always_causal, MADE)
+    assert kernel.misfit(AttentionProblem(1, 1, 1, 4, 4, 64, causal=True, top_left=True, softmax_scale=0.3))
+    assert kernel.sizes.said == {"always": ("causal",), "softmax_scale": "default"}
+
+
 def test_an_unknown_convention_is_refused_with_the_list():
     with pytest.raises(ValueError, match=r"like must be among sdpa, flash_attn, .* got 'fa9'"):
         fa3verify.kernel(like="fa9")(np.add)
+
+
+def test_a_kernel_that_torch_compiles_is_compiled_for_each_shape_of_a_campaign(tmp_path, monkeypatch):
+    import torch._dynamo.config as dynamo
+
+    file = tmp_path / "compiled_for_shapes.py"
+    file.write_text(
+        'import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n'
+    )
+    monkeypatch.setattr(dynamo, "recompile_limit", 8)
+    fa3verify.find_kernel(f"{file}:f")
+    assert dynamo.recompile_limit >= 1024

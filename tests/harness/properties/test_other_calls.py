@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify import find_kernel
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known import registry
@@ -16,6 +18,7 @@ from fa3verify.properties.merging import merged
 from tests.harness.known import ideals
 from tests.harness.properties import planted
 
+CONTRACTS = Path(__file__).parents[1] / "campaign" / "contracts.py"
 WINDOW, CHUNKS = "windowed_row_equals_truncated_problem", "prefill_equals_its_chunks_and_decode"
 RING, APPENDED = "ring_of_shards_equals_one_call", "appended_key_acts_by_its_score"
 ORDER = "order_of_sequences_and_heads"
@@ -42,6 +45,13 @@ def test_a_mistake_of_some_calls_is_found_by_its_law(mistake, law, claims):
     outcome = run_law(find_law(law), kernel, max_examples=60, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, f"{mistake.__name__} survives {outcome.examples} trials of {law}"
     assert outcome.violation.failure is None, outcome.violation.message
+
+
+def test_a_prefill_aligned_top_left_is_cut_where_a_mask_has_the_diagonal_of_its_chunk():
+    kernel = find_kernel(f"{CONTRACTS}:half_declared")
+    problem = AttentionProblem(1, 1, 1, 20, 11, 64, causal=True, top_left=True)
+    trial = Trial(CHUNKS, Case(kernel.name, problem, Recipe("normal")), {"starts": [9]})
+    assert replay_trial(CHUNKS, kernel, trial) is None
 
 
 @pytest.mark.parametrize("mistake", PERMUTATIONS, ids=lambda x: x.__name__)
