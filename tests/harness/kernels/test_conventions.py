@@ -187,13 +187,11 @@ def test_an_unknown_convention_is_refused_with_the_list():
         fa3verify.kernel(like="fa9")(np.add)
 
 
-def test_a_kernel_that_torch_compiles_is_compiled_for_each_shape_of_a_campaign(tmp_path, monkeypatch):
+def test_a_kernel_that_torch_compiles_is_compiled_for_each_shape_of_a_campaign(tmp_path):
     import torch._dynamo.config as dynamo
 
     file = tmp_path / "compiled_for_shapes.py"
-    file.write_text(
-        'import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n'
-    )
-    monkeypatch.setattr(dynamo, "recompile_limit", 8)
-    fa3verify.find_kernel(f"{file}:f")
-    assert dynamo.recompile_limit >= 1024
+    file.write_text('import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n')
+    with dynamo.patch(recompile_limit=8):
+        fa3verify.find_kernel(f"{file}:f")
+        assert dynamo.recompile_limit >= 1024
