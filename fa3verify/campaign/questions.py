@@ -117,9 +117,9 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     case = _case(content)
     problem = case.problem
     fields = set()
-    if problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
+    if operation != "merge" and problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
         fields.add("causal")
-    if operation == operations.FORWARD:
+    if operation in (operations.FORWARD, "merge"):
         if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
         if what.subject == "special_values_follow_policy":

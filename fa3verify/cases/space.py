@@ -29,6 +29,7 @@ from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import REFUSED, Kernel
 from fa3verify.kernels.twins import Twin
 from fa3verify.kernels.widths import BESIDE_V, head_dim_refusal, is_absorbed, widths
+from fa3verify.operations.merge import PARTS, UNWRITTEN
 from fa3verify.operations.operation import CACHES, needed_features
 
 TILE = 128  # rows and keys of a tile in most kernels
@@ -341,6 +342,14 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("rotation", ("off", "on"), _of_config("rotate", False, _ON), operation="quantize"),
     Dimension("centring", ("off", "on"), _of_config("subtract_k_mean", False, _ON), operation="quantize"),
     Dimension("input", ("fp16", "bf16"), _of_config("input_dtype", "fp16", {}), operation="quantize"),
+    Dimension("parts", tuple(map(str, PARTS)), _of_config("parts", 2, {}), operation="merge"),
+    Dimension(
+        "of_empty_parts",
+        ("off", "on"),
+        _of_config("unwritten", False, _ON),
+        operation="merge",
+        features=frozenset({UNWRITTEN}),
+    ),
 )
 
 
@@ -559,6 +568,8 @@ def _changes(kernel: Kernel, chosen: Point, tile_n: int) -> tuple[tuple[str, Any
             "input_dtype": chosen.get("input", "fp16"),
             "seed": 1,
         }
+    elif kernel.operation == "merge":
+        changes = {"parts": int(chosen.get("parts", PARTS[0])), "unwritten": chosen.get("of_empty_parts") == "on"}
     return tuple(sorted(changes.items()))
 
 

@@ -5,6 +5,7 @@ Users declare such a function by :mod:`fa3verify.kernels.functions`, which makes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,19 +14,26 @@ import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_config
 from fa3_reference.cache import Cache, check_written, in_cache, serve
+from fa3_reference.formats import FORMATS
+from fa3_reference.merging import MergeOperands
 from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
 from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.record import always_launchable
-from fa3verify.operations import FEATURES
+from fa3verify.operations import FEATURES, FORWARD
 from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
 from fa3verify.operations.forward import ForwardConfig, Result
+from fa3verify.operations.merge import MergeConfig
 
 Layout = Literal["bhsd", "bshd"]
 Library = Literal["torch", "numpy"]
 GradientsOf = Literal["", "autograd", "given", "own"]
+Merges = Literal["", "parts", "pairs"]
+LseBase = Literal["e", 2]
+LseLayout = Literal["hs", "sh"]
 ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # a function gets descales as (batch, heads) only
 _OF_CACHES = frozenset({"paged", "seqused_k"})  # a function that claims one of these is always called over a cache
+_LN2 = math.log(2)
 _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
     "bias": ("bias",),
     "bias_fp32": ("bias",),
@@ -34,6 +42,11 @@ _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
     "alibi": ("alibi_slopes",),
     "documents": ("document_ids_q", "document_ids_k"),
 }
+
+
+def in_base(unit: float, lse: np.ndarray) -> np.ndarray:
+    """Return logarithms in another base, with one rounding to their own format."""
+    return (lse.astype(np.float64) * unit).astype(lse.dtype)
 
 
 def is_plain(x: np.ndarray) -> bool:
@@ -62,6 +75,9 @@ class ArrayFunction:
         A function of gradients, unless these are "autograd", is ``function(q, k, v, dout, out, lse, *, softmax_scale,
         ...)`` and returns ``(dq, dk, dv)``, or with sinks ``(dq, dk, dv, dsinks)``; with the feature ``lse_gradient``
         it gets ``dlse`` where lse has a gradient.
+        A function that merges "parts" is ``function(outs, lses)`` of arrays with an axis of parts in front; one that
+        merges "pairs" is ``function(out_a, lse_a, out_b, lse_b)``, called for one part after the other with what it
+        returned. Both return ``(out, lse)``.
     layout : {"bhsd", "bshd"}
         Order of the axes of batched q, k, v and out; packed ones are (tokens, heads, head_dim). lse is (batch, heads,
         seqlen_q), or packed (heads, tokens).
@@ -71,14 +87,21 @@ class ArrayFunction:
         Where torch tensors are made, such as "cpu" or "cuda".
     features : frozenset of str
         What it claims to take: a subset of :data:`ARRAY_FEATURES` and of the features that serve.
-    out_dtype : {"", "fp16", "bf16"}
-        Format of the output of an e4m3 function, where empty stands for bf16. Others return their own format.
+    out_dtype : {"", "fp16", "bf16", "fp32"}
+        Format of the output of an e4m3 function, where empty stands for bf16, or of one that merges, where empty stands
+        for that of the parts. Others return their own format.
     gradients : {"", "autograd", "given", "own"}
         Empty for a forward. "autograd": torch differentiates ``function(q, k, v, ...)``. "given" or "own": the function
         returns gradients, of the out and lse that it gets or of a forward of its own.
     page_size : int
         Keys of a page of the cache that is made for a problem without one, if the function claims ``paged`` and not
         ``seqused_k``.
+    merge : {"", "parts", "pairs"}
+        Empty for a function that does not merge.
+    lse_base : {"e", 2}
+        Base of the logarithms that it returns and takes.
+    lse_layout : {"hs", "sh"}
+        Order of the axes of lse: (batch, heads, seqlen_q) and packed (heads, tokens), or heads last in both.
     launchable, identity : callable
         As :class:`fa3verify.kernels.record.Code` has them.
     """
@@ -88,19 +111,27 @@ class ArrayFunction:
     library: Library
     device: str
     features: frozenset[str]
-    out_dtype: OutDtype | Literal[""]
+    out_dtype: OutDtype | Literal["", "fp32"]
     gradients: GradientsOf = ""
     page_size: int = 16
+    merge: Merges = ""
+    lse_base: LseBase = "e"
+    lse_layout: LseLayout = "hs"
     launchable: Callable[..., object] = always_launchable
     identity: Callable[[], Mapping[str, str | None]] = dict
 
     @property
+    def operation(self) -> str:
+        """Return what it computes: a name in :data:`fa3verify.operations.OPERATIONS`."""
+        return "backward" if self.gradients else "merge" if self.merge else FORWARD
+
+    @property
     def views(self) -> tuple[str, ...]:
         """Return the names of operands that the function gets with their strides; all others are copied."""
-        is_copied = self.device != "cpu" or self.gradients
+        is_copied = self.device != "cpu" or self.gradients or self.merge
         return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
 
-    def configure(self, problem: AttentionProblem) -> Config | ForwardConfig | GradientConfig:
+    def configure(self, problem: AttentionProblem) -> Config | ForwardConfig | GradientConfig | MergeConfig:
         """Return a configuration of which only the formats are true; nothing else is known of a user's function.
 
         Parameters
@@ -110,10 +141,13 @@ class ArrayFunction:
 
         Returns
         -------
-        Config, ForwardConfig or GradientConfig
+        Config, ForwardConfig, GradientConfig or MergeConfig
             Our default one for the problem, with the function's output format; of binary32, which we have none for, the
             formats alone. For gradients a GradientConfig, which says whose forward they belong to.
         """
+        if self.merge:
+            out_dtype = self.out_dtype or problem.dtype
+            return MergeConfig(dtype=problem.dtype, out_dtype=out_dtype, merges_two=self.merge == "pairs")
         if self.gradients:
             return GradientConfig(problem.dtype, "given" if self.gradients == "given" else "own")
         if problem.dtype == "fp32":
@@ -124,7 +158,10 @@ class ArrayFunction:
         return default_config(plain, out_dtype=self.out_dtype if problem.dtype == "e4m3" else "")
 
     def run(
-        self, problem: AttentionProblem, operands: Operands, config: Config | ForwardConfig | GradientConfig
+        self,
+        problem: AttentionProblem,
+        operands: Operands,
+        config: Config | ForwardConfig | GradientConfig | MergeConfig,
     ) -> Result | tuple[Floats, ...]:
         """Call the function on a problem's operands, in its own library and layout.
 
@@ -134,7 +171,7 @@ class ArrayFunction:
             What is to be computed.
         operands : Operands
             Arrays in the format of the problem, and descales of e4m3 ones.
-        config : Config, ForwardConfig or GradientConfig
+        config : Config, ForwardConfig, GradientConfig or MergeConfig
             As :meth:`configure` returned it; a function has no other.
 
         Returns
@@ -149,6 +186,8 @@ class ArrayFunction:
         RuntimeError
             If it left another cache than it should. Whatever the function itself raises passes through.
         """
+        if isinstance(operands, MergeOperands) and isinstance(config, MergeConfig):
+            return self._merged(problem, operands, config)
         original = problem
         if self.features & _OF_CACHES:
             pages = 0 if "seqused_k" in self.features else self.page_size
@@ -166,8 +205,8 @@ class ArrayFunction:
             assert isinstance(operands, BackwardOperands)
             inputs["dout"] = self._given(operands.dout, problem)
             if self.gradients != "autograd":
-                inputs |= {"out": self._given(operands.out, problem), "lse": self._foreign(operands.lse)}
-            options |= {} if operands.dlse is None else {"dlse": self._foreign(operands.dlse)}
+                inputs |= {"out": self._given(operands.out, problem), "lse": self._given_lse(operands.lse)}
+            options |= {} if operands.dlse is None else {"dlse": self._given_lse(operands.dlse)}
         call: Callable[..., Any] = self._by_autograd if self.gradients == "autograd" else self.function
         with unchanged(inputs | options):
             returned = call(*inputs.values(), **options)
@@ -177,7 +216,25 @@ class ArrayFunction:
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         if stored:
             check_written(problem, operands, stored, (self._array(inputs["k_cache"]), self._array(inputs["v_cache"])))
-        return self._result(problem, original, self._array(out), None if lse is None else self._array(lse))
+        return self._result(problem, original, self._array(out), None if lse is None else self._own_lse(lse))
+
+    def _merged(self, problem: AttentionProblem, operands: MergeOperands, config: MergeConfig) -> Result:
+        """Merge parts in one call, or two at a time in their order; the only part of all is returned as it is."""
+        outs, lses = self._given(operands.outs, problem), self._given_lse(operands.lses)
+        if self.merge == "parts":
+            out, lse = self._called(outs=outs, lses=lses)
+        else:
+            out, lse = outs[0], lses[0]
+            for o, own in zip(outs[1:], lses[1:], strict=True):
+                out, lse = self._called(out_a=out, lse_a=lse, out_b=o, lse_b=own)
+        out = self._layout(self._array(out), problem)
+        if config.merges_two and config.parts == 1:
+            out = out.astype(FORMATS[config.out_dtype].dtype)
+        return Result(out, self._own_lse(lse))
+
+    def _called(self, **given: Any) -> Any:
+        with unchanged(given):
+            return self.function(*given.values())
 
     def _result(self, problem: AttentionProblem, original: AttentionProblem, out: np.ndarray, lse: Any) -> Result:
         """Return outputs in the layout of the original problem, which may be packed where the call over a cache is not.
@@ -200,10 +257,23 @@ class ArrayFunction:
 
     def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
         """Swap heads and sequence where the layout is bhsd; the same call goes either way."""
-        return x.swapaxes(1, 2) if self.layout == "bhsd" and not problem.is_varlen else x
+        return x.swapaxes(-3, -2) if self.layout == "bhsd" and not problem.is_varlen else x
 
     def _given(self, x: np.ndarray, problem: AttentionProblem) -> Any:
         return self._foreign(self._layout(x, problem))
+
+    def _given_lse(self, lse: np.ndarray) -> Any:
+        """Return an lse as the function takes it, from natural logarithms with the heads first."""
+        return self._foreign(in_base(1 / _LN2, self._with_heads(lse)) if self.lse_base == 2 else self._with_heads(lse))
+
+    def _own_lse(self, lse: Any) -> np.ndarray:
+        """Return an lse of the function's in natural logarithms with the heads first."""
+        found = self._with_heads(self._array(lse))
+        return in_base(_LN2, found) if self.lse_base == 2 else found
+
+    def _with_heads(self, lse: np.ndarray) -> np.ndarray:
+        """Swap heads and sequence of an lse where the function has the heads last; the same call goes either way."""
+        return lse.swapaxes(-1, -2) if self.lse_layout == "sh" and lse.ndim > 1 else lse
 
     def _foreign(self, x: np.ndarray) -> Any:
         if self.library == "numpy":

@@ -21,10 +21,19 @@ from fa3_reference.problem import Dtype
 from fa3_reference.score_term import KINDS
 from fa3verify import operations
 from fa3verify.files import Json
-from fa3verify.kernels.arrays import ARRAY_FEATURES, ArrayFunction, GradientsOf, Layout, Library
+from fa3verify.kernels.arrays import (
+    ARRAY_FEATURES,
+    ArrayFunction,
+    GradientsOf,
+    Layout,
+    Library,
+    LseBase,
+    LseLayout,
+    Merges,
+)
 from fa3verify.kernels.conventions import Convention, adapted, facts_of
 from fa3verify.kernels.policy import Policy
-from fa3verify.kernels.record import Kernel, always_launchable
+from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
 from fa3verify.operations.operation import Accumulator
 
@@ -32,9 +41,9 @@ __all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kern
 
 
 class Facts(TypedDict, total=False):
-    """Fields of :class:`~fa3verify.kernels.record.Kernel`, :class:`~fa3verify.kernels.record.Code` and
-    :class:`~fa3verify.kernels.sizes.Sizes` that a user may set; each means what it means there. A pair among
-    ``head_dims`` is one of Q and K, and the one of V.
+    """Fields of :class:`~fa3verify.kernels.record.Kernel`, :class:`~fa3verify.kernels.record.Code`,
+    :class:`~fa3verify.kernels.sizes.Sizes` and :class:`ArrayFunction` that a user may set; each means what it means
+    there. A pair among ``head_dims`` is one of Q and K, and the one of V.
     """
 
     features: Iterable[str]
@@ -58,6 +67,9 @@ class Facts(TypedDict, total=False):
     max_group: int | None
     softmax_scale: float | tuple[float, float] | Literal["default"] | None
     changeable: frozenset[str]
+    merge: Merges
+    lse_base: LseBase
+    lse_layout: LseLayout
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
     twin: Kernel | None
@@ -70,7 +82,7 @@ class FunctionFacts(Facts, total=False):
     dtypes: Iterable[Dtype]
     name: str
     layout: Layout
-    out_dtype: OutDtype | Literal[""]
+    out_dtype: OutDtype | Literal["", "fp32"]
     gradients: GradientsOf
 
 
@@ -82,32 +94,35 @@ class KernelFacts(FunctionFacts, total=False):
     like: Convention
 
 
+_OF_CODE = ("merge", "lse_base", "lse_layout", "launchable", "identity")  # facts that are fields of ArrayFunction
+
+
 def array_kernel(
     function: Callable[..., object],
     *,
     dtypes: Iterable[Dtype] = ("fp16",),
     name: str = "",
     layout: Layout = "bhsd",
-    out_dtype: OutDtype | Literal[""] = "",
+    out_dtype: OutDtype | Literal["", "fp32"] = "",
     library: Library = "numpy",
     device: str = "cpu",
     gradients: GradientsOf = "",
     **facts: Unpack[Facts],
 ) -> tuple[Kernel, ...]:
-    """Make kernels of a function, one per dtype, named ``NAME.DTYPE``, or ``NAME.backward.DTYPE``.
+    """Make kernels of a function, one per dtype, named ``NAME.DTYPE``, ``NAME.backward.DTYPE`` or ``NAME.merge.DTYPE``.
 
     Parameters
     ----------
     function : callable
-        As :class:`ArrayFunction` calls it, for an output or for gradients.
+        As :class:`ArrayFunction` calls it, for an output, for gradients, or with ``merge`` for parts of an output.
     dtypes : iterable of {"fp16", "bf16", "e4m3", "fp32"}
         Formats of the operands that it takes; there is one kernel for each.
     name : str
         What the kernels are called in front of their format, by default the function's own name.
     layout : {"bhsd", "bshd"}
         Of batched arrays, as :class:`ArrayFunction` says.
-    out_dtype : {"", "fp16", "bf16"}
-        Of an e4m3 function's output, bf16 by default; others return their own format.
+    out_dtype : {"", "fp16", "bf16", "fp32"}
+        Of an e4m3 function's output, bf16 by default, and of what a merge returns; others return their own format.
     library : {"torch", "numpy"}
         Whose arrays it takes and returns. Numpy ones of bf16 and e4m3 have the dtypes of ml_dtypes.
     device : str
@@ -136,21 +151,20 @@ def array_kernel(
     ['mine.fp16', 'mine.bf16']
     """
     sizes = _sizes(facts, gradients)
-    features = sizes["features"]
     dtypes = tuple(dtypes)
-    _check_facts(facts, dtypes, features, layout, gradients, library, out_dtype)
+    own: Json = {name: facts.pop(name) for name in _OF_CODE if name in facts}
     code = ArrayFunction(
         function,
         layout,
         library,
         device,
-        features,
+        sizes["features"],
         out_dtype,
         gradients,
         (facts.get("page_sizes") or (16,))[0],  # any size of a page would do where none is declared
-        launchable=facts.pop("launchable", always_launchable),
-        identity=facts.pop("identity", dict),
+        **own,
     )
+    _check_facts(facts, dtypes, code)
     return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered({**facts, **sizes}))
 
 
@@ -166,8 +180,10 @@ def declared_kernels(function: Callable[..., Any], facts: Mapping[str, Any]) -> 
 
 def _sizes(facts: Facts, gradients: str) -> Json:
     """Return the features, with those that sizes need, the fewest keys of a sequence, and pairs of head dims."""
-    features = frozenset(facts.get("features", ("causal", "gqa"))) | set(facts.get("always", ()))
+    is_merge = bool(facts.get("merge"))
+    features = frozenset(facts.get("features", () if is_merge else ("causal", "gqa"))) | set(facts.get("always", ()))
     features |= {"sinks"} if "narrow_sinks" in features else set()
+    features |= {"causal"} if is_merge else set()  # it leaves parts without keys
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
     pairs = tuple(d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ())
@@ -181,11 +197,11 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
     declared = {**facts, "features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
     kernels = (
         Kernel(
-            f"{name}.backward.{dtype}" if code.gradients else f"{name}.{dtype}",
+            f"{name}.{dtype}" if code.operation == operations.FORWARD else f"{name}.{code.operation}.{dtype}",
             dtype,
             code,
             code.features,
-            operation="backward" if code.gradients else operations.FORWARD,
+            operation=code.operation,
             device=code.device,
             forward="own" if code.gradients in ("autograd", "own") else "given",
         )
@@ -194,37 +210,37 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
     return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
-def _check_facts(
-    facts: Facts,
-    dtypes: tuple[str, ...],
-    features: frozenset[str],
-    layout: str,
-    gradients: str,
-    library: str,
-    out_dtype: str,
-) -> None:
+def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> None:
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
-    if gradients == "autograd" and library != "torch":
-        raise ValueError(f"autograd is torch's: the library must be torch, got {library}")
+    features = code.features
+    if code.gradients == "autograd" and code.library != "torch":
+        raise ValueError(f"autograd is torch's: the library must be torch, got {code.library}")
+    if code.gradients and (code.merge or code.lse_base != "e"):
+        raise ValueError("a function of gradients merges no parts, and its lse is a natural logarithm")
+    if code.merge and "e4m3" in dtypes:
+        raise ValueError("parts that are merged are of fp16, bf16 or fp32, got dtypes e4m3")
     if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):
         raise ValueError(f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(sorted(others))}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
-    operation = operations.find("backward" if gradients else operations.FORWARD)
+    operation = operations.find(code.operation)
     taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
     if features & set(KINDS) and features & {"paged", "seqused_k"}:
         raise ValueError(f"a kernel of caches takes no term of scores, got {', '.join(sorted(features & set(KINDS)))}")
     words = (
         *((dtype, get_args(Dtype), "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features)),
-        (layout, get_args(Layout), "layout"),
-        (gradients, get_args(GradientsOf), "gradients"),
-        (out_dtype, ("", *get_args(OutDtype)), "out_dtype"),
+        (code.layout, get_args(Layout), "layout"),
+        (code.gradients, get_args(GradientsOf), "gradients"),
+        (code.out_dtype, ("", *get_args(OutDtype), *["fp32"] * bool(code.merge)), "out_dtype"),
+        (code.merge, get_args(Merges), "merge"),
+        (code.lse_base, get_args(LseBase), "lse_base"),
+        (code.lse_layout, get_args(LseLayout), "lse_layout"),
     )
     for value, known, what in words:
         if value not in known:
-            raise ValueError(f"{what} must be among {', '.join(known)}, got {value!r}")
+            raise ValueError(f"{what} must be among {', '.join(map(str, known))}, got {value!r}")
 
 
 def torch_kernel(

@@ -1,4 +1,4 @@
-"""The operations whose kernels can be judged: forward, quantise and backward, each with a file of its own.
+"""The operations whose kernels can be judged: forward, quantise, backward and merge, each with a file of its own.
 
 :mod:`fa3verify.operations.operation` defines what the harness must know of each.
 """
@@ -9,6 +9,7 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.config import Config
 from fa3verify.operations.backward import Backward, GradientConfig
 from fa3verify.operations.forward import Forward, ForwardConfig
+from fa3verify.operations.merge import Merge, MergeConfig
 from fa3verify.operations.operation import DESCALES as DESCALES
 from fa3verify.operations.operation import FEATURES as FEATURES
 from fa3verify.operations.operation import Operation as Operation
@@ -17,9 +18,13 @@ from fa3verify.operations.operation import Outputs as Outputs
 from fa3verify.operations.operation import WrongOutput as WrongOutput
 from fa3verify.operations.quantize import Quantize, QuantizeConfig
 
-AnyConfig = Config | ForwardConfig | BackwardConfig | GradientConfig | QuantizeConfig  # a kernel's, by its operation
+AnyConfig = (
+    Config | ForwardConfig | BackwardConfig | GradientConfig | QuantizeConfig | MergeConfig
+)  # a kernel's, by its operation
 FORWARD = Forward.name  # the operation of a kernel or a case that names none
-OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in (Forward(), Quantize(), Backward())}
+OPERATIONS: dict[str, Operation] = {
+    operation.name: operation for operation in (Forward(), Quantize(), Backward(), Merge())
+}
 
 
 def find(name: str) -> Operation:

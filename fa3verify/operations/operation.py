@@ -147,9 +147,12 @@ class Operation(ABC):
     def configure(self, problem: AttentionProblem, **changes: Any) -> Any:
         """Return the twin's configuration for a problem; ValueError if the twin does not take it."""
 
-    @abstractmethod
     def twin(self, problem: AttentionProblem, operands: Operands, config: Any, package: str = TWIN) -> Any:
-        """Run the twin of a package: the sound one, or one with a mistake (:mod:`fa3_kernels.faults`)."""
+        """Run the twin of a package: the sound one, or one with a mistake (:mod:`fa3_kernels.faults`).
+
+        ValueError for an operation without a twin, which has no ``faults`` either.
+        """
+        raise ValueError(f"{self.name} has no twin")
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
         """Return the float64 inputs that a recipe stands for: q, k and v, unless an operation needs more."""

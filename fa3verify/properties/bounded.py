@@ -101,6 +101,7 @@ BOUNDED_LAWS = (
         "bounded",
         near_truth,
         wanted=Wanted(absorbed=True),
+        of=("forward", "merge"),
     ),
     law(
         "error_within_bound_on_long_rows",

@@ -15,6 +15,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from fa3_reference.merging import NOISE, by_rows, merge
 from fa3_reference.problem import Descale, Sequence
 from fa3verify.cases.case import Case
 from fa3verify.kernels.record import Kernel
@@ -25,7 +26,6 @@ from fa3verify.properties.transforms import filled, key_unit, masked_part, part,
 from fa3verify.properties.trials import Wanted, law, needs
 
 RANKS = (2, 3, 4)  # numbers of ranks of a ring
-NOISE = 2.0**-45  # relative error of float64 in a merge
 # A key whose score is so many nats below the lse has a weight of 2^-300: 0 in binary32 whatever V it multiplies.
 NOTHING = 208.0
 
@@ -85,14 +85,12 @@ def merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Output
     off = np.sort([b["lse"] for b in bounds], axis=0)
     each = [b["out"] for b in bounds]
     with np.errstate(invalid="ignore", over="ignore"):
-        top = lse.max(0)
-        total = top + np.log(np.exp(lse - top).sum(0))
-        w = np.exp(lse - total).transpose(0, 1, 3, 2)[..., None]
-        slack = np.expm1(off[-1] + off[-2]).transpose(0, 2, 1)[..., None]
+        whole, total = merge(out, lse)
+        w = by_rows(np.exp(lse - total))
+        slack = by_rows(np.expm1(off[-1] + off[-2]))
         error = sum(w[i] * b for i, b in enumerate(each)) + NOISE * np.abs(out).max(0)
         for i, j in combinations(range(len(parts)), 2):
             error = error + w[i] * w[j] * slack * (np.abs(out[i] - out[j]) + each[i] + each[j])
-        whole = (w * out).sum(0)
     return {"out": whole, "lse": total}, {"out": _or_inf(error), "lse": _or_inf(off[-1] + NOISE * (1 + np.abs(total)))}
 
 

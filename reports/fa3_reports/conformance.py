@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fa3_reference.merging import merge
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3verify import __version__, operations
@@ -34,6 +35,7 @@ from fa3verify.judging.clauses import NO_RESULT, Clause, clauses
 from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.judgement import judge
 from fa3verify.judging.metrics import measures_of
+from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.policy import VALUES, Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.known import registry
@@ -59,6 +61,7 @@ THEOREMS = "reference/README.md"
 SECTIONS = (
     "the error bound",
     "the bound of gradients",
+    "the bound of a merge",
     "what a quantiser stores",
     "the enclosure",
     "calls that serve",
@@ -203,14 +206,21 @@ def _calls() -> dict[str, Demand]:
 JUDGED = ("twin.fp16", "twin.bf16", "twin.e4m3", "twin.quantize", "twin.backward.fp16", "twin.backward.bf16")
 
 
+def _merged(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge parts exactly, and round once."""
+    out, lse = merge(outs.swapaxes(2, 3), lses)
+    return out.swapaxes(1, 2).astype(outs.dtype), lse.astype(np.float32)
+
+
 MASKS: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (40, 0), "softcap": 8.0})
 
 
 def bounds() -> dict[str, list[str]]:
     """Return what the bounds are on some problems, to four digits, by what their clauses are of."""
     found: dict[str, list[str]] = {}
-    for name, mask in product(JUDGED, MASKS):
-        kernel = registry.find(name)
+    merging = array_kernel(_merged, dtypes=("fp16", "bf16", "fp32"), merge="parts")
+    for kernel, mask in product([*map(registry.find, JUDGED), *merging], MASKS):
+        name = kernel.name
         operation = operations.find(kernel.operation)
         problem = AttentionProblem(1, 2, 1, 21, 150, 64, dtype=kernel.dtype, **mask)
         scheme = QuantScheme() if name == "twin.e4m3" else None
@@ -393,7 +403,8 @@ def _met(entries: Sequence[tuple[Run, KernelRun]]) -> str:
         by = {name: [_kernel(made, e) for made, e, found in told if found[clause.of] == name] for name in SIGNS}
         rows.append((_number(clause), f"`{clause.of}`", *(len(by[x]) or "" for x in SIGNS), ", ".join(by[FAIL])))
     lines += markdown_table(("clause", "of", *SIGNS, "who fails"), rows)
-    for operation in operations.OPERATIONS:
+    judged = {entry.operation for _, entry, _ in told}
+    for operation in filter(judged.__contains__, operations.OPERATIONS):
         mine = [row for row in told if row[1].operation == operation]
         asked = [c for c in clauses().values() if any(row[2][c.of] != NOT_ASKED for row in mine)]
         lines += [f"## Kernels of {operation}", ""]
