@@ -20,6 +20,7 @@ from fa3verify.operations.merge import PARTS
 from fa3verify.properties import find_law, run_law
 from tests.quality import merge_kernels
 from tests.quality.merge_kernels import RIGHT, RIGHT_PAIRS, WRONG, WRONG_PAIRS
+from tests.quality.merge_search import searched
 
 PROBLEMS = (
     AttentionProblem(1, 2, 2, 5, 17, 64, causal=True),
@@ -109,3 +110,9 @@ def test_a_merge_that_reads_parts_without_a_key_is_wrong_only_where_it_declares_
     assert not list(findings(skips, unwritten=True))
     assert next(findings(reads, unwritten=True), "")
     assert not list(findings(of_parts({}, "bf16")))
+
+
+def test_no_parts_that_are_bred_take_a_right_merge_beyond_its_bound() -> None:
+    """20,000 problems by python -m tests.quality.merge_search, of two seeds: 0.69 at most."""
+    worst = searched(150)[0]
+    assert 0.1 < worst.ratio <= 1, f"{worst.order}: {worst.ratio:.3g}"

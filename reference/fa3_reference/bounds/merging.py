@@ -17,7 +17,7 @@ from fa3_reference.bounds.epilogue import combine, in_nats
 from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import SplitResult
-from fa3_reference.bounds.steps import FLOAT64, LOG2_E, rounded_error
+from fa3_reference.bounds.steps import FLOAT64, LN2, LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS
 from fa3_reference.merging import by_rows
 
@@ -99,11 +99,14 @@ def _merged(parts: list[SplitResult]) -> SplitResult:
     # A weight has the float64 error of its lse, here and in the truth.
     noises = [part.noise + _of_lse(8 * FLOAT64, part.lse)[:, None] * np.abs(part.o) for part in parts]
     found = combine([part._replace(noise=noise) for part, noise in zip(parts, noises, strict=True)], _MODEL)
+    # An exponential of the difference of two lse, each taken to base 2 by itself.
+    size = sum(np.exp2(part.lse - found.lse)[:, None] * (np.abs(part.o) + part.error) for part in parts)
+    apart = np.expm1(_of_lse(2 * LN2 * U_FP32, found.lse))[:, None] * size
     empty = np.isneginf(np.max([part.lse for part in parts], axis=0))
     wide = empty[:, None]
     return SplitResult(
         o=np.where(wide, 0.0, found.o),
-        error=np.where(wide, 0.0, found.error),
+        error=np.where(wide, 0.0, found.error + apart),
         noise=np.where(wide, 0.0, found.noise),
         lse=np.where(empty, -np.inf, found.lse),
         lse_error=np.where(empty, 0.0, found.lse_error),
