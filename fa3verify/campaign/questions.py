@@ -88,7 +88,8 @@ class FindContract(Task):
                 known[key] = time.monotonic() < until and _holds(named, what, content)
             return known[key]
 
-        values = [[(name, None), *((x.field, x.value) for x in CONTRACTS if x.field == name)] for name in sorted(asked)]
+        known_to = [x for x in CONTRACTS if kernel.operation != "merge" or x.value != "mean"]  # a merge has no V
+        values = [[(name, None), *((x.field, x.value) for x in known_to if x.field == name)] for name in sorted(asked)]
         left = [{name: value for name, value in chosen if value} for chosen in product(*values)]
         for place in sorted(range(len(trials)), key=lambda place: (len(concerned[place]), trials[place][0].subject)):
             left = [each for each in left if holds(place, each)] or left

@@ -160,8 +160,9 @@ def rows_without_keys(setup: Setup, trial: Trial) -> Found:
     """Compare rows without a key with what the kernel's policy declares."""
     num_splits = trial.integer("num_splits", 1, 256)
     _want_finite_values(setup)
+    splits = {"num_splits": num_splits} if hasattr(setup.config, "num_splits") else {}
     try:
-        result = setup.configured(num_splits=num_splits).run()
+        result = setup.configured(**splits).run()
     except Refused:
         if num_splits == 1:
             raise
@@ -269,6 +270,7 @@ STRUCTURE_LAWS = (
         wanted=Wanted(masks="some", unseen=True, absorbed=True),
         parameters=drawn(num_splits=st.sampled_from((2, 1, 3))),
         applies=_is_masked,
+        of=("forward", "merge"),
     ),
     law(
         "schedule_switches_change_no_bit",
