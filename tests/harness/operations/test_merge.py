@@ -14,7 +14,7 @@ from fa3_reference.merging import by_rows, merge, parts_of
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.profiles import PROFILES, family_cases
-from fa3verify.campaign.questions import concerns
+from fa3verify.campaign.questions import FindContract, concerns
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
@@ -23,6 +23,7 @@ from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations.merge import PARTS, Merge
+from fa3verify.properties import find_law, run_law
 from tests.quality import merge_kernels
 
 RNG = np.random.default_rng(0)
@@ -125,8 +126,12 @@ def test_rows_without_a_part_are_asked_about_and_never_the_alignment_of_a_mask()
     case = case_of(kernel, MASKED)
     assert concerns("merge", What(Part.FAMILY, "normal"), case.to_json()) == {"empty_out", "empty_lse"}
     assert not passes(kernel, judge(kernel, case).measures)
-    nan = replace(kernel, policy=Policy(empty_out="nan"))
-    assert passes(nan, judge(nan, case).measures)
+    law = find_law("empty_rows_are_zero")
+    for policy, is_kept in ((Policy(), False), (Policy(empty_out="nan"), True), (Policy(empty_out="mean"), False)):
+        named = replace(kernel, policy=policy)
+        assert (run_law(law, named, max_examples=4, seed=0, shrink_seconds=0).violation is None) == is_kept
+    asked = FindContract(kernel=kernel.name, durable=False, failed=(("family normal", case.to_json()),), has_lse=True)
+    assert asked._contract(kernel) == {"empty_out": ("nan", 0)}
 
 
 def test_the_only_part_of_all_is_a_merge_of_pairs() -> None:
