@@ -79,7 +79,7 @@ def kernel(*refused: Never, **facts: Unpack[KernelFacts]) -> Callable[[Function]
         from fa3verify.properties import check_claims
 
         check_claims(facts.get("bitwise", ()))
-        made = declared_kernels(function, facts)
+        made = declared_kernels(function, {**facts})
         try:
             setattr(function, MADE, made)
         except AttributeError:  # methods and builtin functions have no room for it

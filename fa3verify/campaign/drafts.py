@@ -6,7 +6,6 @@ Each function here loads somebody's module, so that :mod:`fa3verify.commands.dec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.score_term import KINDS, ScoreTerm
@@ -100,6 +99,6 @@ def answered(reference: str, facts: Json, said: Mapping[str, str]) -> Json:
     """Return the facts that a kernel's name declares beside others."""
     (kernel, *_) = declared_kernels(loading.bare(reference), facts)
     kernel = declaring(kernel, said)
-    named: dict[str, Any] = {name: getattr(kernel.sizes, name) for name in SIZES if name in said}
+    named: Json = {name: getattr(kernel.sizes, name) for name in SIZES if name in said}
     named |= {"features": tuple(sorted(kernel.features))} if "features" in said else {}
     return named | ({"policy": kernel.policy} if VALUES.keys() & said.keys() else {})

@@ -168,7 +168,7 @@ def array_kernel(
     return _declared(code, name or getattr(function, "__name__", "function"), dtypes, gathered({**facts, **sizes}))
 
 
-def declared_kernels(function: Callable[..., Any], facts: Mapping[str, Any]) -> tuple[Kernel, ...]:
+def declared_kernels(function: Callable[..., Any], facts: Json) -> tuple[Kernel, ...]:
     """Return the kernels that the decorator :func:`fa3verify.kernel` makes of a function with its keywords."""
     declared: Json = {"name": getattr(function, "__name__", ""), **facts}
     called = function

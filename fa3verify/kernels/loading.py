@@ -180,7 +180,8 @@ def _imported(module: str) -> ModuleType:
 
 def compile_for_many_shapes() -> None:
     """Let ``torch.compile`` compile for all shapes of a campaign: past its own limit of 8 it runs code uncompiled."""
-    if dynamo := sys.modules.get("torch._dynamo.config"):
+    dynamo: Any = sys.modules.get("torch._dynamo.config")
+    if dynamo is not None:
         dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES)
         dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, SHAPES)
 
