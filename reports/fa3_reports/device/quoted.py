@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fa3_reports.bench_rows import RECORDED
 from fa3_reports.device.source import Row, Source
-from fa3_reports.measured.rows import RECORDED
 from fa3verify.files import csv_cell
 from fa3verify.report.tables import PageTable
 from fa3verify.timed.cells import CELL_FIELDS

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fa3_reports.measured.rows import RECORDED, read_rows
+from fa3_reports.bench_rows import RECORDED, read_rows
 from fa3verify import files
 
 Row = dict[str, str]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fa3_reports.audit.probes import probes
+from fa3_reports.bench_rows import read_rows
 from fa3_reports.device import keys
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source
-from fa3_reports.measured.rows import read_rows
 from fa3verify.report.notation import count
 
 BITS = Path(__file__).parents[3] / "reports" / "h100" / "bits"
