@@ -24,6 +24,7 @@ from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import loading, twins, watch
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, check_claims
@@ -175,6 +176,8 @@ def introduce_all(
 ) -> list[Introduction]:
     """Introduce kernels in the order of their names: our twins in this process, all others in workers.
 
+    A reference to kernels of several dtypes introduces each of them.
+
     A kernel that ends or hangs its worker is introduced with ``failed``, as its worker's :class:`TaskError` says.
 
     Parameters
@@ -198,16 +201,23 @@ def introduce_all(
     pending: list[Future[Any] | str] = [
         kernel if twins.is_twin(kernel) else executor.submit(_answer, kernel, profile, captures) for kernel in kernels
     ]
-    return [
-        introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)
-        for kernel, answer in zip(kernels, pending)
-    ]
+    introduced: list[Introduction] = []
+    for kernel, answer in zip(kernels, pending):
+        try:
+            told = introduce(kernel, profile, captures) if isinstance(answer, str) else _heard(kernel, answer)
+            introduced.append(told)
+        except loading.Several as several:
+            names = tuple(str(replace(KernelName.parse(kernel), base=name)) for name in several.names)
+            introduced += introduce_all(names, profile, executor, captures)
+    return introduced
 
 
 def _answer(kernel: str, profile: str, captures: tuple[Capture, ...]) -> Introduction | tuple[str, str]:
     """Introduce a kernel in a worker; a refusal is returned as its kind and words, which survive any executor."""
     try:
         return introduce(kernel, profile, captures)
+    except loading.Several as error:
+        return "several", "\n".join(error.names)
     except ValueError as error:
         return ("unavailable" if isinstance(error, Unavailable) else "unknown"), str(error)
 
@@ -221,4 +231,6 @@ def _heard(kernel: str, future: Future[Any]) -> Introduction:
     if isinstance(answer, Introduction):
         return answer
     kind, words = answer
+    if kind == "several":
+        raise loading.Several(words, tuple(words.splitlines()))
     raise (Unavailable if kind == "unavailable" else ValueError)(words)

@@ -34,6 +34,7 @@ _LENGTHS: tuple[Said, ...] = (
         "seqlen_k_multiple": _TILE,
         "seqlen_q_multiple": _TILE,
         "equal_lengths": "true",
+        "queries_within_keys": "true",
     },
     {
         "max_seqlen_k": _TILE,
@@ -47,6 +48,7 @@ PUBLIC = "FlashAttention-3 takes such calls"
 MEANINGS: Mapping[str, str] = {
     "always": "it refuses calls without a causal mask",
     "equal_lengths": "it refuses sequences that have not as many queries as keys",
+    "queries_within_keys": "it refuses sequences of more queries than keys",
     "softmax_scale": "it refuses a softmax_scale other than 1 / sqrt(head_dim)",
     "min_seqlen": "it refuses sequences of fewer than {} keys",
     "seqlen_multiple": "it refuses lengths that are no multiples of {}",

@@ -56,6 +56,7 @@ class Facts(TypedDict, total=False):
     page_sizes: tuple[int, ...] | None
     always: tuple[str, ...]
     equal_lengths: bool
+    queries_within_keys: bool
     seqlen_multiple: int
     seqlen_q_multiple: int
     seqlen_k_multiple: int

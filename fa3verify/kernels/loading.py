@@ -31,6 +31,14 @@ class Unloadable(ValueError):
     """A kernel's own code failed while it was loaded."""
 
 
+class Several(ValueError):
+    """A reference names kernels of several dtypes; ``names`` are theirs."""
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 def load(reference: str) -> Kernel:
     """Import ``module:function`` or ``file.py:function``, and name the kernel by its reference so that anyone can
     find it again.
@@ -41,7 +49,7 @@ def load(reference: str) -> Kernel:
     Raises
     ------
     ValueError
-        If the reference is malformed, or names nothing, several kernels, or a function that takes arguments and is not
+        If the reference is malformed, or names nothing, several kernels (:class:`Several`), or a function that takes arguments and is not
         declared to be a kernel; if the kernel has an unknown operation, dtype or feature; or if importing the module
         raises an Exception, whose last frame is in the message then.
     Unloadable
@@ -199,8 +207,9 @@ def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:
     if len(chosen) == 1:
         return chosen[0]
     base = reference.removesuffix(f".{dtype}")
-    names = ", ".join(f"{base}.{kernel.dtype}" for kernel in made)
-    raise ValueError(f"kernel {reference!r} must name one of {names}")
+    names = tuple(f"{base}.{kernel.dtype}" for kernel in made)
+    message = f"kernel {reference!r} must name one of {', '.join(names)}"
+    raise ValueError(message) if dtype else Several(message, names)
 
 
 def _check(reference: str, kernel: Kernel) -> None:

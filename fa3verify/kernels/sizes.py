@@ -35,6 +35,8 @@ class Sizes:
         "varlen" all are packed.
     equal_lengths : bool
         Whether every sequence has as many queries as keys.
+    queries_within_keys : bool
+        Whether no sequence has more queries than keys, as where those of the queries are appended to a cache.
     seqlen_multiple, seqlen_q_multiple, seqlen_k_multiple : int
         Lengths of queries and keys, of queries, and of keys are multiples of it.
     min_seqlen : int
@@ -54,6 +56,7 @@ class Sizes:
 
     always: tuple[str, ...] = ()
     equal_lengths: bool = False
+    queries_within_keys: bool = False
     seqlen_multiple: int = 1
     seqlen_q_multiple: int = 1
     seqlen_k_multiple: int = 1
@@ -121,6 +124,8 @@ class Sizes:
             lengths = {"seqlen_q": seq.seqlen_q, "seqlen_k": seq.seqlen_k}
             if self.equal_lengths and seq.seqlen_q != seq.seqlen_k:
                 return f"a sequence must have as many queries as keys, got {seq.seqlen_q} and {seq.seqlen_k}"
+            if self.queries_within_keys and seq.seqlen_q > seq.seqlen_k:
+                return f"a sequence must have no more queries than keys, got {seq.seqlen_q} and {seq.seqlen_k}"
             for name, n in lengths.items():
                 if n % self.seqlen_multiple:
                     return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
@@ -148,6 +153,9 @@ class Sizes:
             for of, n in ((problem.seqlens_q, problem.seqlen_q), (problem.seqlens_k, problem.seqlen_k))
         )
         queries, keys = tuple(map(self.queries, queries)), tuple(map(self.keys, keys))
+        if self.queries_within_keys:
+            keys = tuple(map(self.keys, map(max, queries, keys)))
+            queries = tuple(map(min, queries, keys))
         if self.equal_lengths:
             queries = keys = tuple(self.queries(self.keys(min(n, MOST_EQUAL) or 1)) for n in keys)
         group = min(problem.group, self.max_group or problem.group, self.max_nheads or problem.nheads)

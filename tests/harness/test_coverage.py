@@ -55,17 +55,21 @@ COUNTS = ("max_seqlen_q", "max_seqlen_k", "max_batch", "max_nheads", "max_group"
     multiples=st.dictionaries(st.sampled_from(("seqlen_q_multiple", "seqlen_k_multiple")), st.sampled_from((1, 8, 64))),
     always=st.sets(st.sampled_from(("causal", "varlen", "softcap", "sinks"))),
     equal=st.booleans(),
+    within=st.booleans(),
     scale=st.sampled_from((None, "default", 0.125, (0.5, 1.0))),
     problem=st.sampled_from((HARD, PLAIN)),
 )
-def test_a_problem_fitted_to_declared_sizes_has_them(limits, multiples, always, equal, scale, problem):
-    taken = Sizes(always=tuple(sorted(always)), equal_lengths=equal, softmax_scale=scale, **limits, **multiples)
+def test_a_problem_fitted_to_declared_sizes_has_them(limits, multiples, always, equal, within, scale, problem):
+    lengths = {"equal_lengths": equal, "queries_within_keys": within}
+    taken = Sizes(always=tuple(sorted(always)), softmax_scale=scale, **lengths, **limits, **multiples)
     try:
         fitted = taken.fitted(problem)
     except ValueError:  # fewer queries than a multiple of them
         assert min(limits.get("max_seqlen_q", 64), limits.get("max_seqlen_k", 64)) < 64
         return
-    assert taken.misfit(fitted) is None or equal  # at once equal, few and whole tiles of two sizes may be nothing
+    assert (
+        taken.misfit(fitted) is None or equal or within
+    )  # at once equal, few and whole tiles of two sizes may be nothing
     assert (taken.misfit(problem) is None) == (fitted == problem)
     assert {name: read(name, written(value)) for name, value in taken.said.items()} == taken.said
 

@@ -49,6 +49,7 @@ def _kernel(takes: Rule, raised: type[Exception] = ValueError, attention: Callab
 
 always_causal = _kernel(lambda causal, **_: causal)
 self_attention = _kernel(lambda n, m, **_: n == m)
+cached_queries = _kernel(lambda n, m, **_: n <= m)
 one_query = _kernel(lambda n, **_: n == 1, NotImplementedError)
 default_scale = _kernel(lambda scale, **_: bool(np.isclose(scale, 1)))
 one_sequence = _kernel(lambda batch, **_: batch == 1)

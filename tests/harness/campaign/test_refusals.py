@@ -22,6 +22,7 @@ ASKED = Only(properties=("error_within_bound", "key_order*"), limit=4)
 RIGHT = {
     "always_causal": {"always": "causal"},
     "self_attention": {"equal_lengths": "true"},
+    "cached_queries": {"queries_within_keys": "true"},
     "one_query": {"max_seqlen_q": "1"},
     "default_scale": {"softmax_scale": "default"},
     "one_sequence": {"max_batch": "1"},

@@ -191,7 +191,9 @@ def test_a_kernel_that_torch_compiles_is_compiled_for_each_shape_of_a_campaign(t
     import torch._dynamo.config as dynamo
 
     file = tmp_path / "compiled_for_shapes.py"
-    file.write_text('import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n')
+    file.write_text(
+        'import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n'
+    )
     with dynamo.patch(recompile_limit=8):
         fa3verify.find_kernel(f"{file}:f")
         assert dynamo.recompile_limit >= 1024

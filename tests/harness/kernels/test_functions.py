@@ -14,7 +14,8 @@ import fa3verify
 from fa3_reference.attention import attention
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
-from fa3verify.campaign.introduction import introduce
+from fa3verify.campaign.introduction import introduce, introduce_all
+from fa3verify.campaign.pool import processes
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import adapted
 from fa3verify.inputs.recipe import Recipe
@@ -194,3 +195,13 @@ def test_packed_sequences_come_as_tokens_by_heads_whatever_the_layout_of_batches
     assert passes(kernel, judged.measures)
     assert judged.measures["outputs"] == 14 * 4 * 64
     assert seen == [((14, 4, 64), (27, 2, 64), [0, 5, 14], [0, 7, 27], 9, 20)]
+
+
+def test_a_reference_to_kernels_of_several_dtypes_introduces_each(tmp_path):
+    file = tmp_path / "of_two_dtypes.py"
+    facts = 'dtypes=("fp16", "bf16"), features=(), head_dims=(64, 128)'
+    file.write_text(f"import fa3verify\n@fa3verify.kernel({facts})\ndef f(q, k, v, *, softmax_scale): return q\n")
+    with processes(1) as executor:
+        told = introduce_all((f"{file}:f@64", f"{file}:f.bf16"), "quick", executor)
+    assert [each.name for each in told] == [f"{file}:f.fp16@64", f"{file}:f.bf16@64", f"{file}:f.bf16"]
+    assert [each.head_dims for each in told] == [(64,), (64,), (64, 128)]
