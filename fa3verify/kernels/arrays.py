@@ -44,11 +44,6 @@ _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
 }
 
 
-def in_base(unit: float, lse: np.ndarray) -> np.ndarray:
-    """Return logarithms in another base, with one rounding to their own format."""
-    return (lse.astype(np.float64) * unit).astype(lse.dtype)
-
-
 def is_plain(x: np.ndarray) -> bool:
     """Tell whether an array is contiguous and begins at an address that vectors of 16 bytes may be read from."""
     return bool(x.flags.c_contiguous) and x.__array_interface__["data"][0] % 16 == 0
@@ -216,7 +211,9 @@ class ArrayFunction:
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         if stored:
             check_written(problem, operands, stored, (self._array(inputs["k_cache"]), self._array(inputs["v_cache"])))
-        return self._result(problem, original, self._array(out), None if lse is None else self._own_lse(lse))
+        return self._result(
+            problem, original, self._array(out), None if lse is None else self._lse(self._array(lse), _LN2)
+        )
 
     def _merged(self, problem: AttentionProblem, operands: MergeOperands, config: MergeConfig) -> Result:
         """Merge parts in one call, or two at a time in their order; the only part of all is returned as it is."""
@@ -230,7 +227,7 @@ class ArrayFunction:
         out = self._layout(self._array(out), problem)
         if config.merges_two and config.parts == 1:
             out = out.astype(FORMATS[config.out_dtype].dtype)
-        return Result(out, self._own_lse(lse))
+        return Result(out, self._lse(self._array(lse), _LN2))
 
     def _called(self, **given: Any) -> Any:
         with unchanged(given):
@@ -263,17 +260,13 @@ class ArrayFunction:
         return self._foreign(self._layout(x, problem))
 
     def _given_lse(self, lse: np.ndarray) -> Any:
-        """Return an lse as the function takes it, from natural logarithms with the heads first."""
-        return self._foreign(in_base(1 / _LN2, self._with_heads(lse)) if self.lse_base == 2 else self._with_heads(lse))
+        return self._foreign(self._lse(lse, 1 / _LN2))
 
-    def _own_lse(self, lse: Any) -> np.ndarray:
-        """Return an lse of the function's in natural logarithms with the heads first."""
-        found = self._with_heads(self._array(lse))
-        return in_base(_LN2, found) if self.lse_base == 2 else found
-
-    def _with_heads(self, lse: np.ndarray) -> np.ndarray:
-        """Swap heads and sequence of an lse where the function has the heads last; the same call goes either way."""
-        return lse.swapaxes(-1, -2) if self.lse_layout == "sh" and lse.ndim > 1 else lse
+    def _lse(self, lse: np.ndarray, unit: float) -> np.ndarray:
+        """Swap heads and sequence of an lse if the function has heads last, and take it from or to base 2 by ``unit``,
+        with one rounding."""
+        laid = lse.swapaxes(-1, -2) if self.lse_layout == "sh" and lse.ndim > 1 else lse
+        return (laid.astype(np.float64) * unit).astype(lse.dtype) if self.lse_base == 2 else laid
 
     def _foreign(self, x: np.ndarray) -> Any:
         if self.library == "numpy":

@@ -144,12 +144,12 @@ def cap_and_mask(problem: AttentionProblem, x: np.ndarray, visible: np.ndarray |
     return x
 
 
-def _softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return unnormalised probabilities (in place of s), their row sums with the sink in them, and the lse of each row.
 
-    A sink of -inf adds nothing.
+    A sink of -inf adds nothing. Rows of -inf have probabilities of 0, the sum 0 and an lse of -inf.
     """
-    row_max = np.maximum(s.max(axis=1), sink)
+    row_max = s.max(axis=1, initial=sink)
     # a row whose scores are all -inf would make -inf - -inf, which is NaN
     shift = np.where(np.isneginf(row_max), 0.0, row_max)
     s -= shift[:, None]
@@ -170,7 +170,7 @@ def _tile_attention(
     s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
     if term is not None:
         s = np.where(np.isneginf(term), -np.inf, s + term)
-    p, row_sum, lse = _softmax(s, sink)
+    p, row_sum, lse = softmax(s, sink)
     return Attention((p @ v) / row_sum[:, None], lse)
 
 

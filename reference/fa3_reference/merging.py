@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3_reference.attention import Attention, scaled_scores
+from fa3_reference.attention import Attention, scaled_scores, softmax
 from fa3_reference.problem import Array, AttentionProblem, Element, Floats, Operands
 
 NOISE = 2.0**-45  # relative error of float64 in a merge of 64 parts
@@ -62,15 +62,11 @@ def merge(outs: Floats, lses: Floats) -> Attention:
     """
     outs = np.asarray(outs).astype(np.float64, copy=False)
     lses = np.asarray(lses).astype(np.float64, copy=False)
-    top = lses.max(axis=0)
-    shift = np.where(np.isneginf(top), 0.0, top)
     with np.errstate(invalid="ignore", divide="ignore"):
-        weights = np.exp(lses - shift)
-        total = weights.sum(axis=0)
-        lse = shift + np.log(total)
-        weights = by_rows(weights / np.where(total == 0, 1.0, total))
+        weights, total, lse = softmax(np.array(lses.reshape(len(lses), -1).T))
+        weights = by_rows((weights / np.where(total == 0, 1.0, total)[:, None]).T.reshape(lses.shape))
         out = np.where(by_rows(np.isneginf(lses)), 0.0, weights * outs).sum(axis=0)
-    return Attention(out, lse)
+    return Attention(out, lse.reshape(lses.shape[1:]))
 
 
 def by_rows(lses: NDArray[Element]) -> NDArray[Element]:
@@ -108,17 +104,8 @@ def parts_of(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, count: 
                 columns = np.arange(low, high)
                 hidden = (columns < first[:, None]) | (columns >= stop[:, None])
                 s = np.where(hidden, -np.inf, scaled_scores(problem, rows, keys[low:high]))
-                out, lse = _attend(s, values[low:high])
-                problem.rows_q(outs[i], seq)[:, head] = out
-                problem.rows_lse(lses[i], seq)[head] = lse
+                with np.errstate(divide="ignore"):
+                    p, total, problem.rows_lse(lses[i], seq)[head] = softmax(s)
+                own = p @ values[low:high] / np.where(total == 0, 1.0, total)[:, None]
+                problem.rows_q(outs[i], seq)[:, head] = own
     return Attention(outs, lses)
-
-
-def _attend(s: np.ndarray, v: np.ndarray) -> Attention:
-    """Return the softmax of scores (rows, keys) times V, and its lse; 0 and -inf in rows whose scores are all -inf."""
-    top = s.max(axis=1, initial=-np.inf)
-    shift = np.where(np.isneginf(top), 0.0, top)
-    p = np.exp(s - shift[:, None])
-    total = p.sum(axis=1)
-    with np.errstate(divide="ignore"):
-        return Attention(p @ v / np.where(total == 0, 1.0, total)[:, None], shift + np.log(total))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa3_reference.attention import _softmax, as_float64, cap_and_mask, row_tiles, scaled_scores, sinks_of
+from fa3_reference.attention import as_float64, cap_and_mask, row_tiles, scaled_scores, sinks_of, softmax
 from fa3_reference.cache import rotated
 from fa3_reference.problem import AttentionProblem, Sequence
 
@@ -36,6 +36,6 @@ def probabilities(
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q)):
             s = scaled_scores(problem, q_head[tile.rows], k_head[tile.keys])
-            p, row_sum, _ = _softmax(cap_and_mask(problem, s, tile.visible), sink)
+            p, row_sum, _ = softmax(cap_and_mask(problem, s, tile.visible), sink)
             dense[tile.rows, tile.keys] = p / row_sum[:, None]
     return dense
