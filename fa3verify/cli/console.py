@@ -316,8 +316,7 @@ def print_kernels(known: list[Kernel], *, with_faults: bool) -> None:
             reasons.setdefault(c.unavailable, []).append(c.name)
     for reason, names in reasons.items():
         console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}")
-    has_twins = [operation for operation in operations.OPERATIONS.values() if hasattr(operation, "faults")]
-    for operation in has_twins if with_faults else ():
+    for operation in (x for x in operations.OPERATIONS.values() if with_faults and hasattr(x, "faults")):
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
         console.print(planted)
 

@@ -19,6 +19,7 @@ from fa3_reference.merging import MergeOperands
 from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
 from fa3verify.kernels.handed import unchanged
+from fa3verify.kernels.layouts import CacheLayout, Groups, Packed, adjacent, interleaved, laid, stacked
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES, FORWARD
 from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
@@ -97,6 +98,13 @@ class ArrayFunction:
         Base of the logarithms that it returns and takes.
     lse_layout : {"hs", "sh"}
         Order of the axes of lse: (batch, heads, seqlen_q) and packed (heads, tokens), or heads last in both.
+    cache_layout : {"nhd", "hnd", "vllm"}
+        How the cache lies: keys in front of heads, heads in front of keys, or as vLLM's PagedAttention has it: K is
+        (pages, heads, channels / n, page_size, n) with n channels of 16 bytes, V (pages, heads, channels, page_size).
+    packed : {"", "qkv", "kv"}
+        Which of q, k and v are one array, with an axis of 3 or 2 in front of the heads; only in layout "bshd".
+    groups : {"adjacent", "interleaved"}
+        Whether query heads that share a kv head lie beside each other, or ``nheads_kv`` apart.
     launchable, identity : callable
         As :class:`fa3verify.kernels.record.Code` has them.
     """
@@ -112,6 +120,9 @@ class ArrayFunction:
     merge: Merges = ""
     lse_base: LseBase = "e"
     lse_layout: LseLayout = "hs"
+    cache_layout: CacheLayout = "nhd"
+    packed: Packed = ""
+    groups: Groups = "adjacent"
     launchable: Callable[..., object] = always_launchable
     identity: Callable[[], Mapping[str, str | None]] = dict
 
@@ -123,7 +134,7 @@ class ArrayFunction:
     @property
     def views(self) -> tuple[str, ...]:
         """Return the names of operands that the function gets with their strides; all others are copied."""
-        is_copied = self.device != "cpu" or self.gradients or self.merge
+        is_copied = self.device != "cpu" or self.gradients or self.merge or self.packed
         return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
 
     def configure(self, problem: AttentionProblem) -> Config | ForwardConfig | GradientConfig | MergeConfig:
@@ -183,6 +194,9 @@ class ArrayFunction:
         """
         if isinstance(operands, MergeOperands) and isinstance(config, MergeConfig):
             return self._merged(problem, operands, config)
+        if self.groups == "interleaved":
+            found: Any = replace(self, groups="adjacent").run(problem, interleaved(problem, operands), config)
+            return Result(adjacent(problem, found.out), adjacent(problem, found.lse))
         original = problem
         if self.features & _OF_CACHES:
             pages = 0 if "seqused_k" in self.features else self.page_size
@@ -192,7 +206,8 @@ class ArrayFunction:
             arrays["sinks"] = arrays["sinks"].astype(operands.q.dtype)  # exact, as Kernel.given rounded them
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
-        inputs = {name: self._operand(arrays.pop(name), problem) for name in names}
+        given = {name: laid(self.cache_layout, name, arrays.pop(name)) for name in names}
+        inputs = {name: self._operand(x, problem) for name, x in stacked(self.packed, given).items()}
         if "qv" in arrays:
             arrays["qv"] = self._layout(arrays["qv"], problem)
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in arrays.items()}
@@ -210,7 +225,8 @@ class ArrayFunction:
             return *(self._layout(x, problem) for x in gradients[:3]), *gradients[3:]
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         if stored:
-            check_written(problem, operands, stored, (self._array(inputs["k_cache"]), self._array(inputs["v_cache"])))
+            k_cache, v_cache = (laid(self.cache_layout, x, self._array(inputs[x]), back=True) for x in names[1:])
+            check_written(problem, operands, stored, (k_cache, v_cache))
         return self._result(
             problem, original, self._array(out), None if lse is None else self._lse(self._array(lse), _LN2)
         )

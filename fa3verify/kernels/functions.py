@@ -32,6 +32,7 @@ from fa3verify.kernels.arrays import (
     Merges,
 )
 from fa3verify.kernels.conventions import Convention, adapted, facts_of
+from fa3verify.kernels.layouts import CacheLayout, Groups, Packed
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
@@ -71,6 +72,9 @@ class Facts(TypedDict, total=False):
     merge: Merges
     lse_base: LseBase
     lse_layout: LseLayout
+    cache_layout: CacheLayout
+    packed: Packed
+    groups: Groups
     launchable: Callable[..., object]
     identity: Callable[[], Mapping[str, str | None]]
     twin: Kernel | None
@@ -95,7 +99,15 @@ class KernelFacts(FunctionFacts, total=False):
     like: Convention
 
 
-_OF_CODE = ("merge", "lse_base", "lse_layout", "launchable", "identity")  # facts that are fields of ArrayFunction
+_LAYOUTS = {
+    "lse_base": LseBase,
+    "lse_layout": LseLayout,
+    "cache_layout": CacheLayout,
+    "packed": Packed,
+    "groups": Groups,
+}
+_OF_CODE = ("merge", *_LAYOUTS, "launchable", "identity")  # facts that are fields of ArrayFunction
+_BY_HEAD = frozenset({"bias", "bias_fp32", "attn_mask", "alibi", "query_head_descale"})  # operands of query heads
 
 
 def array_kernel(
@@ -182,11 +194,14 @@ def declared_kernels(function: Callable[..., Any], facts: Json) -> tuple[Kernel,
 def _sizes(facts: Facts, gradients: str) -> Json:
     """Return the features, with those that sizes need, the fewest keys of a sequence, and pairs of head dims."""
     is_merge = bool(facts.get("merge"))
-    features = frozenset(facts.get("features", () if is_merge else ("causal", "gqa"))) | set(facts.get("always", ()))
+    is_packed = facts.get("packed") == "qkv"
+    usual = ("causal",) if is_merge or is_packed else ("causal", "gqa")
+    features = frozenset(facts.get("features", usual)) | set(facts.get("always", ()))
     features |= {"sinks"} if "narrow_sinks" in features else set()
     features |= {"causal"} if is_merge else set()  # it leaves parts without keys
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
+    sizes |= {"equal_lengths": True} if is_packed else {}
     pairs = tuple(d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ())
     if any(d != v for d, v in pairs):
         sizes |= {"features": features | {"head_dim_v"}, "head_dims": tuple(dict(pairs)), "head_dims_v": pairs}
@@ -214,12 +229,33 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
 def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> None:
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
     features = code.features
-    if code.gradients == "autograd" and code.library != "torch":
-        raise ValueError(f"autograd is torch's: the library must be torch, got {code.library}")
-    if code.gradients and (code.merge or code.lse_base != "e"):
-        raise ValueError("a function of gradients merges no parts, and its lse is a natural logarithm")
-    if code.merge and "e4m3" in dtypes:
-        raise ValueError("parts that are merged are of fp16, bf16 or fp32, got dtypes e4m3")
+    of_caches = bool(features & {"paged", "seqused_k"})
+    for is_broken, rule in (
+        (
+            code.gradients == "autograd" and code.library != "torch",
+            f"autograd is torch's: the library must be torch, got {code.library}",
+        ),
+        (
+            code.gradients and (code.merge or code.lse_base != "e"),
+            "a function of gradients merges no parts, and its lse is a natural logarithm",
+        ),
+        (code.merge and "e4m3" in dtypes, "parts that are merged are of fp16, bf16 or fp32, got dtypes e4m3"),
+        (
+            code.packed and (code.gradients or of_caches or code.layout != "bshd"),
+            'packed operands are those of a forward without a cache, in layout "bshd"',
+        ),
+        (code.packed == "qkv" and features & {"gqa", "head_dim_v"}, "q, k and v in one array have one shape"),
+        (
+            code.cache_layout != "nhd" and (not of_caches or "fp8_rows" in features),
+            "cache_layout is that of a cache whose keys have no descales of their own",
+        ),
+        (
+            code.groups == "interleaved" and (features & _BY_HEAD or code.gradients),
+            f"interleaved groups are those of a forward with none of {', '.join(sorted(_BY_HEAD))}",
+        ),
+    ):
+        if is_broken:
+            raise ValueError(rule)
     if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):
         raise ValueError(f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(sorted(others))}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
@@ -236,8 +272,7 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
         (code.gradients, get_args(GradientsOf), "gradients"),
         (code.out_dtype, ("", *get_args(OutDtype), *["fp32"] * bool(code.merge)), "out_dtype"),
         (code.merge, get_args(Merges), "merge"),
-        (code.lse_base, get_args(LseBase), "lse_base"),
-        (code.lse_layout, get_args(LseLayout), "lse_layout"),
+        *((getattr(code, name), get_args(kind), name) for name, kind in _LAYOUTS.items()),
     )
     for value, known, what in words:
         if value not in known:

@@ -137,8 +137,7 @@ class Merge(Operation):
         from fa3_reference.bounds.merging import merge_bound
 
         outs, lses = operands.dequantized(problem)
-        stores = assumed.merges_two
-        return merge_bound(outs, lses, assumed.out_dtype, by_two=assumed.by_two, stores=stores)._asdict()
+        return merge_bound(outs, lses, assumed.out_dtype, by_two=assumed.by_two, stores=assumed.merges_two)._asdict()
 
     def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:
         return of_forward
