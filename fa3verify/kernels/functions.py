@@ -36,6 +36,7 @@ from fa3verify.kernels.layouts import CacheLayout, Groups, Packed
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
+from fa3verify.operations.merge import UNWRITTEN
 from fa3verify.operations.operation import Accumulator
 
 __all__ = ["ArrayFunction", "Facts", "FunctionFacts", "KernelFacts", "array_kernel", "torch_kernel"]
@@ -198,7 +199,7 @@ def _sizes(facts: Facts, gradients: str) -> Json:
     usual = ("causal",) if is_merge or is_packed else ("causal", "gqa")
     features = frozenset(facts.get("features", usual)) | set(facts.get("always", ()))
     features |= {"sinks"} if "narrow_sinks" in features else set()
-    features |= {"causal"} if is_merge else set()  # it leaves parts without keys
+    features |= {"causal"} if UNWRITTEN in features else set()  # which leaves parts without keys
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
     sizes |= {"equal_lengths": True} if is_packed else {}

@@ -134,6 +134,18 @@ def test_rows_without_a_part_are_asked_about_and_never_the_alignment_of_a_mask()
     assert asked._contract(kernel) == {"empty_out": ("nan", 0)}
 
 
+def test_a_ring_that_skips_parts_without_keys_is_given_none() -> None:
+    def lse_of(lse_a: np.ndarray, lse_b: np.ndarray) -> np.ndarray:
+        return lse_a + np.logaddexp(np.float32(0), lse_b - lse_a)  # NaN where lse_a is -inf
+
+    theirs = partial(merge_kernels.pair, lse_of=lse_of)
+    law = find_law("error_within_bound")
+    for facts, is_right in (({}, False), ({"features": (), "min_seqlen": 64}, True)):
+        kernel = merging(theirs, "pairs", out_dtype="fp32", **facts)
+        found = run_law(law, kernel, max_examples=12, seed=0, shrink_seconds=0).violation
+        assert (found is None) == is_right
+
+
 def test_the_only_part_of_all_is_a_merge_of_pairs() -> None:
     kernel = merging(merge_kernels.pair, "pairs", dtypes=("bf16",), out_dtype="fp32")
     judged = judge(kernel, case_of(kernel, MASKED, parts=1))
