@@ -49,9 +49,9 @@ def load(reference: str) -> Kernel:
     Raises
     ------
     ValueError
-        If the reference is malformed, or names nothing, several kernels (:class:`Several`), or a function that takes arguments and is not
-        declared to be a kernel; if the kernel has an unknown operation, dtype or feature; or if importing the module
-        raises an Exception, whose last frame is in the message then.
+        If the reference is malformed, or names nothing, several kernels (:class:`Several`), or a function that takes
+        arguments and is not declared to be a kernel; if the kernel has an unknown operation, dtype or feature; or if
+        importing the module raises an Exception, whose last frame is in the message then.
     Unloadable
         If the function raises, or if importing the module raises SystemExit, which is no Exception.
     """
