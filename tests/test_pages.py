@@ -46,7 +46,7 @@ COMMANDS = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)  # each wit
 NAMED = re.compile(r"# (\w+\.py)\n")  # the first line of a file that a page shows
 
 
-WHOLE_CAMPAIGN = re.compile(r"^\$ fa3verify verify (?!.*--(?:family|property|limit|shard))", re.MULTILINE)
+WHOLE_CAMPAIGN = re.compile(r"^\$ fa3verify (?:declare |verify (?!.*--(?:family|property|limit|shard)))", re.MULTILINE)
 
 
 def steps(section: str) -> list[tuple[str, str]]:

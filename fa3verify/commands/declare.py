@@ -66,20 +66,25 @@ def declare(reference: str, workers: int, progress: Callable[[str], None]) -> st
     executor = processes(workers, TRIED_S)
     try:
         facts, seen = _drafted(reference, executor, progress)
-        asked: list[str] = []
+        narrows: Seen = ()
+        contracts: Seen = ()
         for seed in (0, 1):
             run = _judged(reference, facts, seed, workers)
             progress(f"campaign {seed}")
             said: Mapping[str, str] = {}
             for question in run.questions:
                 meaning = question.meaning.partition(" (seen")[0]
-                kind = "Narrows the verdict" if meaning.startswith("it refuses") else "Its contract"
-                asked.append(f"{kind}: {meaning}. Seen: {_place(question.seen)}")
+                words = f"{meaning}. Seen: {_place(question.seen)}"
+                if meaning.startswith("it refuses"):
+                    narrows += (f"Narrows the verdict: {words}",)
+                else:
+                    contracts += (f"Its contract: {words}",)
                 said = KernelName.parse(question.kernel).contract
             if said:
                 more = _value(executor, drafts.answered, reference, facts=facts, said=said)
                 facts = {name: x for name, x in facts.items() if name not in more} | more
-                seen |= dict.fromkeys(more, ()) | {next(iter(more)): tuple(asked)}
+                seen |= dict.fromkeys(more, ()) | {next(iter(more)): narrows}
+                seen |= {"policy": contracts} if contracts else {}
     finally:
         executor.shutdown(cancel_futures=True)
     (kernel,) = run.kernels
