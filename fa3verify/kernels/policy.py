@@ -25,7 +25,8 @@ class Policy:
     Parameters
     ----------
     empty_out : {"zero", "mean", "nan", "undefined"}, optional
-        Output of rows that see no key; "mean" is that of V over all keys of the sequence.
+        Output of rows that see no key; "mean" is that of V over all keys of the sequence, or NaN where an added bias of
+        -inf is what hides them, as where masks fill scores with a finite number.
     empty_lse : {"-inf", "+inf", "finite", "nan", "undefined"}, optional
         Lse of rows that see no key.
     special_values : {"table", "visible", "out", "undefined"}, optional

@@ -1,7 +1,7 @@
 """Laws about terms of scores: biases, masks, paddings, slopes and documents.
 
 A term that adds nothing is none, a constant moves lse alone, two terms that say the same agree, documents are sequences
-apart, and a row whose keys are all hidden is a row without a key.
+apart, a key that a term hides never matters, and a row whose keys are all hidden is a row without a key.
 """
 
 from __future__ import annotations
@@ -18,10 +18,21 @@ from fa3_reference.score_term import KINDS, VALUES, ScoreTerm
 from fa3_reference.terms import added
 from fa3verify.cases.case import Case
 from fa3verify.inputs.terms import draw_term, format_of
+from fa3verify.kernels.policy import empty_rows
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.compare import Found, agree, agreeing, called, summed, within
+from fa3verify.properties.compare import (
+    Found,
+    agree,
+    agreeing,
+    called,
+    rows_of,
+    same_bits,
+    summed,
+    unsigned_zeros,
+    within,
+)
 from fa3verify.properties.law import Drawn, Setup, Trial, Violation
-from fa3verify.properties.structure import rows_without_keys
+from fa3verify.properties.structure import rows_without_keys, want_finite_values
 from fa3verify.properties.transforms import part, part_of_result
 from fa3verify.properties.trials import Parameters, Wanted, drawn, law, needs
 
@@ -122,6 +133,28 @@ def _emptied(setup: Setup, trial: Trial) -> Found:
     yield from rows_without_keys(hidden, trial)
 
 
+def _outweighed(setup: Setup, trial: Trial) -> Found:
+    """Change V of a key where all scores are low, and compare the rows from which a term hides that key."""
+    want_finite_values(setup)
+    q, k = (np.zeros_like(x) for x in (setup.operands.q, setup.operands.k))
+    q[..., 0] = 1
+    k[..., 0] = _LOW_PRODUCT
+    seed = trial.integer("seed", 0, 99)
+    masked, term = _with(setup.fed(q=q, k=k), trial.choice("kind", KINDS), "one visible", seed)
+    problem = masked.problem
+    v = masked.operands.v.copy()
+    blind = np.zeros(problem.lse_shape, bool)
+    for seq in problem.sequences():
+        problem.rows_k(v, seq)[seed % seq.seqlen_k] = -5
+        terms = [added(problem, term, seq, head)[:, seed % seq.seqlen_k] for head in range(problem.nheads)]
+        problem.rows_lse(blind, seq)[:] = np.isneginf(terms)
+    changed = masked.fed(v=v).run()
+    rows = rows_of(problem, blind & ~empty_rows(problem, term), changed)
+    what = f"rows from which a term hides key {seed} modulo their number, after its V changed"
+    yield same_bits(what, unsigned_zeros(changed), unsigned_zeros(masked.run()), rows)
+
+
+_LOW_PRODUCT = -6e4  # of q and k: lower than what kernels put in the place of a hidden score, and finite in 16 bits
 _SMALL = Wanted(layout="batched", longest_q=40, empty=False)
 _HIDES = _BIASES | _MASKS
 TERM_LAWS = (
@@ -167,9 +200,19 @@ TERM_LAWS = (
         applies=needs("documents"),
     ),
     law(
+        "keys_that_a_term_hides_never_matter",
+        "where all scores are low, replacing V of a key that a bias of -inf, a mask, a padding or documents hide "
+        "changes no bit of the row but the sign of a zero",
+        "exact",
+        _outweighed,
+        wanted=_SMALL,
+        parameters=_of(_HIDES),
+        applies=_takes(_HIDES),
+    ),
+    law(
         "rows_that_a_term_empties_are_zero",
         "rows whose keys a bias, a mask, a padding or documents hide have out exactly 0 and lse -inf, or what the "
-        "kernel declares",
+        "kernel declares; where that is the mean, NaN as well if a bias of -inf hides them",
         "exact",
         _emptied,
         wanted=_SMALL,

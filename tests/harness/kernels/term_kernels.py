@@ -109,6 +109,8 @@ def attention(q, k, v, *, softmax_scale, causal=False, mistake="", order="nats",
             s = raw * scale + bias
         if mistake == "kept in 16 bits":
             s = s.astype(dtype).astype(F)
+        if mistake == "hidden scores are -1000":
+            s = np.where(np.isneginf(bias), F(-1000), s)
         if order == "tiles":
             return tiles(s, v, dtype, mistake)
         return finish(s, raw * scale, v, dtype, mistake, order)
@@ -169,6 +171,20 @@ def masked_by_a_number(q, k, v, *, softmax_scale, causal=False, attn_mask=None, 
     p = np.exp(s - s.max(-1, keepdims=True))
     out = p.astype(dtype).astype(F) @ v / p.sum(-1, keepdims=True)
     return out.astype(dtype), (s.max(-1) + np.log(p.sum(-1))).astype(F)
+
+
+def biased_and_masked_by_a_number(q, k, v, *, softmax_scale, causal=False, attn_mask=None, bias=None):
+    """A mask fills scores with -1e30 and a bias is added: rows that a bias of -inf empties are NaN, others the mean."""
+    dtype = q.dtype
+    n, m = q.shape[2], k.shape[2]
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1).astype(F) for x in (k, v))
+    s = q.astype(F) @ k.swapaxes(-1, -2) * F(softmax_scale)
+    s = s if bias is None else s + bias.astype(F)
+    for mask in (distances(n, m) >= 0 if causal else None, attn_mask):
+        s = s if mask is None else np.where(mask, s, F(-1e30))
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return (p.astype(dtype).astype(F) @ v / p.sum(-1, keepdims=True)).astype(dtype)
 
 
 def torch_mask(torch, shape, causal, *, dtype, **given):

@@ -45,6 +45,7 @@ def test_a_right_kernel_obeys_the_laws_of_terms(order, law):
         ("terms_that_say_the_same_agree", "sign of the slope"),
         ("documents_are_sequences_apart", "documents up to this one"),
         ("documents_are_sequences_apart", "document of the tile's first key"),
+        ("keys_that_a_term_hides_never_matter", "hidden scores are -1000"),
         ("rows_that_a_term_empties_are_zero", "garbage in empty rows"),
         ("rows_that_a_term_empties_are_zero", "nan in empty rows"),
     ],
@@ -63,6 +64,16 @@ def test_rows_that_a_mask_empties_are_what_the_kernel_declares():
     assert status(law, kernel_of(policy=declared)) == "fail"  # its zeros are not the mean that it declares
 
 
+def test_the_mean_of_a_mask_and_nan_of_an_added_bias_are_one_contract():
+    law = "rows_that_a_term_empties_are_zero"
+    facts = {"kinds": ("bias", "attn_mask"), "min_seqlen": 1}
+    assert status(law, kernel_of(kernels.biased_and_masked_by_a_number, **facts)) == "fail"
+    declared = Policy(empty_out="mean")
+    assert status(law, kernel_of(kernels.biased_and_masked_by_a_number, policy=declared, **facts)) == "pass"
+    mistaken = functools.partial(kernels.attention, mistake="nan in empty rows")  # of masks too
+    assert status(law, kernel_of(mistaken, policy=declared, **facts), 12) == "fail"
+
+
 def test_the_laws_of_terms_are_asked_of_kernels_that_take_what_they_need():
     applied = {
         kinds: {law.name for law in TERM_LAWS if law.applies(kernel_of(kinds=kinds))}
@@ -79,5 +90,9 @@ def test_the_laws_of_terms_are_asked_of_kernels_that_take_what_they_need():
     assert applied[("alibi",)] == {"a_term_that_adds_nothing_is_none"}
     assert "terms_that_say_the_same_agree" not in applied[("alibi", "bias")]
     assert "terms_that_say_the_same_agree" in applied[("alibi", "bias_fp32")]
-    assert applied[("attn_mask",)] == {"a_term_that_adds_nothing_is_none", "rows_that_a_term_empties_are_zero"}
+    assert applied[("attn_mask",)] == {
+        "a_term_that_adds_nothing_is_none",
+        "keys_that_a_term_hides_never_matter",
+        "rows_that_a_term_empties_are_zero",
+    }
     assert {"documents_are_sequences_apart", "terms_that_say_the_same_agree"} < applied["documents", "attn_mask"]
