@@ -35,7 +35,6 @@ from fa3verify.properties.law import SCHEMA as TRIAL
 Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
 MOST_S = 30.0  # for that
-EMPTY_LAWS = ("empty_rows_are_zero", "rows_that_a_term_empties_are_zero")  # what rows without a key return
 FRESH = 20  # trials that tell contracts apart that explain as much
 _REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
@@ -109,7 +108,11 @@ class FindContract(Task):
 def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
     """Tell whether fresh trials hold under a contract: few findings may fit several, those of the bound any."""
     named = replace(kernel, policy=kernel.policy.declaring(contract))
-    laws = [law for law in map(find_law, (*BOUND_LAWS, *EMPTY_LAWS)) if law.applies(kernel)]
+    laws = [
+        law
+        for law in map(find_law, (*BOUND_LAWS, "empty_rows_are_zero", "rows_that_a_term_empties_are_zero"))
+        if law.applies(kernel)
+    ]
     return all(run_law(law, named, max_examples=FRESH, seed=0, shrink_seconds=0).status != "fail" for law in laws)
 
 
