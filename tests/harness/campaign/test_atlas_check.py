@@ -133,7 +133,7 @@ MUTILATED: dict[str, tuple[Damage, str]] = {
     ),
     "an operation that nobody knows": (
         lambda body, good, bad: bad.update(operation="sideways"),
-        "kernels[1].operation: expected one of forward, quantize, backward, got 'sideways'",
+        "kernels[1].operation: expected one of forward, quantize, backward, merge, got 'sideways'",
     ),
     "a family without a problem": (
         lambda body, good, bad: good["families"][0].update(cases=0),
