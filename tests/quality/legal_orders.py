@@ -13,6 +13,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, AttentionProblem, Operands
+from tests.quality.term_orders import WAYS, plus_term, term_of
 
 F = np.float32
 LOG2_E = 1.4426950408889634
@@ -152,9 +153,10 @@ def attend(order: Order, problem: AttentionProblem, x: Operands, rng: np.random.
         arrays = (a[0, :, h].astype(F) for a, h in ((x.q, head), (x.k, kv), (x.v, kv)))
         with np.errstate(all="ignore"):
             sink = None if x.sinks is None else x.sinks[head]
-            o, lse = _Head(order, problem, factor, rng)(*arrays, hidden, sink)
+            term, shift = (None, 0.0) if x.term is None else term_of(problem, x.term, head, rng)
+            o, lse = _Head(order, problem, factor, rng)(*arrays, hidden, sink, term)
             result.out[0, :, head] = (o * F(scales[2])).astype(fmt.dtype)
-        result.lse[0, head] = lse
+        result.lse[0, head] = lse - shift
     return result
 
 
@@ -183,9 +185,17 @@ class _Head:
         self.lift = 1 + rng.choice([-1, 1]) * order.exp_ulp * 2.0**-23 * 0.99
 
     def __call__(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, hidden: np.ndarray, sink: np.float32 | None = None
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        hidden: np.ndarray,
+        sink: np.float32 | None = None,
+        term: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         x, unit = self.scores(q, k)
+        if term is not None:
+            x, unit = plus_term(x, unit, self.to_nats, self.in_log2, term, str(self.rng.choice(WAYS)))
         x = np.where(hidden, F(-np.inf), x)
         if sink is not None:
             self.way = str(self.rng.choice(SINKS))
@@ -217,6 +227,13 @@ class _Head:
             together = base + self.log(self.exp(lse - base) + self.exp(self.sink - base))
             o, lse = o * self.exp(np.where(np.isneginf(lse), lse, lse - together))[:, None], together
         return o, lse * F(1 / LOG2_E) if self.in_log2 else lse
+
+    @property
+    def to_nats(self) -> np.float32:
+        """What takes the scores to nats where they are still to be multiplied."""
+        if self.problem.softcap:
+            return F(self.problem.softcap)
+        return F(1) if self.order.scale == "in_turn" else self.factor
 
     def scores(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.float32]:
         """Scores, and the factor that takes them to the units of exponents."""
