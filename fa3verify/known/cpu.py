@@ -81,21 +81,145 @@ def torch_flex(
     return out, aux.lse  # type: ignore[return-value]  # a tensor and its companion, as asked for
 
 
+def torch_sdpa_masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    softmax_scale: float,
+    bias: torch.Tensor | None,
+    attn_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """What torch's ``scaled_dot_product_attention`` runs by default with ``attn_mask``, boolean or added.
+
+    A call without either has a mask that hides nothing; without a mask it would be ``torch_flash``.
+    """
+    mask = bias if attn_mask is None else attn_mask
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+    return scaled_dot_product_attention(query, key, value, mask, scale=softmax_scale, enable_gqa=True)
+
+
+def torch_flex_modified(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float,
+    alibi_slopes: torch.Tensor | None,
+    document_ids_q: torch.Tensor | None,
+    document_ids_k: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run torch's FlexAttention without compilation, with ALiBi as a ``score_mod`` or documents as a ``block_mask``."""
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    batch, nheads, rows, _ = q.shape
+    keys = k.shape[2]
+    slopes = None if alibi_slopes is None else alibi_slopes.broadcast_to(batch, nheads)
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s if slopes is None else s - slopes[b, h] * (i + (keys - rows) - j).abs()
+
+    def same_document(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return document_ids_q[b, i] == document_ids_k[b, j]  # type: ignore[index]
+
+    blocks = None if document_ids_q is None else create_block_mask(same_document, batch, None, rows, keys, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is slow without torch.compile
+        out, aux = flex_attention(
+            q,
+            k,
+            v,
+            score_mod=score,
+            block_mask=blocks,
+            scale=softmax_scale,
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=True),
+        )
+    return out, aux.lse  # type: ignore[return-value]  # a tensor and its companion, as asked for
+
+
 def transformers_eager(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, softmax_scale: float, causal: bool
 ) -> torch.Tensor:
     """Hugging Face Transformers' eager attention of Llama, with the additive mask that models pass it."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    rows = query.shape[2]
-    keys = key.shape[2]
-    mask = None
-    if causal:
-        hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1 + keys - rows)
-        mask = torch.zeros(hidden.shape, dtype=query.dtype).masked_fill(hidden, torch.finfo(query.dtype).min)
+    mask = _causal_mask(query.shape[2], key.shape[2], query.dtype) if causal else None
     module = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
     out, _ = eager_attention_forward(module, query, key, value, mask, softmax_scale)  # type: ignore[arg-type]
     return out.transpose(1, 2)
+
+
+def _causal_mask(rows: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask that Transformers' models make, aligned bottom-right."""
+    return _added_mask(torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows), dtype)
+
+
+def _added_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def transformers_t5(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    softmax_scale: float,
+    bias: torch.Tensor | None,
+    attn_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Transformers' eager attention of T5, with a position bias or the additive mask that models pass it."""
+    from transformers.models.t5.modeling_t5 import eager_attention_forward
+
+    mask = None if attn_mask is None else _added_mask(attn_mask, query.dtype)
+    module: Any = SimpleNamespace(training=False)
+    out, _ = eager_attention_forward(module, query, key, value, mask, softmax_scale, position_bias=bias)
+    return out.transpose(1, 2)
+
+
+def transformers_bloom(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    alibi_slopes: Any,
+) -> torch.Tensor:
+    """Transformers' attention of BLOOM behind its projections, whose ALiBi is the slope times the number of a key.
+
+    Keys and values come from the cache of a layer, as they do when tokens are generated.
+    """
+    from transformers.models.bloom.modeling_bloom import BloomAttention
+
+    batch, nheads, rows, dim = query.shape
+    keys = key.shape[2]
+    slopes = torch.zeros(1) if alibi_slopes is None else alibi_slopes
+    alibi = slopes.broadcast_to(batch, nheads)[..., None] * torch.arange(keys)
+    module: Any = SimpleNamespace(
+        num_heads=nheads,
+        head_dim=dim,
+        inv_norm_factor=softmax_scale,
+        beta=1.0,
+        layer_idx=0,
+        pretraining_tp=1,
+        slow_but_exact=False,
+        hidden_dropout=0.0,
+        training=False,
+        query_key_value=lambda x: x,
+        attention_dropout=lambda x: x,
+        dense=lambda x: x,
+    )
+    module._reshape = partial(BloomAttention._reshape, module)
+    module._merge_heads = partial(BloomAttention._merge_heads, module)
+    projected = torch.stack([query.transpose(1, 2)] * 3, dim=3).flatten(2)
+    layer: Any = SimpleNamespace(update=lambda *_: (key, value))
+    residual = torch.zeros(batch, rows, nheads * dim, dtype=query.dtype)
+    mask: Any = _causal_mask(rows, keys, query.dtype) if causal else None
+    alibi = alibi.reshape(batch * nheads, 1, keys).to(query.dtype)
+    out, _ = BloomAttention.forward(module, projected, residual, alibi, mask, layer_past=layer)
+    return out.unflatten(-1, (nheads, dim)).transpose(1, 2)
 
 
 def _jax_attention(*arrays: Any, softmax_scale: float, causal: bool) -> Any:

@@ -102,6 +102,15 @@ _FLEX: FunctionFacts = {"features": ("causal", "gqa", "window", "softcap"), "pol
 _EAGER: FunctionFacts = {"policy": Policy(empty_out="mean", special_values="visible")}
 _ADDED: FunctionFacts = {"policy": Policy(causal="top_left", special_values="visible")}  # to the scores: 0 or -inf
 _AUTOGRAD: FunctionFacts = {"gradients": "autograd"}
+_MASKED: FunctionFacts = {
+    "features": ("gqa", "bias", "bias_fp32", "attn_mask"),
+    "policy": Policy(special_values="visible"),
+}
+_MODIFIED: FunctionFacts = {"features": ("gqa", "alibi", "documents"), "policy": Policy()}
+# Hidden keys have the format's least number added to their scores, which still weigh them where a row sees no other.
+_LEAST = Policy(empty_out="undefined", special_values="visible")
+_T5: FunctionFacts = {"features": ("bias", "attn_mask"), "policy": _LEAST}
+_BLOOM: FunctionFacts = {"features": ("causal", "alibi"), "always": ("causal",), "policy": _LEAST}
 _AND_FP32: FunctionFacts = {"dtypes": ("fp16", "bf16", "fp32")}
 _MATH = "torch SDPA, backend MATH, on a CPU"
 _XLA = "jax.nn.dot_product_attention, xla, on a CPU"
@@ -110,6 +119,15 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
     ("torch.math", "torch_math", _TORCH, all_fp32, _MATH, _ADDED | _AND_FP32 | {"min_seqlen": 0}),
     ("torch.flash", "torch_flash", _TORCH, _torch_flash, "torch SDPA, backend FLASH, on a CPU", _AND_FP32),
     ("torch.flex", "torch_flex", _TORCH, _rounded_weights, "torch FlexAttention, not compiled, on a CPU", _FLEX),
+    ("torch.sdpa_masked", "torch_sdpa_masked", _TORCH, _torch_flash, "torch SDPA with attn_mask, on a CPU", _MASKED),
+    (
+        "torch.flex_modified",
+        "torch_flex_modified",
+        _TORCH,
+        _rounded_weights,
+        "torch FlexAttention with ALiBi or documents, not compiled, on a CPU",
+        _MODIFIED,
+    ),
     ("jax.xla", "jax_attention", ("jax",), _rounded_weights, _XLA, {}),
     (
         "onnxruntime",
@@ -120,6 +138,22 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _ADDED | {"dtypes": ("fp16",)},
     ),
     ("transformers.eager", "transformers_eager", _TRANSFORMERS, rounded_scores, _OF_TRANSFORMERS, _EAGER),
+    (
+        "transformers.t5",
+        "transformers_t5",
+        _TRANSFORMERS,
+        rounded_scores,
+        "T5's attention of Transformers, on a CPU",
+        _T5,
+    ),
+    (
+        "transformers.bloom",
+        "transformers_bloom",
+        _TRANSFORMERS,
+        rounded_scores,
+        "BLOOM's attention of Transformers, on a CPU",
+        _BLOOM,
+    ),
     ("torch.math", "torch_math", _TORCH, _fp32_gradients, f"autograd of {_MATH}", _AUTOGRAD | _AND_FP32),
     (
         "torch.flash",
