@@ -144,7 +144,7 @@ def _composed(
     side, causal = max(sides, key=lambda scored: scored[1][:2])
     kept["features"] += ["causal"] if "causal" in features and causal[1] else []
     is_mask_known = any(score[0] for _, value, score in tried if value in _MASKS)
-    must_be_right = {"fp32", "gqa", *(_MASKS if is_mask_known else ())}
+    must_be_right = {"fp32", "gqa", *(_MASKS if is_mask_known else ())} - set(facts["dtypes"])
     for name, value, (right, returned, raised) in tried:
         if name in kept and (right or (returned and value not in must_be_right)):
             kept[name].append(value)

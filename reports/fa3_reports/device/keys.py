@@ -232,7 +232,7 @@ KEYS = (  # the first that fits
         "edits of the code as it stood, told apart by the edited lines",
     ),
     Key(
-        ("findings/known.json", "claims.toml", "page.toml", "mutants/harness_survivors.toml"),
+        ("findings/known.json", "claims.toml", "page.toml", "mutants/harness_survivors.toml", "strangers/*.toml"),
         _constant,
         "written by hand",
     ),

@@ -87,7 +87,7 @@ def test_what_returned_a_wrong_result_stays_in_a_draft():
         ("policy", {"policy": Policy(causal="top_left")}, (0, 4, "")),
     ]
     features = dict.fromkeys(("causal", "window", "gqa"), FIRST)
-    facts, seen = declare._composed({"like": "sdpa"}, tried, (0, 4, ""), features)
+    facts, seen = declare._composed({"like": "sdpa", "dtypes": ("fp16",)}, tried, (0, 4, ""), features)
     assert facts == {
         "like": "sdpa",
         "dtypes": ("fp16", "bf16"),
@@ -96,6 +96,13 @@ def test_what_returned_a_wrong_result_stays_in_a_draft():
     }
     assert seen["features"] == ("Narrows the verdict: gqa returned another result.",)
     assert seen["head_dims"] == ("Narrows the verdict: 80 raised ValueError: 80.",)
+
+
+def test_the_format_in_which_a_function_returned_stays_in_a_draft():
+    tried = [("dtypes", "fp16", (0, 0, "TypeError: ")), ("dtypes", "fp32", (0, 4, "")), ("policy", {}, (0, 0, ""))]
+    facts, seen = declare._composed({"like": "sdpa", "dtypes": ("fp32",)}, tried, (0, 4, ""), {})
+    assert facts["dtypes"] == ("fp32",)
+    assert seen["dtypes"] == ("Narrows the verdict: fp16 raised TypeError: .",)
 
 
 def test_what_a_campaign_asks_of_a_draft_is_declared_below_what_it_saw(monkeypatch):
