@@ -173,7 +173,7 @@ def rows_without_keys(setup: Setup, trial: Trial) -> Found:
     what = f"rows without a visible key, num_splits {num_splits}"
     if policy.empty_out == "mean" and problem.term is not None and problem.term.kind in ("bias", "bias_fp32"):
         # A mask that fills scores with a finite number leaves the mean where a bias of -inf leaves NaN.
-        empty &= ~np.isnan(result["out"]).all(-1).swapaxes(-1, -2)
+        empty &= ~np.swapaxes(np.isnan(result["out"]).all(-1), -1, -2)
     expected = dict(result)
     for name, declared in (("out", policy.empty_out), ("lse", policy.empty_lse)):
         if declared in _DUE and name in result:
