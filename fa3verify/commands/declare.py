@@ -111,7 +111,8 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
         if best[1]:
             break
     else:
-        raise ValueError(f"{reference} could not be called by any convention that is known: {scores[0][2]}")
+        raised = next((words for *_, words in scores if "No module named" not in words), scores[0][2])
+        raise ValueError(f"{reference} could not be called by any convention that is known: {raised}")
     facts = calling | {"dtypes": (dtype,), "features": ()}
     features = _value(executor, drafts.features, reference, like=calling["like"])
     tries: list[tuple[str, Any, Json, tuple[Json, ...]]] = [
