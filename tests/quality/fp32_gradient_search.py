@@ -16,6 +16,7 @@ from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from tests.quality.breeding import worst_of_each
 from tests.quality.legal_orders import added, in_tf32
 
 F = np.float32
@@ -165,16 +166,8 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
 
 def searched(problems: int, seed: int = 0) -> list[Individual]:
     """Breed problems, most for the orders that come nearest; return the worst of each order, the worst first."""
-    rng, names = np.random.default_rng([54, seed]), list(ORDERS)
-    best: dict[str, Individual] = {}
-    for i in range(problems):
-        ahead = sorted(names, key=lambda name: -best[name].ratio if name in best else -np.inf)
-        name = ahead[int(len(names) * rng.random() ** 2)]
-        is_new = name not in best or rng.random() < max(0.1, 1 - 4 * i / problems)
-        one = measured(born(rng, name) if is_new else bred(best[name], rng))
-        if name not in best or one.ratio >= best[name].ratio:
-            best[name] = one
-    return sorted(best.values(), key=lambda one: -one.ratio)
+    rng = np.random.default_rng([54, seed])
+    return worst_of_each(list(ORDERS), problems, rng, born=born, bred=bred, measured=measured)
 
 
 def main() -> None:

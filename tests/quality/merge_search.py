@@ -15,6 +15,7 @@ import numpy as np
 from fa3_reference.bounds.merging import merge_bound
 from fa3_reference.merging import merge
 from tests.quality import merge_kernels
+from tests.quality.breeding import worst_of_each
 from tests.quality.merge_kernels import F, Pair
 
 LARGEST, FARTHEST = 2.0**99, 1e6  # of an output, and of an lse from 0
@@ -160,16 +161,8 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
 
 def searched(problems: int, seed: int = 0) -> list[Individual]:
     """Breed parts, most for the orders that come nearest; return the worst of each order, the worst first."""
-    rng, names = np.random.default_rng([54, seed]), list(ORDERS)
-    best: dict[str, Individual] = {}
-    for i in range(problems):
-        ahead = sorted(names, key=lambda name: -best[name].ratio if name in best else -np.inf)
-        name = ahead[int(len(names) * rng.random() ** 2)]
-        is_new = name not in best or rng.random() < max(0.1, 1 - 4 * i / problems)
-        one = measured(born(rng, name) if is_new else bred(best[name], rng))
-        if name not in best or one.ratio >= best[name].ratio:
-            best[name] = one
-    return sorted(best.values(), key=lambda one: -one.ratio)
+    rng = np.random.default_rng([54, seed])
+    return worst_of_each(list(ORDERS), problems, rng, born=born, bred=bred, measured=measured)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 import ml_dtypes
@@ -16,6 +17,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.score_term import ScoreTerm
 from tests.quality import order_survey
+from tests.quality.breeding import worst_of_each
 from tests.quality.legal_orders import attend, orders_of
 from tests.quality.order_survey import Case, judged, operands_of, problem_of
 
@@ -153,17 +155,17 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
 
 def searched(dtype: Dtype, kind: str, problems: int, seed: int = 0) -> list[Individual]:
     """Breed problems, most for the orders that come nearest; return the worst of each order, the worst first."""
-    rng, names = np.random.default_rng([54, seed, ISLANDS.index((dtype, kind))]), list(orders_of(dtype))
-    best: dict[str, Individual] = {}
-    for i in range(problems):
-        ahead = sorted(names, key=lambda name: -best[name].ratio if name in best else -np.inf)
-        name = ahead[int(len(names) * rng.random() ** 3)]
-        is_new = name not in best or rng.random() < max(0.1, 1 - 4 * i / problems)
-        with np.errstate(all="ignore"):
-            one = measured(born(dtype, kind, rng, name) if is_new else bred(best[name], rng))
-        if name not in best or one.ratio >= best[name].ratio:
-            best[name] = one
-    return sorted(best.values(), key=lambda one: -one.ratio)
+    rng = np.random.default_rng([54, seed, ISLANDS.index((dtype, kind))])
+    with np.errstate(all="ignore"):
+        return worst_of_each(
+            list(orders_of(dtype)),
+            problems,
+            rng,
+            born=partial(born, dtype, kind),
+            bred=bred,
+            measured=measured,
+            favour=3,
+        )
 
 
 def main() -> None:
