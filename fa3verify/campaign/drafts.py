@@ -6,6 +6,7 @@ Each function here loads somebody's module, so that :mod:`fa3verify.commands.dec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.score_term import KINDS, ScoreTerm
@@ -22,6 +23,7 @@ from fa3verify.kernels.policy import VALUES
 from fa3verify.kernels.sizes import SIZES
 
 WHOLE: Json = {"batch": 2, "nheads": 3, "nheads_kv": 3, "seqlen_q": 128, "seqlen_k": 128, "head_dim": 64}
+_LIBRARIES = (*(("torch",) if find_spec("torch") else ()), "numpy")  # whose arrays can be made here
 # Calls of sizes of which a kernel that is made for some takes at least one.
 PLAIN: tuple[Json, ...] = (
     WHOLE,
@@ -61,7 +63,7 @@ def callings(reference: str) -> list[Json]:
         likes = (like,) if telling & names else likes
     plain: list[Json] = [
         {"like": like} | ({"library": library} if library != "torch" else {})
-        for library in ("torch", "numpy")
+        for library in _LIBRARIES
         for like in likes
     ]
     is_told = "causal" in features_of(likes[0], function)

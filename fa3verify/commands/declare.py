@@ -111,12 +111,11 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
         if best[1]:
             break
     else:
-        raised = next((words for *_, words in scores if "No module named" not in words), scores[0][2])
-        raise ValueError(f"{reference} could not be called by any convention that is known: {raised}")
+        raise ValueError(f"{reference} could not be called by any convention that is known: {scores[0][2]}")
     facts = calling | {"dtypes": (dtype,), "features": ()}
     features = _value(executor, drafts.features, reference, like=calling["like"])
     tries: list[tuple[str, Any, Json, tuple[Json, ...]]] = [
-        *(("dtypes", other, {"dtypes": (other,)}, drafts.PLAIN) for other in DTYPES),
+        *(("dtypes", other, {"dtypes": (other,)}, drafts.PLAIN) for other in DTYPES if other != dtype),
         *(("head_dims", d, {}, tuple(call | {"head_dim": d} for call in drafts.PLAIN)) for d in sorted(HEAD_DIMS)),
         *(("features", name, {"features": (name,)}, calls) for name, calls in features.items() if name != "causal"),
         *(
@@ -126,7 +125,8 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
     ]
     scores = _scores(executor, reference, [(facts | more, calls) for _, _, more, calls in tries])
     progress("formats, features, head dims")
-    return _composed(facts, [(name, value, score) for (name, value, *_), score in zip(tries, scores)], best, features)
+    tried = [("dtypes", dtype, best), *((name, value, score) for (name, value, *_), score in zip(tries, scores))]
+    return _composed(facts, tried, best, features)
 
 
 def _composed(

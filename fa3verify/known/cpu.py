@@ -44,6 +44,18 @@ def torch_flash_gradients(*tensors: torch.Tensor, softmax_scale: float, causal: 
     return dq, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
 
 
+def _flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call FlexAttention without compilation, and return out and lse."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is slow without torch.compile
+        out, aux = flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True), **options)
+    return out, aux.lse  # type: ignore[return-value]  # a tensor and its companion, as asked for
+
+
 def torch_flex(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -55,8 +67,6 @@ def torch_flex(
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run torch's FlexAttention without compilation, with masks aligned bottom-right; a window side of -1 is open."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
     offset = k.shape[2] - q.shape[2]
     left = window[0]
     right = 0 if causal else window[1]
@@ -67,18 +77,7 @@ def torch_flex(
         seen = seen & (j >= i + (offset - left)) if left >= 0 else seen
         return torch.where(seen, s, -torch.inf)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is slow without torch.compile
-        out, aux = flex_attention(
-            q,
-            k,
-            v,
-            score_mod=score,
-            scale=softmax_scale,
-            enable_gqa=True,
-            return_aux=AuxRequest(lse=True),
-        )
-    return out, aux.lse  # type: ignore[return-value]  # a tensor and its companion, as asked for
+    return _flex(q, k, v, score_mod=score, scale=softmax_scale)
 
 
 def torch_sdpa_masked(
@@ -111,7 +110,7 @@ def torch_flex_modified(
     document_ids_k: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run torch's FlexAttention without compilation, with ALiBi as a ``score_mod`` or documents as a ``block_mask``."""
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask
 
     batch, nheads, rows, _ = q.shape
     keys = k.shape[2]
@@ -124,19 +123,7 @@ def torch_flex_modified(
         return document_ids_q[b, i] == document_ids_k[b, j]  # type: ignore[index]
 
     blocks = None if document_ids_q is None else create_block_mask(same_document, batch, None, rows, keys, device="cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is slow without torch.compile
-        out, aux = flex_attention(
-            q,
-            k,
-            v,
-            score_mod=score,
-            block_mask=blocks,
-            scale=softmax_scale,
-            enable_gqa=True,
-            return_aux=AuxRequest(lse=True),
-        )
-    return out, aux.lse  # type: ignore[return-value]  # a tensor and its companion, as asked for
+    return _flex(q, k, v, score_mod=score, block_mask=blocks, scale=softmax_scale)
 
 
 def transformers_eager(
