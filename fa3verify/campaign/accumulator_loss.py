@@ -8,6 +8,7 @@ mean 0 (the paper's test) nothing shows; with mean 1 a chained accumulator loses
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,18 +23,23 @@ from fa3verify.known import registry
 HEAD_DIM = 64
 
 
-def lost(out: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Compare an output with the exact one, arrays of one shape; the exact one must not be all zeros.
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Errors of an output, divided by the root mean square of the exact one, and the regression gain minus 1 (bias)."""
 
-    The errors are divided by the root mean square of the exact output; the bias is the regression gain minus 1.
-    """
+    rel_rmse: float
+    max_rel_error: float
+    bias: float
+
+
+def lost(out: np.ndarray, truth: np.ndarray) -> Lost:
+    """Compare an output with the exact one, arrays of one shape; the exact one must not be all zeros."""
     out = out.astype(np.float64)
     error = out - truth
     level = float(np.sqrt(np.mean(np.square(truth))))
     rmse = float(np.sqrt(np.mean(np.square(error))))
     gain = float(np.sum(out * truth) / np.sum(truth * truth))
-    worst = float(np.max(np.abs(error)))
-    return {"rel_rmse": rmse / level, "max_rel_error": worst / level, "bias": gain - 1}
+    return Lost(rmse / level, float(np.max(np.abs(error))) / level, gain - 1)
 
 
 def problem_of(dtype: Dtype, rows: int, seqlen_k: int) -> AttentionProblem:
@@ -50,7 +56,7 @@ def drawn(problem: AttentionProblem, v_mean: float, seed: int) -> tuple[Operands
         return operands, attention(problem, *operands.dequantized(problem)).out
 
 
-def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> dict[str, float] | None:
+def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> Lost | None:
     """Return the loss of a forward of any dtype over ``seqlen_k`` keys, by ``rows`` queries of one head.
 
     None for a kernel that is no forward or does not take the length. It raises ValueError for an unknown kernel, and

@@ -255,12 +255,12 @@ def _loss(seqlen_k: int, future: Future) -> Loss:
     """Return the loss that a future measured over ``seqlen_k`` keys, or why there is none."""
     rows = LOSS_ROWS[seqlen_k]
     try:
-        lost: dict[str, float] | None = future.result()
+        lost: accumulator_loss.Lost | None = future.result()
     except (TaskError, CancelledError) as error:
         return Loss(seqlen_k, rows, None, None, one_line(str(error)))
     if lost is None:
         return Loss(seqlen_k, rows, None, None, "it does not take this length")
-    return Loss(seqlen_k, rows, lost["rel_rmse"], lost["bias"], None)
+    return Loss(seqlen_k, rows, lost.rel_rmse, lost.bias, None)
 
 
 def _published(found: Run, campaign: Path, out: Path) -> Run:

@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
-from fa3verify.files import Json
 from fa3verify.report.notation import DASH, number
 from fa3verify.report.tables import FigureCell
 from fa3verify.text import plural
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The heat map: a line of cells for each of ``families``, with a cell for each of ``rows``.
+
+    A row is a kernel's error, the ideal kernel's, or its bits lost, as its ``name`` and ``kind`` say. ``least`` and
+    ``most`` are the errors at the ends of the shades.
+    """
+
+    rows: list[dict[str, str]]
+    families: list[tuple[str, list[FigureCell]]]
+    least: str
+    most: str
 
 
 def headline(run: Run) -> str:
@@ -58,13 +72,8 @@ def not_said(run: Run) -> str:
     return f"It says nothing of other sizes: head_dim {sizes['head_dim']} and keys {sizes['seqlen_k']} were {tried_of}."
 
 
-def heat_map(run: Run) -> Json | None:
-    """Return the heat map of all kernels whose families have figures of the ideal kernel; None if there is none.
-
-    It has a line of cells for each of ``families``, with a cell for each of ``rows``. A row is a kernel's error, the
-    ideal kernel's, or its bits lost, as its ``name`` and ``kind`` say. ``least`` and ``most`` are the errors at the
-    ends of the shades.
-    """
+def heat_map(run: Run) -> HeatMap | None:
+    """Return the heat map of all kernels whose families have figures of the ideal kernel; None if there is none."""
     kernels = [kernel for kernel in run.kernels if any("rel_rmse_ideal" in row.figures for row in kernel.families)]
     families = list(dict.fromkeys(row.family for kernel in kernels for row in kernel.families))
     if not families:
@@ -74,15 +83,15 @@ def heat_map(run: Run) -> Json | None:
     levels = [math.log10(x) for x in errors if x and math.isfinite(x)] or [0.0]
     scale = max(min(levels), max(levels) - _DECADES), max(levels)
     rows = [(kernel, kind) for kernel in kernels for kind in _kinds(kernel)]
-    return {
-        "rows": [
+    return HeatMap(
+        [
             {"name": kernel.name if kind == "kernel" else _KINDS[kind].format(kernel.dtype or "kernel"), "kind": kind}
             for kernel, kind in rows
         ],
-        "families": [(name, [_cell(kernel, name, kind, scale) for kernel, kind in rows]) for name in families],
-        "least": number(10 ** scale[0]),
-        "most": number(10 ** scale[1]),
-    }
+        [(name, [_cell(kernel, name, kind, scale) for kernel, kind in rows]) for name in families],
+        number(10 ** scale[0]),
+        number(10 ** scale[1]),
+    )
 
 
 _DECADES = 4  # that shades tell apart: one family of hardly any error would make all others alike

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def measure(kernel: str, v_mean: float, seqlen_k: int, rows: int, seed: int) -> 
     else:
         found = loss.measure(kernel, v_mean, seqlen_k, rows, seed)
     unit = {"kernel": kernel, "v_mean": v_mean, "seqlen_k": seqlen_k, "seed": seed, "rows": rows}
-    return [unit | found] if found else []
+    return [unit | asdict(found)] if found else []
 
 
 def units(profile: ProfileName, seed: int, kernels: Sequence[str] = KERNELS) -> list[Json]:

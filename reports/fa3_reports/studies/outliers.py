@@ -66,8 +66,8 @@ def sweep(seqlen: int, rows: int, head_dim: int, std: float, seed: int) -> Recor
                 "seqlen": seqlen,
                 "rows": rows,
                 "head_dim": head_dim,
-                "rel_rmse": found["rel_rmse"],
-                "max_rel_error": found["max_rel_error"],
+                "rel_rmse": found.rel_rmse,
+                "max_rel_error": found.max_rel_error,
             }
         )
     return records

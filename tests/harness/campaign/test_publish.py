@@ -147,8 +147,8 @@ def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):
 def test_accumulator_loss_is_measured_in_the_kernels_own_format(name):
     found = accumulator_loss.measure(name, 1.0, 4096, 2, 0)
     assert found is not None
-    assert (found["bias"] < -0.02) == name.endswith("e4m3")  # FP8 sums keep 13 bits of a fraction
-    assert found["rel_rmse"] < 0.1
+    assert (found.bias < -0.02) == name.endswith("e4m3")  # FP8 sums keep 13 bits of a fraction
+    assert found.rel_rmse < 0.1
 
 
 def without_loss(made: Run, name: str) -> Run:

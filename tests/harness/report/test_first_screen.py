@@ -64,12 +64,12 @@ def ranked(**figures):
 
 def test_the_heat_map_has_every_family_beside_the_ideal_of_its_format():
     heat = first_screen.heat_map(read(ranked()))
-    told = [(row["name"], row["kind"]) for row in heat["rows"]]
+    told = [(row["name"], row["kind"]) for row in heat.rows]
     assert told[:3] == [("mine", "kernel"), ("ideal bf16", "ideal"), ("bits lost", "bits")]
-    assert [name for name, _ in heat["families"]] == ["normal", "fa3_outliers"]
-    assert [cell.text for cell in heat["families"][0][1]] == ["2.1e-3", "1.6e-3", "0.41"] * 2
-    assert [cell.shade for cell in heat["families"][0][1][:2]] == ["1.00", "0.00"]
-    assert heat["families"][1][1][2].state == "worst"
+    assert [name for name, _ in heat.families] == ["normal", "fa3_outliers"]
+    assert [cell.text for cell in heat.families[0][1]] == ["2.1e-3", "1.6e-3", "0.41"] * 2
+    assert [cell.shade for cell in heat.families[0][1][:2]] == ["1.00", "0.00"]
+    assert heat.families[1][1][2].state == "worst"
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_the_heat_map_has_every_family_beside_the_ideal_of_its_format():
     ],
 )
 def test_a_cell_is_marked_where_an_error_leaves_its_bound_and_nowhere_else(figures, text, state):
-    cell = first_screen.heat_map(read(ranked(**figures)))["families"][0][1][0]
+    cell = first_screen.heat_map(read(ranked(**figures))).families[0][1][0]
     assert (cell.text, cell.state) == (text, state)
 
 
 def test_one_family_of_hardly_any_error_does_not_make_all_others_alike():
     heat = first_screen.heat_map(read(ranked(rel_rmse_seen=1e-12, rel_rmse_ideal=1e-3)))
-    cells = heat["families"][0][1]
+    cells = heat.families[0][1]
     assert (cells[0].text, cells[0].shade) == ("1e-12", "0.00")
     assert 0.9 < float(cells[1].shade) < 1
 
