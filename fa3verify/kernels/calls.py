@@ -16,7 +16,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
-from fa3verify.kernels import watch
+from fa3verify.kernels import loading, watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.kernels.record import REFUSALS, Kernel
@@ -68,6 +68,7 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
     """
     process = os.getpid()
     interpreter.correct()
+    loading.compile_for_many_shapes()
     copies = sealed(operands)
     arrays = {f.name: getattr(x := getattr(copies, f.name), "values", x) for f in fields(copies)}  # a descale's values
     try:

@@ -126,9 +126,7 @@ def declared(module: str) -> list[Kernel]:
 def _loaded(module: str, failed: str) -> ModuleType:
     """Import a module; ValueError and Unloadable, which begin with ``failed``, as :func:`load` says."""
     try:
-        imported = _imported(module)
-        compile_for_many_shapes()
-        return imported
+        return _imported(module)
     except KeyboardInterrupt:
         raise
     except Exception as error:
@@ -187,7 +185,10 @@ def _imported(module: str) -> ModuleType:
 
 
 def compile_for_many_shapes() -> None:
-    """Let ``torch.compile`` compile for all shapes of a campaign: past its own limit of 8 it runs code uncompiled."""
+    """Let ``torch.compile`` compile for all shapes of a campaign: past its own limit of 8 it runs code uncompiled.
+
+    It is asked in front of every call, as a kernel may import or call it late.
+    """
     dynamo: Any = sys.modules.get("torch._dynamo.config")
     if dynamo is not None:
         dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES)

@@ -188,12 +188,14 @@ def test_an_unknown_convention_is_refused_with_the_list():
 
 
 def test_a_kernel_that_torch_compiles_is_compiled_for_each_shape_of_a_campaign(tmp_path):
+    """It may import what compiles in its first call: the second one is compiled for more shapes than torch's 8."""
     import torch._dynamo.config as dynamo
 
     file = tmp_path / "compiled_for_shapes.py"
-    file.write_text(
-        'import torch._dynamo.config\nimport fa3verify\n@fa3verify.kernel(library="torch")\ndef f(q): ...\n'
-    )
+    declared = 'import fa3verify\n@fa3verify.kernel(library="torch", features=(), head_dims=(64,))\n'
+    file.write_text(f"{declared}def f(q, k, v, *, softmax_scale):\n    import torch._dynamo.config\n    return q\n")
+    kernel = fa3verify.find_kernel(f"{file}:f")
+    problem = AttentionProblem(1, 1, 1, 4, 4, 64)
     with dynamo.patch(recompile_limit=8):
-        fa3verify.find_kernel(f"{file}:f")
+        judge(kernel, Case(kernel.name, problem, Recipe("normal")))
         assert dynamo.recompile_limit >= 1024
