@@ -1,4 +1,6 @@
-"""Calls of vLLM's and SGLang's builds of FlashAttention-3, which serve: keys lie in pages or rows of a cache.
+"""Calls of vLLM's and SGLang's builds of FlashAttention-3, which serve, and of vLLM's build of FlashAttention-2.
+
+Keys lie in pages or rows of a cache, or are packed, as FlashAttention-2 gets them here, which alone takes ALiBi.
 
 Official builds without a cache are called in :mod:`fa3verify.known.flash3_fwd` and
 :mod:`fa3verify.known.flash3_dew`; :mod:`fa3verify.known.launches` loads all of them.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,7 +20,11 @@ from fa3verify.known.launches import Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 
-_SPACES = {"vllm": "_vllm_fa3_C", "sglang": "sgl_kernel"}  # namespaces of their operators in torch.ops
+_OPERATORS = {  # in torch.ops
+    "vllm": "_vllm_fa3_C.fwd",
+    "sglang": "sgl_kernel.fwd",
+    "flash2.vllm": "_vllm_fa2_C.varlen_fwd",
+}
 # Names in fa3_reference.cache.serve, and the names of their operators for the same array.
 _NAMES = {
     "k_cache": "k",
@@ -36,6 +43,9 @@ _DEFAULTS: dict[str, Any] = {
     "cp_world_size": 1,
     "cp_rank": 0,
     "only_qv": False,
+    "p_dropout": 0.0,
+    "zero_tensors": False,
+    "return_softmax": False,
 }
 Served = Mapping[str, torch.Tensor]  # what fa3verify.known.launches.served gives
 
@@ -43,7 +53,7 @@ Served = Mapping[str, torch.Tensor]  # what fa3verify.known.launches.served give
 def load(name: str) -> Callable[[AttentionProblem, Served, Options], Launch]:
     """Load the library's operators."""
     torch.ops.load_library(str(library(PEERS[name].binary)))
-    return partial(prepare, getattr(torch.ops, _SPACES[name]).fwd.default)
+    return partial(prepare, attrgetter(_OPERATORS[name])(torch.ops).default)
 
 
 def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Options) -> Launch:

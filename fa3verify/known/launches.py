@@ -123,14 +123,16 @@ def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: 
 def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Tensor]:
     """Copy to the GPU the arguments of a serving build (``Peer.serves``), by name.
 
-    These are the arrays of :func:`fa3_reference.cache.serve`, descales by kv head, and the starts of sequences in Q,
-    and in K where it lies in no cache.
+    These are the arrays of :func:`fa3_reference.cache.serve`, descales by kv head, slopes of ALiBi, and the starts of
+    sequences in Q, and in K where it lies in no cache.
     """
     arrays = serve(problem, operands) | {"cu_seqlens_q": _starts(problem, problem.seqlens_q, problem.seqlen_q)}
     if problem.cache is None:
         arrays["cu_seqlens_k"] = _starts(problem, problem.seqlens_k, problem.seqlen_k)
     descales = {name: getattr(operands, name) for name in ("q_descale", "k_descale", "v_descale")}
     arrays |= {name: x.by_kv_head(problem.nheads_kv) for name, x in descales.items() if x is not None}
+    if operands.term is not None:  # the only term of packed sequences
+        arrays["alibi_slopes"] = operands.term
     return {name: to_gpu(x) for name, x in arrays.items()}
 
 

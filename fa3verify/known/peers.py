@@ -262,6 +262,16 @@ PEERS: dict[str, Peer] = {
         family="flash2",
         gradients=_added_in_16_bits,
     ),
+    "flash2.vllm": Peer(
+        "FlashAttention-2 as vLLM builds it, with ALiBi",
+        "flash3_serving",
+        "vllm 0.33.0",
+        features=("causal", "gqa", "varlen", "alibi"),
+        binary="vllm_fa2.so",
+        facts={"policy": Policy(empty_lse="+inf")},
+        serves=True,
+        is_timed=False,
+    ),
     "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn", gradients=_added_in_16_bits),
     "cudnn.fp8": Peer(
         "cuDNN's attention by its frontend, e4m3 in and out",

@@ -15,6 +15,7 @@ import torch
 from fa3_reference.attention import attention
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.score_term import ScoreTerm
 from fa3_reports.bits.record import chosen
 from fa3_reports.recordings import Recorded, refusal
 from fa3verify.cases.case import Case
@@ -100,6 +101,11 @@ def stand_in(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 OPERATOR = stand_in
 OPERATOR._schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in NAMES])  # type: ignore[attr-defined]
+FLASH2 = (  # the names by which FlashAttention-2's operator for packed sequences takes its arguments
+    *("q", "k", "v", "out", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "leftpad_k", "block_table", "alibi_slopes"),
+    *("max_seqlen_q", "max_seqlen_k", "p_dropout", "softmax_scale", "zero_tensors", "is_causal", "window_size_left"),
+    *("window_size_right", "softcap", "return_softmax", "num_splits", "gen"),
+)
 LENGTHS = ((1, 5, 70), (17, 100, 70))
 CACHES = {
     "pages": Cache(16, behind="nan"),
@@ -140,7 +146,34 @@ def test_an_argument_that_a_build_does_not_have_is_refused() -> None:
         flash3_serving.prepare(OPERATOR, problem, given, {})
 
 
-@pytest.mark.parametrize("library", [name for name, peer in PEERS.items() if peer.serves])
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["batch", "packed"])
+def test_slopes_of_alibi_reach_the_build_that_takes_them_and_no_other(monkeypatch, lengths) -> None:
+    monkeypatch.setattr(launches, "to_gpu", on_this_machine)
+    sizes: dict[str, Any] = {"nheads": 4, "nheads_kv": 2, "head_dim": 32, "term": ScoreTerm("alibi", shared="b")}
+    problem = (
+        AttentionProblem.varlen(*lengths, **sizes) if lengths else AttentionProblem(2, seqlen_q=5, seqlen_k=9, **sizes)
+    )
+    operands = Case("flash2.vllm.fp16", problem, Recipe("normal", {}, 1)).operands()
+    given = launches.served(problem, operands)
+    seen: dict[str, Any] = {}
+
+    def flash2(*arguments: Any) -> list[torch.Tensor]:
+        seen.update(zip(FLASH2, arguments, strict=True))
+        packed = seen["q"]
+        return [packed, torch.zeros(packed.shape[1], len(packed))]
+
+    flash2._schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in FLASH2])  # type: ignore[attr-defined]
+    out, lse = flash3_serving.prepare(flash2, problem, given, {})()[:2]
+    assert (tuple(out.shape), tuple(lse.shape)) == (problem.out_shape, problem.lse_shape)
+    np.testing.assert_array_equal(seen["alibi_slopes"], operands.term)
+    assert seen["p_dropout"] == 0.0
+    assert seen["max_seqlen_k"] == problem.seqlen_k
+    assert len(seen["cu_seqlens_k"]) == problem.batch + 1
+    with pytest.raises(ValueError, match="this build takes no alibi_slopes"):
+        flash3_serving.prepare(OPERATOR, problem, given, {})
+
+
+@pytest.mark.parametrize("library", [name for name, peer in PEERS.items() if peer.serves and peer.family])
 def test_every_case_that_is_recorded_has_a_twin(library: str) -> None:
     cases = chosen(library, "broad", rounds=1, every=1)
     assert len({case.key() for case in cases}) == len(cases)
