@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fa3_reference.problem import AttentionProblem, is_integer
+from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import is_integer
 from fa3verify.files import Json
 
 # What a call has that always has a feature, where it is drawn without it.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
+from fa3_reference.rules import require
+
 _FP8 = ("", "tensor", "head", "row")
 
 
@@ -74,18 +76,20 @@ class Cache:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("page_size", "spare", "rotary_dim", "seed"):
             value = getattr(self, name)
-            _check(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
+            require(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
         for name in ("interleaved", "indexed", "shared"):
             value = getattr(self, name)
-            _check(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
-        _check(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
-        _check(self.fp8 in _FP8, f"cache: fp8 must be one of {_FP8}, got {self.fp8!r}")
-        _check(not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not")
+            require(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
+        require(self.behind in ("random", "nan"), f"cache: behind must be random or nan, got {self.behind!r}")
+        require(self.fp8 in _FP8, f"cache: fp8 must be one of {_FP8}, got {self.fp8!r}")
+        require(
+            not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not"
+        )
         is_row = not self.page_size or not (self.leftpad or self.indexed)
-        _check(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
+        require(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
         dim = self.rotary_dim
-        _check(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
-        _check(
+        require(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
+        require(
             not dim or (bool(self.new) and not self.leftpad),
             "cache: rotary_dim needs keys that are appended, and no leftpad",
         )
@@ -112,12 +116,12 @@ class Cache:
         for name in ("new", "leftpad"):
             value = getattr(self, name)
             is_whole = not value or (len(value) == len(keys) and all(map(_is_count, value)))
-            _check(is_whole, f"cache: {name} must hold batch = {len(keys)} integers >= 0, got {value!r}")
+            require(is_whole, f"cache: {name} must hold batch = {len(keys)} integers >= 0, got {value!r}")
         fits = all(n <= m for n, m in zip(self.new, keys, strict=False))
-        _check(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
+        require(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
         is_rotated = self.rotary_dim <= head_dim and not (self.rotary_dim and is_fp8)
-        _check(not (self.fp8 and (is_fp8 or qv)), "cache: fp8 is of 16-bit Q, without qv")
-        _check(is_rotated, f"cache: rotary_dim must be at most {head_dim}, of 16 bits, got {self.rotary_dim}")
+        require(not (self.fp8 and (is_fp8 or qv)), "cache: fp8 is of 16-bit Q, without qv")
+        require(is_rotated, f"cache: rotary_dim must be at most {head_dim}, of 16 bits, got {self.rotary_dim}")
 
     def describe(self) -> str:
         """Return the fields that differ from their defaults.
@@ -145,11 +149,6 @@ class Cache:
         """
         keys = problem.seqlens_k or ()
         return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
-
-
-def _check(ok: bool, rule: str) -> None:
-    if not ok:
-        raise ValueError(rule)
 
 
 def _is_count(value: object) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from fa3_reference.problem import is_integer
+from fa3_reference.rules import is_integer
 
 Granularity = Literal["tensor", "head", "query_head", "block", "row"]
 Rounding = Literal["amax", "power_of_two"]

@@ -210,7 +210,18 @@ class Code:
             self.annotated(x.annotation, module)
         made = [(str(getattr(x.target, "id", "")), self.text(x.value, module, ())) for x in fields]
         made += [(name, self.text(x, module, ())) for name, x in _members(node) if name.startswith("__")]
-        return f"class({self.text([*node.decorator_list, *node.bases], module, ())},{made})"
+        bases = [x for x in node.bases if not self.is_mixed_in(x, module)]
+        return f"class({self.text([*node.decorator_list, *bases], module, ())},{made})"
+
+    def is_mixed_in(self, base: ast.expr, module: str) -> bool:
+        """Tell whether a base is one of ours that has methods alone, which then count as those of the class do."""
+        room, name = place = self.origin(module, base.id) if isinstance(base, ast.Name) else ("", "")
+        match self.module(room).get(name):
+            case [ast.ClassDef(bases=[], decorator_list=[]) as known]:
+                self.classes.setdefault(place, known)
+                fields = [x for x in known.body if isinstance(x, ast.AnnAssign) and x.value]
+                return not fields and all(not x.startswith("__") for x, _ in _members(known))
+        return False
 
     def annotated(self, annotation: ast.expr | None, module: str) -> None:
         """Note the classes whose members may be read because a value is said to be theirs."""
@@ -220,6 +231,8 @@ class Code:
                 match self.module(room).get(name):
                     case [ast.ClassDef() as known] if name not in BY_VALUE and place not in self.classes:
                         self.classes[place] = known
+                        for base in known.bases:
+                            self.is_mixed_in(base, room)
                         for field in known.body:
                             if isinstance(field, ast.AnnAssign):
                                 self.annotated(field.annotation, room)
@@ -229,6 +242,8 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
     """Yield the methods of a class and its constants, such as the members of an enumeration."""
     for x in node.body:
         match x:
+            case ast.Assign(targets=[ast.Name(id="__slots__")]):
+                pass  # where values are kept, and none of them
             case ast.FunctionDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
                 yield name, x
 

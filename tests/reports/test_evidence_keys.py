@@ -84,6 +84,13 @@ def scaled(value, others):
     return value * sum(others)
 """
 
+DOUBLED = """    def doubled(self):
+        return 2 * self.x
+
+"""
+MIXIN = f"class Doubled:\n    __slots__ = ()\n    x: float\n\n{DOUBLED}\n"
+B_MIXED = B.replace(DOUBLED, "").replace("@dataclass", MIXIN + "@dataclass").replace("State:", "State(Doubled):")
+
 
 def key_of(tmp_path: Path, files: dict[str, str], module: str = "a", name: str = "twin") -> str:
     folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "kernels" / "fa3_kernels"
@@ -122,6 +129,7 @@ KEPT: dict[str, Callable[[dict[str, str]], dict[str, str]]] = {
         "e.py": B,
         "table.json": f["table.json"],
     },
+    "methods that move to a base": lambda f: f | {"b.py": B_MIXED},
     "a function that is not called": lambda f: f | {"a.py": A.replace("    return x\n", "    return -x\n")},
     "a method that is not read": lambda f: f | {"b.py": B.replace("7 *", "8 *")},
     "a member of an enumeration that is not read": lambda f: f | {"b.py": B.replace("OTHER = 3", "OTHER = 4")},
@@ -141,6 +149,11 @@ CHANGED: dict[str, tuple[str, str, str]] = {
     "a method that is read": ("b.py", "return 2 *", "return 3 *"),
     "a condition": ("a.py", "mode is Mode.SLOW", "mode is not Mode.SLOW"),
     "an entry of a table": ("table.json", '"c": 5', '"c": 6'),
+    "a base with a field": (
+        "b.py",
+        "class State:",
+        "@dataclass\nclass Base:\n    z: float = 0.0\n\n\nclass State(Base):",
+    ),
     "a decorator": ("a.py", "def helper", "@np.vectorize\ndef helper"),
     "a name that hides another": ("a.py", "    values =", "    scaled = helper\n    values ="),
     "a function of another package": ("a.py", "np.float32", "np.float64"),
@@ -201,7 +214,7 @@ def test_a_redesign_of_the_tree_keeps_the_twins_keys(tree):
 EDITS = [  # a file, what stands there, what is put there instead, and whose bits that may change
     ("kernels/fa3_kernels/twin/wgmma.py", "_COLUMN_BLOCK = ", "_COLUMN_BLOCK = 1 + ", {FORWARD, ONE_QUERY}),
     ("reports/fa3_reports/one_query.py", "SHORT = 256", "SHORT = 128", {ONE_QUERY}),
-    ("reference/fa3_reference/problem.py", "def rows_lse", "@np.copy\n    def rows_lse", {FORWARD}),
+    ("reference/fa3_reference/problem/shapes.py", "def rows_lse", "@np.copy\n    def rows_lse", {FORWARD}),
     ("kernels/fa3_kernels/plan/config.py", "self.tile_m // WARPGROUP_ROWS", "self.tile_m // 2", set()),
 ]
 

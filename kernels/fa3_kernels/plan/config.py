@@ -22,6 +22,7 @@ from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.filled import Filled
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.rules import require as require
 
 OutDtype = Literal["fp16", "bf16"]
 Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a configuration
@@ -41,12 +42,6 @@ SWITCHES: tuple[Mapping[str, Mapping[str, Setting]], ...] = (
         "": {"intra_wg_overlap": False, "softmax_stages": 2},
     },
 )
-
-
-def require(ok: bool, rule: str) -> None:
-    """Raise ValueError with the rule, in words, unless it is kept."""
-    if not ok:
-        raise ValueError(rule)
 
 
 @cache

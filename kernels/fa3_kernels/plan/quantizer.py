@@ -16,6 +16,7 @@ import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, require
 from fa3_reference.hadamard import random_signs
+from fa3_reference.rules import is_integer
 from fa3_reference.scales import Rounding as Scale
 
 Scope = Literal["block", "head", "query_head"]
@@ -71,7 +72,7 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         """Check the options: every rule is whether it is kept, and its words with the value."""
         rows = self.block_rows if isinstance(self.block_rows, tuple) else (self.block_rows,) * 3
-        is_legal = len(rows) == 3 and all(_is_integer(n) and n > 0 and n % _MIN_TILE_ROWS == 0 for n in rows)
+        is_legal = len(rows) == 3 and all(is_integer(n, 1) and n % _MIN_TILE_ROWS == 0 for n in rows)
         rules = (
             (is_legal, f"block_rows must be one or three positive multiples of 32, got {self.block_rows!r}"),
             (self.scope in get_args(Scope), f"scope must be one of {', '.join(get_args(Scope))}, got {self.scope!r}"),
@@ -81,7 +82,7 @@ class QuantizeOptions:
                 isinstance(self.subtract_k_mean, bool),
                 f"subtract_k_mean must be True or False, got {self.subtract_k_mean!r}",
             ),
-            (_is_integer(self.seed) and self.seed >= 0, f"seed must be an integer >= 0, got {self.seed!r}"),
+            (is_integer(self.seed, 0), f"seed must be an integer >= 0, got {self.seed!r}"),
         )
         for ok, rule in rules:
             require(ok, rule)
@@ -101,10 +102,6 @@ class QuantizeOptions:
     def signs(self, head_dim: int) -> np.ndarray:
         """Return the rotation's signs, float32 +-1 (head_dim,)."""
         return random_signs(head_dim, self.seed).astype(np.float32)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def tile_rows(descale_rows: int, head_dim: int) -> int:
