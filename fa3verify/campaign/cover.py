@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from fa3verify.cases import space
 from fa3verify.cases.case import Case
-from fa3verify.cases.space import Point
+from fa3verify.cases.dimensions import TILES_OF_KEYS, TURNS, Point
 from fa3verify.kernels.record import Kernel
 
 Classes = tuple[tuple[str, tuple[str, ...]], ...]  # each dimension with its classes
@@ -25,7 +25,7 @@ _COSTS: Mapping[Cell, float] = {
     ("queries", "a tile"): 4,
     ("queries", "several tiles"): 4,
     ("keys", "long"): 5,
-    **{("keys", c): 3 for c in space.TILES_OF_KEYS},
+    **{("keys", c): 3 for c in TILES_OF_KEYS},
     ("group", "2 to 4"): 2,
     ("group", "5 or more"): 5,
     ("kv_heads", "2 or 3"): 2,
@@ -63,7 +63,7 @@ def cover(kernel: Kernel, strength: int, seed: int) -> list[tuple[Point, Case | 
     taken = tuple((name, tuple(c for c in of if (name, c) not in alone)) for name, of in classes)
     points: list[Point] = [dict(row) for row in _array(taken, forbidden, strength, seed)]
     rows: list[tuple[Point, Case | None]] = [
-        (point, _taken(kernel, point, range(seed + i, seed + i + space.TURNS))) for i, point in enumerate(points)
+        (point, _taken(kernel, point, range(seed + i, seed + i + TURNS))) for i, point in enumerate(points)
     ]
     return [*rows, *_mended(kernel, rows, taken, strength)]
 
@@ -81,7 +81,7 @@ def _mended(
         for name, c in ((name, c) for name, of in classes for c in of):
             near = {**point, name: c}
             regained = lost.intersection(_met(near, strength)) if c != point[name] else set()
-            if regained and (case := _taken(kernel, near, range(i, i + space.TURNS))):
+            if regained and (case := _taken(kernel, near, range(i, i + TURNS))):
                 yield near, case
                 lost -= regained
                 met |= regained
@@ -105,7 +105,7 @@ def _taken(kernel: Kernel, chosen: Point, seeds: Iterable[int]) -> Case | None:
 
 def _takes(kernel: Kernel, chosen: Point) -> bool:
     """Tell whether there is a case of these classes that the kernel takes."""
-    return _taken(kernel, chosen, range(space.TURNS)) is not None
+    return _taken(kernel, chosen, range(TURNS)) is not None
 
 
 def _plain(kernel: Kernel) -> Point | None:

@@ -19,7 +19,7 @@ from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
 from fa3verify.campaign.run import Introduction
-from fa3verify.cases import coverage, space
+from fa3verify.cases import coverage, probing
 from fa3verify.cases.coverage import COVER
 from fa3verify.inputs.captures import Capture
 from fa3verify.judging import hypotheses
@@ -92,12 +92,12 @@ def found(kernel: str) -> Kernel:
     """Return a kernel by name, and tell whoever watches this process that loading may take its time.
 
     It raises what :func:`fa3verify.known.registry.find` raises. A function that declares no head dims is called once at
-    each (:func:`fa3verify.cases.space.probe`).
+    each (:func:`fa3verify.cases.probing.probe`).
     """
     with watch.warming(f"import of {kernel}"):
         loaded = registry.find(kernel)
         if loaded.unavailable is None:
-            space.probe(loaded)
+            probing.probe(loaded)
         return loaded
 
 

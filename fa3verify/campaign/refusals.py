@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.cases import space
+from fa3verify.cases import probing, space
 from fa3verify.cases.coverage import adapted
 from fa3verify.kernels import watch
 from fa3verify.kernels.names import FEATURES, declaring
@@ -79,7 +79,7 @@ class _Refusals:
         """Tell whether the kernel refuses a problem."""
         if problem not in self.known:
             watch.trying("refusals", problem.to_json)
-            self.known[problem] = time.monotonic() > self.until or space.refuses(self.kernel, problem)
+            self.known[problem] = time.monotonic() > self.until or probing.refuses(self.kernel, problem)
         return self.known[problem]
 
     def under(self, said: Said, problem: AttentionProblem) -> bool:

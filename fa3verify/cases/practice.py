@@ -20,7 +20,8 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3verify.cases.case import Case
-from fa3verify.cases.space import every_head_dim, termed, terms
+from fa3verify.cases.probing import every_head_dim
+from fa3verify.cases.space import termed, terms
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.widths import is_absorbed

@@ -18,12 +18,12 @@ def kernels(files: tuple[str, ...], json_target: str | None) -> None:
     With FILE.py, those that it declares: each is called once with a few queries and keys.
     """
     with one_line_errors():
-        from fa3verify.cases import space
+        from fa3verify.cases import probing
         from fa3verify.cli import console
         from fa3verify.kernels import loading
         from fa3verify.known import registry
 
-        known = [space.tried_here(kernel) for file in files for kernel in loading.declared(file)]
+        known = [probing.tried_here(kernel) for file in files for kernel in loading.declared(file)]
         known = known or list(registry.discover().values())
         facts = console.environment()
         emit({"kernels": [console.kernel_row(c) for c in known], "environment": facts}, json_target)

@@ -23,7 +23,7 @@ from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.run import Run
 from fa3verify.campaign.tasks import CallTask, execute
-from fa3verify.cases.space import HEAD_DIMS
+from fa3verify.cases.dimensions import HEAD_DIMS
 from fa3verify.commands import verify
 from fa3verify.files import Json, write_text
 from fa3verify.kernels.names import KernelName

@@ -17,7 +17,7 @@ from hypothesis.strategies import DrawFn
 from fa3_reference.cache import Cache, in_cache
 from fa3_reference.formats import FORMATS
 from fa3verify.cases.case import Case
-from fa3verify.cases.space import PAGE_SIZES
+from fa3verify.cases.dimensions import PAGE_SIZES
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.compare import Found, agree, agreeing, called, same_bits, slack, summed, within
 from fa3verify.properties.law import Drawn, Setup, Trial, Untaken

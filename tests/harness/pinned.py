@@ -21,6 +21,7 @@ from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.plan import plan
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases import space
+from fa3verify.cases.dimensions import TURNS
 from fa3verify.cli.main import main
 from fa3verify.compare.axes import AXES
 from fa3verify.inputs.recipe import FAMILIES, UNCOMMON, Recipe
@@ -92,7 +93,7 @@ def classes() -> dict[str, str]:
     for name in KERNELS:
         kernel = registry.find(name)
         chosen = [{dimension: one} for dimension, some in space.claimed(kernel).items() for one in some]
-        cases = [space.case_of(kernel, point, seed) for point in chosen for seed in range(space.TURNS)]
+        cases = [space.case_of(kernel, point, seed) for point in chosen for seed in range(TURNS)]
         found[name] = of_json([(case.to_json(), space.point(kernel, case)) for case in cases])
     return found
 

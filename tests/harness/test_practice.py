@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.cases import space
+from fa3verify.cases import probing
 from fa3verify.cases.practice import models, practice, probes
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import REFUSED
@@ -61,7 +61,7 @@ def test_cases_of_practice_are_those_of_their_seed():
 def test_a_kernel_that_declares_no_head_dims_is_asked_for_each_and_not_judged_at_those_that_it_refuses(monkeypatch):
     monkeypatch.setattr("fa3verify.kernels.record.REFUSED", REFUSED)
     kernel = array_kernel(refusing, features=())[0]
-    space.probe(kernel)
+    probing.probe(kernel)
     try:
         assert REFUSED[kernel.name] == frozenset(range(8, 257, 8)) - {64, 72}
         assert {case.problem.head_dim for case in probes(kernel)} == {64, 72}

@@ -12,7 +12,7 @@ import pytest
 from fa3verify import find_kernel
 from fa3verify.campaign import plan, refusals
 from fa3verify.campaign.introduction import Only
-from fa3verify.cases import space
+from fa3verify.cases import probing
 from fa3verify.commands import verify
 from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.properties import run_law
@@ -43,7 +43,7 @@ def found(name: str) -> dict[str, str]:
     """The rule for what a kernel refuses among one call of each class."""
     kernel = find_kernel(f"{KERNELS}:{name}")
     problems = refusals.of_classes(kernel)
-    refused = [problem for problem in problems if space.refuses(kernel, problem)] or problems[:1]
+    refused = [problem for problem in problems if probing.refuses(kernel, problem)] or problems[:1]
     return {field: value for field, (value, _) in refusals.rule(kernel, refused, time.monotonic() + 60).items()}
 
 
@@ -51,7 +51,7 @@ def found(name: str) -> dict[str, str]:
 def test_a_rule_explains_what_a_right_kernel_refuses(name):
     assert found(name) == RIGHT[name]
     narrowed = declaring(find_kernel(f"{KERNELS}:{name}"), RIGHT[name])
-    assert not any(space.refuses(narrowed, problem) for problem in refusals.of_classes(narrowed))
+    assert not any(probing.refuses(narrowed, problem) for problem in refusals.of_classes(narrowed))
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -16,6 +16,7 @@ import pytest
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.score_term import KINDS
 from fa3verify.cases import space
+from fa3verify.cases.dimensions import DIMENSIONS
 from fa3verify.inputs.terms import format_of
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Kernel
@@ -83,7 +84,7 @@ def handed(features: frozenset[str], problem: AttentionProblem) -> set[str]:
 
 def problems() -> set[AttentionProblem]:
     """Problems of every class of serving, each with lengths that may be none, in pages and in rows of every kind."""
-    own = {d.name: d.classes for d in space.DIMENSIONS if d.features}
+    own = {d.name: d.classes for d in DIMENSIONS if d.features}
     single = [{name: c} for name, classes in own.items() for c in classes if name != "behind"]
     sizes = [{}, {"keys": "none"}, {"layout": "packed", "batch": "2"}, {"batch": "3 or more", "queries": "one"}]
     found = set()

@@ -15,6 +15,7 @@ from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.cover import cover
 from fa3verify.cases import coverage, space
+from fa3verify.cases.dimensions import DIMENSIONS, ONE_ROTATED
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.calls import KernelError
@@ -37,7 +38,7 @@ def _kernel(function, dtype="bf16", layout="bshd", **facts) -> Kernel:
 
 def _worst(kernel: Kernel, **chosen: str) -> float:
     """Largest error / bound over small cases of the classes of serving, with every mask and layout."""
-    own = {d.name: d.classes for d in space.DIMENSIONS if d.features and d.concerns(kernel)}
+    own = {d.name: d.classes for d in DIMENSIONS if d.features and d.concerns(kernel)}
     points = [{name: c} | chosen for name, classes in own.items() for c in classes]
     for c in own.get("cache", ()):
         points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": mask} for mask in ("causal", "none")]
@@ -88,7 +89,7 @@ def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position
     assert coverage.pairs(point for point, case in rows if case) == planned
     cases = [case for point, case in rows if case and (point["cache"], point["mask"]) == ("rotated", "causal")]
     assert all(min(n[0] for n in (case.problem.seqlens_q, case.problem.seqlens_k)) > 1 for case in cases)
-    assert any(point["cache"] == space.ONE_ROTATED and point["mask"] == "causal" for point, case in rows if case)
+    assert any(point["cache"] == ONE_ROTATED and point["mask"] == "causal" for point, case in rows if case)
     assert any(judge(wrong, case, unrounded=False).measures["ratio_max"] > 1 for case in cases)
 
 
