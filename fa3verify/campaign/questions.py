@@ -37,6 +37,7 @@ MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under
 MOST_S = 30.0  # for that
 FRESH = 20  # trials that tell contracts apart that explain as much
 _REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
+SPECIAL_VALUES = "special_values_follow_policy"
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
@@ -89,10 +90,13 @@ class FindContract(Task):
 
         known_to = [x for x in CONTRACTS if kernel.operation != "merge" or x.value != "mean"]  # a merge has no V
         values = [[(name, None), *((x.field, x.value) for x in known_to if x.field == name)] for name in sorted(asked)]
-        left = [{name: value for name, value in chosen if value} for chosen in product(*values)]
+        every = [{name: value for name, value in chosen if value} for chosen in product(*values)]
+        left = [each for each in every if all(holds(place, each) for place in range(len(trials)))]
+        left = left or [each for each in every if not _gives_up(each)]
         for place in sorted(range(len(trials)), key=lambda place: (len(concerned[place]), trials[place][0].subject)):
             left = [each for each in left if holds(place, each)] or left
         least = [each for each in left if not any(other.items() < each.items() for other in left)]
+        least.sort(key=_gives_up)
         best = least[0]
         if len(least) > 1:
             best = next((each for each in least if _fits(kernel, each)), best)
@@ -105,12 +109,18 @@ class FindContract(Task):
         return needs
 
 
+def _gives_up(contract: Mapping[str, str]) -> bool:
+    """Tell whether a contract promises nothing of something, which is asked only if that explains all that failed."""
+    return "undefined" in contract.values()
+
+
 def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
     """Tell whether fresh trials hold under a contract: few findings may fit several, those of the bound any."""
+    special = (SPECIAL_VALUES,) if "special_values" in contract else ()
     named = replace(kernel, policy=kernel.policy.declaring(contract))
     laws = [
         law
-        for law in map(find_law, (*BOUND_LAWS, "empty_rows_are_zero", "rows_that_a_term_empties_are_zero"))
+        for law in map(find_law, (*BOUND_LAWS, "empty_rows_are_zero", "rows_that_a_term_empties_are_zero", *special))
         if law.applies(kernel)
     ]
     return all(run_law(law, named, max_examples=FRESH, seed=0, shrink_seconds=0).status != "fail" for law in laws)
@@ -126,7 +136,7 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     if operation in (operations.FORWARD, "merge"):
         if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
-        if what.subject == "special_values_follow_policy":
+        if what.subject == SPECIAL_VALUES:
             fields |= {"special_values", "empty_out", "empty_lse"}  # a row of -Inf scores is like one without keys
     return frozenset(fields)
 

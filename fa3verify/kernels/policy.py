@@ -32,7 +32,7 @@ class Policy:
     special_values : {"table", "visible", "out", "undefined"}, optional
         Whether NaN and infinities in the operands do what :data:`fa3verify.properties.policy.POLICY` says: to all
         outputs; to all outputs, but rows that do not see such a value may be NaN as well, as where masks are added to
-        scores; or to ``out`` alone.
+        scores; or to ``out`` alone. With "undefined" they may do anything to their own sequence, and nothing to others.
     causal : {"bottom_right", "top_left"}, optional
         How the causal mask is aligned: at the last query and the last key, or at the first ones.
 
@@ -194,6 +194,13 @@ CONTRACTS = (
         "visible",
         "NaN or an infinity in a key that a row does not see makes the row NaN",
         "NaN reaches it: masks that are added to scores, as in Triton's tutorial; it does not: FlashAttention-2 and 3",
+    ),
+    Contract(
+        "special_values",
+        "undefined",
+        "NaN and infinities in the operands do to their own sequence what nothing promises",
+        "they may vanish: torch's scaled_dot_product_attention on a CPU, and where NaN is set to 0 for rows without a "
+        "key; they follow a table: FlashAttention-2 and 3",
     ),
     Contract(
         "causal",

@@ -3,7 +3,8 @@
 The law plants one special value in an operand. A row *sees* it if the mask lets it; ``seen`` is the effect on rows that
 see the planted element, and ``unseen`` that on all others. Infinite scores come from an infinite K element that meets 1
 in every query; e4m3 has no infinity. A row in which a planted V has a weight too small for binary32 may also stay as it
-was: kernels that merge parts of the keys may skip a part of weight 0.
+was: kernels that merge parts of the keys may skip a part of weight 0. Where a kernel's policy calls special values
+undefined, nothing is asked of the sequence that has one, and the other sequences must not notice it.
 
 Sources: IEEE 754, and FlashAttention-3's mainloop and softmax: a row maximum that drops NaN, a guard for -inf, and
 masks that select before the softmax.
@@ -252,6 +253,8 @@ def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
     got = _planted(setup, rule, place, rule.value).run()
     seen, alone, hidden = _seen(problem, rule, place)
     hidden &= policy.special_values == "visible"
+    promised = np.ones(problem.lse_shape, bool)
+    problem.rows_lse(promised, place.seq)[:] = policy.special_values != "undefined"
     if low:
         lse, lower = (_planted(setup, rule, place, x).truth()["lse"] for x in (LOW_SCORE, 2 * LOW_SCORE))
         if (lse != lower)[seen & ~alone].any():
@@ -269,7 +272,7 @@ def _followed(setup: Setup, trial: Trial, rule: Rule) -> Found:
         each = [_broken(effect, got, clean, apart, place.channel, policy) for effect in names]
         broken = {name: np.logical_and.reduce([x[name] for x in each]) for name in each[0]}
         broken = freed(policy, problem, broken, False)
-        for name, where in rows_of(problem, rows, broken).items():
+        for name, where in rows_of(problem, rows & promised, broken).items():
             if name == "lse" and policy.special_values == "out":
                 continue
             for index in np.argwhere(broken[name] & where)[:1].tolist():
@@ -288,6 +291,5 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted("mostly", softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
-        applies=lambda kernel: kernel.policy.special_values != "undefined",
     ),
 )

@@ -86,6 +86,21 @@ added = _kernel(bottom_right, is_added=True, finish=ZERO)
 plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))
 added_top_left = _kernel(top_left, is_added=True)
 large_negative = _kernel(top_left, -1e30)  # every row sees a key, but its score may be -Inf
+
+
+def unseen(out, lse):
+    """NaN set to 0, as for rows without a key, so that NaN of a query vanishes too."""
+    return np.where(np.isnan(out), 0, out), np.where(np.isnan(lse), -np.inf, lse)
+
+
+def leaking(out, lse):
+    """NaN set to 0, unless a row of any other sequence is NaN: that makes all of them NaN."""
+    if np.isfinite(out).all() or len(out) == 1:
+        return unseen(out, lse)
+    return np.full_like(out, np.nan), np.full_like(lse, np.nan)
+
+
+hides_nan = _kernel(bottom_right, finish=lambda *given: unseen(*ZERO(*given)))
 half_declared = _kernel(top_left, is_added=True, policy=fa3verify.Policy(causal="top_left"))
 
 declared_zero = _kernel(bottom_right, -1e30, policy=fa3verify.Policy(empty_out="zero", empty_lse="finite"))
@@ -97,3 +112,7 @@ mean_and_doubled = _kernel(bottom_right, -1e30, finish=lambda out, lse, empty: (
 half_the_mean = _kernel(
     bottom_right, -1e30, finish=lambda out, lse, empty: (np.where(empty[..., None], out / 2, out), lse)
 )
+hides_nan_and_doubled = _kernel(bottom_right, finish=lambda out, *given: unseen(*ZERO(out * 1.01, *given)))
+hides_nan_and_late = _kernel(late, finish=lambda *given: unseen(*ZERO(*given)))
+nan_of_finite = _kernel(bottom_right, finish=lambda out, *given: ZERO(np.where(np.abs(out) < 0.3, out, np.nan), *given))
+leaks_nan = _kernel(bottom_right, finish=lambda *given: leaking(*ZERO(*given)))

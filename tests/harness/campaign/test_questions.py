@@ -32,6 +32,7 @@ RIGHT = {
     "added": {"special_values": "visible"},
     "plus_infinity": {"empty_lse": "+inf"},
     "added_top_left": {"causal": "top_left", "special_values": "visible"},
+    "hides_nan": {"special_values": "undefined"},
     "large_negative": {"causal": "top_left", "empty_out": "mean", "empty_lse": "finite"},
 }
 WRONG = (
@@ -42,6 +43,10 @@ WRONG = (
     "half_the_mean",
     "mean_and_doubled",
     "declared_zero",
+    "hides_nan_and_doubled",
+    "hides_nan_and_late",
+    "nan_of_finite",
+    "leaks_nan",
 )
 
 
@@ -74,7 +79,7 @@ def small_trials(kernel: Kernel) -> list[Trial]:
         ("special_values_follow_policy", 1, 2, place | {"row": 0}),
     ]
     return [
-        Trial(law, Case(kernel.name, AttentionProblem(1, 1, 1, n, m, 64, causal=True), Recipe("normal")), parameters)
+        Trial(law, Case(kernel.name, AttentionProblem(2, 1, 1, n, m, 64, causal=True), Recipe("normal")), parameters)
         for law, n, m, parameters in asked
     ]
 
