@@ -8,12 +8,14 @@ whole campaign again under what explains them. What fails there too is wrong.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import ClassVar, Literal
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign import refusals
 from fa3verify.campaign.findings import ContractQuestion, Finding, clusters
@@ -26,7 +28,7 @@ from fa3verify.files import Json
 from fa3verify.judging.judgement import passes
 from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What
 from fa3verify.kernels import watch
-from fa3verify.kernels.names import KernelName, declaration
+from fa3verify.kernels.names import KernelName, declaration, declaring
 from fa3verify.kernels.policy import CONTRACTS, empty_rows
 from fa3verify.kernels.record import REFUSALS, Kernel
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
@@ -73,7 +75,12 @@ class FindContract(Task):
         """Return the fields of the policy that explain what failed."""
         trials = [(What.from_json(words), content) for words, content in self.failed]
         concerned = [concerns(kernel.operation, what, content) for what, content in trials]
-        asked = set().union(*concerned) - kernel.policy.said.keys() - (set() if self.has_lse else {"empty_lse"})
+        asked = (
+            set().union(*concerned)
+            - kernel.policy.said.keys()
+            - kernel.sizes.said.keys()
+            - (set() if self.has_lse else {"empty_lse"})
+        )
         until = time.monotonic() + MOST_S
         nothing: frozenset[tuple[str, str]] = frozenset()
         known = {(place, nothing): False for place in range(len(trials))}
@@ -84,7 +91,9 @@ class FindContract(Task):
             if key not in known:
                 what, content = trials[place]
                 watch.trying(str(what), lambda: content)
-                named = replace(kernel, policy=kernel.policy.declaring(own))
+                named = declaring(kernel, own)
+                if "combinations" in own:
+                    named = named.altered(run=partial(_without_causal, named.code.run))
                 known[key] = time.monotonic() < until and _holds(named, what, content)
             return known[key]
 
@@ -117,7 +126,7 @@ def _gives_up(contract: Mapping[str, str]) -> bool:
 def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
     """Tell whether fresh trials hold under a contract: few findings may fit several, those of the bound any."""
     special = (SPECIAL_VALUES,) if "special_values" in contract else ()
-    named = replace(kernel, policy=kernel.policy.declaring(contract))
+    named = declaring(kernel, contract)
     laws = [
         law
         for law in map(find_law, (*BOUND_LAWS, "empty_rows_are_zero", "rows_that_a_term_empties_are_zero", *special))
@@ -133,6 +142,8 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     fields = set()
     if operation != "merge" and problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
         fields.add("causal")
+    if operation != "merge" and problem.window != (-1, -1) and not problem.causal:
+        fields.add("combinations")
     if operation in (operations.FORWARD, "merge"):
         if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
@@ -154,9 +165,9 @@ def _case(content: Json) -> Case:
 
 
 def _holds(kernel: Kernel, what: What, content: Json) -> bool:
-    """Tell whether a kernel of another policy keeps what was broken, its problem aligned as that policy says."""
+    """Tell whether a kernel that declares more keeps what was broken, its problem aligned as that says."""
     case = _case(content)
-    case = replace(case, problem=kernel.policy.aligned(case.problem))
+    case = replace(case, problem=kernel.fitted(case.problem))
     if what.part is not Part.LAW:
         (record,) = judge_cases(kernel, what.subject, [case])
         return not record.error and passes(kernel, record.measures)
@@ -164,6 +175,11 @@ def _holds(kernel: Kernel, what: What, content: Json) -> bool:
         return replay_trial(find_law(what.subject).name, kernel, replace(Trial.from_json(content), case=case)) is None
     except ValueError:  # it does not take the trial
         return False
+
+
+def _without_causal(run: Callable[..., object], problem: AttentionProblem, *rest: object) -> object:
+    """Run a kernel on a call whose window is causal as on one with the window alone."""
+    return run(replace(problem, causal=problem.causal and problem.window == (-1, -1)), *rest)
 
 
 def _tried(failures: Sequence[Finding]) -> list[Finding]:
@@ -218,8 +234,8 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     told = {(each.field, each.value): (each.meaning, each.public) for each in CONTRACTS} | {
         (field, value): (refusals.MEANINGS[field].format(value), refusals.PUBLIC)
-        for field, (value, _) in adopted.items()
-        if field in refusals.MEANINGS
+        for field, (value, place) in adopted.items()
+        if field in refusals.MEANINGS and place >= len(failed)
     }
     seen = [*tried, *refused]
     return tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import permutations
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases import probing, space
@@ -16,7 +17,7 @@ from fa3verify.cases.coverage import adapted
 from fa3verify.kernels import watch
 from fa3verify.kernels.names import FEATURES, declaring
 from fa3verify.kernels.record import Kernel
-from fa3verify.kernels.sizes import written
+from fa3verify.kernels.sizes import PRESENT, written
 from fa3verify.operations.operation import needed_features
 
 Said = dict[str, str]  # fields of sizes, and features, as a kernel's name has them
@@ -24,7 +25,13 @@ ROUNDS = 6  # in which a call of a class that a rule has and the kernel refuses 
 MOST_TAKEN = 0.25  # of the calls that a rule leaves out, where it explains what was refused
 _TILE = "128"
 # The strictest rules. Where one of two would do, the later one is kept.
-_PLAIN: Said = {"max_nheads": "1", "max_batch": "1", "max_group": "1"}
+_PLAIN: Said = {
+    "max_nheads": "1",
+    "max_batch": "1",
+    "max_group": "1",
+    "slopes_by_head": "true",
+    "finite_biases": "true",
+}
 _LENGTHS: tuple[Said, ...] = (
     {
         "max_seqlen_k": _TILE,
@@ -47,6 +54,9 @@ _LENGTHS: tuple[Said, ...] = (
 PUBLIC = "FlashAttention-3 takes such calls"
 MEANINGS: Mapping[str, str] = {
     "always": "it refuses calls without a causal mask",
+    "combinations": "of features that are combined it takes {} alone",
+    "slopes_by_head": "it refuses ALiBi slopes of (batch, nheads)",
+    "finite_biases": "it refuses biases of -inf",
     "equal_lengths": "it refuses sequences that have not as many queries as keys",
     "queries_within_keys": "it refuses sequences of more queries than keys",
     "softmax_scale": "it refuses a softmax_scale other than 1 / sqrt(head_dim)",
@@ -106,8 +116,12 @@ class _Refusals:
 
     def explained(self, problems: list[AttentionProblem]) -> Said:
         """Return the fewest rules under which no problem is refused, by the strictest that take the first; or none."""
-        features = sorted(self.kernel.features - needed_features(problems[0]))
-        sides: list[Said] = [{"always": "causal"}] if "causal" in self.kernel.features else []
+        needed = needed_features(problems[0])
+        features = sorted(self.kernel.features - needed)
+        present = [name for name in features if PRESENT.get(name)]
+        sides: list[Said] = [{"combinations": f"{name} with {other}"} for name in sorted(needed) for other in present]
+        sides += [{"combinations": f"{name} without {other}"} for name, other in permutations(sorted(needed), 2)]
+        sides += [{"always": "causal"}] if "causal" in self.kernel.features else []
         for side in (*sides, {FEATURES: written(features)}):
             for lengths in _LENGTHS:
                 said = {**_PLAIN, **lengths, **side}

@@ -57,6 +57,9 @@ class Facts(TypedDict, total=False):
     head_dims: tuple[int | tuple[int, int], ...] | None
     page_sizes: tuple[int, ...] | None
     always: tuple[str, ...]
+    combinations: tuple[str, ...]
+    slopes_by_head: bool
+    finite_biases: bool
     equal_lengths: bool
     queries_within_keys: bool
     seqlen_multiple: int

@@ -149,7 +149,7 @@ DEFAULT = Policy()
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """A value of a field of :class:`Policy` that public kernels have, and who has it."""
+    """A value of a field of :class:`Policy`, or of :class:`fa3verify.kernels.sizes.Sizes`, that public kernels have."""
 
     field: str
     value: str
@@ -201,6 +201,13 @@ CONTRACTS = (
         "NaN and infinities in the operands do to their own sequence what nothing promises",
         "they may vanish: torch's scaled_dot_product_attention on a CPU, and where NaN is set to 0 for rows without a "
         "key; they follow a table: FlashAttention-2 and 3",
+    ),
+    Contract(
+        "combinations",
+        "window with causal",
+        "a window hides the keys behind the diagonal without a causal mask too",
+        "it does: kernels for language models, such as those of flash-linear-attention; it does not: FlashAttention-2 "
+        "and 3, which take windows to both sides",
     ),
     Contract(
         "causal",

@@ -12,7 +12,9 @@ from typing import Any
 
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.rules import is_integer
+from fa3_reference.score_term import KINDS
 from fa3verify.files import Json
+from fa3verify.operations.operation import needed_features
 
 # What a call has that always has a feature, where it is drawn without it.
 PRESENT: Mapping[str, Json] = {
@@ -21,6 +23,18 @@ PRESENT: Mapping[str, Json] = {
     "sinks": {"sinks": True},
     "varlen": {},
 }
+# What a call has that lacks a feature.
+ABSENT: Mapping[str, Json] = {
+    "causal": {"causal": False},
+    "window": {"window": (-1, -1)},
+    "softcap": {"softcap": 0.0},
+    "attention_chunk": {"attention_chunk": 0},
+    "sinks": {"sinks": False},
+    "varlen": {"seqlens_q": None, "seqlens_k": None},
+    **{kind: {"term": None} for kind in KINDS},
+}
+_PARTNERS = (*ABSENT, "gqa", "head_dim_v")
+_HIDING = ("one visible", "none visible")  # values of biases that hold -inf
 LIMITED = ("seqlen_q", "seqlen_k", "batch", "nheads", "group")
 MOST_EQUAL = 1100  # keys of a call that gets as many queries: with more it would take many seconds
 
@@ -34,6 +48,11 @@ class Sizes:
     always : tuple of str
         Features that every call has, among those of :data:`PRESENT`: with "causal" none is without a causal mask, with
         "varlen" all are packed.
+    combinations : tuple of str
+        Rules of two features, "FEATURE with OTHER" or "FEATURE without OTHER", such as "window with causal": a
+        call that has the first has, or lacks, the other.
+    slopes_by_head, finite_biases : bool
+        Whether slopes are (nheads,) alone, and whether no bias is -inf.
     equal_lengths : bool
         Whether every sequence has as many queries as keys.
     queries_within_keys : bool
@@ -52,10 +71,13 @@ class Sizes:
     Raises
     ------
     ValueError
-        For an unknown feature, a count below 1, and a scale that is none.
+        For an unknown feature or combination, a count below 1, and a scale that is none.
     """
 
     always: tuple[str, ...] = ()
+    combinations: tuple[str, ...] = ()
+    slopes_by_head: bool = False
+    finite_biases: bool = False
     equal_lengths: bool = False
     queries_within_keys: bool = False
     seqlen_multiple: int = 1
@@ -73,6 +95,11 @@ class Sizes:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.always if name not in PRESENT]:
             raise ValueError(f"always must be among {', '.join(PRESENT)}, got {unknown[0]!r}")
+        for rule in self.combinations:
+            name, word, other = (*rule.split(), "", "", "")[:3]
+            if name not in ABSENT or word not in ("with", "without") or other not in _PARTNERS or name == other:
+                known = f"FEATURE of {', '.join(ABSENT)}, OTHER of these, gqa and head_dim_v"
+                raise ValueError(f"a combination is FEATURE with OTHER or FEATURE without OTHER, {known}, got {rule!r}")
         for name, value in self.said.items():
             least = 0 if name == "min_seqlen" else 1
             if (name.startswith(("max_", "min_")) or name.endswith("multiple")) and not is_integer(value, least):
@@ -121,6 +148,10 @@ class Sizes:
         """Return the declared rule that a problem breaks, in words; None if it has all declared sizes."""
         if missing := [name for name in self.always if not _has(problem, name)]:
             return f"every call must have {missing[0]}"
+        if broken := self._broken(problem):
+            return f"every call must have {broken[0]}"
+        if wrong := self._wrong_term(problem):
+            return wrong
         for seq in problem.sequences():
             lengths = {"seqlen_q": seq.seqlen_q, "seqlen_k": seq.seqlen_k}
             if self.equal_lengths and seq.seqlen_q != seq.seqlen_k:
@@ -143,6 +174,23 @@ class Sizes:
         head_dim_v = dict(self.head_dims_v).get(problem.head_dim, problem.head_dim_v)
         if problem.head_dim_v != head_dim_v:
             return f"head_dim_v must be {head_dim_v} with head_dim {problem.head_dim}, got {problem.head_dim_v}"
+        return None
+
+    def _broken(self, problem: AttentionProblem) -> list[str]:
+        """Return the combinations that a problem breaks."""
+        has = needed_features(problem)
+        rules = {rule: rule.split() for rule in self.combinations}
+        return [
+            rule for rule, (name, word, other) in rules.items() if name in has and (word == "with") != (other in has)
+        ]
+
+    def _wrong_term(self, problem: AttentionProblem) -> str | None:
+        """Return the declared rule that a term of scores breaks, in words."""
+        term = problem.term
+        if term is not None and self.slopes_by_head and term.kind == "alibi" and not term.shared:
+            return "slopes must be (nheads,)"
+        if term is not None and self.finite_biases and term.kind.startswith("bias") and term.values in _HIDING:
+            return "biases must be finite"
         return None
 
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
@@ -178,7 +226,13 @@ class Sizes:
         for name in self.always:
             if not _has(problem, name):
                 changes |= PRESENT[name]
-        return replace(problem, **changes)
+        problem = replace(problem, **changes)
+        for name, word, other in map(str.split, self._broken(problem)):
+            problem = replace(problem, **(PRESENT.get(other) if word == "with" else None) or ABSENT[name])
+        if problem.term is not None and self._wrong_term(problem):
+            other: Json = {"shared": "b"} if problem.term.kind == "alibi" else {"values": "plain"}
+            problem = replace(problem, term=replace(problem.term, **other))
+        return problem
 
 
 def _has(problem: AttentionProblem, feature: str) -> bool:

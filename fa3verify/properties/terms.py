@@ -50,7 +50,8 @@ _SAME: dict[str, tuple[str, ...]] = {
 
 def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tuple[Setup, Array]:
     """Return the call with a term whose values are drawn, and its operand."""
-    problem = replace(setup.problem, term=ScoreTerm(kind=kind, values=values))  # type: ignore[arg-type]
+    shared = "b" if kind == "alibi" and setup.kernel.sizes.slopes_by_head else ""
+    problem = replace(setup.problem, term=ScoreTerm(kind=kind, shared=shared, values=values))  # type: ignore[arg-type]
     q, k, *_ = setup.operands.dequantized(setup.problem)
     term = draw_term(problem, q, k, seed).astype(format_of(problem))
     return setup._replace(problem=problem).fed(term=term), term
@@ -58,7 +59,8 @@ def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tupl
 
 def _others(kernel: Kernel, kind: str) -> list[str]:
     """Return the other kinds that a kernel takes and that can say what one kind says; none for one it does not take."""
-    return [other for other in _SAME[kind] if {kind, other} <= kernel.features]
+    others = [other for other in _SAME[kind] if {kind, other} <= kernel.features]
+    return [other for other in others if other not in _BIASES or kind == "alibi" or not kernel.sizes.finite_biases]
 
 
 def _of(kinds: frozenset[str], **more: st.SearchStrategy[int]) -> Parameters:

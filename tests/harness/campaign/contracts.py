@@ -79,14 +79,6 @@ def mixed(n, m):
 
 ZERO = empty_as(0.0, -np.inf)
 
-mean = _kernel(bottom_right, -1e30)
-nan = _kernel(bottom_right)
-aligned_top_left = _kernel(top_left)  # every row sees a key
-added = _kernel(bottom_right, is_added=True, finish=ZERO)
-plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))
-added_top_left = _kernel(top_left, is_added=True)
-large_negative = _kernel(top_left, -1e30)  # every row sees a key, but its score may be -Inf
-
 
 def unseen(out, lse):
     """NaN set to 0, as for rows without a key, so that NaN of a query vanishes too."""
@@ -100,7 +92,38 @@ def leaking(out, lse):
     return np.full_like(out, np.nan), np.full_like(lse, np.nan)
 
 
+def _windowed(wider: int = 0, implies: bool = True):
+    """A kernel whose windows hide the keys behind the diagonal if ``implies``, and show ``wider`` more to the left."""
+
+    def attention(q, k, v, *, softmax_scale, causal, window):
+        scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) * softmax_scale
+        n, m = scores.shape[-2:]
+        behind = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        left, right = window
+        hidden = (left >= 0) & (-behind > left + wider) | (right >= 0) & (behind > right)
+        hidden |= behind > 0 if causal or (implies and window != (-1, -1)) else False
+        scores = np.where(hidden, -np.inf, scores)
+        with np.errstate(all="ignore"):
+            most = scores.max(-1, keepdims=True)
+            p = np.exp(scores - np.where(np.isneginf(most), 0, most))
+            total = p.sum(-1, keepdims=True)
+            return (p @ v.astype(np.float64) / np.where(total == 0, 1, total)).astype(q.dtype)
+
+    facts = {"features": ("causal", "window"), "dtypes": ("fp16",), "head_dims": (64,), "min_seqlen": 1}
+    return fa3verify.kernel(**facts)(attention)
+
+
+mean = _kernel(bottom_right, -1e30)
+nan = _kernel(bottom_right)
+aligned_top_left = _kernel(top_left)  # every row sees a key
+added = _kernel(bottom_right, is_added=True, finish=ZERO)
+plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))
+added_top_left = _kernel(top_left, is_added=True)
+large_negative = _kernel(top_left, -1e30)  # every row sees a key, but its score may be -Inf
+
+
 hides_nan = _kernel(bottom_right, finish=lambda *given: unseen(*ZERO(*given)))
+causal_windows = _windowed()
 half_declared = _kernel(top_left, is_added=True, policy=fa3verify.Policy(causal="top_left"))
 
 declared_zero = _kernel(bottom_right, -1e30, policy=fa3verify.Policy(empty_out="zero", empty_lse="finite"))
@@ -116,3 +139,5 @@ hides_nan_and_doubled = _kernel(bottom_right, finish=lambda out, *given: unseen(
 hides_nan_and_late = _kernel(late, finish=lambda *given: unseen(*ZERO(*given)))
 nan_of_finite = _kernel(bottom_right, finish=lambda out, *given: ZERO(np.where(np.abs(out) < 0.3, out, np.nan), *given))
 leaks_nan = _kernel(bottom_right, finish=lambda *given: leaking(*ZERO(*given)))
+causal_windows_too_wide = _windowed(wider=1)
+windows_too_wide = _windowed(wider=1, implies=False)

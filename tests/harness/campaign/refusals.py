@@ -79,3 +79,53 @@ refuses_all = _kernel(lambda **_: False)
 always_causal_and_wrong = _kernel(lambda causal, **_: causal, attention=doubled)
 one_query_and_a_key_less = _kernel(lambda n, **_: n == 1, attention=last_key_lost)
 declared_too_wide = _kernel(lambda n, **_: n <= 64, attention=doubled, max_seqlen_q=128)
+
+
+def _featured(refuses: Rule, *features: str, fraction: float = 1, **facts: Any):
+    """A kernel of windows, softcap, biases and slopes that raises where ``refuses(options)`` says so.
+
+    It adds a ``fraction`` of biases and slopes.
+    """
+
+    def kernel(q, k, v, *, softmax_scale, causal=False, bias=None, alibi_slopes=None, attn_mask=None, **masks):
+        window, softcap = masks.get("window", (-1, -1)), masks.get("softcap", 0.0)
+        if refuses(causal=causal, window=window != (-1, -1), softcap=softcap, bias=bias, slopes=alibi_slopes):
+            raise NotImplementedError("these two do not go together")
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        scores = q @ k.swapaxes(-1, -2) * softmax_scale
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        n, m = scores.shape[-2:]
+        behind = np.arange(m) - np.arange(n)[:, None] - (m - n)
+        scores = scores if bias is None else scores + fraction * bias
+        scores = scores if attn_mask is None else np.where(attn_mask, scores, -np.inf)
+        if alibi_slopes is not None:
+            scores = scores - fraction * alibi_slopes[..., None, None] * np.abs(behind)
+        left, right = window
+        hidden = (left >= 0) & (-behind > left) | (right >= 0) & (behind > right) | causal & (behind > 0)
+        scores = np.where(hidden, -np.inf, scores)
+        most = scores.max(-1, keepdims=True, initial=-np.inf)
+        p = np.exp(scores - np.where(np.isneginf(most), 0, most))
+        total = p.sum(-1, keepdims=True)
+        return (p @ v / np.where(total == 0, 1, total)).astype(np.float16)
+
+    taken = {"features": features, "dtypes": ("fp16",), "head_dims": (64,), "min_seqlen": 1} | facts
+    return fa3verify.kernel(**taken)(kernel)
+
+
+causal_windows = _featured(lambda window, causal, **_: window and not causal, "causal", "window")
+no_window_of_softcaps = _featured(lambda window, softcap, **_: window and softcap > 0, "causal", "window", "softcap")
+no_windows = _featured(lambda window, **_: window, "causal", "window")
+
+
+def _slopes_of_batch(slopes, **_):
+    return slopes is not None and slopes.ndim == 2
+
+
+def _hiding(bias, **_):
+    return bias is not None and bool(np.isneginf(bias).any())
+
+
+slopes_by_head = _featured(_slopes_of_batch, "causal", "alibi")
+finite_biases = _featured(_hiding, "causal", "bias_fp32", "attn_mask")
+other_slopes = _featured(_slopes_of_batch, "causal", "alibi", fraction=0.998)
+other_biases = _featured(_hiding, "causal", "bias_fp32", fraction=0.998)

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fa3verify import find_kernel
+from fa3_reference.problem import AttentionProblem
+from fa3verify import Case, Kernel, Recipe, find_kernel
 from fa3verify.campaign import plan, refusals
 from fa3verify.campaign.introduction import Only
 from fa3verify.cases import probing
+from fa3verify.cases.space import case_of, terms
 from fa3verify.commands import verify
+from fa3verify.judging.judgement import passes
 from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.properties import run_law
+from fa3verify.properties.terms import TERM_LAWS
 
 KERNELS = Path(__file__).with_name("refusals.py")
 ASKED = Only(properties=("error_within_bound", "key_order*"), limit=4)
@@ -35,6 +39,10 @@ RIGHT = {
     "tiles": {"seqlen_multiple": "16"},
     "causal_self_attention": {"equal_lengths": "true", "always": "causal"},
     "some_keys": {"min_seqlen": "1"},
+    "causal_windows": {"combinations": "window with causal"},
+    "no_windows": {"features": "causal"},
+    "slopes_by_head": {"slopes_by_head": "true"},
+    "finite_biases": {"finite_biases": "true"},
 }
 WRONG = ("dislikes_outliers", "odd_products", "refuses_all")
 
@@ -91,3 +99,27 @@ def test_a_refusal_that_no_rule_explains_is_no_result(campaign, name):
     run = campaign(name, replace(ASKED, families=("outliers*",), properties=(*ASKED.properties, "special*")))
     assert run.verdict == "fail"
     assert not run.questions
+
+
+def test_a_rule_names_two_features_that_are_refused_together():
+    kernel = find_kernel(f"{KERNELS}:no_window_of_softcaps")
+    problem = AttentionProblem(2, 1, 1, 40, 50, 64, window=(7, 3), softcap=4.0)
+    rule = refusals.rule(kernel, [problem], time.monotonic() + 60)
+    assert {field: value for field, (value, _) in rule.items()} == {"combinations": "softcap without window"}
+
+
+@pytest.mark.parametrize(("rule", "wrong"), [("slopes_by_head", "other_slopes"), ("finite_biases", "other_biases")])
+def test_a_kernel_that_declares_which_terms_it_takes_is_judged_by_these_and_gets_no_others(rule, wrong):
+    found = {name: statuses(declaring(find_kernel(f"{KERNELS}:{name}"), {rule: "true"})) for name in (rule, wrong)}
+    assert "fail" not in found[rule]
+    assert found[rule].count("pass") > 3
+    assert "fail" in found[wrong]
+
+
+def statuses(kernel: Kernel) -> list[str]:
+    """What the properties of terms say of a kernel, and a case of each kind of term and values that it takes."""
+    laws = [law for law in TERM_LAWS if law.applies(kernel)]
+    taken = {kernel.fitted(replace(case_of(kernel, {}).problem, nheads=2, nheads_kv=2, term=x)) for x in terms(kernel)}
+    cases = [Case(kernel.name, problem, Recipe("normal")) for problem in taken]
+    judged = ["pass" if passes(kernel, x.measures) else "fail" for x in plan.judge_cases(kernel, "normal", cases)]
+    return judged + [run_law(law, kernel, max_examples=20, seed=0, shrink_seconds=0).status for law in laws]
