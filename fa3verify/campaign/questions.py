@@ -39,7 +39,6 @@ MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under
 MOST_S = 30.0  # for that
 FRESH = 20  # trials that tell contracts apart that explain as much
 _REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
-SPECIAL_VALUES = "special_values_follow_policy"
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
@@ -99,13 +98,13 @@ class FindContract(Task):
 
         known_to = [x for x in CONTRACTS if kernel.operation != "merge" or x.value != "mean"]  # a merge has no V
         values = [[(name, None), *((x.field, x.value) for x in known_to if x.field == name)] for name in sorted(asked)]
-        every = [{name: value for name, value in chosen if value} for chosen in product(*values)]
+        contracts = ({name: value for name, value in chosen if value} for chosen in product(*values))
+        every = sorted(contracts, key=lambda each: "undefined" in each.values())
         left = [each for each in every if all(holds(place, each) for place in range(len(trials)))]
-        left = left or [each for each in every if not _gives_up(each)]
+        left = left or [each for each in every if "undefined" not in each.values()]
         for place in sorted(range(len(trials)), key=lambda place: (len(concerned[place]), trials[place][0].subject)):
             left = [each for each in left if holds(place, each)] or left
         least = [each for each in left if not any(other.items() < each.items() for other in left)]
-        least.sort(key=_gives_up)
         best = least[0]
         if len(least) > 1:
             best = next((each for each in least if _fits(kernel, each)), best)
@@ -118,15 +117,10 @@ class FindContract(Task):
         return needs
 
 
-def _gives_up(contract: Mapping[str, str]) -> bool:
-    """Tell whether a contract promises nothing of something, which is asked only if that explains all that failed."""
-    return "undefined" in contract.values()
-
-
 def _fits(kernel: Kernel, contract: Mapping[str, str]) -> bool:
     """Tell whether fresh trials hold under a contract: few findings may fit several, those of the bound any."""
-    special = (SPECIAL_VALUES,) if "special_values" in contract else ()
     named = declaring(kernel, contract)
+    special = ["special_values_follow_policy"] * ("special_values" in contract)
     laws = [
         law
         for law in map(find_law, (*BOUND_LAWS, "empty_rows_are_zero", "rows_that_a_term_empties_are_zero", *special))
@@ -147,7 +141,7 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     if operation in (operations.FORWARD, "merge"):
         if _has_empty_rows(case):
             fields |= {"empty_out", "empty_lse"}
-        if what.subject == SPECIAL_VALUES:
+        if what.subject == "special_values_follow_policy":
             fields |= {"special_values", "empty_out", "empty_lse"}  # a row of -Inf scores is like one without keys
     return frozenset(fields)
 

@@ -118,10 +118,11 @@ class _Refusals:
         """Return the fewest rules under which no problem is refused, by the strictest that take the first; or none."""
         needed = needed_features(problems[0])
         features = sorted(self.kernel.features - needed)
-        present = [name for name in features if PRESENT.get(name)]
-        sides: list[Said] = [{"combinations": f"{name} with {other}"} for name in sorted(needed) for other in present]
-        sides += [{"combinations": f"{name} without {other}"} for name, other in permutations(sorted(needed), 2)]
-        sides += [{"always": "causal"}] if "causal" in self.kernel.features else []
+        sides: list[Said] = [
+            *({"combinations": f"{a} with {b}"} for a in sorted(needed) for b in features if PRESENT.get(b)),
+            *({"combinations": f"{a} without {b}"} for a, b in permutations(sorted(needed), 2)),
+            *([{"always": "causal"}] if "causal" in self.kernel.features else []),
+        ]
         for side in (*sides, {FEATURES: written(features)}):
             for lengths in _LENGTHS:
                 said = {**_PLAIN, **lengths, **side}

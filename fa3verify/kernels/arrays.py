@@ -22,7 +22,7 @@ from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed, adjacent, interleaved, laid, stacked
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES, FORWARD
-from fa3verify.operations.backward import LSE_GRADIENT, GradientConfig
+from fa3verify.operations.backward import BIASES, LSE_GRADIENT, GradientConfig
 from fa3verify.operations.forward import ForwardConfig, Result
 from fa3verify.operations.merge import MergeConfig
 
@@ -35,6 +35,7 @@ LseLayout = Literal["hs", "sh"]
 ARRAY_FEATURES = FEATURES - {"block_descale"} | {LSE_GRADIENT}  # a function gets descales as (batch, heads) only
 _OF_CACHES = frozenset({"paged", "seqused_k"})  # a function that claims one of these is always called over a cache
 _LN2 = math.log(2)
+_GRADIENTS = ("dq", "dk", "dv")
 _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
     "bias": ("bias",),
     "bias_fp32": ("bias",),
@@ -69,8 +70,9 @@ class ArrayFunction:
         :func:`fa3_reference.cache.serve` returns, and ``rotary_interleaved``. Layout and names are FlashAttention-3's,
         except for ``k_new`` and ``v_new``, which it may write into the cache.
         A function of gradients, unless these are "autograd", is ``function(q, k, v, dout, out, lse, *, softmax_scale,
-        ...)`` and returns ``(dq, dk, dv)``, or with sinks ``(dq, dk, dv, dsinks)``; with the feature ``lse_gradient``
-        it gets ``dlse`` where lse has a gradient.
+        ...)`` and returns ``(dq, dk, dv)``, and behind them dsinks in calls with sinks and dbias in calls with a bias,
+        where None stands for one that it lacks; with the feature ``lse_gradient`` it gets ``dlse`` where lse has a
+        gradient.
         A function that merges "parts" is ``function(outs, lses)`` of arrays with an axis of parts in front; one that
         merges "pairs" is ``function(out_a, lse_a, out_b, lse_b)``, called for one part after the other with what it
         returned. Both return ``(out, lse)``.
@@ -221,8 +223,11 @@ class ArrayFunction:
         with unchanged(inputs | options):
             returned = call(*inputs.values(), **options)
         if self.gradients:
-            gradients = tuple(map(self._array, returned))
-            return *(self._layout(x, problem) for x in gradients[:3]), *gradients[3:]
+            named = [*_GRADIENTS, *(f"d{name}" for name in ("sinks", *BIASES) if name in problem.serving)]
+            gradients = {name: self._array(x) for name, x in zip(named, returned) if x is not None}
+            return gradients | {
+                name: self._layout(gradients[name], problem) for name in _GRADIENTS if name in gradients
+            }
         out, lse = returned if isinstance(returned, tuple) else (returned, None)
         if stored:
             k_cache, v_cache = (laid(self.cache_layout, x, self._array(inputs[x]), back=True) for x in names[1:])

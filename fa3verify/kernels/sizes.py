@@ -33,8 +33,13 @@ ABSENT: Mapping[str, Json] = {
     "varlen": {"seqlens_q": None, "seqlens_k": None},
     **{kind: {"term": None} for kind in KINDS},
 }
-_PARTNERS = (*ABSENT, "gqa", "head_dim_v")
-_HIDING = ("one visible", "none visible")  # values of biases that hold -inf
+COMBINATIONS = frozenset(
+    f"{name} {word} {other}"
+    for name in ABSENT
+    for other in (*ABSENT, "gqa", "head_dim_v")
+    for word in ("with", "without")
+    if name != other
+)
 LIMITED = ("seqlen_q", "seqlen_k", "batch", "nheads", "group")
 MOST_EQUAL = 1100  # keys of a call that gets as many queries: with more it would take many seconds
 
@@ -95,11 +100,11 @@ class Sizes:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.always if name not in PRESENT]:
             raise ValueError(f"always must be among {', '.join(PRESENT)}, got {unknown[0]!r}")
-        for rule in self.combinations:
-            name, word, other = (*rule.split(), "", "", "")[:3]
-            if name not in ABSENT or word not in ("with", "without") or other not in _PARTNERS or name == other:
-                known = f"FEATURE of {', '.join(ABSENT)}, OTHER of these, gqa and head_dim_v"
-                raise ValueError(f"a combination is FEATURE with OTHER or FEATURE without OTHER, {known}, got {rule!r}")
+        if unknown := set(self.combinations) - COMBINATIONS:
+            raise ValueError(
+                f"a combination is FEATURE with OTHER or FEATURE without OTHER, of {', '.join(ABSENT)}, "
+                f"and OTHER of gqa and head_dim_v too, got {unknown.pop()!r}"
+            )
         for name, value in self.said.items():
             least = 0 if name == "min_seqlen" else 1
             if (name.startswith(("max_", "min_")) or name.endswith("multiple")) and not is_integer(value, least):
@@ -149,9 +154,7 @@ class Sizes:
         if missing := [name for name in self.always if not _has(problem, name)]:
             return f"every call must have {missing[0]}"
         if broken := self._broken(problem):
-            return f"every call must have {broken[0]}"
-        if wrong := self._wrong_term(problem):
-            return wrong
+            return f"every call must have {next(iter(broken))}"
         for seq in problem.sequences():
             lengths = {"seqlen_q": seq.seqlen_q, "seqlen_k": seq.seqlen_k}
             if self.equal_lengths and seq.seqlen_q != seq.seqlen_k:
@@ -176,22 +179,20 @@ class Sizes:
             return f"head_dim_v must be {head_dim_v} with head_dim {problem.head_dim}, got {problem.head_dim_v}"
         return None
 
-    def _broken(self, problem: AttentionProblem) -> list[str]:
-        """Return the combinations that a problem breaks."""
+    def _broken(self, problem: AttentionProblem) -> dict[str, Json]:
+        """Return the rules of features and terms that a problem breaks, each with the change that mends it."""
         has = needed_features(problem)
-        rules = {rule: rule.split() for rule in self.combinations}
-        return [
-            rule for rule, (name, word, other) in rules.items() if name in has and (word == "with") != (other in has)
-        ]
-
-    def _wrong_term(self, problem: AttentionProblem) -> str | None:
-        """Return the declared rule that a term of scores breaks, in words."""
-        term = problem.term
-        if term is not None and self.slopes_by_head and term.kind == "alibi" and not term.shared:
-            return "slopes must be (nheads,)"
-        if term is not None and self.finite_biases and term.kind.startswith("bias") and term.values in _HIDING:
-            return "biases must be finite"
-        return None
+        broken: dict[str, Json] = {
+            rule: (PRESENT.get(other) if word == "with" else None) or ABSENT[name]
+            for rule in self.combinations
+            for name, word, other in [rule.split()]
+            if name in has and (word == "with") != (other in has)
+        }
+        if self.slopes_by_head and problem.term and "alibi" in has and not problem.term.shared:
+            broken["slopes of heads alone"] = {"term": replace(problem.term, shared="b")}
+        if self.finite_biases and problem.term and has & {"bias", "bias_fp32"} and "visible" in problem.term.values:
+            broken["finite biases"] = {"term": replace(problem.term, values="plain")}
+        return broken
 
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
         """Return the problem nearest to one that has all declared sizes; ValueError where there is none."""
@@ -227,11 +228,8 @@ class Sizes:
             if not _has(problem, name):
                 changes |= PRESENT[name]
         problem = replace(problem, **changes)
-        for name, word, other in map(str.split, self._broken(problem)):
-            problem = replace(problem, **(PRESENT.get(other) if word == "with" else None) or ABSENT[name])
-        if problem.term is not None and self._wrong_term(problem):
-            other: Json = {"shared": "b"} if problem.term.kind == "alibi" else {"values": "plain"}
-            problem = replace(problem, term=replace(problem.term, **other))
+        for mended in self._broken(problem).values():
+            problem = replace(problem, **mended)
         return problem
 
 

@@ -1,4 +1,4 @@
-"""The backward pass: dQ, dK and dV, and with sinks their gradient, from q, k, v, dO, and a forward's out and lse.
+"""The backward pass: dQ, dK and dV, and with sinks or a bias theirs, from q, k, v, dO, and a forward's out and lse.
 
 Out and lse are exact up to their last rounding, so that a backward is judged by itself, whatever forward belongs to it.
 The gradient of the output, dO, is drawn like V, for a problem whose keys are the queries, by the same recipe with the
@@ -23,9 +23,11 @@ from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme
+from fa3_reference.score_term import KINDS
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.inputs.serving import draw_served
+from fa3verify.inputs.terms import format_of
 from fa3verify.operations.operation import (
     FEATURES,
     PACKED,
@@ -48,6 +50,7 @@ _SHAPES = (
     AttentionProblem(2, 2, 2, 200, 300, 96, causal=True),
 )
 _QUICK = 3
+BIASES = ("bias", "bias_fp32")  # terms of scores that have a gradient
 LSE_GRADIENT = "lse_gradient"  # the feature of a kernel that takes a gradient of lse beside that of the output
 _REAL = ("activations", "captured")  # distributions of real activations
 _FAMILY = "flash3.dew"  # the family of the twin's backward unless another is named
@@ -71,8 +74,8 @@ def model_of(config: BackwardConfig) -> BackwardModel:
 
 
 class Backward(Operation):
-    """dQ, dK, dV and dsinks of sum(out * dout) + sum(lse * dlse), judged against the operands, out and lse the kernel
-    saw."""
+    """dQ, dK, dV, dsinks and dbias of sum(out * dout) + sum(lse * dlse), judged against the operands, out and lse the
+    kernel saw."""
 
     name = "backward"
     outputs = (
@@ -87,10 +90,21 @@ class Backward(Operation):
             optional=True,
             needs="sinks",
         ),
+        *(
+            Output(
+                f"d{kind}",
+                lambda problem, config: problem.term_shape if problem.term else None,
+                (lambda config: config.dtype) if kind == "bias" else (lambda config: "fp32"),
+                main=False,
+                optional=True,
+                needs=kind,
+            )
+            for kind in BIASES
+        ),
     )
     config = BackwardConfig
     features = FEATURES - {"block_descale"} | {LSE_GRADIENT}
-    serving = frozenset({"sinks"})
+    serving = frozenset({"sinks", *KINDS})
     faults = BackwardFault
     has_orders = True
 
@@ -114,20 +128,22 @@ class Backward(Operation):
         return backward(problem, operands, config)
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
-        q, k, v, *sinks = draw_served(problem, recipe)
-        plain = replace(problem, sinks=False)
+        q, k, v, *further = draw_served(problem, recipe)
+        plain = replace(problem, sinks=False, term=None)
         is_real = recipe.distribution in _REAL
         dout = readout_dout(plain, q, k, v, recipe.seed) if is_real else drawn_dout(plain, recipe)
-        return q, k, v, dout, *sinks
+        return q, k, v, dout, *further
 
     def prepare(
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         q, k, v, dout = (encode(x, FORMATS[problem.dtype], "ieee") for x in arrays[:4])
         sinks = arrays[4].astype(np.float32) if problem.sinks else None
-        out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v, sinks) if x is not None))
+        term = arrays[-1].astype(format_of(problem)) if problem.term else None
+        out, lse = attention(problem, *(x.astype(np.float64) for x in (q, k, v, sinks, term) if x is not None))
         rounded = encode(out, FORMATS[problem.dtype], "ieee")
-        return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse.astype(np.float32), sinks=sinks))
+        lse = lse.astype(np.float32)
+        return Quantized(BackwardOperands(q, k, v, dout=dout, out=rounded, lse=lse, sinks=sinks, term=term))
 
     def truth(
         self, problem: AttentionProblem, arrays: Arrays, config: BackwardConfig | GradientConfig, got: Outputs
@@ -138,13 +154,15 @@ class Backward(Operation):
         lse.
         """
         q, k, v, dout, *rest = arrays
+        term = [rest.pop()] if problem.term else []
         sinks = [rest.pop()] if problem.sinks else []
         returned = rest[:2]
         dlse = rest[2] if len(rest) > 2 else None
         if isinstance(config, GradientConfig) and config.forward == "own":
             returned = []
-        forward = Attention(*returned) if returned else attention(problem, q, k, v, *sinks)
-        found = attention_bwd(problem, q, k, v, dout, forward, dlse)._asdict()
+        forward = Attention(*returned) if returned else attention(problem, q, k, v, *sinks, *term)
+        dbias = {f"d{kind}": np.zeros(problem.term_shape) for kind in problem.serving.intersection(BIASES)}
+        found = attention_bwd(problem, q, k, v, dout, forward, dlse, *term, *dbias.values())._asdict() | dbias
         return found if not sinks else found | {"dsinks": sinks_gradient(problem, sinks[0], dout, forward, dlse)}
 
     def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
@@ -156,10 +174,13 @@ class Backward(Operation):
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.backward import backward_bound
-        from fa3_reference.bounds.gradient_sinks import sinks_gradient_bound
+        from fa3_reference.bounds.gradient_sinks import bias_gradient_bound, sinks_gradient_bound
 
         assert isinstance(operands, BackwardOperands)
         bound = backward_bound(problem, operands, assumed)._asdict()
+        bound |= {
+            f"d{kind}": bias_gradient_bound(problem, operands, assumed) for kind in problem.serving.intersection(BIASES)
+        }
         return bound if not problem.sinks else bound | {"dsinks": sinks_gradient_bound(problem, operands, assumed)}
 
     def shapes(self, of_forward: tuple[AttentionProblem, ...], *, is_quick: bool) -> tuple[AttentionProblem, ...]:

@@ -1,7 +1,8 @@
 """Laws about terms of scores: biases, masks, paddings, slopes and documents.
 
 A term that adds nothing is none, a constant moves lse alone, two terms that say the same agree, documents are sequences
-apart, a key that a term hides never matters, and a row whose keys are all hidden is a row without a key.
+apart, a key that a term hides never matters, and a row whose keys are all hidden is a row without a key. The gradient
+of a bias is the sum of the gradients of all scores that it is added to.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import Array, Sequence
-from fa3_reference.score_term import KINDS, VALUES, ScoreTerm
+from fa3_reference.score_term import AXES, KINDS, VALUES, ScoreTerm
 from fa3_reference.terms import added
 from fa3verify.cases.case import Case
 from fa3verify.inputs.terms import draw_term, format_of
 from fa3verify.kernels.policy import empty_rows
 from fa3verify.kernels.record import Kernel
+from fa3verify.operations.backward import BIASES
 from fa3verify.properties.compare import (
     Found,
+    against_truth,
     agree,
     agreeing,
     called,
@@ -31,12 +34,12 @@ from fa3verify.properties.compare import (
     unsigned_zeros,
     within,
 )
-from fa3verify.properties.law import Drawn, Setup, Trial, Violation
+from fa3verify.properties.law import Drawn, Setup, Trial, Violation, set_up
 from fa3verify.properties.structure import rows_without_keys, want_finite_values
 from fa3verify.properties.transforms import part, part_of_result
 from fa3verify.properties.trials import Parameters, Wanted, drawn, law, needs
 
-_BIASES = frozenset({"bias", "bias_fp32"})
+_BIASES = frozenset(BIASES)
 _MASKS = frozenset({"attn_mask", "key_padding", "documents"})
 _CONSTANTS = (2, -3, 16, -40)  # nats
 # The kinds that can say what a kind says; slopes need the bits of float32.
@@ -50,17 +53,20 @@ _SAME: dict[str, tuple[str, ...]] = {
 
 def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tuple[Setup, Array]:
     """Return the call with a term whose values are drawn, and its operand."""
-    shared = "b" if kind == "alibi" and setup.kernel.sizes.slopes_by_head else ""
-    problem = replace(setup.problem, term=ScoreTerm(kind=kind, shared=shared, values=values))  # type: ignore[arg-type]
-    q, k, *_ = setup.operands.dequantized(setup.problem)
-    term = draw_term(problem, q, k, seed).astype(format_of(problem))
+    shared = "b" * (kind == "alibi" and setup.kernel.sizes.slopes_by_head)
+    problem = replace(setup.problem, term=ScoreTerm(kind, shared, values))  # type: ignore[arg-type]
+    term = draw_term(problem, *setup.operands.dequantized(setup.problem)[:2], seed).astype(format_of(problem))
     return setup._replace(problem=problem).fed(term=term), term
 
 
 def _others(kernel: Kernel, kind: str) -> list[str]:
     """Return the other kinds that a kernel takes and that can say what one kind says; none for one it does not take."""
-    others = [other for other in _SAME[kind] if {kind, other} <= kernel.features]
-    return [other for other in others if other not in _BIASES or kind == "alibi" or not kernel.sizes.finite_biases]
+    return [
+        other
+        for other in _SAME[kind]
+        if {kind, other} <= kernel.features
+        and (other not in _BIASES or kind == "alibi" or not kernel.sizes.finite_biases)  # masks need -inf
+    ]
 
 
 def _of(kinds: frozenset[str], **more: st.SearchStrategy[int]) -> Parameters:
@@ -156,6 +162,35 @@ def _outweighed(setup: Setup, trial: Trial) -> Found:
     yield same_bits(what, unsigned_zeros(changed), unsigned_zeros(masked.run()), rows)
 
 
+def _gradients(setup: Setup, trial: Trial) -> Found:
+    """Compare gradients with a bias with the truth, and its own with the sums of those of single pairs."""
+    kind = trial.choice("kind", BIASES)
+    seed = trial.integer("seed", 0, 99)
+    term = ScoreTerm(kind, _SHARED[seed % len(_SHARED)], VALUES[kind][seed % len(VALUES[kind])])  # type: ignore[arg-type]
+    biased = set_up(setup.kernel, replace(trial.case, problem=replace(setup.problem, term=term)))
+    yield against_truth(biased, "with a bias")
+    whole = biased._replace(problem=replace(biased.problem, term=replace(term, shared="")))
+    whole = whole.fed(term=np.broadcast_to(biased.operands.term, whole.problem.term_shape).copy())  # type: ignore[arg-type]
+    name = f"d{kind}"
+    if name in (apart := whole.run()):
+        parts = apart[name].astype(np.float64)
+        allowed = whole.bound()[name]
+        hidden = np.where(np.isneginf(whole.operands.term), parts, 0)  # type: ignore[arg-type]
+        yield within("pairs that it hides", {name: hidden}, {name: 0 * hidden}, {name: 0 * hidden})
+        with np.errstate(invalid="ignore"):
+            expected, bound = ({name: _over(term.shared, x)} for x in (parts, allowed))
+            rows, of_rows = ({name: _over("k", x)} for x in (parts, allowed))
+        yield within("a bias that is shared against the sum", biased.run(), expected, summed(bound, biased.bound()))
+        if biased.config.forward == "own":
+            yield within("the sum over the keys of a row", rows, {name: np.zeros(rows[name].shape)}, of_rows)
+
+
+def _over(shared: str, x: Array) -> Array:
+    """Return sums over the axes of "bhqk" that are named, which keep a length of 1."""
+    return x.sum(tuple(map(AXES.index, shared)), keepdims=True)
+
+
+_SHARED = ("", "b", "h", "q", "k", "bh", "hq", "bhq", "bhk", "bhqk")  # 10, beside 7 values: every pair has a seed
 _LOW_PRODUCT = -6e4  # of q and k: lower than what kernels put in the place of a hidden score, and finite in 16 bits
 _SMALL = Wanted(layout="batched", longest_q=40, empty=False)
 _HIDES = _BIASES | _MASKS
@@ -220,5 +255,17 @@ TERM_LAWS = (
         wanted=_SMALL,
         parameters=_of(_HIDES, num_splits=st.just(1)),
         applies=_takes(_HIDES),
+    ),
+    law(
+        "gradients_with_a_bias",
+        "with a bias dQ, dK, dV and its gradient, if that is returned, lie within the bound; the gradient is the sum "
+        "of those of all pairs that share an element, 0 for pairs that it hides, and of a forward of the kernel's own "
+        "it sums to 0 over the keys of a row, within the bounds",
+        "bounded",
+        _gradients,
+        wanted=replace(_SMALL, max_edits=0),
+        parameters=_of(_BIASES),
+        applies=_takes(_BIASES),
+        of=("backward",),
     ),
 )

@@ -85,18 +85,20 @@ def gradients_of(
     dlse: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of sum(out * dout) + sum(lse * dlse) by the inputs and, if given, by the option ``sinks``.
+    """Return the gradients of sum(out * dout) + sum(lse * dlse) by the inputs and, if given, by ``sinks`` and ``bias``.
 
     ``function`` returns out, or a tuple of out and lse. A gradient that does not exist, as the outputs do not depend on
-    the sinks, is left out.
+    the sinks or the bias, is None.
     """
     leaves = tuple(x.detach().requires_grad_() for x in inputs)
     with torch.enable_grad():
-        sinks = {name: options[name].detach().requires_grad_() for name in ("sinks",) if name in options}
-        returned = function(*leaves, **options | sinks)
+        named = {
+            name: x.detach().requires_grad_() for name in ("sinks", "bias") if (x := options.get(name)) is not None
+        }
+        returned = function(*leaves, **options | named)
         returned = returned if isinstance(returned, tuple) else (returned,)
         douts = (dout,) if dlse is None else (dout, dlse)
         by_leaf = torch.autograd.grad(
-            returned[: len(douts)], (*leaves, *sinks.values()), douts, allow_unused=bool(sinks)
+            returned[: len(douts)], (*leaves, *named.values()), douts, allow_unused=bool(named)
         )
-    return tuple(x for x in by_leaf if x is not None)
+    return by_leaf

@@ -6,7 +6,8 @@
 where X is the scaled score before the softcap, and dlse the gradient of lse, which grows by P with each score.
 A sink changes none of these but lse and O. It is a key with V = 0, so that its dP is 0 and, summed over the rows of its
 head, dsink = -sum P_sink D with P_sink = exp(sink - lse).
-Gradients of a kv head sum over the query heads that share it.
+A term of scores is added behind the softcap, so that the gradient of a bias is dS itself, summed over all pairs that
+share an element of it. Gradients of a kv head sum over the query heads that share it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fa3_reference.attention import (
     sinks_of,
 )
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.terms import add_to_bias, added
 
 
 class AttentionGradients(NamedTuple):
@@ -42,6 +44,7 @@ def attention_bwd(
     dout: np.ndarray,
     forward: Attention,
     dlse: np.ndarray | None = None,
+    *of_term: np.ndarray,
 ) -> AttentionGradients:
     """Compute the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k and v.
 
@@ -54,6 +57,9 @@ def attention_bwd(
         gradient; a kernel's own rounded out and lse isolate the error of its backward pass.
     dlse : float array of shape ``problem.lse_shape``, optional
         Gradient of lse; zeros by default. That of an empty row, whose lse is -inf whatever q and k are, is not read.
+    *of_term : arrays of shape ``problem.term_shape``
+        The operand of the problem's term of scores, if it has one, and for a bias a float64 array that its gradient is
+        added to, in place: 0 for keys that are hidden.
 
     Returns
     -------
@@ -95,11 +101,20 @@ def attention_bwd(
             *queries, dq_head = (x[:, head] for x in query_side)
             *keys, dk_head, dv_head = (x[:, head // problem.group] for x in key_side)
             statistics = [problem.rows_lse(x, seq)[head] for x in (lse, dlse)]
+            own = added(problem, of_term[0], seq, head) if of_term else None
             poisoned = not all(np.isfinite(x).all() for x in (*queries, *keys, statistics[1]))
             with np.errstate(invalid="ignore", over="ignore"):
                 for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
                     of_rows = [x[tile.rows] for x in (*queries, *statistics)]
-                    part = _tile_gradients(problem, of_rows, [x[tile.keys] for x in keys], tile.visible)
+                    part, ds = _tile_gradients(
+                        problem,
+                        of_rows,
+                        [x[tile.keys] for x in keys],
+                        tile.visible,
+                        None if own is None else own[tile.rows, tile.keys],
+                    )
+                    for dbias in of_term[1:]:
+                        add_to_bias(dbias, ds, seq, head, tile.rows, tile.keys)
                     dq_head[tile.rows] += part.dq
                     dk_head[tile.keys] += part.dk
                     dv_head[tile.keys] += part.dv
@@ -154,21 +169,28 @@ def sinks_gradient(
 
 
 def _tile_gradients(
-    problem: AttentionProblem, of_rows: list[np.ndarray], of_keys: list[np.ndarray], visible: np.ndarray | None
-) -> AttentionGradients:
+    problem: AttentionProblem,
+    of_rows: list[np.ndarray],
+    of_keys: list[np.ndarray],
+    visible: np.ndarray | None,
+    term: np.ndarray | None,
+) -> tuple[AttentionGradients, np.ndarray]:
     """Return what a tile of query rows of one head adds to dQ of these rows, and to dK and dV of the keys they see.
 
-    ``of_rows`` are q, out, dout, lse and dlse of the rows, ``of_keys`` k and v of the keys.
+    Behind it stands dS (rows, keys). ``of_rows`` are q, out, dout, lse and dlse of the rows, ``of_keys`` k and v of the
+    keys, and ``term`` is what is added to the scores.
     """
     q, out, dout, lse, dlse = of_rows
     k, v = of_keys
     x = scaled_scores(problem, q, k)
     slope = 1.0 / np.square(np.cosh(x / problem.softcap)) if problem.softcap > 0 else None
-    p = np.exp(cap_and_mask(problem, x, visible) - lse[:, None])
+    s = cap_and_mask(problem, x, visible) + (0 if term is None else term)
+    p = np.exp(s - lse[:, None])
     ds = dout @ v.T
     ds -= (np.sum(dout * out, axis=1) - dlse)[:, None]
     ds *= p
-    if slope is not None:
-        ds *= slope
-    ds *= problem.softmax_scale
-    return AttentionGradients(ds @ k, ds.T @ q, p.T @ dout)
+    if term is not None:  # a row whose keys are all hidden has an lse of -inf
+        p[np.isneginf(s)] = 0
+        ds[np.isneginf(s)] = 0
+    dx = ds * problem.softmax_scale if slope is None else ds * slope * problem.softmax_scale
+    return AttentionGradients(dx @ k, dx.T @ q, p.T @ dout), ds

@@ -52,6 +52,32 @@ def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: in
     return np.where(seen, 0.0, -np.inf)
 
 
+def add_to_bias(
+    total: NDArray[Any],
+    part: NDArray[Any],
+    seq: Sequence,
+    head: int,
+    rows: slice | NDArray[Any] = slice(None),
+    keys: slice = slice(None),
+) -> None:
+    """Add numbers of pairs of a query and a key to an array in the shape of a bias, with all that share an element.
+
+    Parameters
+    ----------
+    total : float64 array of shape ``problem.term_shape``
+        Changed in place.
+    part : float64 array (rows, keys)
+        Numbers of one query head.
+    seq, head : Sequence, int
+        The sequence and the query head.
+    rows, keys : slice, or int array of rows
+        Which queries and keys of the sequence; all by default.
+    """
+    i = np.arange(seq.seqlen_q)[rows, None] % total.shape[2]
+    j = np.arange(seq.seqlen_k)[keys] % total.shape[3]
+    np.add.at(total, (seq.index % total.shape[0], head % total.shape[1], i, j), part)
+
+
 def distances(seq: Sequence) -> NDArray[np.float64]:
     """Return how far each key is from each query, float64 (seqlen_q, seqlen_k), which count from the last ones."""
     queries = np.arange(seq.seqlen_k - seq.seqlen_q, seq.seqlen_k)

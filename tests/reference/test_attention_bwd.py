@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import AttentionGradients, attention_bwd, sinks_gradient
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.score_term import ScoreTerm
 
 STEP = 1e-60  # complex step: no cancellation, so no trade-off
 
@@ -25,8 +26,8 @@ def _gradients(problem: AttentionProblem, q, k, v, dout) -> AttentionGradients:
     return attention_bwd(problem, q, k, v, dout, attention(problem, q, k, v))
 
 
-def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None, sinks=None) -> complex:
-    """sum(out * dout) + sum(lse * dlse), dense and analytic in q, k, v and sinks."""
+def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None, sinks=None, bias=None) -> complex:
+    """sum(out * dout) + sum(lse * dlse), dense and analytic in q, k, v, sinks and a bias."""
     loss = 0j
     for seq in problem.sequences():
         first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
@@ -37,7 +38,11 @@ def _complex_loss(problem: AttentionProblem, q, k, v, dout, dlse=None, sinks=Non
             k_h, v_h = (problem.rows_k(x, seq)[:, head // problem.group] for x in (k, v))
             s = problem.softmax_scale * (q_h @ k_h.T)
             s = problem.softcap * np.tanh(s / problem.softcap) if problem.softcap else s
-            p = np.where(visible, np.exp(s), 0)
+            if bias is not None:
+                own = np.broadcast_to(bias, (problem.batch, problem.nheads, *s.shape))[seq.index, head]
+                p = np.where(visible & ~np.isneginf(own.real), np.exp(s + np.where(np.isneginf(own.real), 0, own)), 0)
+            else:
+                p = np.where(visible, np.exp(s), 0)
             row_sum = p.sum(axis=1) + (0 if sinks is None else np.exp(sinks[head]))
             p = p / np.where(row_sum == 0, 1, row_sum)[:, None]
             loss += np.sum((p @ v_h) * dout_h)
@@ -99,6 +104,34 @@ def test_gradients_with_sinks_equal_the_complex_step_derivative(problem, seed, h
     directions["sinks"] = rng.standard_normal(problem.nheads)
     for name, gradient in gradients.items():
         moved = {"q": q, "k": k, "v": v, "sinks": sinks}
+        moved[name] = moved[name] + 1j * STEP * directions[name]
+        want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
+        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
+        assert abs(float(np.sum(gradient * directions[name])) - want) <= 1e-12 * size, f"d{name} for {problem}"
+
+
+@given(
+    problem=problems().filter(lambda problem: not problem.is_varlen and problem.seqlen_k),
+    shared=st.sampled_from(["", "b", "h", "q", "k", "bh", "bhq", "hqk", "bhqk"]),
+    hides=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_gradients_with_a_bias_equal_the_complex_step_derivative(problem, shared, hides, seed):
+    problem = replace(problem, term=ScoreTerm("bias_fp32", shared))
+    rng = np.random.default_rng(seed)
+    q, k, v, dout = _inputs(problem, seed)
+    bias = 2 * rng.standard_normal(problem.term_shape)
+    bias[rng.random(bias.shape) < 0.3 * hides] = -np.inf
+    dlse = rng.standard_normal(problem.lse_shape)
+    dbias = np.zeros(problem.term_shape)
+    forward = attention(problem, q, k, v, bias)
+    gradients = dict(zip("qkv", attention_bwd(problem, q, k, v, dout, forward, dlse, bias, dbias), strict=True))
+    gradients["bias"] = dbias
+    assert not dbias[np.isneginf(bias)].any()
+    directions = dict(zip("qkv", _inputs(problem, seed + 1), strict=False))
+    directions["bias"] = rng.standard_normal(problem.term_shape)
+    for name, gradient in gradients.items():
+        moved = {"q": q, "k": k, "v": v, "bias": bias}
         moved[name] = moved[name] + 1j * STEP * directions[name]
         want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
         size = 1 + float(np.sum(np.abs(gradient * directions[name])))

@@ -31,6 +31,7 @@ from fa3_reference.bounds.gradient_weights import (
     row_products,
     weights,
 )
+from fa3_reference.bounds.head import terms_of
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import OUTWARD, gamma, rounded_error
 from fa3_reference.formats import FORMATS, Format
@@ -127,7 +128,7 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
 def returned_by(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> Attention:
     """Return the out and lse that the truth uses: those the kernel was given, or exact ones of a forward of its own."""
     if model.forward == "own":
-        given = (operands.q, operands.k, operands.v, operands.sinks)
+        given = (operands.q, operands.k, operands.v, operands.sinks, operands.term)
         return attention(problem, *(x.astype(np.float64) for x in given if x is not None))
     return Attention(operands.out, operands.lse.astype(np.float64))
 
@@ -145,17 +146,23 @@ def head_of(
     first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
     keys = np.arange(seq.seqlen_k)
     visible = (keys >= first[:, None]) & (keys < stop[:, None])
+    term = None if o.term is None else terms_of(problem, o.term, seq, (head,))
+    visible &= term is None or ~np.isneginf(term[0])
     sink = -np.inf if o.sinks is None else float(o.sinks[head])
     if not np.isneginf(sink):
         v = np.concatenate([v, np.zeros((1, v.shape[1]))])
         visible = np.column_stack([visible, np.ones(len(q), bool)])
     dlse = np.where(visible.any(1), dlse, 0)  # an empty row's is not read
-    return BackwardHead(q, k, v, dout, out, lse, dlse, visible, None if np.isneginf(sink) else sink)
+    return BackwardHead(q, k, v, dout, out, lse, dlse, visible, None if np.isneginf(sink) else sink, term)
 
 
-def pairs_of(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) -> Pairs:
-    """Steps B1 to B5 and B10: return P and dS of one query head as they enter products, the sink's behind the keys'."""
+def pairs_of(problem: AttentionProblem, h: BackwardHead, model: BackwardModel, *, is_capped: bool = True) -> Pairs:
+    """Steps B1 to B5 and B10: return P and dS of one query head as they enter products, the sink's behind the keys'.
+
+    Where ``is_capped`` is false dS is that of the capped scores, which a term is added to.
+    """
     p = weights(problem, h, model)
+    p = p if is_capped else p._replace(slope=None)
     t, dt = _differences(h, p, model)
     ds, ds_error = _ds(problem, p, t, dt, model)
     for x in (p.stored_error, ds_error):

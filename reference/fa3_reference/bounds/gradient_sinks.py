@@ -1,12 +1,19 @@
-"""A-priori bound of the rounding error of the gradient of sinks: dsink = -sum P_sink (D - dlse) over a head's rows.
+"""A-priori bounds of the rounding error of the gradients of sinks and of a bias.
 
-The kernel takes P_sink = exp(sink - lse) by one exponential in binary32, D = rowsum(dO O) as for the other gradients
-(step B3, in reference/README.md), and products and sums in binary32 in any order of rows and sequences. A kernel that
-computes its own forward, or D from P and dP, may compute dS of a sink like that of a key, rounded to 16 bits. The
-gradients of Q, K and V are bounded in :mod:`fa3_reference.bounds.backward`.
+The gradient of a sink is dsink = -sum P_sink (D - dlse) over a head's rows. The kernel takes P_sink = exp(sink - lse)
+by one exponential in binary32, D = rowsum(dO O) as for the other gradients (step B3, in reference/README.md), and
+products and sums in binary32 in any order of rows and sequences. A kernel that computes its own forward, or D from P
+and dP, may compute dS of a sink like that of a key, rounded to 16 bits.
+
+The gradient of a bias is dS, summed over all pairs that share an element of it. The dS of a pair is P (dP - D), the
+gradient of a score behind the softcap (steps B1 to B5). It may be summed as it is or as it enters the products of dQ
+and dK, rounded to 16 bits; the sums over shared axes are in binary32, in any order, and the result is rounded to the
+format of the bias. The gradients of Q, K and V are bounded in :mod:`fa3_reference.bounds.backward`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +21,12 @@ from numpy.typing import NDArray
 from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.backward import head_of, pairs_of, returned_by
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.gradient_sums import Sum, added, stored
 from fa3_reference.bounds.gradient_weights import is_in_range
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
 from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3_reference.terms import add_to_bias
 
 _ROUNDINGS = 4  # of an exponent (sink - lse) log2(e): log2(e) for each of the two, and the two products
 
@@ -100,3 +109,39 @@ def _of_given_dots(problem: AttentionProblem, operands: BackwardOperands, model:
         error = error + gamma(rows + 2) * (size + error) + rows * 2 * FP32_MIN_NORMAL * is_sink[:, 0]
         error = error * OUTWARD
     return np.where(np.isfinite(error) & (size + error < FP32_MAX), error, np.inf)
+
+
+def bias_gradient_bound(
+    problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
+) -> NDArray[np.float64]:
+    """Bound the rounding error of every element of the gradient of a bias.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        What is computed, with a bias in the format of the operands or in binary32.
+    operands : BackwardOperands
+        What the kernel saw.
+    model : BackwardModel
+        The order of the kernel.
+
+    Returns
+    -------
+    float64 array of shape ``problem.term_shape``
+        Bounds of the distance from the gradient that :func:`fa3_reference.attention_bwd.attention_bwd` adds up; 0 where
+        all pairs are hidden. inf where a number may overflow or is not finite, and everywhere where softmax_scale or
+        softcap makes a factor outside the normal range of binary32.
+    """
+    totals = np.zeros((3, *problem.term_shape))
+    # dS may be summed before it is rounded, or after, whatever the order says of products
+    model = replace(model, scales="any", parts="fp32", out_dtype=model.dtype if "bias" in problem.serving else "fp32")
+    with np.errstate(all="ignore"):
+        returned = returned_by(problem, operands, model)
+        for seq in problem.sequences():
+            for head in range(problem.nheads):
+                x = pairs_of(problem, head_of(problem, operands, returned, seq, head), model, is_capped=False)
+                for total, part in zip(totals, (x.ds, x.ds_error, np.abs(x.ds) + x.ds_error), strict=True):
+                    add_to_bias(total, part[:, : seq.seqlen_k], seq, head)
+        pairs = problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k
+        bound = stored(added([Sum(*totals)], model, pairs // max(1, totals[0].size)), model)
+    return bound if is_in_range(problem) else np.full_like(bound, np.inf)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.gradient_sums import SCALED_OPERANDS
+from fa3_reference.bounds.head import TERM_ROUNDINGS
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LOG2_E, OUTWARD, gamma, grouped_score_error, rounded, score_error, softcap_error
 from fa3_reference.formats import FORMATS
@@ -39,6 +40,7 @@ class BackwardHead(NamedTuple):
     dlse: np.ndarray  # (seqlen_q,)
     visible: np.ndarray  # bool (seqlen_q, seqlen_k)
     sink: float | None = None  # in nats
+    term: tuple[np.ndarray, np.ndarray] | None = None  # as :func:`fa3_reference.bounds.head.terms_of` returns it
 
 
 class Slope(NamedTuple):
@@ -90,8 +92,11 @@ def weights(problem: AttentionProblem, h: BackwardHead, model: BackwardModel) ->
     if problem.softcap > 0:
         dx = (dx + gamma(_SCALE_ROUNDINGS + _CAP_ROUNDINGS) * (np.abs(x) + dx) + FP32_MIN_NORMAL) * OUTWARD
         x, dx, slope = _capped(x, dx, problem.softcap, model)
+    lost = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
+    if h.term is not None:
+        dx = (dx + (gamma(TERM_ROUNDINGS) + 2 * lost) * (np.abs(x) + dx + h.term[1]) + FP32_MIN_NORMAL) * OUTWARD
+        x = x + np.where(np.isneginf(h.term[0]), 0, h.term[0])
     if h.sink is not None:
-        lost = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
         ends = ((x, h.sink * LOG2_E), (dx, lost * abs(h.sink) * LOG2_E), (s, 0.0), (ds, 0.0))
         x, dx, s, ds = (_beside(of_keys, end) for of_keys, end in ends)
         slope = slope and Slope(_beside(slope.exact, 1.0), _beside(slope.error, 0.0))

@@ -33,7 +33,7 @@ _BAND = 128  # rows that are taken together at most where the tile is not known;
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
 # Roundings of a term of scores and of its sum with a score: a quotient by softmax_scale or a product with log2(e), that
 # constant, a product that makes it (ALiBi), the sum, and the factor that takes the sum to log2 units, which is rounded.
-_TERM_ROUNDINGS = 6
+TERM_ROUNDINGS = 6
 # A term below this gives its key weight 0 beside any key with another term: it stands for -inf, as format minima do.
 _LOWEST = -1e30
 
@@ -74,7 +74,7 @@ class Head:
 
         q = problem.rows_q(operands.q, seq)
         sinks = sinks_of(problem, operands.sinks) * LOG2_E if problem.sinks else None
-        terms = (None, None) if operands.term is None else _terms(problem, operands.term, seq, heads)
+        terms = (None, None) if operands.term is None else terms_of(problem, operands.term, seq, heads)
         return cls(
             problem,
             seq,
@@ -131,7 +131,7 @@ class Head:
             size = np.abs(x) + dx + self.term_size[rows, keys]
             kept = 0.0 if model.scores == "fp32" else 2 * FORMATS[model.scores].unit_roundoff
             x = x + term
-            dx = (dx + (gamma(_TERM_ROUNDINGS) + kept) * size) * OUTWARD
+            dx = (dx + (gamma(TERM_ROUNDINGS) + kept) * size) * OUTWARD
             noise = noise + FLOAT64 * size
         x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
         hidden = self.hidden(rows, keys)
@@ -258,7 +258,7 @@ class Head:
         return finite(self.v[keys]) * self.v_factor[keys][:, None]
 
 
-def _terms(
+def terms_of(
     problem: AttentionProblem, term: np.ndarray, seq: Sequence, heads: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the term and its size in log2 units as a :class:`Head` has them, for some query heads."""

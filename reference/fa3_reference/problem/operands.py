@@ -198,8 +198,8 @@ class BackwardOperands(Operands):
             require(x.dtype == dtype, f"{name} must have dtype {dtype}, got {x.dtype}")
 
     def dequantized(self, problem: AttentionProblem) -> tuple[NDArray[np.float64], ...]:  # type: ignore[override]
-        """Return q, k, v, dout, out, lse and, where there are any, dlse and sinks as float64 values, exactly."""
-        given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse, self.sinks)
+        """Return q, k, v, dout, out, lse and, where there are any, dlse, sinks and a term, exactly, in float64."""
+        given = (self.q, self.k, self.v, self.dout, self.out, self.lse, self.dlse, self.sinks, self.term)
         return tuple(x.astype(np.float64) for x in given if x is not None)
 
 

@@ -103,7 +103,7 @@ def test_a_misspelt_kind_of_gradients_is_refused_with_the_list():
         (
             torch_kernel,
             {"gradients": "autograd", "features": ("block_descale",)},
-            "feature must be among causal, gqa",
+            "feature must be among alibi, attn_mask",
         ),
     ):
         with pytest.raises(ValueError, match=match):

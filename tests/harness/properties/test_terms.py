@@ -24,7 +24,7 @@ def status(law: str, kernel: Kernel, max_examples: int = 6) -> str:
     return run_law(find_law(law), kernel, max_examples=max_examples, seed=0, shrink_seconds=0.2).status
 
 
-@pytest.mark.parametrize("law", [law.name for law in TERM_LAWS])
+@pytest.mark.parametrize("law", [law.name for law in TERM_LAWS if "forward" in law.operations])
 @pytest.mark.parametrize("order", ["nats", "base 2", "tiles"])
 def test_a_right_kernel_obeys_the_laws_of_terms(order, law):
     assert status(law, kernel_of(functools.partial(kernels.attention, order=order))) == "pass"
