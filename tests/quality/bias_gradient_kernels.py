@@ -22,6 +22,7 @@ class Kept(NamedTuple):
     bias: np.ndarray
     scale: float
     group: int
+    slope: np.ndarray | np.float32  # of the softcap, which dS has not been multiplied by
 
 
 def shared_axes(bias: np.ndarray, full: np.ndarray) -> tuple[int, ...]:
@@ -39,13 +40,16 @@ def gradients(of_bias: Callable[[Kept], np.ndarray], *, rounds: bool = False, ow
     ``rounds`` takes dS to the operands' format first, ``own`` computes its own forward.
     """
 
-    def backward(q, k, v, *forward, softmax_scale, causal, bias):
+    def backward(q, k, v, *forward, softmax_scale, causal, bias, softcap=0.0):
         dout, out, lse = forward
         kind = q.dtype
         group = q.shape[1] // k.shape[1]
         q, k, v, dout, out = (x.astype(F) for x in (q, k, v, dout, out))
         k, v = (np.repeat(x, group, axis=1) for x in (k, v))
         scores = q @ k.swapaxes(2, 3) * F(softmax_scale)
+        tanh = np.tanh(scores / F(softcap)) if softcap else F(0)
+        slope = F(1) - tanh * tanh
+        scores = F(softcap) * tanh if softcap else scores
         scores = scores if bias is None else scores + bias.astype(F)
         n, m = scores.shape[2:]
         hidden = np.isneginf(scores) | (causal and ~np.tri(n, m, m - n, dtype=bool))
@@ -61,8 +65,10 @@ def gradients(of_bias: Callable[[Kept], np.ndarray], *, rounds: bool = False, ow
                 p = np.where(hidden, 0, np.exp(scores - lse[..., None]))
             ds = np.where(hidden, 0, p * (dout @ v.swapaxes(2, 3) - (dout * out).sum(3, keepdims=True)))
             kept = ds.astype(kind).astype(F) if rounds else ds
-            found = None if bias is None else of_bias(Kept(kept, p, bias, softmax_scale, group)).astype(bias.dtype)
-            ds = ds * F(softmax_scale)
+            found = (
+                None if bias is None else of_bias(Kept(kept, p, bias, softmax_scale, group, slope)).astype(bias.dtype)
+            )
+            ds = ds * slope * F(softmax_scale)
             by_head = (ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ dout)
             dk, dv = (x.reshape(len(x), -1, group, *x.shape[2:]).sum(2) for x in by_head)
             return *(x.astype(kind) for x in (ds @ k, dk, dv)), found
@@ -102,10 +108,11 @@ def by_torch(q, k, v, *, softmax_scale, causal, bias):
     return (torch.softmax(scores, -1).masked_fill(hidden, 0) @ v).to(q.dtype)
 
 
+WITH_SOFTCAP = ("causal", "gqa", "bias", "bias_fp32", "softcap")
 RIGHT = {
-    "numpy, sums in float32": made(gradients(right_sum)),
+    "numpy, sums in float32": made(gradients(right_sum), features=WITH_SOFTCAP),
     "numpy, dS rounded first, other order": made(gradients(in_pairs, rounds=True), "bf16"),
-    "numpy, its own forward": made(gradients(right_sum, own=True), "fp32", gradients="own"),
+    "numpy, its own forward": made(gradients(right_sum, own=True), "fp32", gradients="own", features=WITH_SOFTCAP),
     "numpy, returns no dbias": made(lambda *arrays, **options: gradients(right_sum)(*arrays, **options)[:3]),
 }
 
@@ -154,5 +161,20 @@ def of_hidden_keys(x: Kept) -> np.ndarray:
     return np.where(np.isneginf(x.bias), F(1e-6), summed(x.ds, x.bias))
 
 
-_MISTAKES = (scaled, of_one_sequence, of_kv_heads, transposed, of_weights, in_16_bits, of_the_mean, of_hidden_keys)
-WRONG = {function.__name__: made(gradients(function)) for function in _MISTAKES}
+def of_uncapped_scores(x: Kept) -> np.ndarray:
+    """The gradient of the score in front of the softcap, which the bias is added behind."""
+    return summed(x.ds * x.slope, x.bias)
+
+
+_MISTAKES = (
+    of_uncapped_scores,
+    scaled,
+    of_one_sequence,
+    of_kv_heads,
+    transposed,
+    of_weights,
+    in_16_bits,
+    of_the_mean,
+    of_hidden_keys,
+)
+WRONG = {function.__name__: made(gradients(function), features=WITH_SOFTCAP) for function in _MISTAKES}
