@@ -240,12 +240,12 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
 
 
 def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:
-    """Tell whether what fails under a contract is all of the kind that the contract was to explain."""
+    """Tell whether a contract leaves anything of what it was to explain: then it is not the kernel's."""
     contract = KernelName.parse(kernel.name).contract
     if refusals.MEANINGS.keys() & contract.keys() and _refused(failures):
         return True
-    left = [(each.what, each.content) for each in _tried(failures) if each.content]
-    return bool(left) and all(concerns(kernel.operation, *each) & contract.keys() for each in left)
+    left = [(each.what, each.content) for each in failures if each.raised is None and each.content and _is_call(each)]
+    return any(concerns(kernel.operation, *each) & contract.keys() for each in left)
 
 
 def with_questions(run: Run, questions: Sequence[ContractQuestion], answer: Answer) -> Run:

@@ -14,9 +14,11 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify import Case, Kernel, Recipe, find_kernel
 from fa3verify.campaign import plan, questions, replay_files
 from fa3verify.campaign import run as runs
+from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.junit import junit
 from fa3verify.commands import replay, verify
+from fa3verify.judging.verdict import Part, What
 from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.kernels.policy import CONTRACTS, VALUES
 from fa3verify.kernels.sizes import Sizes
@@ -134,6 +136,27 @@ def test_a_campaign_asks_a_right_kernel_and_fails_a_wrong_one(judged, name):
     assert (kernel.verdict, bool(found.failures)) == (found.verdict, not is_right)
     assert KernelName.parse(kernel.name).contract == RIGHT.get(name, {})
     assert {each.kernel for each in found.questions} == ({kernel.name} if is_right else set())
+
+
+@pytest.mark.parametrize(
+    ("causal", "is_refuted"), [((False, True), True), ((True,), True), ((False,), False), ((), False)]
+)
+def test_a_case_that_a_contract_concerns_and_does_not_explain_refutes_it(causal, is_refuted):
+    """Of a kernel that aligns its mask in no known way findings were told under causal=top_left."""
+    name = "mine.py:attention[causal=top_left]"
+    cases = [Case(name, AttentionProblem(1, 1, 1, 3, 5, 64, causal=each), Recipe("normal")) for each in causal]
+    left = [finding(name, What(Part.FAMILY, "normal"), "wrong", case.to_json()) for case in cases]
+    kernel = runs.KernelRun(introduction=runs.Introduction(name), verdict="fail")
+    assert questions.is_refuted(kernel, left) is is_refuted
+
+
+def test_a_mistake_that_a_contract_does_not_concern_leaves_the_question_and_is_told_alone(judged):
+    found, _ = judged("top_left_and_scaled")
+    assert found.verdict == "fail"
+    assert {KernelName.parse(each.kernel).contract["causal"] for each in found.questions} == {"top_left"}
+    contents = [each.content for each in found.failures if each.content]
+    assert contents
+    assert not any(content.get("case", content)["problem"]["causal"] for content in contents)
 
 
 def test_a_kernel_that_declares_its_contract_is_asked_nothing(judged):
