@@ -1,28 +1,30 @@
 """Questions: the one contract that explains what a kernel does other than FlashAttention-3, which nobody declared.
 
 A kernel that fails is wrong unless a contract of :data:`fa3verify.kernels.policy.CONTRACTS` explains what failed, or a
-rule of :mod:`fa3verify.campaign.refusals` the calls that it refused. :mod:`fa3verify.commands.verify` then runs the
-whole campaign again under what explains them. What fails there too is wrong.
+rule of :mod:`fa3verify.campaign.refusals` the calls that it refused. :func:`ask_all` then runs the whole campaign again
+under what explains them. What fails there too is wrong.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign import refusals
-from fa3verify.campaign.findings import ContractQuestion, Finding, clusters
+from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign.findings import ContractQuestion, Finding, clusters, ordered
 from fa3verify.campaign.introduction import found
 from fa3verify.campaign.plan import judge_cases
-from fa3verify.campaign.run import KernelRun, Run, verdict_of
-from fa3verify.campaign.tasks import Task, execute
+from fa3verify.campaign.run import Introduction, KernelRun, Run, verdict_of
+from fa3verify.campaign.tasks import Outcome, Task, is_finding
 from fa3verify.cases.case import SCHEMA, Case
 from fa3verify.files import Json
 from fa3verify.judging.judgement import passes
@@ -37,6 +39,7 @@ from fa3verify.properties.law import SCHEMA as TRIAL
 Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
 MOST_S = 30.0  # for that
+ASKING_S = 60.0  # for judging again what an interrupted campaign had found
 FRESH = 20  # trials that tell contracts apart that explain as much
 _REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
@@ -219,7 +222,7 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     returned = {name for law in kernel.laws for name, is_returned, _ in law.optional if is_returned}
     has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
     task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse, refused=contents)
-    (outcome,) = execute([task], executor)
+    (outcome,) = campaign.execute([task], executor)
     if outcome.value is None:
         return ()
     adopted: dict[str, tuple[str, int]] = outcome.value[0]
@@ -237,6 +240,82 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
         for field, (value, place) in adopted.items()
         for meaning, public in [told[field, value]]
     )
+
+
+def ask_all(
+    kernels: tuple[Introduction, ...],
+    outcomes: list[Outcome],
+    begun: Sequence[Outcome] | None = None,
+    *,
+    own: Collection[str],
+    **terms: Any,
+) -> tuple[tuple[Introduction, ...], list[Outcome], tuple[ContractQuestion, ...]]:
+    """Ask about each of the user's kernels, whose names are ``own``; return all kernels, outcomes and the questions.
+
+    ``begun`` are the last outcomes of an interrupted campaign, None of another; ``terms`` are those of
+    :func:`_judged_again`.
+    """
+    asked: tuple[ContractQuestion, ...] = ()
+    for kernel in kernels:
+        if kernel.name in own:
+            mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
+            again, judged, more = _judged_again(kernel, mine, begun, **terms)
+            kernels = tuple(again if each is kernel else each for each in kernels)
+            outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
+            asked += more
+    return kernels, outcomes, asked
+
+
+def _judged_again(
+    kernel: Introduction,
+    outcomes: list[Outcome],
+    begun: Sequence[Outcome] | None,
+    *,
+    executor: Executor,
+    execute: Callable[[Sequence[Task], float], list[Outcome]],
+    renamed: Callable[[str], tuple[Introduction, Sequence[Task]]],
+    of_kernel: Callable[[Introduction, list[Outcome]], tuple[KernelRun, Any, list[Finding], Any]],
+    part: str,
+) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...]]:
+    """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
+
+    Where a contract leaves some of what it should have explained, no contract does: the kernel is as it was. Of an
+    interrupted campaign only the tasks that found something run again, for :data:`ASKING_S`. A lost process counts
+    under every contract.
+
+    Parameters
+    ----------
+    execute : callable
+        Runs tasks until a time.
+    renamed : callable
+        Introduces the kernel by a name that declares more, and plans its tasks.
+    of_kernel : callable
+        Concludes from outcomes, as :func:`fa3verify.campaign.summary.of_kernel`.
+    part : str
+        Which part of a campaign was asked for; empty for all of it.
+    """
+    first = kernel, outcomes
+    asked: list[ContractQuestion] = []
+    for left in reversed(range(ROUNDS)):
+        body, _, failures, _ = of_kernel(kernel, outcomes)
+        more = ask(body, ordered(failures), executor) if left else ()
+        if not more:
+            if asked and is_refuted(body, failures):
+                return *first, ()
+            break
+        asked += more
+        kernel, tasks = renamed(more[0].kernel)
+        known: list[Outcome] = []
+        until = math.inf
+        if begun is not None:
+            found = [replace(x, task=replace(x.task, kernel=kernel.name)) for x in first[1] if is_finding(x)]
+            known = [x for x in begun if x.task.kernel == kernel.name and not x.skipped] + [x for x in found if x.error]
+            again = {x.task for x in found} - {x.task for x in known}
+            tasks = [task for task in tasks if task in again]
+            until = time.monotonic() + ASKING_S
+        outcomes = known + execute(tasks, until)
+    whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
+    return kernel, outcomes, tuple(whole)
 
 
 def is_refuted(kernel: KernelRun, failures: Sequence[Finding]) -> bool:

@@ -228,11 +228,12 @@ def execute(
     stamp: str = "",
     progress: Callable[[Outcome], None] | None = None,
     stops: Callable[[Outcome], bool] = lambda outcome: False,
+    until: float = math.inf,
 ) -> list[Outcome]:
     """Run tasks as :func:`run` does, and return their outcomes in the order of ``tasks``.
 
-    After an outcome for which ``stops`` is true, running tasks are ended and no other is begun; their outcomes are
-    skipped ones. ``progress`` is called with each outcome.
+    After an outcome for which ``stops`` is true, and at ``until``, running tasks are ended and no other is begun; their
+    outcomes are skipped ones. ``progress`` is called with each outcome.
 
     Raises
     ------
@@ -245,7 +246,7 @@ def execute(
         return [by_task.get(id(task)) or Outcome(task, skipped=True) for task in tasks]
 
     try:
-        with contextlib.closing(run(tasks, executor, journal=journal, stamp=stamp)) as ended:
+        with contextlib.closing(run(tasks, executor, journal=journal, stamp=stamp, until=until)) as ended:
             for outcome in ended:
                 by_task[id(outcome.task)] = outcome
                 if progress:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import shutil
 import signal
@@ -25,7 +26,7 @@ from pathlib import Path
 from fa3verify.campaign import atlas, plan, questions, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import Cluster, fair_share
-from fa3verify.campaign.findings import ContractQuestion, Finding, ordered
+from fa3verify.campaign.findings import ContractQuestion, Finding
 from fa3verify.campaign.introduction import Only, introduce_all
 from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.profiles import PROFILES, ProfileName
@@ -225,37 +226,7 @@ def carry_out(
         kernels = tuple(settings.only.of(kernel) for kernel in introduced)
         prepare_output(settings.out)
         threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
-        only = settings.only.limit, settings.is_fail_fast
-        tasks: Sequence[Task] = plan.plan(kernels, settings.profile, settings.seed, captures, *only)
-        if settings.shard:
-            tasks = shards.dealt(tasks, settings.shard)
-        progress(len(tasks), None)
-        execute = partial(
-            campaign.execute,
-            executor=executor,
-            journal=settings.journal,
-            stamp=campaign.journal_stamp(),
-            stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
-        )
-        outcomes: list[Outcome] = []
-        asked: tuple[ContractQuestion, ...] = ()
-        interrupted_by = None
-        try:
-            outcomes = execute(tasks, progress=partial(progress, len(tasks)))
-            for kernel in kernels if not settings.shard else ():
-                if not registry.is_own(kernel.name):
-                    continue
-                mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
-                again, judged, more = _asked(kernel, mine, captures, settings, progress, execute)
-                kernels = tuple(again if each is kernel else each for each in kernels)
-                outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
-                asked += more
-        except Interrupted as stop:
-            interrupted_by = stop.number
-            outcomes = outcomes or stop.found  # what a question began anew does not count
-            ended = sum(not outcome.skipped for outcome in outcomes)
-            words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
-            kernels = tuple(replace(kernel, narrowed=words) for kernel in kernels)
+        kernels, outcomes, asked, interrupted_by = _judged(kernels, settings, executor, captures, progress)
     except BaseException:
         executor.shutdown(cancel_futures=True)
         raise
@@ -279,37 +250,61 @@ def carry_out(
     return part, outcomes
 
 
-def _asked(
-    kernel: Introduction,
-    outcomes: list[Outcome],
-    captures: tuple[Capture, ...],
+def _judged(
+    kernels: tuple[Introduction, ...],
     settings: Settings,
+    executor: Executor,
+    captures: tuple[Capture, ...],
     progress: Progress,
-    execute: partial[list[Outcome]],
-) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...]]:
-    """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
+) -> tuple[tuple[Introduction, ...], list[Outcome], tuple[ContractQuestion, ...], int | None]:
+    """Run the tasks of kernels, or those of a shard, and ask about what failed.
 
-    Where all that then fails is what a contract should have explained, no contract does: the kernel is as it was.
+    It returns the kernels as they were judged last, the outcomes, the questions, and the number of the signal that
+    interrupted it or None.
     """
-    first = kernel, outcomes
-    executor = execute.keywords["executor"]
-    only = settings.only.limit, settings.is_fail_fast
-    asked: list[ContractQuestion] = []
-    for left in reversed(range(questions.ROUNDS)):
-        body, _, failures, _ = of_kernel(kernel, outcomes, None, profile=settings.profile, seed=settings.seed)
-        more = questions.ask(body, ordered(failures), executor) if left else ()
-        if not more:
-            if asked and questions.is_refuted(body, failures):
-                return *first, ()
-            break
-        asked += more
-        kernel = settings.only.of(*introduce_all((more[0].kernel,), settings.profile, executor, captures))
-        tasks = plan.plan((kernel,), settings.profile, settings.seed, captures, *only)
+
+    def planned(kernels: tuple[Introduction, ...]) -> Sequence[Task]:
+        only = settings.only.limit, settings.is_fail_fast
+        return plan.plan(kernels, settings.profile, settings.seed, captures, *only)
+
+    def execute(tasks: Sequence[Task], until: float = math.inf) -> list[Outcome]:
         progress(len(tasks), None)
-        outcomes = execute(tasks, progress=partial(progress, len(tasks)))
-    part = f" (seen in a part: {settings.only})" if settings.only != Only() else ""
-    whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
-    return kernel, outcomes, tuple(whole)
+        return campaign.execute(
+            tasks,
+            executor,
+            journal=settings.journal,
+            stamp=campaign.journal_stamp(),
+            progress=partial(progress, len(tasks)),
+            stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
+            until=until,
+        )
+
+    def renamed(name: str) -> tuple[Introduction, Sequence[Task]]:
+        kernel = settings.only.of(*introduce_all((name,), settings.profile, executor, captures))
+        return kernel, planned((kernel,))
+
+    tasks = planned(kernels)
+    if settings.shard:
+        tasks = shards.dealt(tasks, settings.shard)
+    ask = partial(
+        questions.ask_all,
+        own=() if settings.shard else tuple(filter(registry.is_own, (kernel.name for kernel in kernels))),
+        executor=executor,
+        execute=execute,
+        renamed=renamed,
+        of_kernel=partial(of_kernel, baseline=None, profile=settings.profile, seed=settings.seed),
+        part=f" (seen in a part: {settings.only})" if settings.only != Only() else "",
+    )
+    outcomes: list[Outcome] = []
+    try:
+        outcomes = execute(tasks)
+        return *ask(kernels, outcomes), None
+    except Interrupted as stop:
+        outcomes = outcomes or stop.found
+        ended = sum(not outcome.skipped for outcome in outcomes)
+        words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+        kernels, outcomes, asked = ask(kernels, outcomes, stop.found)
+        return tuple(replace(kernel, narrowed=words) for kernel in kernels), outcomes, asked, stop.number
 
 
 def _told_kept(settings: Settings) -> str:

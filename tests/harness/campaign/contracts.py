@@ -115,6 +115,7 @@ def _windowed(wider: int = 0, implies: bool = True):
     return fa3verify.kernel(**facts)(attention)
 
 
+flash_attention_3 = _kernel(bottom_right, finish=ZERO)
 mean = _kernel(bottom_right, -1e30)
 nan = _kernel(bottom_right)
 aligned_top_left = _kernel(top_left)  # every row sees a key

@@ -17,6 +17,7 @@ from fa3verify.campaign import run as runs
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.junit import junit
+from fa3verify.campaign.tasks import Outcome, is_finding
 from fa3verify.commands import replay, verify
 from fa3verify.judging.verdict import Part, What
 from fa3verify.kernels.names import KernelName, declaring
@@ -56,18 +57,23 @@ WRONG = (
 )
 
 
+def campaign_of(name: str, out: Path, progress: verify.Progress = lambda total, outcome: None) -> runs.Run:
+    """Return what a campaign of the properties that concern contracts says of a kernel."""
+    settings = verify.Settings((f"{KERNELS}:{name}",), "quick", 1, out, only=ASKED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "run_law", partial(run_law, shrink_seconds=0.2))
+        return verify.run(settings, progress)
+
+
 @pytest.fixture(scope="module")
 def judged(in_this_process, tmp_path_factory):
-    """Return what a campaign of the properties that concern contracts says of a kernel, once for all tests."""
+    """Return what such a campaign says of a kernel, once for all tests."""
     known: dict[str, tuple[runs.Run, Path]] = {}
 
     def of(name: str) -> tuple[runs.Run, Path]:
         if name not in known:
             out = tmp_path_factory.mktemp("out")
-            settings = verify.Settings((f"{KERNELS}:{name}",), "quick", 1, out, only=ASKED)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(plan, "run_law", partial(run_law, shrink_seconds=0.2))
-                known[name] = verify.run(settings, lambda total, outcome: None), out
+            known[name] = campaign_of(name, out), out
         return known[name]
 
     return of
@@ -157,6 +163,39 @@ def test_a_mistake_that_a_contract_does_not_concern_leaves_the_question_and_is_t
     contents = [each.content for each in found.failures if each.content]
     assert contents
     assert not any(content.get("case", content)["problem"]["causal"] for content in contents)
+
+
+@pytest.mark.parametrize(
+    ("name", "round", "verdict"),
+    [
+        ("added_top_left", 1, "question"),
+        ("added_top_left", 2, "question"),
+        ("top_left_and_scaled", 2, "fail"),
+        ("flash_attention_3", 1, "inconclusive"),
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_an_interrupted_campaign_asks_what_it_would_have_asked(tmp_path, name, round, verdict):
+    """It said FAIL for what a contract explains. A part of it can fail a kernel and never passes one."""
+    begun: list[int] = []
+    stopped: list[str] = []
+
+    def stops(total: int, outcome: Outcome | None) -> None:
+        if outcome is None:
+            begun.append(total)
+        elif len(begun) == round and not stopped and (is_finding(outcome) or name == "flash_attention_3" or round == 2):
+            stopped.append(outcome.task.label)
+            raise KeyboardInterrupt
+
+    with pytest.raises(verify.Interrupted) as stop:
+        campaign_of(name, tmp_path, stops)
+    found = stop.value.found
+    (kernel,) = found.kernels
+    assert (found.verdict, kernel.verdict, found.exit_code) == (verdict, verdict, 130)
+    assert str(kernel.inconclusive).startswith("interrupted when ")
+    assert bool(found.failures) == (verdict == "fail")
+    assert bool(found.questions) == (name != "flash_attention_3")
+    assert len(begun) <= round + 2
 
 
 def test_a_kernel_that_declares_its_contract_is_asked_nothing(judged):
