@@ -171,9 +171,8 @@ def lines(found: Finding, replay: str | None) -> list[str]:
     return [f"{name}: {fact}" for name, fact in facts.items() if fact]
 
 
-def _work(found: Finding) -> int:
-    """Return the size of a finding's problem, about its number of scores; 0 for a finding without a problem."""
-    content = found.content
+def work(content: Json | None) -> int:
+    """Return the size of a case or a trial in JSON, about its number of scores; 0 for what has no problem."""
     problem = content.get("case", content).get("problem") if isinstance(content, dict) else None
     if not problem:
         return 0
@@ -186,7 +185,7 @@ def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
     The smallest problem comes first within a cause, and the cause that has the smallest problem comes first.
     """
     by_cause: dict[tuple[str, str | None], list[Finding]] = {}
-    for each in sorted(found, key=_work):
+    for each in sorted(found, key=lambda each: work(each.content)):
         by_cause.setdefault((each.kernel, each.cause), []).append(each)
     return tuple(each for cluster in by_cause.values() for each in cluster)
 

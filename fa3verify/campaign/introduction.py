@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.profiles import PROFILES, claimed_families, constraint, families
@@ -29,6 +31,10 @@ from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, check_claims
 from fa3verify.text import Failure, of_error, of_traceback, one_line
+
+FIRST_WORD_S = 600.0  # in which the tasks of a quick campaign end of a slow kernel as well
+# Few queries over many keys, as in cases of practice.
+LONG = AttentionProblem(batch=1, nheads=8, nheads_kv=8, seqlen_q=2, seqlen_k=2048, head_dim=64)
 
 
 class Unavailable(ValueError):
@@ -160,6 +166,55 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
     except Exception as error:  # configure is a third party's
         words = f"configuring it failed: {of_error(error)}"
         return Introduction(kernel, failed=Failure(words, traceback=of_traceback(error)))
+
+
+def timed(kernel: str) -> tuple[float, float]:
+    """Return how many seconds longer a new shape takes, and the seconds of a call of :data:`LONG`.
+
+    The first call of a process is not counted. What the kernel refuses takes no time.
+    """
+    loaded = found(kernel)
+    ends_s = [time.monotonic()]
+    for shape in (PROFILES["quick"].shapes[0], LONG, LONG):
+        problem = coverage.adapted(loaded, replace(shape, dtype=loaded.dtype))
+        if loaded.supports(problem):
+            space.raised(loaded, problem)
+        ends_s.append(time.monotonic())
+    again_s = ends_s[3] - ends_s[2]
+    return max(0.0, ends_s[2] - ends_s[1] - again_s), again_s
+
+
+def paced(kernel: Introduction, executor: Executor, workers: float) -> Introduction:
+    """Return a kernel with its pace; one that is too slow for a quick campaign has a limit, and says why.
+
+    Parameters
+    ----------
+    kernel : Introduction
+    executor : Executor
+        Runs the calls that are timed; where it loses them the kernel comes back as it is.
+    workers : float
+        Infinite where nothing is to be left out.
+    """
+    try:
+        shape_s, long_s = executor.submit(timed, kernel.name).result()
+    except TaskError:
+        return kernel
+    kernel = replace(kernel, pace=(shape_s, long_s))
+    # A case of each family and a trial of each property have about a hundred shapes, and as much work as fifty calls of
+    # LONG. The longest case of practice has 36 times its keys and heads.
+    affordable = FIRST_WORD_S * workers / (100 * shape_s + 50 * long_s + 1e-9)
+    if workers == float("inf") or (
+        affordable >= PROFILES["quick"].law_examples and 36 * long_s <= PROFILES["quick"].task_limit_s
+    ):
+        return kernel
+    limit = max(1, int(affordable))
+    return replace(
+        kernel,
+        limit=limit,
+        narrowed=f"a new shape takes {shape_s:.2g} s to compile, and a call of 2,048 keys {long_s:.2g} s: at most "
+        f"{limit} cases of a family and trials of a property were run, and no sizes of practice; "
+        "--limit N or --profile release runs more",
+    )
 
 
 def _source(kernel: str) -> str | None:

@@ -6,14 +6,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 
-from fa3verify.campaign.findings import Finding, finding
+from fa3verify.campaign.findings import Finding, finding, work
+from fa3verify.campaign.introduction import LONG
+from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import GIVE_UP, Outcome
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import Part, What
 from fa3verify.operations import Operation
 from fa3verify.properties import LawOutcome
 from fa3verify.text import Failure
+
+HANGS = 10.0  # times as long as is expected is waited for a call that is said to hang
+
+
+def answered(kernel: Introduction, outcomes: list[Outcome]) -> tuple[Introduction, list[Outcome]]:
+    """Return a kernel and outcomes in which what a slow kernel did not answer in time counts as not run.
+
+    A call hangs, which is a finding, if it was waited for ten times as long as calls that were timed let expect of its
+    size. No process that died is slow, nor is a kernel of which no call was timed.
+    """
+    shape_s, long_s = kernel.pace
+    sizes = [work((each.at or {}).get("content")) / work({"problem": asdict(LONG)}) for each in outcomes]
+    left = [
+        replace(each, error=None, lost_worker=False, skipped=True)
+        if each.task.kernel == kernel.name and 0 < each.waited_s < HANGS * (shape_s + long_s * max(1.0, size))
+        else each
+        for each, size in zip(outcomes, sizes, strict=True)
+    ]
+    waited = [each.waited_s for each in left if each.skipped and each.task.kernel == kernel.name]
+    if not waited:
+        return kernel, outcomes
+    told = f"{len(waited)} of its tasks did not end" + (
+        f", a call was not answered in {max(waited):g} s" if any(waited) else ""
+    )
+    return replace(kernel, narrowed=f"{kernel.narrowed}; {told}" if kernel.narrowed else told), left
 
 
 def lapses(

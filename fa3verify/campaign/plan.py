@@ -245,14 +245,18 @@ def plan(
 ) -> list[JudgeTask | SearchLaw]:
     """Return the tasks of a campaign, the longest first; none for a kernel that takes no case.
 
-    ``limit`` is the most trials of a property and cases of a family; cases of practice are then left out. With
+    ``limit`` is the most trials of a property and cases of a family; cases of practice are then left out. A kernel
+    with a limit of its own is slow: its families, which share few shapes, come in front of its properties. With
     ``is_fail_fast`` each task ends at its first finding.
     """
     tasks: list[JudgeTask | SearchLaw] = []
     for kernel in kernels:
-        tasks += _searches(kernel, profile, seed, limit)
-        judges = _judges(kernel, profile, seed, captures, limit)
-        tasks += [replace(each, is_fail_fast=is_fail_fast) for each in judges]
+        searches = _searches(kernel, profile, seed, kernel.limit or limit)
+        judges = [
+            replace(each, is_fail_fast=is_fail_fast)
+            for each in _judges(kernel, profile, seed, captures, kernel.limit or limit)
+        ]
+        tasks += [*judges, *searches] if kernel.limit else [*searches, *judges]
     tasks = [replace(each, durable=twins.is_twin(each.kernel)) for each in tasks]
     return sorted(tasks, key=lambda task: task.kind != "cover" and not task.label.endswith("error_within_bound"))
 

@@ -39,12 +39,14 @@ class TaskError(RuntimeError):
     """A task that raised or was lost: a message of one line, and in ``raised`` the name of the exception's type.
 
     ``raised`` is empty where the task raised nothing; ``at`` is the case it was at, None where that is unknown.
+    ``waited_s`` are the seconds after which a process that did not answer was stopped, 0 where none was.
     """
 
-    def __init__(self, message: str, raised: str = "", at: Json | None = None) -> None:
+    def __init__(self, message: str, raised: str = "", at: Json | None = None, waited_s: float = 0.0) -> None:
         super().__init__(message)
         self.raised = raised
         self.at = at
+        self.waited_s = waited_s
 
 
 class WorkerLost(TaskError):
@@ -145,6 +147,7 @@ class _Worker:
             self.stop()
             words = f"no answer within {allowed_s:g} s; its process was stopped"
         except (EOFError, OSError):
+            allowed_s = 0.0
             at = self.note.read()
             self.stop(PATIENCE_S)
             code = self.process.exitcode or 0
@@ -152,7 +155,7 @@ class _Worker:
             words = words or f"its process died with exit code {code}"
         self._reader.join(timeout=0.2)
         printed = one_line(self.printed.decode("utf-8", "replace"))
-        raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at=at)
+        raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at=at, waited_s=allowed_s)
 
     def end(self) -> None:
         """Ask the supervisor to end the worker and all that it has forked; return at once."""
@@ -179,7 +182,7 @@ class _Worker:
 
 
 class IsolatingPool(Executor):
-    """Run tasks in ``workers`` processes, and give each case of a task at most ``limit_s`` seconds.
+    """Run tasks in ``workers`` processes, and give each call of a kernel at most ``limit_s`` seconds.
 
     A future of this pool raises nothing but :class:`TaskError`, :class:`WorkerLost` among them, or CancelledError.
 
@@ -188,10 +191,10 @@ class IsolatingPool(Executor):
     workers : int
     limit_s : float
         A worker that exceeds the limit is killed and replaced; the task's future raises :class:`WorkerLost`. The clock
-        starts at the end of the task's last warm-up (:func:`fa3verify.kernels.watch.warming`), which itself may take
-        :data:`WARM_UP` times as long. When it runs out, it starts again if the task has begun another case
-        (:func:`fa3verify.kernels.watch.trying`), so that a case that never ends is stopped after at most twice the
-        limit.
+        starts at the begin and the end of each call of a kernel (:func:`fa3verify.kernels.watch.warming`), the first of
+        which may take :data:`WARM_UP` times as long. When it runs out, it starts again if the task has begun another
+        case (:func:`fa3verify.kernels.watch.trying`), so that a call that never ends is stopped after at most twice
+        the limit.
     memory_bytes : int, optional
         Private memory of each worker; no limit by default.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from fa3verify.properties.law import SCHEMA as TRIAL
 
 Answer = Literal["ask", "fail", "pass"]  # what a question does to the verdict
 MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under other contracts
-MOST_S = 30.0  # for that
+MOST_S = 30.0  # for that, and for twenty calls of a new shape beside
 ASKING_S = 60.0  # for judging again what an interrupted campaign had found
 FRESH = 20  # trials that tell contracts apart that explain as much
 _REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
@@ -59,6 +59,7 @@ class FindContract(Task):
     failed: tuple[tuple[str, Json], ...]  # what found it, as files have it, and the content of its replay file
     has_lse: bool
     refused: tuple[Json, ...] = ()  # the cases and trials in which it raised
+    most_s: float = MOST_S  # for contracts, and again for rules
 
     @property
     def label(self) -> str:
@@ -68,7 +69,7 @@ class FindContract(Task):
         kernel = found(self.kernel)
         contract = self._contract(kernel) if self.failed else {}
         problems = [_case(content).problem for content in self.refused]
-        rules = refusals.rule(kernel, problems, time.monotonic() + MOST_S) if problems else {}
+        rules = refusals.rule(kernel, problems, time.monotonic() + self.most_s) if problems else {}
         needs = contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
         said = {**KernelName.parse(self.kernel).contract} | {name: value for name, (value, _) in needs.items()}
         return needs, declaration(kernel, said)
@@ -83,7 +84,7 @@ class FindContract(Task):
             - kernel.sizes.said.keys()
             - (set() if self.has_lse else {"empty_lse"})
         )
-        until = time.monotonic() + MOST_S
+        until = time.monotonic() + self.most_s
         nothing: frozenset[tuple[str, str]] = frozenset()
         known = {(place, nothing): False for place in range(len(trials))}
 
@@ -218,15 +219,19 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
     if not (tried or refused):
         return ()
     failed = tuple((str(each.what), each.content) for each in tried if each.content)
-    contents = tuple(each.content for each in refused if each.content)
     returned = {name for law in kernel.laws for name, is_returned, _ in law.optional if is_returned}
-    has_lse = "lse" in returned or kernel.worst_ratio_lse is not None
-    task = FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=has_lse, refused=contents)
+    task = FindContract(
+        kernel=kernel.name,
+        durable=False,
+        failed=failed,
+        has_lse="lse" in returned or kernel.worst_ratio_lse is not None,
+        refused=tuple(each.content for each in refused if each.content),
+        most_s=MOST_S + 20 * sum(kernel.introduction.pace),
+    )
     (outcome,) = campaign.execute([task], executor)
     if outcome.value is None:
         return ()
-    adopted: dict[str, tuple[str, int]] = outcome.value[0]
-    declared: str = outcome.value[1]
+    adopted, declared = outcome.value
     name = KernelName.parse(kernel.name)
     asked = replace(name, contract={**name.contract} | {field: value for field, (value, _) in adopted.items()})
     told = {(each.field, each.value): (each.meaning, each.public) for each in CONTRACTS} | {
@@ -234,9 +239,10 @@ def ask(kernel: KernelRun, failures: Sequence[Finding], executor: Executor) -> t
         for field, (value, place) in adopted.items()
         if field in refusals.MEANINGS and place >= len(failed)
     }
-    seen = [*tried, *refused]
     return tuple(
-        ContractQuestion(str(asked), meaning=meaning, public=public, seen=seen[place], declaration=declared)
+        ContractQuestion(
+            str(asked), meaning=meaning, public=public, seen=[*tried, *refused][place], declaration=declared
+        )
         for field, (value, place) in adopted.items()
         for meaning, public in [told[field, value]]
     )
@@ -247,22 +253,21 @@ def ask_all(
     outcomes: list[Outcome],
     begun: Sequence[Outcome] | None = None,
     *,
-    own: Collection[str],
+    is_own: Callable[[str], bool],
     **terms: Any,
 ) -> tuple[tuple[Introduction, ...], list[Outcome], tuple[ContractQuestion, ...]]:
-    """Ask about each of the user's kernels, whose names are ``own``; return all kernels, outcomes and the questions.
+    """Ask about each of the user's kernels; return all kernels, their outcomes and the questions.
 
-    ``begun`` are the last outcomes of an interrupted campaign, None of another; ``terms`` are those of
-    :func:`_judged_again`.
+    ``is_own`` tells by its name whether a kernel is asked about. ``begun`` are the last outcomes of an interrupted
+    campaign, None of another; ``terms`` are those of :func:`_judged_again`.
     """
     asked: tuple[ContractQuestion, ...] = ()
-    for kernel in kernels:
-        if kernel.name in own:
-            mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
-            again, judged, more = _judged_again(kernel, mine, begun, **terms)
-            kernels = tuple(again if each is kernel else each for each in kernels)
-            outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
-            asked += more
+    for kernel in [each for each in kernels if is_own(each.name)]:
+        mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
+        again, judged, more = _judged_again(kernel, mine, begun, **terms)
+        kernels = tuple(again if each is kernel else each for each in kernels)
+        outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
+        asked += more
     return kernels, outcomes, asked
 
 
@@ -273,7 +278,7 @@ def _judged_again(
     *,
     executor: Executor,
     execute: Callable[[Sequence[Task], float], list[Outcome]],
-    renamed: Callable[[str], tuple[Introduction, Sequence[Task]]],
+    planned: Callable[[tuple[str, ...]], tuple[tuple[Introduction, ...], Sequence[Task]]],
     of_kernel: Callable[[Introduction, list[Outcome]], tuple[KernelRun, Any, list[Finding], Any]],
     part: str,
 ) -> tuple[Introduction, list[Outcome], tuple[ContractQuestion, ...]]:
@@ -287,8 +292,8 @@ def _judged_again(
     ----------
     execute : callable
         Runs tasks until a time.
-    renamed : callable
-        Introduces the kernel by a name that declares more, and plans its tasks.
+    planned : callable
+        Introduces kernels by name, and plans their tasks.
     of_kernel : callable
         Concludes from outcomes, as :func:`fa3verify.campaign.summary.of_kernel`.
     part : str
@@ -304,16 +309,13 @@ def _judged_again(
                 return *first, ()
             break
         asked += more
-        kernel, tasks = renamed(more[0].kernel)
-        known: list[Outcome] = []
-        until = math.inf
+        (kernel,), tasks = planned((more[0].kernel,))
+        failed = [replace(x, task=replace(x.task, kernel=kernel.name)) for x in first[1] if is_finding(x)]
+        known = [x for x in begun or () if x.task.kernel == kernel.name and not x.skipped]
         if begun is not None:
-            found = [replace(x, task=replace(x.task, kernel=kernel.name)) for x in first[1] if is_finding(x)]
-            known = [x for x in begun if x.task.kernel == kernel.name and not x.skipped] + [x for x in found if x.error]
-            again = {x.task for x in found} - {x.task for x in known}
-            tasks = [task for task in tasks if task in again]
-            until = time.monotonic() + ASKING_S
-        outcomes = known + execute(tasks, until)
+            known += [x for x in failed if x.error]
+            tasks = [task for task in tasks if task in {x.task for x in failed} - {x.task for x in known}]
+        outcomes = known + execute(tasks, math.inf if begun is None else time.monotonic() + ASKING_S)
     whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
     return kernel, outcomes, tuple(whole)
 

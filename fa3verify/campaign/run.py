@@ -87,6 +87,10 @@ class Introduction:
         not merged.
     head_dims : tuple of int, optional
         The head_dims that it declares; None where it declares none.
+    limit : int, optional
+        Of a slow kernel: the most cases of a family and trials of a property.
+    pace : tuple of float
+        Seconds of its calls (:func:`fa3verify.campaign.introduction.timed`), 0 where they are unknown.
     """
 
     name: str
@@ -108,6 +112,8 @@ class Introduction:
     narrowed: str | None = field(default=None, metadata=PRIVATE)
     source: str | None = field(default=None, metadata=PRIVATE)
     head_dims: tuple[int, ...] | None = field(default=None, metadata=PRIVATE)
+    limit: int | None = field(default=None, metadata=PRIVATE)
+    pace: tuple[float, float] = field(default=(0.0, 0.0), metadata=PRIVATE)
 
 
 @dataclass(frozen=True, slots=True)

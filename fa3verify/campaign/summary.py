@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fa3verify import operations
 from fa3verify.campaign.findings import Finding, MovedFigure, finding, ordered, with_clause
-from fa3verify.campaign.lapses import lapses
+from fa3verify.campaign.lapses import answered, lapses
 from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.campaign.profiles import CAPTURED
 from fa3verify.campaign.results import Assumed, contradiction, judged_under, refutations, settle
@@ -85,6 +85,7 @@ def of_kernel(
 
     Outcomes about other kernels are passed over.
     """
+    kernel, outcomes = answered(kernel, outcomes)
     laws, broken = _laws(kernel, outcomes)
     records = [record for _, _, judged in _judged(kernel, outcomes) for record in judged]
     settled = settle(records, laws)

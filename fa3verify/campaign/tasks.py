@@ -103,7 +103,8 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 class Outcome:
     """What became of a task: its ``value``, or an ``error`` of one line with the type of the exception in ``raised``.
 
-    A task that lost its worker (``lost_worker``) has in ``at`` the case that it was judging, if that is known. A
+    A task that lost its worker (``lost_worker``) has in ``at`` the case that it was judging, if that is known, and in
+    ``waited_s`` how long its call was waited for, 0 if its process died. A
     ``skipped`` task has neither value nor error: its kernel had lost too many workers, or the campaign was stopped.
     ``cpu_s`` is 0 where it is unknown, as for a result from a journal. Shard files hold no task: its identity is the
     key of the outcome.
@@ -117,6 +118,7 @@ class Outcome:
     at: Json | None = None
     lost_worker: bool = False
     skipped: bool = False
+    waited_s: float = 0.0
 
     @property
     def arguments(self) -> Json:
@@ -254,8 +256,7 @@ def execute(
                 if stops(outcome):
                     break
     except KeyboardInterrupt as stop:
-        number = stop.args[0] if stop.args else signal.SIGINT
-        raise Interrupted(number, outcomes()) from None
+        raise Interrupted(stop.args[0] if stop.args else signal.SIGINT, outcomes()) from None
     return outcomes()
 
 
@@ -303,7 +304,7 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
     except WorkerLost as error:
         if lost.get(task.kernel, 0) >= GIVE_UP:
             return Outcome(task, skipped=True)
-        return Outcome(task, error=str(error), at=error.at, lost_worker=True)
+        return Outcome(task, error=str(error), at=error.at, lost_worker=True, waited_s=error.waited_s)
     except TaskError as error:
         return Outcome(task, error=str(error), raised=error.raised)
     except Exception as error:  # an executor of another kind lost the task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import REFUSED, Kernel
 from fa3verify.kernels.widths import widths
 
+PROBING_S = 60.0  # for calls of a function that declares no head dims, which take less than a second
+
 
 def every_head_dim(dtype: Dtype) -> range:
     """Return each head_dim that a kernel of a dtype may take."""
@@ -29,11 +32,18 @@ def probe(kernel: Kernel) -> None:
 
     It does nothing for kernels that declare their head dims, for other kinds of kernels, and the second time. A
     function has no other way to say what it takes. An error that is no refusal is not noted: judged calls will find it.
+    A slow one is called for :data:`PROBING_S`, first at :data:`HEAD_DIMS`; those that it then was not called at are
+    left out as well.
     """
     is_function = isinstance(kernel.code, ArrayFunction)
     if kernel.head_dims is not None or kernel.name in REFUSED or not is_function:
         return
-    REFUSED[kernel.name] = frozenset(d for d in every_head_dim(kernel.dtype) if _refuses(kernel, d))
+    until = time.monotonic() + PROBING_S
+    REFUSED[kernel.name] = frozenset(
+        head_dim
+        for head_dim in sorted(every_head_dim(kernel.dtype), key=lambda head_dim: head_dim not in HEAD_DIMS)
+        if time.monotonic() > until or _refuses(kernel, head_dim)
+    )
 
 
 def _refuses(kernel: Kernel, head_dim: int) -> bool:

@@ -27,7 +27,7 @@ from fa3verify.campaign import atlas, plan, questions, replay_files, shards
 from fa3verify.campaign import tasks as campaign
 from fa3verify.campaign.executors import Cluster, fair_share
 from fa3verify.campaign.findings import ContractQuestion, Finding
-from fa3verify.campaign.introduction import Only, introduce_all
+from fa3verify.campaign.introduction import FIRST_WORD_S, Only, introduce_all, paced
 from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.campaign.run import Introduction, Run
@@ -152,8 +152,11 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, None, f"its report is not whole; {_told_kept(settings)}") from None
     result = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
-    report = f"{settings.out / 'report.html'} has what was found so far"
-    raise Interrupted(part.interrupted_by, result, f"{report}; {_told_kept(settings)}")
+    raise Interrupted(
+        part.interrupted_by,
+        result,
+        f"{settings.out / 'report.html'} has what was found so far; {_told_kept(settings)}",
+    )
 
 
 def run_shard(settings: Settings, progress: Progress) -> ShardRun:
@@ -172,8 +175,12 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
     path = shards.write(part, settings.out)
     _remove_journal(settings)
-    result = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
-    return ShardRun(str(part.shard), path.name, len(outcomes), result.failures)
+    return ShardRun(
+        shard=str(part.shard),
+        file=path.name,
+        tasks=len(outcomes),
+        failures=summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed).failures,
+    )
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -222,22 +229,17 @@ def carry_out(
     captures = list_captures(settings.activations) if settings.activations else ()
     executor = executor or make_executor(settings)
     try:
-        introduced = introduce_all(settings.kernels, settings.profile, executor, captures)
-        kernels = tuple(settings.only.of(kernel) for kernel in introduced)
-        prepare_output(settings.out)
-        threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
-        kernels, outcomes, asked, interrupted_by = _judged(kernels, settings, executor, captures, progress)
+        kernels, outcomes, asked, interrupted_by = _judged(settings, executor, captures, progress)
     except BaseException:
         executor.shutdown(cancel_futures=True)
         raise
     # Nothing that a kernel has begun is left when the reports are written.
     executor.shutdown(cancel_futures=any(outcome.skipped for outcome in outcomes))
-    stamp = campaign.source_stamp()
     shard = settings.shard or shards.Number(1, 1)
     part = shards.Part(
         number=shard.number,
         count=shard.count,
-        asked=shards.Asked(settings.kernels, settings.profile, settings.seed, stamp),
+        asked=shards.Asked(settings.kernels, settings.profile, settings.seed, campaign.source_stamp()),
         kernels=kernels,
         captures=captures,
         outcomes={},
@@ -251,21 +253,28 @@ def carry_out(
 
 
 def _judged(
-    kernels: tuple[Introduction, ...],
-    settings: Settings,
-    executor: Executor,
-    captures: tuple[Capture, ...],
-    progress: Progress,
+    settings: Settings, executor: Executor, captures: tuple[Capture, ...], progress: Progress
 ) -> tuple[tuple[Introduction, ...], list[Outcome], tuple[ContractQuestion, ...], int | None]:
-    """Run the tasks of kernels, or those of a shard, and ask about what failed.
+    """Run the tasks of a campaign, or those of a shard, and ask about what failed.
 
     It returns the kernels as they were judged last, the outcomes, the questions, and the number of the signal that
     interrupted it or None.
     """
+    # Whoever asks for a part, or compares figures, decides by himself how long it takes.
+    is_asked = settings.profile != "quick" or settings.only != Only() or settings.baseline or settings.update_baseline
+    workers = math.inf if is_asked else settings.workers or default_workers()
+    is_own = (
+        registry.is_own if settings.shard is None else lambda name: False
+    )  # a shard is like the others, and asks none
 
-    def planned(kernels: tuple[Introduction, ...]) -> Sequence[Task]:
-        only = settings.only.limit, settings.is_fail_fast
-        return plan.plan(kernels, settings.profile, settings.seed, captures, *only)
+    def planned(names: tuple[str, ...]) -> tuple[tuple[Introduction, ...], Sequence[Task]]:
+        kernels = tuple(
+            paced(settings.only.of(each), executor, workers) if is_own(each.name) else settings.only.of(each)
+            for each in introduce_all(names, settings.profile, executor, captures)
+        )
+        return kernels, plan.plan(
+            kernels, settings.profile, settings.seed, captures, settings.only.limit, settings.is_fail_fast
+        )
 
     def execute(tasks: Sequence[Task], until: float = math.inf) -> list[Outcome]:
         progress(len(tasks), None)
@@ -276,22 +285,19 @@ def _judged(
             stamp=campaign.journal_stamp(),
             progress=partial(progress, len(tasks)),
             stops=lambda outcome: settings.is_fail_fast and campaign.is_finding(outcome),
-            until=until,
+            until=min(until, time.monotonic() + FIRST_WORD_S) if any(kernel.limit for kernel in kernels) else until,
         )
 
-    def renamed(name: str) -> tuple[Introduction, Sequence[Task]]:
-        kernel = settings.only.of(*introduce_all((name,), settings.profile, executor, captures))
-        return kernel, planned((kernel,))
-
-    tasks = planned(kernels)
-    if settings.shard:
-        tasks = shards.dealt(tasks, settings.shard)
+    kernels, tasks = planned(settings.kernels)
+    prepare_output(settings.out)
+    threading.Thread(target=_import_report, daemon=True).start()  # ready when the tasks have ended
+    tasks = shards.dealt(tasks, settings.shard or shards.Number(1, 1))
     ask = partial(
         questions.ask_all,
-        own=() if settings.shard else tuple(filter(registry.is_own, (kernel.name for kernel in kernels))),
+        is_own=is_own,
         executor=executor,
         execute=execute,
-        renamed=renamed,
+        planned=planned,
         of_kernel=partial(of_kernel, baseline=None, profile=settings.profile, seed=settings.seed),
         part=f" (seen in a part: {settings.only})" if settings.only != Only() else "",
     )
@@ -301,8 +307,7 @@ def _judged(
         return *ask(kernels, outcomes), None
     except Interrupted as stop:
         outcomes = outcomes or stop.found
-        ended = sum(not outcome.skipped for outcome in outcomes)
-        words = f"interrupted when {ended} of {len(outcomes)} tasks had ended"
+        words = f"interrupted when {sum(not x.skipped for x in outcomes)} of {len(outcomes)} tasks had ended"
         kernels, outcomes, asked = ask(kernels, outcomes, stop.found)
         return tuple(replace(kernel, narrowed=words) for kernel in kernels), outcomes, asked, stop.number
 
@@ -312,8 +317,9 @@ def _told_kept(settings: Settings) -> str:
     count = len(list(settings.journal.glob("*.json")))
     if not count:
         return "no finished task is kept, and the same command begins anew"
-    rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
-    return f"the same command goes on from {plural(count, 'finished task')} of twins{rest}"
+    return f"the same command goes on from {plural(count, 'finished task')} of twins" + (
+        "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
+    )
 
 
 def conclude(
@@ -345,8 +351,12 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
-        write_text(settings.update_baseline, body.with_kernels_of(updated).text())
+        write_text(
+            settings.update_baseline,
+            gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
+            .with_kernels_of(updated)
+            .text(),
+        )
     atlas.write(settings.out / atlas.FILE, atlas.of(result))
     write_report(settings.out, result)
     if part.interrupted_by is None:

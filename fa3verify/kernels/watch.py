@@ -20,7 +20,7 @@ class Listener(Protocol):
         """A case or a trial begins; ``what`` and ``content`` are those of a replay file."""
 
     def warming(self, begins: bool) -> None:
-        """Something that may compile or import begins or has ended: its time is not that of the task."""
+        """Something that may compile or import begins, or anything else begins or has ended: the clock starts again."""
 
 
 _listeners: list[Listener] = []
@@ -42,14 +42,14 @@ def trying(what: str, content: Callable[[], Json]) -> None:
 def warming(what: str) -> Iterator[None]:
     """Announce the begin and the end of something that takes longer the first time in a process.
 
-    ``what`` names it, such as a kernel; nothing is announced when the same name comes again.
+    ``what`` names it, such as a kernel, of which each call has the time of one; the first has longer.
     """
-    listeners = [] if what in _warm else _listeners
+    is_first = what not in _warm
     _warm.add(what)
-    for listener in listeners:
-        listener.warming(True)
+    for listener in _listeners:
+        listener.warming(is_first)
     try:
         yield
     finally:
-        for listener in listeners:
+        for listener in _listeners:
             listener.warming(False)
