@@ -30,7 +30,7 @@ from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known import registry
 from fa3verify.properties import LAWS, check_claims
-from fa3verify.text import Failure, of_error, of_traceback, one_line
+from fa3verify.text import Failure, of_error, of_traceback, one_line, plural
 
 FIRST_WORD_S = 600.0  # in which the tasks of a quick campaign end of a slow kernel as well
 # Few queries over many keys, as in cases of practice.
@@ -197,7 +197,7 @@ def paced(kernel: Introduction, executor: Executor, workers: float) -> Introduct
     """
     try:
         shape_s, long_s = executor.submit(timed, kernel.name).result()
-    except TaskError:
+    except Exception:  # whatever a third party's kernel, or another executor, leads to: its tasks will tell
         return kernel
     kernel = replace(kernel, pace=(shape_s, long_s))
     # A case of each family and a trial of each property have about a hundred shapes, and as much work as fifty calls of
@@ -212,8 +212,8 @@ def paced(kernel: Introduction, executor: Executor, workers: float) -> Introduct
         kernel,
         limit=limit,
         narrowed=f"a new shape takes {shape_s:.2g} s to compile, and a call of 2,048 keys {long_s:.2g} s: at most "
-        f"{limit} cases of a family and trials of a property were run, and no sizes of practice; "
-        "--limit N or --profile release runs more",
+        f"{plural(limit, 'case')} of a family and {plural(limit, 'trial')} of a property were run, and no sizes of "
+        "practice; --limit N or --profile release runs more",
     )
 
 
