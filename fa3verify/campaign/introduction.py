@@ -133,7 +133,6 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         size = PROFILES[profile]
         fitting = [law for law in LAWS if law.applies(loaded)]
         laws = tuple(law.name for law in fitting if law.is_claimed(loaded))
-        others = tuple(law.name for law in fitting if not law.is_claimed(loaded))
         taken = families(loaded, size, captures)
         refused = constraint(loaded, size, captures)
         owed = [name for name in claimed_families(captures) if name in taken or not loaded.sizes.leaves_out]
@@ -141,8 +140,9 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
         rest = operations.find(loaded.operation).features - loaded.features - operations.DESCALES
         not_claimed = (
             *(f"feature {name}" for name in sorted(rest)),
-            *(f"property {name}" for name in others),
+            *(f"property {law.name}" for law in fitting if not law.is_claimed(loaded)),
             *(one_line(f"policy {words}") for words in loaded.policy.exceptions),
+            *((f"more than: {loaded.mods.assumption}",) if loaded.mods and loaded.mods.score_mod else ()),
         )
         sums = hypotheses.sums_of(loaded) if hypotheses.under(loaded) else None
         return Introduction(

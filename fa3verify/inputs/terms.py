@@ -143,4 +143,10 @@ def _documents(
     return ids
 
 
-_OTHERS = {"attn_mask": _mask, "key_padding": _padding, "alibi": _slopes, "documents": _documents}
+def _nothing(
+    problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    return np.zeros(shape)
+
+
+_OTHERS = {"attn_mask": _mask, "key_padding": _padding, "alibi": _slopes, "documents": _documents, "mods": _nothing}

@@ -30,13 +30,17 @@ _WORDS: dict[Accumulator, str] = {
 
 
 class Sums(NamedTuple):
-    """In which arithmetic the bound of any order adds products, and who says so: the kernel or its device."""
+    """In which arithmetic the bound of any order adds products, and who says so: the kernel or its device.
+
+    ``further`` is what else the bound assumes of the kernel, in words.
+    """
 
     accumulator: Accumulator
     source: str
+    further: str = ""
 
     def __str__(self) -> str:
-        return f"{_WORDS[self.accumulator]} ({self.source})"
+        return ", ".join(filter(None, (f"{_WORDS[self.accumulator]} ({self.source})", self.further)))
 
 
 def sums_of(kernel: Kernel) -> Sums:
@@ -47,6 +51,10 @@ def sums_of(kernel: Kernel) -> Sums:
     to binary32 on GPUs other than Hopper and Ada, as they have no e4m3 products, or sharper ones. Products of binary32
     operands are in binary32 everywhere: tf32 is declared.
     """
+    return _sums(kernel)._replace(further=kernel.mods.assumption if kernel.mods else "")
+
+
+def _sums(kernel: Kernel) -> Sums:
     if kernel.accumulator is not None:
         return Sums(kernel.accumulator, "declared")
     if kernel.dtype == "fp32":

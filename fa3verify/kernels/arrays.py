@@ -43,6 +43,7 @@ _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
     "key_padding": ("key_padding_mask",),
     "alibi": ("alibi_slopes",),
     "documents": ("document_ids_q", "document_ids_k"),
+    "mods": (),
 }
 
 
@@ -337,7 +338,7 @@ class ArrayFunction:
         options: dict[str, Array | None] = dict.fromkeys(
             name for kind in KINDS if kind in self.features for name in _ARGUMENTS[kind]
         )
-        if problem.term is not None and operands.term is not None:
+        if problem.term is not None and operands.term is not None and _ARGUMENTS[problem.term.kind]:
             names = _ARGUMENTS[problem.term.kind]  # of documents those of the queries come first
             arrays = np.split(operands.term, [problem.seqlen_q], axis=1) if len(names) > 1 else (operands.term,)
             options |= dict(zip(names, map(self._foreign, arrays), strict=True))

@@ -11,8 +11,9 @@ from functools import partial
 from inspect import Signature
 from typing import Any, Literal, get_args
 
+from fa3_reference.score_term import ScoreTerm
 from fa3verify.files import Json
-from fa3verify.kernels.loading import parameters, required
+from fa3verify.kernels.loading import bare, parameters, required
 from fa3verify.kernels.policy import Policy
 
 Convention = Literal["sdpa", "flash_attn", "flash_attn_varlen", "flash_attn_kvcache", "flex"]
@@ -94,7 +95,7 @@ def features_of(convention: str, function: Callable[..., Any]) -> tuple[str, ...
     return tuple(name for name in _ARGUMENTS if name in named - {"paged"})
 
 
-def adapted(convention: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def adapted(convention: str, function: Callable[..., Any], mods: ScoreTerm | None = None) -> Callable[..., Any]:
     """Return a function that is called as kernels are, and calls another by a convention.
 
     Parameters
@@ -104,20 +105,27 @@ def adapted(convention: str, function: Callable[..., Any]) -> Callable[..., Any]
     function : callable
         It returns out, or a tuple that begins with out and lse. What has not the two or three dimensions of lse is
         none, such as the weights that some functions return.
+    mods : ScoreTerm, optional
+        Its ``score_mod`` and ``mask_mod``, which it is given as far as it has arguments for them, a ``block_mask`` too.
 
     Returns
     -------
     callable
         As :class:`fa3verify.kernels.arrays.ArrayFunction` calls it. It can travel to other processes.
     """
-    return partial(_call, convention, function)
+    return partial(_call, convention, function, mods)
 
 
-def _call(convention: str, function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+def _call(convention: str, function: Callable[..., Any], mods: ScoreTerm | None, *arrays: Any, **options: Any) -> Any:
     known = _arguments(function)
     given: Json = dict.fromkeys(set(_ASKS_FOR_LSE).intersection(known or ()), True)
     if known and _GQA in known:
         given[_GQA] = arrays[0].shape[1] != arrays[1].shape[1]
+    if mods is not None:
+        from fa3verify.tensors.mods import arguments_of
+
+        functions = {name: bare(x) for name in ("score_mod", "mask_mod") if (x := getattr(mods, name))}
+        given |= arguments_of(functions, known or frozenset(), *arrays[:2])
     for name, value in _masked(convention, options, arrays).items():
         theirs = _names(convention, name)
         taken = next((each for each in theirs if known is None or each in known), None)

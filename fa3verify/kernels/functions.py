@@ -33,6 +33,7 @@ from fa3verify.kernels.arrays import (
 )
 from fa3verify.kernels.conventions import Convention, adapted, facts_of
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed
+from fa3verify.kernels.mods import NAMES, declared_mods
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
@@ -71,6 +72,9 @@ class Facts(TypedDict, total=False):
     max_batch: int | None
     max_nheads: int | None
     max_group: int | None
+    score_mod: Callable[..., Any] | str | None
+    mask_mod: Callable[..., Any] | str | None
+    score_mod_ulp: float
     softmax_scale: float | tuple[float, float] | Literal["default"] | None
     changeable: frozenset[str]
     merge: Merges
@@ -111,7 +115,8 @@ _LAYOUTS = {
     "groups": Groups,
 }
 _OF_CODE = ("merge", *_LAYOUTS, "launchable", "identity")  # facts that are fields of ArrayFunction
-_BY_HEAD = frozenset({"bias", "bias_fp32", "attn_mask", "alibi", "query_head_descale"})  # operands of query heads
+_BY_HEAD = frozenset({"bias", "bias_fp32", "attn_mask", "alibi", "query_head_descale", "mods"})  # of query heads
+_NOT_OF_MODS = frozenset({*KINDS, "varlen", "paged", "seqused_k"})
 
 
 def array_kernel(
@@ -191,7 +196,9 @@ def declared_kernels(function: Callable[..., Any], facts: Json) -> tuple[Kernel,
     called = function
     if like := declared.pop("like", ""):
         declared = facts_of(like, function) | declared
-        called = adapted(like, function)
+        mods = declared_mods(dict(declared), function)
+        called = adapted(like, function, mods) if mods else adapted(like, function)
+        declared |= {name: getattr(mods, name, None) or None for name in NAMES}
     return array_kernel(called, **declared)
 
 
@@ -203,6 +210,7 @@ def _sizes(facts: Facts, gradients: str) -> Json:
     features = frozenset(facts.get("features", usual)) | set(facts.get("always", ()))
     features |= {"sinks"} if "narrow_sinks" in features else set()
     features |= {"causal"} if UNWRITTEN in features else set()  # which leaves parts without keys
+    features |= {"mods"} if any(facts.get(name) for name in NAMES) else set()
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
     sizes |= {"equal_lengths": True} if is_packed else {}
@@ -214,7 +222,8 @@ def _sizes(facts: Facts, gradients: str) -> Json:
 
 def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Json) -> tuple[Kernel, ...]:
     """Return kernels of a function with the facts that were declared, one for each dtype."""
-    declared = {**facts, "features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
+    mods = declared_mods(facts, code.function)
+    declared = {**facts, "mods": mods, "features": code.features, "bitwise": frozenset(facts.get("bitwise", ()))}
     kernels = (
         Kernel(
             f"{name}.{dtype}" if code.operation == operations.FORWARD else f"{name}.{code.operation}.{dtype}",
@@ -230,11 +239,11 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
     return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
-def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> None:
-    """Raise ValueError for a misspelt word; the message lists the words that are known."""
+def _rules(code: ArrayFunction, dtypes: tuple[str, ...]) -> tuple[tuple[object, str], ...]:
+    """Return rules of which facts go together, each with whether it is broken."""
     features = code.features
     of_caches = bool(features & {"paged", "seqused_k"})
-    for is_broken, rule in (
+    return (
         (
             code.gradients == "autograd" and code.library != "torch",
             f"autograd is torch's: the library must be torch, got {code.library}",
@@ -257,7 +266,18 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
             code.groups == "interleaved" and (features & _BY_HEAD or code.gradients),
             f"interleaved groups are those of a forward with none of {', '.join(sorted(_BY_HEAD))}",
         ),
-    ):
+        (
+            "mods" in features
+            and (features & _NOT_OF_MODS or {code.operation, *dtypes} & {"backward", "merge", "e4m3"}),
+            f"a score_mod or mask_mod is that of a forward with none of e4m3, {', '.join(sorted(_NOT_OF_MODS))}",
+        ),
+    )
+
+
+def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> None:
+    """Raise ValueError for a misspelt word; the message lists the words that are known."""
+    features = code.features
+    for is_broken, rule in _rules(code, dtypes):
         if is_broken:
             raise ValueError(rule)
     if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 from fa3_reference.problem import Dtype
+from fa3_reference.score_term import ScoreTerm
 from fa3verify import operations
 from fa3verify.kernels.record import Kernel
 from fa3verify.tensors import interpreter
@@ -70,7 +71,16 @@ def load(reference: str) -> Kernel:
         raise Unloadable(f"kernel {reference!r} could not be loaded: {of_error(error)}") from error
     kernel = _one_of(reference, made if isinstance(made, tuple) else (made,), dtype)
     _check(reference, kernel)
-    return replace(kernel, name=reference)
+    return replace(kernel, name=reference, mods=_located(kernel.mods, module))
+
+
+def _located(mods: ScoreTerm | None, module: str) -> ScoreTerm | None:
+    """Return functions with the file of their kernel in place of its module, so that any process can load them."""
+    if mods is None or not module.endswith(".py"):
+        return mods
+    own = os.path.basename(module).removesuffix(".py") + ":"
+    named = ((name, getattr(mods, name)) for name in ("score_mod", "mask_mod"))
+    return replace(mods, **{name: f"{module}:{x[len(own) :]}" for name, x in named if x.startswith(own)})
 
 
 def _named(reference: str, module: str, name: str) -> Any:

@@ -13,6 +13,7 @@ from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.bounds.device import check_products
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.score_term import ScoreTerm
 from fa3verify import operations
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.kernels.sizes import Sizes, written
@@ -140,6 +141,8 @@ class Kernel:
         Which other sizes of calls it takes.
     page_sizes : tuple of int, optional
         The only numbers of keys of a page it takes; None for any, if it claims ``paged``.
+    mods : ScoreTerm, optional
+        The functions that it has built in (:mod:`fa3verify.kernels.mods`).
     forward : {"given", "own"}
         Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
 
@@ -169,6 +172,7 @@ class Kernel:
     sizes: Sizes = Sizes()  # noqa: RUF009 (immutable)
     page_sizes: tuple[int, ...] | None = None
     forward: ForwardOf = "given"
+    mods: ScoreTerm | None = None
 
     def __post_init__(self) -> None:
         if self.order is not None and not callable(self.order):
@@ -192,7 +196,7 @@ class Kernel:
         """Return in words what it declares other than the default: its policy, and the sizes that it does not take."""
         words = (f"head_dims {', '.join(map(str, self.head_dims))}",) if self.head_dims is not None else ()
         sizes = (f"{name} {written(value)}" for name, value in self.sizes.said.items())
-        return (*self.policy.exceptions, *sizes, *words)
+        return (*self.policy.exceptions, *sizes, *words, *([self.mods.describe()] if self.mods else ()))
 
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
         """Return the problem nearest to one that has the declared sizes, its causal mask aligned as the kernel's.
@@ -212,7 +216,8 @@ class Kernel:
         ValueError
             If there is no such problem.
         """
-        return self.policy.aligned(self.sizes.fitted(problem))
+        fitted = self.policy.aligned(self.sizes.fitted(problem))
+        return replace(fitted, term=self.mods) if self.mods and not (fitted.is_varlen or fitted.cache) else fitted
 
     def altered(self, **functions: Callable[..., Any]) -> Kernel:
         """Return a kernel that declares the same, with other functions in its code.
@@ -327,6 +332,8 @@ class Kernel:
         pages = problem.cache.page_size if problem.cache else 0
         if pages and self.page_sizes is not None and pages not in self.page_sizes:
             return f"page_size must be one of {', '.join(map(str, self.page_sizes))}, got {pages}"
+        if self.mods is not None and problem.term != self.mods:
+            return f"every call must have {self.mods.describe()}"
         if problem.head_dim in REFUSED.get(self.name, ()):
             return f"it refuses head_dim {problem.head_dim}"
         return self.sizes.misfit(problem) or self.policy.misfit(problem)

@@ -35,7 +35,7 @@ TWIN = "fa3_kernels.twin"
 # Features that calls which serve need of a kernel. A forward's truth and error bound know all of them. A twin computes
 # those that its family has (:attr:`fa3_kernels.plan.families.record.Traits.serving`), but does not claim them.
 CACHES = frozenset({"seqused_k", "paged", "append", "rotary", "leftpad", "batch_idx", "fp8_cache", "fp8_rows"})
-SERVING = frozenset({"sinks", "attention_chunk", "qv", *KINDS}) | CACHES
+SERVING = frozenset({"sinks", "attention_chunk", "qv", "mods", *KINDS}) | CACHES
 FEATURES = frozenset({"causal", "window", "softcap", "varlen", "gqa", "head_dim_v"}) | DESCALES
 # The feature that descales of blocks need in a call that serves. It is one of its own, as FlashAttention-3's function
 # for caches cannot take them: a kernel may claim caches, and take such descales in other calls only.

@@ -52,9 +52,11 @@ _SAME: dict[str, tuple[str, ...]] = {
 
 
 def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tuple[Setup, Array]:
-    """Return the call with a term whose values are drawn, and its operand."""
+    """Return the call with a term whose values are drawn, and its operand; with functions every call has its own."""
+    if kind == "mods":
+        return setup, np.zeros(setup.problem.term_shape, np.float32)
     shared = "b" * (kind == "alibi" and setup.kernel.sizes.slopes_by_head)
-    problem = replace(setup.problem, term=ScoreTerm(kind, shared, values))  # type: ignore[arg-type]
+    problem = replace(setup.problem, term=ScoreTerm(kind=kind, shared=shared, values=values))  # type: ignore[arg-type]
     term = draw_term(problem, *setup.operands.dequantized(setup.problem)[:2], seed).astype(format_of(problem))
     return setup._replace(problem=problem).fed(term=term), term
 
@@ -137,7 +139,7 @@ def _apart(setup: Setup, trial: Trial) -> Found:
 
 
 def _emptied(setup: Setup, trial: Trial) -> Found:
-    hidden, _ = _with(setup, trial.choice("kind", KINDS), "none visible", trial.integer("seed", 0, 99))
+    hidden, _ = _with(setup, trial.choice("kind", tuple(_HIDES)), "none visible", trial.integer("seed", 0, 99))
     yield from rows_without_keys(hidden, trial)
 
 
@@ -148,7 +150,7 @@ def _outweighed(setup: Setup, trial: Trial) -> Found:
     q[..., 0] = 1
     k[..., 0] = _LOW_PRODUCT
     seed = trial.integer("seed", 0, 99)
-    masked, term = _with(setup.fed(q=q, k=k), trial.choice("kind", KINDS), "one visible", seed)
+    masked, term = _with(setup.fed(q=q, k=k), trial.choice("kind", tuple(_HIDES)), "one visible", seed)
     problem = masked.problem
     v = masked.operands.v.copy()
     blind = np.zeros(problem.lse_shape, bool)
@@ -193,7 +195,7 @@ def _over(shared: str, x: Array) -> Array:
 _SHARED = ("", "b", "h", "q", "k", "bh", "hq", "bhq", "bhk", "bhqk")  # 10, beside 7 values: every pair has a seed
 _LOW_PRODUCT = -6e4  # of q and k: lower than what kernels put in the place of a hidden score, and finite in 16 bits
 _SMALL = Wanted(layout="batched", longest_q=40, empty=False)
-_HIDES = _BIASES | _MASKS
+_HIDES = _BIASES | _MASKS | {"mods"}
 TERM_LAWS = (
     law(
         "a_term_that_adds_nothing_is_none",

@@ -4,8 +4,9 @@
     lse = log sum_j exp(S_j + mask_j)
 
 A term of the problem, such as a bias, is added to S after the softcap (:mod:`fa3_reference.terms`); the error statement
-counts it in ``spread``. With sinks each row's softmax has one more score, that of its head's sink, which has no value.
-lse includes it, and the error statement counts it as a key with V = 0, whose score is exact.
+counts it in ``spread``. A ``score_mod`` maps S instead (:mod:`fa3_reference.mods`), whose slope and error in float64
+the statement does not count. With sinks each row's softmax has one more score, that of its head's sink, which has no
+value. lse includes it, and the error statement counts it as a key with V = 0, whose score is exact.
 
 The gradients are in :mod:`fa3_reference.attention_bwd`. How far a kernel may be from this truth is bounded in
 :mod:`fa3_reference.bounds`.
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.cache import rotated
+from fa3_reference.mods import modified
 from fa3_reference.problem import AttentionProblem, Floats, Sequence
 from fa3_reference.terms import added, rows_without_keys
 
@@ -159,15 +161,10 @@ def softmax(s: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarra
 
 
 def _tile_attention(
-    problem: AttentionProblem,
-    visible: np.ndarray | None,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    sink: float,
-    term: np.ndarray | None,
+    s: np.ndarray, visible: np.ndarray | None, v: np.ndarray, sink: float, term: np.ndarray | None
 ) -> Attention:
-    s = cap_and_mask(problem, scaled_scores(problem, q, k), visible)
+    if visible is not None:
+        s[~visible] = -np.inf
     if term is not None:
         s = np.where(np.isneginf(term), -np.inf, s + term)
     p, row_sum, lse = softmax(s, sink)
@@ -203,9 +200,12 @@ def _rows(
     term = added(problem, given[0], seq, head) if given else None
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, rows, poisoned):
-            keys = k_head[tile.keys], v_head[tile.keys]
+            s = cap_and_mask(problem, scaled_scores(problem, q_head[tile.rows], k_head[tile.keys]), None)
+            if problem.term is not None:
+                places = np.full(tile.rows.size, head), tile.rows, np.arange(tile.keys.start, tile.keys.stop)
+                s = modified(problem.term, s, seq.index, *places)
             own = None if term is None else term[tile.rows, tile.keys]
-            part = _tile_attention(problem, tile.visible, q_head[tile.rows], *keys, sinks[head], own)
+            part = _tile_attention(s, tile.visible, v_head[tile.keys], sinks[head], own)
             where = np.searchsorted(rows, tile.rows)
             out[where], lse[where] = part
     if term is not None:

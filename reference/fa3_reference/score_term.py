@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 Kind = Literal["bias", "bias_fp32", "attn_mask", "key_padding", "alibi", "documents"]
@@ -21,6 +22,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "key_padding": _OF_MASKS,
     "alibi": ("plain", "large", "neutral"),
     "documents": _OF_MASKS,
+    "mods": ("plain",),
 }
 AXES = "bhqk"  # batch, heads, queries, keys
 
@@ -31,15 +33,20 @@ class ScoreTerm:
 
     Parameters
     ----------
-    kind : {"bias", "bias_fp32", "attn_mask", "key_padding", "alibi", "documents"}
+    kind : {"bias", "bias_fp32", "attn_mask", "key_padding", "alibi", "documents", "mods"}
         A bias in the format of the operands or in float32; a boolean mask, True where a key is visible; a boolean
-        (batch, seqlen_k), True for keys that count; float32 slopes; or int32 numbers of documents, where a query sees
-        the keys of its own.
+        (batch, seqlen_k), True for keys that count; float32 slopes; int32 numbers of documents, where a query sees
+        the keys of its own; or functions that the kernel has built in (:mod:`fa3_reference.mods`), whose operand is
+        empty.
     shared : str
         Axes of "bhqk" along which there is one value for all, so that they are 1 in the shape of the operand. Of slopes
         "b" makes them (nheads,), which else are (batch, nheads). Of a padding and of documents it is empty.
     values : str
         Which values are drawn, a word of :data:`VALUES`.
+    score_mod, mask_mod : str
+        Of "mods", which has at least one of them: the functions, each as ``module:name``.
+    score_mod_ulp : float
+        By how many units in the last place of binary32 a kernel's ``score_mod`` may be off.
 
     Raises
     ------
@@ -47,9 +54,12 @@ class ScoreTerm:
         Whenever a value breaks its rule; the message states both.
     """
 
-    kind: Kind
+    kind: Kind | Literal["mods"]
     shared: str = ""
     values: str = "plain"
+    score_mod: str = ""
+    mask_mod: str = ""
+    score_mod_ulp: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in VALUES:
@@ -61,9 +71,22 @@ class ScoreTerm:
             raise ValueError(
                 f"values of {self.kind} must be one of {', '.join(VALUES[self.kind])}, got {self.values!r}"
             )
+        if (self.kind == "mods") != bool(self.score_mod or self.mask_mod):
+            raise ValueError(f"score_mod and mask_mod are those of mods, got {self!r}")
+        if not (math.isfinite(self.score_mod_ulp) and self.score_mod_ulp >= 0):
+            raise ValueError(f"score_mod_ulp must be finite and >= 0, got {self.score_mod_ulp!r}")
+
+    @property
+    def assumption(self) -> str:
+        """Return in words what the bound assumes of a ``score_mod``; empty without one."""
+        words = f"off by at most {self.score_mod_ulp:g} ulp of binary32, monotone within a score's error but for a jump"
+        return f"score_mod {self.score_mod} {words}" if self.score_mod else ""
 
     def describe(self) -> str:
         """Return the term in a few words, such as ``bias[1h1k] large``."""
+        if self.kind == "mods":
+            named = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
+            return ", ".join(f"{name} {function}" for name, function in named.items() if function)
         axes = "".join("1" if axis in self.shared else axis for axis in AXES)
         of = f"[{axes}]" if self.kind in BROADCAST else "[h]" if self.shared else ""
         return f"{self.kind}{of} {self.values}"
@@ -80,9 +103,16 @@ class ScoreTerm:
 
         Documents are those of the queries with those of the keys behind them.
         """
+        if self.kind == "mods":
+            return (0,)
         batch, nheads, seqlen_q, seqlen_k = sizes
         if self.kind in BROADCAST:
             return tuple(1 if axis in self.shared else n for axis, n in zip(AXES, sizes, strict=True))
         if self.kind == "alibi":
             return (nheads,) if self.shared else (batch, nheads)
         return batch, seqlen_k + (seqlen_q if self.kind == "documents" else 0)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields by name; those of "mods" only where they are set."""
+        always = ("kind", "shared", "values")
+        return {name: value for name, value in asdict(self).items() if value or name in always}

@@ -3,8 +3,8 @@
     S_ij <- S_ij + B_ij,  after softmax_scale and softcap
 
 B is an operand (a bias), or made of slopes (ALiBi, arXiv:2108.12409: B_ij = -slope |i + seqlen_k - seqlen_q - j|), or
--inf where a mask, a padding or another document hides key j from query i, and 0 elsewhere. A B of -inf hides a key
-wherever it comes from.
+-inf where a mask, a padding, another document or a function of the kernel (:mod:`fa3_reference.mods`) hides key j from
+query i, and 0 elsewhere. A B of -inf hides a key wherever it comes from.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_reference.mods import hidden
 from fa3_reference.problem import AttentionProblem, Sequence
 
 
@@ -39,6 +40,9 @@ def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: in
     assert problem.term is not None
     kind = problem.term.kind
     sizes = (seq.seqlen_q, seq.seqlen_k)
+    if kind == "mods":
+        places = np.full(sizes[0], head), np.arange(sizes[0]), np.arange(sizes[1])
+        return np.where(hidden(problem.term, seq.index, *places), -np.inf, 0.0)
     if kind == "alibi":
         return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(seq)
     if kind == "documents":

@@ -26,7 +26,9 @@ from fa3_reference.bounds.steps import (
     softcap_error,
 )
 from fa3_reference.formats import FORMATS, Format
+from fa3_reference.mods import modified
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
+from fa3_reference.score_term import ScoreTerm
 from fa3_reference.terms import added, distances, rows_without_keys
 
 _BAND = 128  # rows that are taken together at most where the tile is not known; more would cost memory
@@ -126,17 +128,43 @@ class Head:
                 x = np.where(np.isnan(other), np.nan, x)
                 dx = np.maximum(dx, error)
         noise = noise * c
-        if self.term is not None and self.term_size is not None:
+        kept = 0.0 if model.scores == "fp32" else 2 * FORMATS[model.scores].unit_roundoff
+        if self.problem.term is not None and self.problem.term.score_mod:
+            x, dx, noise = self._modified(self.problem.term, rows, keys, (x, dx, noise), kept)
+        elif self.term is not None and self.term_size is not None:
             term = np.where(np.isneginf(self.term[rows, keys]), 0.0, self.term[rows, keys])
             size = np.abs(x) + dx + self.term_size[rows, keys]
-            kept = 0.0 if model.scores == "fp32" else 2 * FORMATS[model.scores].unit_roundoff
             x = x + term
             dx = (dx + (gamma(TERM_ROUNDINGS) + kept) * size) * OUTWARD
             noise = noise + FLOAT64 * size
-        x = np.where(np.abs(x) + dx < _LARGE, x, np.nan)
+        x = np.where((np.abs(x) + dx < _LARGE) | np.isneginf(x), x, np.nan)
         hidden = self.hidden(rows, keys)
         noise = np.where(hidden, 0.0, noise).max(1)
         return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
+
+    def _modified(
+        self, term: ScoreTerm, rows: np.ndarray, keys: slice, before: tuple[np.ndarray, ...], kept: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return scores after a ``score_mod``, their error, and float64's own, from the same three ``before`` it.
+
+        The function is taken at both ends of a score's error. How far it moves from there is the most that it can move
+        if it is monotone between the score and either end; a jump is moved across by its height. Its own roundings are
+        relative to its value and to what it adds to a multiple of the score, which may cancel. A key whose score
+        becomes -inf, or a number that stands for it, has weight 0.
+        """
+        s, ds, noise = (x / LOG2_E for x in before)
+        ds = ds + gamma(_TERM_ROUNDINGS) * (np.abs(s) + ds)
+        places = self.seq.index, self.heads[rows], self.positions[rows], np.arange(keys.start, keys.stop)
+        f, low, high = (modified(term, s + way * ds, *places) for way in (0, -1, 1))
+        vanishes = np.maximum(f, np.maximum(low, high)) < _LOWEST
+        f, low, high = (np.where(vanishes, 0.0, x) for x in (f, low, high))
+        slope = np.where(ds > 0, (high - low) / (2 * ds), 0.0)
+        size = np.abs(f) + np.abs(f - slope * s)
+        df = np.maximum(np.abs(high - f), np.abs(low - f)) + FP32_MIN_NORMAL
+        df = df + (gamma(_TERM_ROUNDINGS) + kept + 2 * U_FP32 * term.score_mod_ulp) * size
+        noise = noise * np.abs(slope) + FLOAT64 * size
+        df, noise = (np.where(vanishes, 0.0, x) * LOG2_E * OUTWARD for x in (df, noise))
+        return np.where(vanishes, -np.inf, f * LOG2_E), df, noise
 
     def _capped(
         self, x: np.ndarray, dx: np.ndarray, c: np.ndarray, size: np.ndarray, tanh_error: float

@@ -341,7 +341,8 @@ class AttentionProblem(Shapes):
             Every field by its name; ``top_left`` and those of SERVING only where they are set.
         """
         values = ((name, list(v) if isinstance(v, tuple) else v) for name, v in self._said())
-        return {name: asdict(v) if isinstance(v, Cache | ScoreTerm) else v for name, v in values}
+        said = ((name, v.to_json() if isinstance(v, ScoreTerm) else v) for name, v in values)
+        return {name: asdict(v) if isinstance(v, Cache) else v for name, v in said}
 
     @classmethod
     def from_json(cls, values: object) -> AttentionProblem:
