@@ -286,12 +286,12 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = operations.find(code.operation)
-    taken = sorted(ARRAY_FEATURES & operation.features | operation.serving)
+    taken = sorted(ARRAY_FEATURES & operation.features | operation.serving - {"mods"})
     if features & set(KINDS) and features & {"paged", "seqused_k"}:
         raise ValueError(f"a kernel of caches takes no term of scores, got {', '.join(sorted(features & set(KINDS)))}")
     words = (
         *((dtype, get_args(Dtype), "dtype") for dtype in dtypes),
-        *((feature, taken, "feature") for feature in sorted(features)),
+        *((feature, taken, "feature") for feature in sorted(features - {"mods"} | set(facts.get("features", ())))),
         (code.layout, get_args(Layout), "layout"),
         (code.gradients, get_args(GradientsOf), "gradients"),
         (code.out_dtype, ("", *get_args(OutDtype), *["fp32"] * bool(code.merge)), "out_dtype"),

@@ -137,7 +137,14 @@ def orders_of(dtype: str) -> dict[str, Order]:
     return {name: order for name, order in taken.items() if order.accumulator in ("fp32", "tf32", either)}
 
 
-def attend(order: Order, problem: AttentionProblem, x: Operands, rng: np.random.Generator, out: str = "") -> Result:
+def attend(
+    order: Order,
+    problem: AttentionProblem,
+    x: Operands,
+    rng: np.random.Generator,
+    out: str = "",
+    head_of: type[Head] | None = None,
+) -> Result:
     """Run one order on a dense problem; ``rng`` draws what the order leaves free, ``out`` is the output's format."""
     fmt = FORMATS[out or ("bf16" if problem.dtype == "e4m3" else problem.dtype)]
     result = Result(np.zeros(problem.out_shape, fmt.dtype), np.full(problem.lse_shape, -np.inf, F))
@@ -153,8 +160,8 @@ def attend(order: Order, problem: AttentionProblem, x: Operands, rng: np.random.
         arrays = (a[0, :, h].astype(F) for a, h in ((x.q, head), (x.k, kv), (x.v, kv)))
         with np.errstate(all="ignore"):
             sink = None if x.sinks is None else x.sinks[head]
-            term, shift = (None, 0.0) if x.term is None else term_of(problem, x.term, head, rng)
-            o, lse = _Head(order, problem, factor, rng)(*arrays, hidden, sink, term)
+            term, shift = (None, 0.0) if x.term is None or not x.term.size else term_of(problem, x.term, head, rng)
+            o, lse = (head_of or Head)(order, problem, factor, rng)(*arrays, hidden, sink, term)
             result.out[0, :, head] = (o * F(scales[2])).astype(fmt.dtype)
         result.lse[0, head] = lse - shift
     return result
@@ -174,7 +181,7 @@ def in_tf32(x: np.ndarray, how: str) -> np.ndarray:
     return np.where(np.isfinite(x), (bits & np.uint32(0xFFFFE000)).view(F), x)
 
 
-class _Head:
+class Head:
     """One head of one order."""
 
     def __init__(self, order: Order, problem: AttentionProblem, factor: np.float32, rng: np.random.Generator) -> None:

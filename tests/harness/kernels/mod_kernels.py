@@ -81,6 +81,10 @@ def blocks(b, h, q_idx, kv_idx):
     return q_idx // 8 >= kv_idx // 8
 
 
+def two_of_three(b, h, q_idx, kv_idx):
+    return (q_idx % 3 != 1) & (kv_idx >= 0)
+
+
 def of_window(size: int) -> Mod:
     def window(b, h, q_idx, kv_idx):
         return (q_idx - kv_idx).abs() < size
@@ -149,6 +153,9 @@ def attention(q, k, v, *, softmax_scale, score_mod=None, mask_mod=None, mistake=
                         x = masked(x, mask_mod(*places), raw, places, score_mod, mistake)
                     s[:, keys] = x
                 out[b, h, rows], lse[b, h, rows] = softmax(s, v[b, h // group], dtype, in_log2)
+                if mistake == "mean in empty rows" and m:
+                    empty = s.isneginf().all(-1)
+                    out[b, h, rows][empty] = v[b, h // group].mean(0)
     return out.to(dtype), lse
 
 
