@@ -142,7 +142,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             *(f"feature {name}" for name in sorted(rest)),
             *(f"property {law.name}" for law in fitting if not law.is_claimed(loaded)),
             *(one_line(f"policy {words}") for words in loaded.policy.exceptions),
-            *((f"more than: {loaded.mods.assumption}",) if loaded.mods and loaded.mods.score_mod else ()),
+            *((f"errors beyond: {loaded.mods.assumption}",) if loaded.mods and loaded.mods.score_mod else ()),
         )
         sums = hypotheses.sums_of(loaded) if hypotheses.under(loaded) else None
         return Introduction(

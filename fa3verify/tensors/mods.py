@@ -59,6 +59,7 @@ def arguments_of(
     """
     given: dict[str, object] = {**functions}
     if "block_mask" in known and "mask_mod" in functions:
-        sizes = {"B": len(q), "H": q.shape[1], "Q_LEN": q.shape[2], "KV_LEN": k.shape[2]}
-        given["block_mask"] = create_block_mask(functions["mask_mod"], **sizes, device=str(q.device))
+        batch, nheads, rows, _ = q.shape
+        mask = functions["mask_mod"]
+        given["block_mask"] = create_block_mask(mask, batch, nheads, rows, k.shape[2], device=str(q.device))
     return {name: x for name, x in given.items() if name in known}

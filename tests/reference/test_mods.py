@@ -129,6 +129,17 @@ def test_a_score_whose_error_crosses_a_jump_may_land_on_either_side():
     assert apart.out.max() < 1e-3
 
 
+def test_a_key_that_may_be_hidden_or_not_by_its_score_leaves_the_row_without_a_promise():
+    """The first score is 0, as large products cancel: the function hides it, and shows it to a kernel that errs up."""
+    problem = replace(AttentionProblem(1, 1, 1, 1, 2, 4, softmax_scale=1.0), term=term("positive"))
+    q = np.array([300, 0, -300, 1], float).reshape(1, 1, 1, 4)
+    k = np.array([[300, 0, 300, 0], [0, 0, 0, 1]], float).reshape(1, 2, 1, 4)
+    for first in (0, 1):
+        bound = bound_of(problem, [q, k[:, [first, 1 - first]], np.ones((1, 2, 1, 4))])
+        assert np.isinf(bound.out).all()
+        assert np.isinf(bound.lse).all()
+
+
 def test_the_bound_of_lse_grows_with_the_slope_and_with_the_declared_ulp():
     arrays = arrays_of(PLAIN)
     fp32 = KernelModel.any_order("fp32", "fp32")

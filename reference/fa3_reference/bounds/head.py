@@ -137,7 +137,7 @@ class Head:
             x = x + term
             dx = (dx + (gamma(TERM_ROUNDINGS) + kept) * size) * OUTWARD
             noise = noise + FLOAT64 * size
-        x = np.where((np.abs(x) + dx < _LARGE) | np.isneginf(x), x, np.nan)
+        x = np.where((np.abs(x) + dx < _LARGE) | (np.isneginf(x) & (dx == 0)), x, np.nan)
         hidden = self.hidden(rows, keys)
         noise = np.where(hidden, 0.0, noise).max(1)
         return np.where(hidden, -np.inf, x), np.where(hidden, 0.0, dx), noise
