@@ -178,7 +178,7 @@ def timed(kernel: str) -> tuple[float, float]:
     for shape in (PROFILES["quick"].shapes[0], LONG, LONG):
         problem = coverage.adapted(loaded, replace(shape, dtype=loaded.dtype))
         if loaded.supports(problem):
-            space.raised(loaded, problem)
+            probing.raised(loaded, problem)
         ends_s.append(time.monotonic())
     again_s = ends_s[3] - ends_s[2]
     return max(0.0, ends_s[2] - ends_s[1] - again_s), again_s

@@ -153,7 +153,7 @@ class Head:
         becomes -inf, or a number that stands for it, has weight 0.
         """
         s, ds, noise = (x / LOG2_E for x in before)
-        ds = ds + gamma(_TERM_ROUNDINGS) * (np.abs(s) + ds)
+        ds = ds + gamma(TERM_ROUNDINGS) * (np.abs(s) + ds)
         places = self.seq.index, self.heads[rows], self.positions[rows], np.arange(keys.start, keys.stop)
         f, low, high = (modified(term, s + way * ds, *places) for way in (0, -1, 1))
         vanishes = np.maximum(f, np.maximum(low, high)) < _LOWEST
@@ -161,7 +161,7 @@ class Head:
         slope = np.where(ds > 0, (high - low) / (2 * ds), 0.0)
         size = np.abs(f) + np.abs(f - slope * s)
         df = np.maximum(np.abs(high - f), np.abs(low - f)) + FP32_MIN_NORMAL
-        df = df + (gamma(_TERM_ROUNDINGS) + kept + 2 * U_FP32 * term.score_mod_ulp) * size
+        df = df + (gamma(TERM_ROUNDINGS) + kept + 2 * U_FP32 * term.score_mod_ulp) * size
         noise = noise * np.abs(slope) + FLOAT64 * size
         df, noise = (np.where(vanishes, 0.0, x) * LOG2_E * OUTWARD for x in (df, noise))
         return np.where(vanishes, -np.inf, f * LOG2_E), df, noise

@@ -149,5 +149,5 @@ def test_calls_are_timed_apart_from_what_a_new_shape_takes(monkeypatch):
         known.add(problem)
 
     monkeypatch.setattr(introduction, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(introduction.space, "raised", runs_slowly)
+    monkeypatch.setattr(introduction.probing, "raised", runs_slowly)
     assert timed("twin.fp16") == (3.0, 0.5)
