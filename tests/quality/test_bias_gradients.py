@@ -41,7 +41,7 @@ def test_a_wrong_gradient_of_a_bias_is_found_by_the_bound(name):
     assert next(failures(WRONG[name]))
 
 
-@pytest.mark.parametrize("name", set(WRONG) - {"in_16_bits"})
+@pytest.mark.parametrize("name", [name for name in WRONG if name != "in_16_bits"])
 def test_a_wrong_gradient_of_a_bias_is_found_by_its_property(name):
     assert run_law(LAW, WRONG[name], max_examples=12, seed=0, shrink_seconds=0).status == "fail"
 
