@@ -32,15 +32,14 @@ _WORDS: dict[Accumulator, str] = {
 class Sums(NamedTuple):
     """In which arithmetic the bound of any order adds products, and who says so: the kernel or its device.
 
-    ``further`` is what else the bound assumes of the kernel, in words.
+    Behind that ``source`` has what else the bound assumes of a kernel with a ``score_mod``.
     """
 
     accumulator: Accumulator
     source: str
-    further: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (f"{_WORDS[self.accumulator]} ({self.source})", self.further)))
+        return f"{_WORDS[self.accumulator]} ({self.source})"
 
 
 def sums_of(kernel: Kernel) -> Sums:
@@ -51,7 +50,9 @@ def sums_of(kernel: Kernel) -> Sums:
     to binary32 on GPUs other than Hopper and Ada, as they have no e4m3 products, or sharper ones. Products of binary32
     operands are in binary32 everywhere: tf32 is declared.
     """
-    return _sums(kernel)._replace(further=kernel.mods.assumption if kernel.mods else "")
+    sums = _sums(kernel)
+    further = kernel.mods.assumption if kernel.mods else ""
+    return sums._replace(source=f"{sums.source}; {further}") if further else sums
 
 
 def _sums(kernel: Kernel) -> Sums:

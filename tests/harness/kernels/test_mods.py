@@ -168,7 +168,7 @@ def test_functions_of_a_file_are_named_by_it_so_that_any_process_finds_them(tmp_
 
 def test_what_is_assumed_of_a_score_mod_is_said_beside_the_sums():
     words = "score_mod .*:softcap off by at most 4 ulp of binary32, monotone within a score's error but for a jump"
-    assert re.search(rf"sums in binary32 \(device: CPU\), {words}$", str(sums_of(kernel_of("softcap", None))))
+    assert re.search(rf"sums in binary32 \(device: CPU; {words}\)$", str(sums_of(kernel_of("softcap", None))))
     assert str(sums_of(kernel_of(None, "sliding"))) == "sums in binary32 (device: CPU)"
     assert kernel_of(None, "sliding").declared[-1] == "mask_mod tests.harness.kernels.mod_kernels:sliding"
 
