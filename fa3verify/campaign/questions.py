@@ -264,7 +264,7 @@ def ask_all(
     asked: tuple[ContractQuestion, ...] = ()
     for kernel in [each for each in kernels if is_own(each.name)]:
         mine = [outcome for outcome in outcomes if outcome.task.kernel == kernel.name]
-        again, judged, more = _judged_again(kernel, mine, begun, **terms)
+        again, judged, more = _judged_again(kernel, mine, () if kernel.limit and begun is None else begun, **terms)
         kernels = tuple(again if each is kernel else each for each in kernels)
         outcomes = [outcome for outcome in outcomes if outcome.task.kernel != kernel.name] + judged
         asked += more
@@ -285,8 +285,8 @@ def _judged_again(
     """Judge a kernel again under the contracts that explain what failed, as long as they explain more of it.
 
     Where a contract leaves some of what it should have explained, no contract does: the kernel is as it was. Of an
-    interrupted campaign only the tasks that found something run again, for :data:`ASKING_S`. A lost process counts
-    under every contract.
+    interrupted campaign, and of a slow kernel, only the tasks that found something run again, for :data:`ASKING_S` and
+    as long as twenty calls of new shapes. A lost process counts under every contract.
 
     Parameters
     ----------
@@ -315,7 +315,9 @@ def _judged_again(
         if begun is not None:
             known += [x for x in failed if x.error]
             tasks = [task for task in tasks if task in {x.task for x in failed} - {x.task for x in known}]
-        outcomes = known + execute(tasks, math.inf if begun is None else time.monotonic() + ASKING_S)
+        outcomes = known + execute(
+            tasks, math.inf if begun is None else time.monotonic() + ASKING_S + 20 * sum(kernel.pace)
+        )
     whole = [replace(x, kernel=kernel.name, declaration=asked[-1].declaration, meaning=x.meaning + part) for x in asked]
     return kernel, outcomes, tuple(whole)
 

@@ -176,10 +176,10 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     path = shards.write(part, settings.out)
     _remove_journal(settings)
     return ShardRun(
-        shard=str(part.shard),
-        file=path.name,
-        tasks=len(outcomes),
-        failures=summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed).failures,
+        str(part.shard),
+        path.name,
+        len(outcomes),
+        summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed).failures,
     )
 
 
@@ -257,8 +257,7 @@ def _judged(
 ) -> tuple[tuple[Introduction, ...], list[Outcome], tuple[ContractQuestion, ...], int | None]:
     """Run the tasks of a campaign, or those of a shard, and ask about what failed.
 
-    It returns the kernels as they were judged last, the outcomes, the questions, and the number of the signal that
-    interrupted it or None.
+    It returns the kernels as judged last, the outcomes, the questions, and the signal that interrupted it or None.
     """
     # Whoever asks for a part, or compares figures, decides by himself how long it takes.
     is_asked = settings.profile != "quick" or settings.only != Only() or settings.baseline or settings.update_baseline

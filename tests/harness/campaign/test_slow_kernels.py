@@ -109,11 +109,11 @@ def calls(seconds: float, count: int) -> str:
 
 
 def test_every_call_has_the_time_of_one_and_one_that_never_ends_is_told_with_its_time():
-    given = [(0.25, 5), (60.0, 1)]
-    with IsolatingPool(2, limit_s=1.0) as pool:
+    given = [(0.5, 5), (60.0, 1)]
+    with IsolatingPool(2, limit_s=2.0) as pool:
         many, endless = execute([CallTask("", calls, {"seconds": s, "count": n}) for s, n in given], pool)
     assert (many.value, many.waited_s) == ("done", 0.0)
-    assert (endless.lost_worker, endless.waited_s) == (True, 5.0)
+    assert (endless.lost_worker, endless.waited_s) == (True, 10.0)
 
 
 def test_tasks_that_have_not_ended_in_time_are_skipped():
