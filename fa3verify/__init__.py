@@ -37,6 +37,7 @@ __all__ = [
     "Operands",
     "Policy",
     "QuantScheme",
+    "Quantises",
     "Quantized",
     "Ranked",
     "Recipe",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
     from fa3_reference.bounds.model import BackwardModel, KernelModel
     from fa3_reference.bounds.order import SoftmaxOrder
+    from fa3_reference.bounds.quantises import Quantises
     from fa3_reference.cache import Cache
     from fa3_reference.problem import AttentionProblem, Descale, Operands
     from fa3_reference.quantize import Quantized, QuantScheme, prepare
@@ -117,6 +119,7 @@ else:
             "Operands": "fa3_reference.problem",
             "Policy": "fa3verify.kernels.policy",
             "QuantScheme": "fa3_reference.quantize",
+            "Quantises": "fa3_reference.bounds.quantises",
             "Quantized": "fa3_reference.quantize",
             "Ranked": "fa3_simulator.tune",
             "Recipe": "fa3verify.inputs.recipe",

@@ -77,15 +77,15 @@ def _sums(kernel: Kernel) -> Sums:
 def assumed(kernel: Kernel, config: Any) -> Any:
     """Return what the bound of a kernel in a configuration assumes.
 
-    That is the order that the kernel states, else the first hypothesis of its operation. For an operation without
-    orders, such as quantising, it is the configuration itself.
+    That is the order that the kernel states, else the first hypothesis of its operation, with what the kernel quantises
+    itself. For an operation without orders, such as quantising, it is the configuration itself.
     """
     operation = operations.find(kernel.operation)
     if not operation.has_orders:
         return config
-    if kernel.order is not None:
-        return kernel.order(config)
-    return next(iter(operation.hypotheses(config, sums_of(kernel).accumulator).values()))
+    order = kernel.order and kernel.order(config)
+    order = order or next(iter(operation.hypotheses(config, sums_of(kernel).accumulator).values()))
+    return replace(order, quantises=kernel.quantises) if kernel.quantises.said else order
 
 
 def _order(operation: str, accumulator: Accumulator, hypothesis: str, config: Any) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from fa3_kernels.plan.config import OutDtype
-from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.bounds import BackwardModel, KernelModel, Quantises
 from fa3_reference.problem import Dtype
 from fa3_reference.score_term import KINDS
 from fa3verify import operations
@@ -54,6 +54,7 @@ class Facts(TypedDict, total=False):
     description: str
     order: Callable[[Any], KernelModel | BackwardModel]
     accumulator: Accumulator | None
+    quantises: Quantises
     policy: Policy
     head_dims: tuple[int | tuple[int, int], ...] | None
     page_sizes: tuple[int, ...] | None
@@ -239,10 +240,13 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
     return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
-def _rules(code: ArrayFunction, dtypes: tuple[str, ...]) -> tuple[tuple[object, str], ...]:
+def _rules(
+    code: ArrayFunction, dtypes: tuple[str, ...], quantises: Quantises | None
+) -> tuple[tuple[object, str], ...]:
     """Return rules of which facts go together, each with whether it is broken."""
     features = code.features
     of_caches = bool(features & {"paged", "seqused_k"})
+    by = quantises or Quantises()
     return (
         (
             code.gradients == "autograd" and code.library != "torch",
@@ -271,13 +275,21 @@ def _rules(code: ArrayFunction, dtypes: tuple[str, ...]) -> tuple[tuple[object, 
             and (features & _NOT_OF_MODS or {code.operation, *dtypes} & {"backward", "merge", "e4m3"}),
             f"a score_mod or mask_mod is that of a forward with none of e4m3, {', '.join(sorted(_NOT_OF_MODS))}",
         ),
+        (
+            by.said and (code.gradients or code.merge or "e4m3" in dtypes or "qv" in features),
+            "quantises is of a forward of fp16, bf16 or fp32 operands, and not of one that takes qv",
+        ),
+        (
+            by.smooth_k and features & {"softcap", "sinks"},
+            "smooth_k moves all scores of a row, which a softcap or a sink beside them does not allow",
+        ),
     )
 
 
 def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> None:
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
     features = code.features
-    for is_broken, rule in _rules(code, dtypes):
+    for is_broken, rule in _rules(code, dtypes, facts.get("quantises")):
         if is_broken:
             raise ValueError(rule)
     if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol, get_args
 
 from fa3_kernels.plan.config import Setting
-from fa3_reference.bounds import BackwardModel, KernelModel
+from fa3_reference.bounds import BackwardModel, KernelModel, Quantises
 from fa3_reference.bounds.device import check_products
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
@@ -145,6 +145,8 @@ class Kernel:
         The functions that it has built in (:mod:`fa3verify.kernels.mods`).
     forward : {"given", "own"}
         Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
+    quantises : Quantises
+        Of a forward, which operands it quantises itself. Its bound has the errors of that, with ``order`` or without.
 
     Raises
     ------
@@ -173,6 +175,7 @@ class Kernel:
     page_sizes: tuple[int, ...] | None = None
     forward: ForwardOf = "given"
     mods: ScoreTerm | None = None
+    quantises: Quantises = Quantises()  # noqa: RUF009 (immutable)
 
     def __post_init__(self) -> None:
         if self.order is not None and not callable(self.order):
@@ -196,7 +199,8 @@ class Kernel:
         """Return in words what it declares other than the default: its policy, and the sizes that it does not take."""
         words = (f"head_dims {', '.join(map(str, self.head_dims))}",) if self.head_dims is not None else ()
         sizes = (f"{name} {written(value)}" for name, value in self.sizes.said.items())
-        return (*self.policy.exceptions, *sizes, *words, *([self.mods.describe()] if self.mods else ()))
+        codes = (repr(self.quantises),) if self.quantises.said else ()
+        return (*self.policy.exceptions, *sizes, *words, *codes, *([self.mods.describe()] if self.mods else ()))
 
     def fitted(self, problem: AttentionProblem) -> AttentionProblem:
         """Return the problem nearest to one that has the declared sizes, its causal mask aligned as the kernel's.

@@ -143,6 +143,20 @@ def agreeing(what: str, make: Callable[[Setup, Trial], tuple[Setup, Setup]]) -> 
     return check
 
 
+def alike(what: str, one: Setup, other: Setup, rows: np.ndarray) -> Violation | None:
+    """Compare some rows of two calls, given by a mask in the layout of lse, bit for bit but for the sign of a zero.
+
+    The scales of a kernel that quantises depend on keys that a row does not see: its calls may differ by the sum of
+    both bounds.
+    """
+    got, expected = one.run(), other.run()
+    masks = rows_of(one.problem, rows, got)
+    if not one.kernel.quantises.said:  # a weight of 0 times V has the sign of V
+        return same_bits(what, unsigned_zeros(got), unsigned_zeros(expected), masks)
+    bound = summed(one.bound(), other.bound())
+    return within(what, got, expected, {name: np.where(masks[name], bound[name], math.inf) for name in masks})
+
+
 def slack(setup: Setup) -> Outputs:
     """Return by output how far two runs of one call may differ; empty for a kernel that claims equal bits of them."""
     if setup.kernel.claims("repeated_run_is_identical"):

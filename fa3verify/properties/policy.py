@@ -291,5 +291,7 @@ POLICY_LAWS = (
         _check,
         wanted=Wanted("mostly", softcap=False, empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
         parameters=_draw,
+        # What NaN makes of the scale of its group, and of the codes of the others in it, no arithmetic says.
+        applies=lambda kernel: not kernel.quantises.said,
     ),
 )

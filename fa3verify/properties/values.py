@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
+from fa3_reference.bounds.quantises import CODES
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
 from fa3verify.properties.compare import Found, against_truth, close, within
@@ -99,6 +100,41 @@ def _own_descales(setup: Setup, trial: Trial) -> Found:
     yield against_truth(setup.fed(**moved), "descales of sequences and heads octaves apart")
 
 
+def _codes(setup: Setup, trial: Trial) -> Found:
+    """Give operands numbers whose codes are exact, or one of them numbers just below a code, and compare with truth."""
+    low = trial.choice("low", ("", "q", "k", "v"))
+    rng = np.random.default_rng(trial.integer("seed", 0, 99))
+    drawn = {name: _of_groups(setup, name, rng, low) for name in ("q", "k", "v")}
+    yield against_truth(setup.fed(**drawn), f"numbers of {low} just below a code" if low else "exact codes")
+
+
+def _of_groups(setup: Setup, name: str, rng: np.random.Generator, low: str) -> np.ndarray:
+    """Return an operand of random signs, whose magnitude is a power of two from 1/4 to 2 that a group shares.
+
+    With ``low`` none is negative, so that errors add up. In every second pair of rows of that operand one number of a
+    group stays; the others are 4.9 or 5.9 codes, which cutting takes farther than rounding to nearest in every format.
+    Where K loses its mean, the rows of a pair are opposite, and the last one without another is 0.
+    """
+    problem = setup.problem
+    by = setup.kernel.quantises
+    fmt, shared = by.said.get(name, ("int8", "tensor"))
+    old = getattr(setup.operands, name)
+    x = np.ones(old.shape) if low else rng.choice((-1.0, 1.0), old.shape)
+    for seq in problem.sequences():
+        rows = (problem.rows_q if name == "q" else problem.rows_k)(x, seq)
+        tokens, heads, channels = np.indices(rows.shape)
+        within = tokens // shared if isinstance(shared, int) else channels * (shared == "channel")
+        others = (seq.index + heads) * (shared != "tensor")
+        rows *= 2.0 ** ((within + others + "qkv".index(name)) % 4 - 2)
+        if name == low:
+            below = rng.choice((4.9, 5.9), rows.shape) / CODES[fmt].max_finite * (tokens // 2 % 2)
+            rows *= np.where(tokens == 0 if shared == "channel" else channels == 0, 1, below)
+        if name == "k" and by.smooth_k:
+            opposite = np.where(tokens // 2 * 2 + 1 < len(rows), (-1.0) ** tokens, 0)
+            rows[:] = np.repeat(rows[::2], 2, axis=0)[: len(rows)] * opposite
+    return x.astype(old.dtype)
+
+
 VALUE_LAWS = (
     law(
         "output_within_hull_of_values",
@@ -124,6 +160,17 @@ VALUE_LAWS = (
         _own_descales,
         wanted=Wanted(permuted=True, empty=False),
         applies=needs(dtypes=("e4m3",)),
+    ),
+    law(
+        "codes_are_as_declared",
+        "of a kernel that quantises: where all numbers of a group have one magnitude, octaves from its neighbours', so "
+        "that codes are exact, and where those of one operand lie just below a code, every out and lse lies within its "
+        "bound, which is narrow there",
+        "bounded",
+        _codes,
+        wanted=Wanted(empty=False),
+        parameters=drawn(low=st.sampled_from(("", "q", "k", "v")), seed=st.integers(0, 99)),
+        applies=lambda kernel: bool(kernel.quantises.said),
     ),
     law(
         "equal_scores_average_values",

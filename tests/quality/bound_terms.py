@@ -36,7 +36,16 @@ from fa3verify.files import csv_text, markdown_table, write_text
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
 MODULES = ("head", "state", "steps", "forward_weights", "forward_sums", "forward_sinks", "forward", "epilogue")
-MODULES += ("gradient_weights", "gradient_sums", "backward", "quantisation", "quantizer", "enclosure", "model")
+MODULES += (
+    "gradient_weights",
+    "gradient_sums",
+    "backward",
+    "quantisation",
+    "quantizer",
+    "quantises",
+    "enclosure",
+    "model",
+)
 TESTS = ROOT / "tests" / "reference" / "bounds"
 _SEEN_BY = {  # the pinned tests of each module
     "backward": ("terms_gradients", "terms_backward"),
@@ -44,6 +53,7 @@ _SEEN_BY = {  # the pinned tests of each module
     "gradient_sums": ("terms_gradients", "terms_backward"),
     "quantisation": ("terms_quantiser",),
     "quantizer": ("terms_quantiser", "quantizer"),
+    "quantises": ("quantises",),
     "enclosure": ("terms_ranges", "terms_enclosure"),
     "steps": ("terms_steps", "terms_forward", "terms_backward"),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fa3_reference.bounds.model import BackwardModel, KernelModel
 from fa3_reference.bounds.order import SoftmaxOrder
+from fa3_reference.bounds.quantises import Quantises
 
 __all__ = [
     "BackwardBound",
@@ -15,6 +16,7 @@ __all__ = [
     "Enclosure",
     "ErrorBound",
     "KernelModel",
+    "Quantises",
     "SoftmaxOrder",
     "backward_bound",
     "forward_bound",

@@ -61,7 +61,7 @@ def can_enclose(model: KernelModel) -> bool:
     is_plain = model.scores == "fp32" and model.probabilities == model.dtype and order.rescale != "lazy"
     is_unknown = order.scale == "folded" or (order.scale == "in_turn" and model.dtype == "e4m3")
     is_known = order.row_sum_of == "weights" and not is_unknown
-    return model.is_blocked and is_plain and is_known and model.accumulator == "wgmma"
+    return model.is_blocked and not model.quantises.said and is_plain and is_known and model.accumulator == "wgmma"
 
 
 def forward_enclosure(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Enclosure:
@@ -264,8 +264,9 @@ def _add_block(state: _State, head: Head, rows: np.ndarray, keys: slice, model: 
     ratio = float(np.float32((state.v_factor or v_factor) / v_factor))
     state.v_factor = v_factor
     rescale = alpha.each(lambda end: _f32(end * ratio)[:, None])
-    overflows = (p.high > model.p_format.max_finite).any(axis=1) & model.p_format.has_inf  # e4m3 saturates instead
-    codes = p.each(lambda end: rounded(np.minimum(finite(end), model.p_format.max_finite), model.p_format))
+    fmt = FORMATS[model.probabilities]
+    overflows = (p.high > fmt.max_finite).any(axis=1) & fmt.has_inf  # e4m3 saturates instead
+    codes = p.each(lambda end: rounded(np.minimum(finite(end), fmt.max_finite), fmt))
     state.o = _accumulate(state.o, codes, rescale, finite(head.v[keys]), model)
     steps = model.row_sum_depth + 1
     low, high = (old * a + end.sum(1) for old, a, end in zip(state.sum, alpha, p, strict=True))
@@ -332,7 +333,7 @@ def _finish(state: _State, head: Head, model: KernelModel) -> SplitResult:
     o = _times(state.o, inverse.each(lambda end: end[:, None]))
     lg2 = [np.log2(end) for end in total]
     slack = LG2_ABS + LG2_REL * np.maximum(*map(np.abs, lg2))
-    roundings = 4 if model.scales_maximum_for_lse else 2
+    roundings = 4 if model.order.scales_maximum_for_lse else 2
     slack = slack + gamma(roundings) * (np.maximum(*map(np.abs, state.max)) + np.maximum(*map(np.abs, lg2)) + 1)
     lse = Interval(state.max.low + lg2[0] - slack, state.max.high + lg2[1] + slack)
     largest = np.maximum(*map(np.abs, o))

@@ -147,7 +147,7 @@ def _log(
     magnitude = np.abs(np.log2(row_sum)) + offset + (state.max_high - state.max_low) + log_l * LOG2_E
     magnitude = magnitude + U_FP32 * (np.abs(state.max) + offset)
     error = log_l * LOG2_E + np.where(is_exact, 0.0, LG2_ABS + LG2_REL * magnitude)
-    if model.scales_maximum_for_lse:
+    if model.order.scales_maximum_for_lse:
         error = error + gamma(3) * state.largest_score
     if model.is_stated:
         adds_zero = (state.tau == 0) & (state.max == model.p_offset_log2)

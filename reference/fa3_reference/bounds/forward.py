@@ -123,6 +123,8 @@ def _tile_bound(tile: VisitedTile, model: KernelModel) -> tuple[np.ndarray, np.n
         error = rounded_error(part.o, error, FORMATS[model.out_dtype])
     error = error + part.noise
     lse_error = in_nats(part, model)
+    if head.lse_lost is not None:
+        lse_error = lse_error + head.lse_lost[rows] + U_FP32 * np.abs(part.lse)
     # The lse of thousands of equal scores has so small an error in binary32 that float64's own counts beside it.
     float64 = FLOAT64 * (visited.stop - visited.start + 8 + 2 * np.abs(part.lse))
     lse_error = np.where(lse_error == 0, 0.0, lse_error + float64)

@@ -31,17 +31,19 @@ def accumulate(
     p = w.p
     n = w.p.shape[0]
     d = head.v.shape[1]
-    v_abs = np.abs(v)
+    dv = head.moved[2][keys] if head.moved else np.zeros(v.shape)
+    v_abs = np.abs(v) + dv
     seen = w.visible.any(axis=1, keepdims=True)
     # the range of V behind a row, of which O is a mean; inf and -inf stay where a row has seen no key
-    state.v_min = np.where(seen, np.minimum(state.v_min, _seen(w.visible, v, np.inf).min(0)), state.v_min)
-    state.v_max = np.where(seen, np.maximum(state.v_max, _seen(w.visible, v, -np.inf).max(0)), state.v_max)
+    state.v_min = np.where(seen, np.minimum(state.v_min, _seen(w.visible, v - dv, np.inf).min(0)), state.v_min)
+    state.v_max = np.where(seen, np.maximum(state.v_max, _seen(w.visible, v + dv, -np.inf).max(0)), state.v_max)
     sums = np.concatenate([p, p * w.either]) @ np.concatenate([v, v * v], axis=1)
     absolute = np.concatenate([p, p * w.either, w.rounding]) @ v_abs
     # sums of |v| weighed by p, by p times its relative error, and by the rounding of P
     pa = absolute[:n]
     ba = absolute[n : 2 * n]
     da = absolute[2 * n :]
+    moved = (p * (1 + w.either)) @ dv  # by the codes of V
     carried = np.abs(state.o) + state.boa + state.o_error  # |C| at most, after rescaling
     added = (pa + ba + da) * OUTWARD  # sum of |P^ v|
     largest = p * (1 + w.either) + w.rounding
@@ -53,7 +55,8 @@ def accumulate(
     # A whole tile is multiplied, though its last keys may be padding; where the tile is not known, the keys alone.
     steps = _steps(max(model.tile_n, len(v)), model)
     exact = _exact(state, head.v[keys], w, (carried, added, largest_product), rescaled > 0, steps, model)
-    reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da  # |O| at most, unless more is lost
+    # |O| at most, unless more is lost
+    reached = np.abs(state.o + sums[:n, :d]) + state.boa + state.o_error + ba + da + moved
     sizes = carried, added, aligned, reached
     lost = _cut(sizes, (w.visible.sum(1)[:, None], steps), rescaled > 0, exact, model)
     lost = lost + carried * rescaled * OUTWARD
@@ -72,7 +75,7 @@ def accumulate(
     else:  # a sum may be largest while the maximum is still small
         reached = every * np.minimum(np.exp2(2 * state.tau), LIFTED)[:, None]
     state.outside |= ~(reached < 2.0**126 * factor.min())
-    state.o_error = (state.o_error + da + lost) * OUTWARD
+    state.o_error = (state.o_error + da + moved + lost) * OUTWARD
     state.share += _share(len(v), model)
     state.o = state.o + sums[:n, :d]
     state.o2 = state.o2 + sums[:n, d:]

@@ -15,7 +15,7 @@ from fa3_reference.bounds.device import EX2_REL, EXACT_EX2, FP32_MIN_NORMAL, RCP
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import LN2, OUTWARD, binary32_error, gamma, grid, log_error, rounding_error
-from fa3_reference.formats import FORMATS
+from fa3_reference.formats import FORMATS, Format
 
 # In an unknown order the maximum may move with every key, and each move multiplies a weight by an exponential. A weight
 # meets half of all moves on average. Charging 4 times the error of ex2 once in 8 keys, beside the additions of the row
@@ -111,7 +111,10 @@ def _weight_grids(low: np.ndarray, high: np.ndarray, shift: np.ndarray, model: K
         return [np.zeros(len(low))] * 3
     low = low / shift
     high = np.where(high * shift < FP32_MIN_NORMAL, 0.0, high * shift)
-    return [(high > 0).sum(1), *(grid(low, high, fmt).min(1) for fmt in (FORMATS["fp32"], model.p_format))]
+    return [
+        (high > 0).sum(1),
+        *(grid(low, high, fmt).min(1) for fmt in (FORMATS["fp32"], FORMATS[model.probabilities])),
+    ]
 
 
 def _log_errors(y: np.ndarray, dx: np.ndarray, tau: np.ndarray, model: KernelModel) -> np.ndarray:
@@ -156,7 +159,8 @@ def _p_rounding(
     the maximum may be off, and ``cap`` (rows,) the largest computed weight.
     """
     fmt = model.p_format
-    if model.is_blocked and model.order.rescale != "lazy":  # step 4
+    is_float = isinstance(fmt, Format)
+    if is_float and model.is_blocked and model.order.rescale != "lazy":  # step 4
         unit = 2.0**model.p_offset_log2
         shift = np.exp2(tau)[:, None]
         low = unit * low / shift
@@ -164,13 +168,13 @@ def _p_rounding(
         return rounding_error(low, high, fmt) * shift / unit * OUTWARD, np.full((len(tau), 1), unit)
     least = low.sum(1)[:, None]
     largest = high.sum(1)[:, None]
-    if model.order.weights == "normalised":
+    if is_float and model.order.weights == "normalised":
         own = 1 + gamma(low.shape[1] + 4) + RCP_REL
         rounding = rounding_error(low / largest / own, high / least * own, fmt) * largest
         return rounding * OUTWARD, 1 / largest
     # In whatever scale a kernel rounds P, P is not smaller than after division by the row sum, or, for running weights,
     # than in the scale of the largest maximum. Rounding to nearest costs no more than P itself.
-    unit = 1 / largest if model.order.weights == "any" else np.exp2(-tau)[:, None]
+    unit = 1 / largest if model.order.weights != "running" else np.exp2(-tau)[:, None]
     rounding = np.minimum(fmt.unit_roundoff * high + fmt.min_subnormal / 2 / unit, high)
     return rounding * OUTWARD, unit
 

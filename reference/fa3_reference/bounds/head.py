@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.model import KernelModel
+from fa3_reference.bounds.quantises import coded_rows, product_of_codes
 from fa3_reference.bounds.steps import (
     FLOAT64,
     LOG2_E,
@@ -62,6 +63,9 @@ class Head:
     sink: np.ndarray | None = None  # exact log2 score of each row's sink, -inf where it has none
     term: np.ndarray | None = None  # exact log2 term of each score (rows, keys), -inf where it hides the key
     term_size: np.ndarray | None = None  # magnitudes that its roundings are relative to; broadcasts to the same shape
+    # Of a kernel that quantises: how far its codes are from q, k and v, and what lse loses by the mean of K (rows,)
+    moved: tuple[np.ndarray, ...] = ()
+    lse_lost: np.ndarray | None = None
 
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
@@ -193,7 +197,10 @@ class Head:
         q = self.q[rows]
         k = self.k[keys]
         sizes = np.abs(q) @ np.abs(k).T
-        if model.accumulator == "wgmma" and model.order.scale != "folded":
+        if model.quantises.q or model.quantises.k:
+            core = model.core if model.accumulator in ("wgmma", "either") else None
+            s, ds, sizes = product_of_codes(q, k, self.moved[0][rows], self.moved[1][keys], core)
+        elif model.accumulator == "wgmma" and model.order.scale != "folded":
             s, ds = score_error(q, k, model.core)
         else:
             s = q @ k.T
@@ -347,6 +354,10 @@ def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> 
             group = range(first, first + problem.group)
             for start in range(0, problem.group, together):
                 head = Head.of(problem, operands, seq, *group[start : start + together])
+                if model.quantises.said:
+                    each = np.split(head.q, len(head.q) // seq.seqlen_q)
+                    x, moved, lse_lost = coded_rows(problem, operands, model.quantises, each, head.k, head.v)
+                    head = replace(head, q=x[0], k=x[1], v=x[2], moved=moved, lse_lost=lse_lost)
                 for rows, visited in _row_tiles(head, model):
                     yield VisitedTile(head, rows, visited)
 

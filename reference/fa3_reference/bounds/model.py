@@ -6,11 +6,12 @@ Plans of launches (``fa3_kernels.plan``) state these records for kernels whose o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fa3_reference.bounds import device
 from fa3_reference.bounds.order import SoftmaxOrder
+from fa3_reference.bounds.quantises import CODES, Codes, Quantises
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
 
@@ -56,11 +57,13 @@ class KernelModel:
         Whether binary32 results below 2^-126 are kept, except those of MUFU; otherwise they may be flushed to zero.
     pads_group : bool
         Whether a packed group is padded to a power of two in its row tile.
+    quantises : Quantises
+        Which operands the kernel quantises itself; its ``p`` stands for ``probabilities``.
 
     Raises
     ------
     ValueError
-        If keys are split and no ``tile_n`` is given, and for an accumulator that the operands do not have.
+        If keys are split without ``tile_n``, for an accumulator that operands do not have, and if e4m3 is quantised.
     """
 
     dtype: Dtype
@@ -78,6 +81,7 @@ class KernelModel:
     tanh_error: float = 0.0
     keeps_subnormals: bool = True
     pads_group: bool = True
+    quantises: Quantises = Quantises()  # noqa: RUF009 (immutable)
 
     @classmethod
     def any_order(
@@ -103,13 +107,11 @@ class KernelModel:
         accumulator : {"wgmma", "fp32", "either", "tf32"}
             What the machine adds products with. An e4m3 product keeps 13 bits on Ada and Hopper (sm_89, sm_90), so that
             their kernels need "either"; so do 16-bit kernels on Hopper, whose tensor core aligns subnormal operands as
-            if they were normal. Blackwell and CPUs add in binary32. Operands of binary32 are multiplied in "fp32", or
-            by a tensor core in "tf32".
+            if they were normal. Blackwell and CPUs add in binary32. Those of binary32 are multiplied so, or in "tf32".
         row_sum_of : {"weights", "rounded"}
             As of :class:`SoftmaxOrder`. :meth:`hypotheses` has both.
         weights : {"running", "normalised", "any"}
-            As of :class:`SoftmaxOrder`; always "running" where ``row_sum_of`` is "rounded". :meth:`hypotheses` has the
-            first two.
+            As of :class:`SoftmaxOrder`; always "running" where ``row_sum_of`` is "rounded". :meth:`hypotheses` has two.
 
         Returns
         -------
@@ -153,16 +155,19 @@ class KernelModel:
         }
 
     def __post_init__(self) -> None:
-        if not self.probabilities:
-            object.__setattr__(self, "probabilities", self.dtype)
+        own = self.quantises.p
+        object.__setattr__(self, "probabilities", own[0] if own else self.probabilities or self.dtype)
+        if self.quantises.said and self.dtype == "e4m3":
+            raise ValueError("operands of e4m3 are codes: a kernel does not quantise them")
         device.check_products(self.dtype, self.accumulator)
         if self.num_splits > 1 and not self.tile_n:
             raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
     @property
     def core(self) -> device.TensorCore:
-        """Return what the tensor core keeps of products of this format."""
-        return device.TENSOR_CORE.get(self.dtype, device.TF32_CORE)
+        """Return what the tensor core keeps of products, which are of e4m3 where the kernel makes such codes."""
+        fmt = "e4m3" if any(fmt == "e4m3" for fmt, _ in self.quantises.said.values()) else self.dtype
+        return replace(device.TENSOR_CORE.get(fmt, device.TF32_CORE), operand=FORMATS[self.dtype])
 
     @property
     def tiny(self) -> float:
@@ -170,16 +175,15 @@ class KernelModel:
         return 2.0**-149 if self.keeps_subnormals else device.FP32_MIN_NORMAL
 
     @property
-    def p_format(self) -> Format:
+    def p_format(self) -> Format | Codes:
         """Number format of P as it enters the second product."""
-        return FORMATS[self.probabilities]
+        return self.quantises.weights or FORMATS[self.probabilities]
 
     @property
     def p_offset_log2(self) -> int:
         """Log2 of the least factor that P is multiplied with before it is rounded: 8 for e4m3 in the scale of the
-        running maximum, so that P fills [0, 256]; else 0, also where rescaling is lazy and the factor not known.
-        """
-        is_shifted = self.order.weights == "running" and self.order.rescale != "lazy"
+        running maximum, so that P fills [0, 256]; else 0, also where rescaling is lazy and the factor not known."""
+        is_shifted = self.order.weights == "running" and self.order.rescale != "lazy" and not self.quantises.p
         return 8 if self.probabilities == "e4m3" and is_shifted else 0
 
     @property
@@ -187,7 +191,7 @@ class KernelModel:
         """Log2 of the largest factor that P may be multiplied with, rounded up: 9 where the factor is not known, which
         may take P to the end of e4m3 at 448.
         """
-        if self.probabilities != "e4m3" or self.order.weights == "normalised":
+        if self.probabilities not in CODES or self.order.weights == "normalised":
             return 0
         return 8 if self.p_offset_log2 else 9
 
@@ -205,7 +209,8 @@ class KernelModel:
         """
         order = self.order
         steps = (order.maxima, order.rescale, order.exponent, order.scale, order.lse, order.row_sum_of)
-        return self.is_blocked and steps == ("scaled", "always", "contracted", "float64", "together", "weights")
+        is_plain = self.is_blocked and not self.quantises.said
+        return is_plain and steps == ("scaled", "always", "contracted", "float64", "together", "weights")
 
     @property
     def row_sum_depth(self) -> int:
@@ -215,11 +220,6 @@ class KernelModel:
         the four threads may also be added in every block, which takes two additions more.
         """
         return self.tile_n // 8 if self.order.row_sum == "pairs" else self.tile_n // 4 + 2
-
-    @property
-    def scales_maximum_for_lse(self) -> bool:
-        """Tell whether the maximum is taken to the units of lse by a rounding of its own."""
-        return self.order.maxima == "unscaled" or self.order.lse == "apart"
 
     @property
     def addition(self) -> float:

@@ -78,3 +78,8 @@ class SoftmaxOrder:
                 f"weights that the row sum divides are rounded after it: row_sum_of 'rounded' needs weights 'running', "
                 f"got {self.weights!r}"
             )
+
+    @property
+    def scales_maximum_for_lse(self) -> bool:
+        """Tell whether the maximum is taken to the units of lse by a rounding of its own."""
+        return self.maxima == "unscaled" or self.lse == "apart"
