@@ -26,6 +26,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reports.adversary.gradients import colony as gradients_colony
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3_reports.adversary.search import search_island
+from fa3_reports.bench import cells, results, tables
+from fa3_reports.bench.grids import GRIDS
 from fa3_reports.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
 from fa3_reports.microbench.suite import experiments
 from fa3_reports.mutation.schedule_faults import PLANTED
@@ -35,7 +37,6 @@ from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from fa3verify.search.forward import colony as forward_colony
-from fa3verify.timed import cells, results, tables
 from tests.kernels.packed_schedule import packed_schedule
 
 FILE = Path(__file__).with_suffix(".json")
@@ -78,7 +79,7 @@ def recorded() -> Rows:
 
 def timed() -> Rows:
     """Shapes that the bench times."""
-    for grid in cells.GRIDS:
+    for grid in GRIDS:
         for cell in cells.select(grid, tuple(DTYPES)):
             yield grid, cell
 

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fa3_reports.__main__ import main as own_verbs
+from fa3_reports.bench import results
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device import keys
 from fa3_reports.device.source import Source
 from fa3verify.cli.main import main
 from fa3verify.files import PACKED, read_csv
-from fa3verify.timed import results
-from fa3verify.timed.ratios import geometric_mean
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,1 +1,1 @@
-"""The GPU kernels' speed beside peers: cool bursts, logged clocks, no figure for a kernel whose bits are wrong."""
+"""Our kernels on the GPU, for tune and for measured timelines: timed in graphs, with the bits of their twin first."""

@@ -16,23 +16,23 @@ from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.request import Choices
 from fa3_kernels.plan.stamps import COLUMNS, STEPS, Stamp, read_stamps
+from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import graphs, kernels
 from fa3verify.files import write_text
 from fa3verify.known.launches import Keywords
-from fa3verify.timed import results, timing
 from fa3verify.timed import stamps as measured
-from fa3verify.timed.cells import Cell
+from fa3verify.timed import timing
 
 BLOCKS = 24  # key blocks that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
 
 
-def record(cell: Cell, options: Keywords, path: Path) -> tuple[float, float]:
+def record(problem: AttentionProblem, options: Keywords, path: Path) -> tuple[float, float]:
     """Write the timeline of CTA 0 of our kernel, up to its :data:`BLOCKS`-th key block.
 
     Parameters
     ----------
-    cell : Cell
+    problem : AttentionProblem
     options : dict
         Launch options, see :func:`fa3verify.bench.tuning.options_of`.
     path : Path
@@ -50,13 +50,13 @@ def record(cell: Cell, options: Keywords, path: Path) -> tuple[float, float]:
     RuntimeError
         When the bits of the instrumented kernel are not those of the kernel, or the SMs' counters gave no clock.
     """
-    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
-    config = config_of(cell.problem, **options)
+    inputs = kernels.draw(problem, kernels.MAX_COPIES, 0)
+    config = config_of(problem, **options)
     ctas = torch.cuda.get_device_properties(0).multi_processor_count
     shape = (ctas, config.consumers + 1, STEPS, COLUMNS)
     stamps = torch.zeros(shape, dtype=torch.int32, device=inputs[0].q.device)
 
-    launch = kernels.our_launch(cell, inputs, Choices(**options))
+    launch = kernels.our_launch(problem, inputs, Choices(**options))
 
     def stamped(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         return launch(i, stamps=stamps)
@@ -67,8 +67,8 @@ def record(cell: Cell, options: Keywords, path: Path) -> tuple[float, float]:
     stamped(0)
     kept = list(first_blocks(stamps.cpu().numpy()))
     if not any(stamp.event == "turn" for stamp in kept):
-        raise ValueError(f"a {cell.dtype} schedule with {dict(options)} has consumers that stamp nothing")
-    facts = _facts(cell, options, (config.tile_m, config.tile_n), slowdown, sm_mhz)
+        raise ValueError(f"a {problem.dtype} schedule with {dict(options)} has consumers that stamp nothing")
+    facts = _facts(problem, options, (config.tile_m, config.tile_n), slowdown, sm_mhz)
     write_text(path, csv_text(facts, kept))
     return slowdown, sm_mhz
 
@@ -84,7 +84,7 @@ def _slowdown(plain: Callable[[int], object], stamped: Callable[[int], object]) 
     """Time both kernels in turn; return slowdown and SM clock in MHz, rounded as the file has them."""
     runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
     times = timing.measure(runs, PACE, timing.Clock())
-    cycles = {name: statistics.median(map(results.cycles, each.bursts)) for name, each in times.items()}
+    cycles = {name: statistics.median(map(timing.cycles, each.bursts)) for name, each in times.items()}
     clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
     if not math.isfinite(clock):
         raise RuntimeError("the SMs' counters gave no clock")
@@ -114,21 +114,23 @@ def csv_text(facts: Mapping[str, object], stamps: list[Stamp]) -> str:
     return "\n".join([*head, ",".join(measured.COLUMNS), *rows, ""])
 
 
-def _facts(cell: Cell, options: Keywords, tile: tuple[int, int], slowdown: float, sm_mhz: float) -> dict[str, object]:
+def _facts(
+    problem: AttentionProblem, options: Keywords, tile: tuple[int, int], slowdown: float, sm_mhz: float
+) -> dict[str, object]:
     """Return the values of :data:`fa3verify.timed.stamps.KEYS`, and what else ran, where, when, and which kernel it
     was.
     """
     return {
         "kernel": "gluon",
-        "dtype": cell.dtype,
-        "head_dim": cell.head_dim,
+        "dtype": problem.dtype,
+        "head_dim": problem.head_dim,
         "tile": f"{tile[0]}x{tile[1]}",
-        "seqlen": cell.seqlen_k,
-        "causal": str(cell.causal).lower(),
+        "seqlen": problem.seqlen_k,
+        "causal": str(problem.causal).lower(),
         "sm_mhz": sm_mhz,
         "slowdown": slowdown,
-        "batch": cell.batch,
-        "nheads": cell.nheads,
+        "batch": problem.batch,
+        "nheads": problem.nheads,
         **{name: value for name, value in options.items() if name != "tile"},
         "cta": 0,
         "gpu": timing.query("name"),

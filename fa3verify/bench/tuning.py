@@ -7,27 +7,23 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import tensor_loops
 from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
+from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import check, graphs, kernels
-from fa3verify.known.launches import Keywords
-from fa3verify.timed import results, timing
-from fa3verify.timed.cells import Cell
+from fa3verify.known.launches import Keywords, LaunchOutput
+from fa3verify.timed import timing
 
 ROUNDS = 5
 PAUSE_S = 0.3
 _REGISTER = re.compile(r"\bR(\d+)\b")
-
-
-def cell_of(problem: AttentionProblem) -> Cell:
-    """Return the cell of grid "schedules" that times a simulated problem."""
-    p = problem
-    sizes = (p.batch, p.seqlen_q, p.seqlen_k, p.nheads, p.nheads_kv, p.head_dim)
-    return Cell("schedules", p.dtype, *sizes, p.causal, head_dim_v=p.head_dim_v if p.head_dim_v != p.head_dim else 0)
 
 
 class Built(NamedTuple):
@@ -71,12 +67,12 @@ def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
     return Built(registers, code.spill_bytes, ", ".join(notes))
 
 
-def measure_cycles(cell: Cell, options: Sequence[Keywords]) -> list[float | str]:
+def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> list[float | str]:
     """Time our kernel with each set of launch options: interleaved cool bursts, in SM cycles by the counted clock.
 
     Parameters
     ----------
-    cell : Cell
+    problem : AttentionProblem
     options : sequence of dict
         Launch options, see :func:`options_of`.
 
@@ -85,23 +81,24 @@ def measure_cycles(cell: Cell, options: Sequence[Keywords]) -> list[float | str]
     list of float or str
         Median cycles of a launch, or why there are none: it is refused, or its bits differ from the twin's.
     """
-    inputs = kernels.draw(cell, kernels.MAX_COPIES, 0)
+    inputs = kernels.draw(problem, kernels.MAX_COPIES, 0)
     runs: dict[str, timing.Timed] = {}
     cycles: list[float | str] = ["not timed"] * len(options)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
     for i, chosen in enumerate(options):
-        kernel = kernels.our_kernel(f"tune {i}", "a schedule of tune", (cell.dtype,), **chosen)
         try:
-            launch = kernel.prepare(cell, inputs)
-            config = kernel.configure(cell) if kernel.configure else None
-            verdict = check.judge(check.gather(cell, inputs[0], launch(0), config))
-        except (kernels.Unsupported, ValueError) as error:
+            launch = kernels.our_launch(problem, inputs, Choices(**chosen))
+            config = config_of(problem, num_sms=sms, **chosen)
+            tiles = check.last_tiles(problem, inputs[0], LaunchOutput(*launch(0)), config)
+            wrong = sum(check.bits_differing(part, config) for part in tiles)
+        except ValueError as error:
             cycles[i] = f"refused: {error}"
             continue
-        if verdict.bits_differing > 0:
-            cycles[i] = f"{verdict.bits_differing} bits differ from the twin"
+        if wrong:
+            cycles[i] = f"{wrong} bits differ from the twin"
         else:
             runs[str(i)] = graphs.GraphTimed(launch)
     times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
     for i, timed in times.items():
-        cycles[int(i)] = statistics.median(map(results.cycles, timed.bursts))
+        cycles[int(i)] = statistics.median(map(timing.cycles, timed.bursts))
     return cycles

@@ -1,7 +1,7 @@
 """What the terminal shows: progress on stderr, verdicts and their findings on stdout.
 
-Searches are printed by :mod:`fa3verify.cli.console_search`, times by :mod:`fa3verify.cli.console_device`; the exit code
-of a verb is chosen in the verb (:mod:`fa3verify.cli.exits`).
+Searches are printed by :mod:`fa3verify.cli.console_search`; the exit code of a verb is chosen in the verb
+(:mod:`fa3verify.cli.exits`).
 """
 
 from __future__ import annotations

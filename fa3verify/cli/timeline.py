@@ -60,9 +60,9 @@ def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> t
         )
     require_device("simulate --measure")
     from fa3verify.bench.timelines import record
-    from fa3verify.bench.tuning import cell_of, options_of
+    from fa3verify.bench.tuning import options_of
 
-    _, sm_mhz = record(cell_of(problem), options_of(config, problem), path)
+    _, sm_mhz = record(problem, options_of(config, problem), path)
     try:
         return sm_mhz, read(path), ""
     except ValueError as error:

@@ -226,7 +226,7 @@ def _measured(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: A
     from fa3verify.bench import tuning as tune_build
 
     options = [tune_build.options_of(config, problem) for config in _launchable(shown)]
-    measured = tune_build.measure_cycles(tune_build.cell_of(problem), options)
+    measured = tune_build.measure_cycles(problem, options)
     rows = [row._replace(measured=cycles) for row, cycles in zip(ranking.ranked, measured)]
     timed = [(alike[0].estimate.cycles, m) for alike, m in zip(shown, measured) if isinstance(m, float)]
     agreed = agreement(*np.array(timed).T) if len(timed) > 1 else (float("nan"), ())

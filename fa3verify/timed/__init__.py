@@ -1,1 +1,1 @@
-"""Timings as data: cells, results, tables and rows, which are read without a GPU."""
+"""How launches are timed, and recorded timelines, which are read without a GPU."""

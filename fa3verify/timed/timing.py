@@ -40,6 +40,15 @@ class LaunchTime(NamedTuple):
     sm_mhz: float
 
 
+def cycles(burst: LaunchTime) -> float:
+    """SM cycles of one launch.
+
+    >>> cycles(LaunchTime(ms=0.5, sm_mhz=1800.0))
+    900000.0
+    """
+    return burst.ms * burst.sm_mhz * 1e3
+
+
 class Timed(Protocol):
     """A prepared launch."""
 

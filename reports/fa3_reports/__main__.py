@@ -6,6 +6,7 @@ import rich_click as click
 
 from fa3_reports.cli.adversary import adversary
 from fa3_reports.cli.audit import audit
+from fa3_reports.cli.bench import bench
 from fa3_reports.cli.bits import bits
 from fa3_reports.cli.counters import counters
 from fa3_reports.cli.host import host
@@ -19,7 +20,7 @@ from fa3verify.cli.exits import EPILOG
 
 JOURNEYS = {
     "Without a GPU": (studies, adversary, audit, mutants, recordings, device, claims, clauses, issue),
-    "On a GPU": (bits, record, counters, host, sanitize),
+    "On a GPU": (bench, bits, record, counters, host, sanitize),
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fa3_reports.bench.results import read
+from fa3_reports.bench.tables import csv_text
 from fa3verify.files import csv_rows, read_csv
-from fa3verify.timed.results import read
-from fa3verify.timed.tables import csv_text
 
 # Names of peers in older tables, and their names in fa3verify.known.peers.
 RECORDED = {

@@ -33,12 +33,11 @@ from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.audit.calls import calls_of
+from fa3_reports.bench.cells import Cell, paper
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw
 from fa3verify.known.launches import GivenBackward
-from fa3verify.timed.cells import Cell, paper
-from fa3verify.timed.results import cycles
-from fa3verify.timed.timing import Clock, Pace, Times, measure
+from fa3verify.timed.timing import Clock, Pace, Times, cycles, measure
 from tests.gpu import dq_kernels
 
 SEQLENS = (1024, 4096, 16384)

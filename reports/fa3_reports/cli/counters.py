@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.bench import budget_option, cells_of, launch_options
+from fa3_reports.cli.bench import budget_option, cells_of, launch_options
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_device
 from fa3verify.cli.options import seed_option
 
@@ -31,8 +31,8 @@ def counters(out: Path, quiet: bool, **options: Any) -> None:
     with one_line_errors():
         cells = cells_of(options)
         require_device("counters")
+        from fa3_reports.bench import run as bench_run
         from fa3_reports.measured import counted
-        from fa3verify.bench import run as bench_run
         from fa3verify.cli import console
 
         settings = bench_run.BenchSettings(

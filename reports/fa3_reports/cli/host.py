@@ -16,8 +16,8 @@ def host(out: Path, quiet: bool) -> None:
     """Time what a call costs on the host, for our kernels and their peers: OUT/host.md."""
     with one_line_errors():
         require_device("host")
+        from fa3_reports.bench import run as bench_run
         from fa3_reports.measured import host_cost
-        from fa3verify.bench import run as bench_run
         from fa3verify.cli import console
 
         click.echo(host_cost.write(out, bench_run.provenance([], {}), console.teller(quiet)))

@@ -8,11 +8,11 @@ from typing import Any
 import matplotlib as mpl
 
 from fa3_reports.axes import log_axis
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device.blocks import Drawing
 from fa3_reports.device.kernels import in_order, look
 from fa3verify.report import svg
 from fa3verify.report.svg import GRID, INK, MUTED, SERIES, new_figure
-from fa3verify.timed.ratios import geometric_mean
 
 WIDTH = 4.2  # inches: a third of the page, and a phone's width at full size
 NARROW = 3.1  # a quarter of the page

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device import accuracy, speed
 from fa3_reports.device.blocks import Drawing, Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_speed, draw_strips
@@ -22,7 +23,6 @@ from fa3_reports.device.speed import Bench, Cell
 from fa3verify.report.notation import number
 from fa3verify.report.svg import SERIES
 from fa3verify.report.tables import PageColumn, PageTable
-from fa3verify.timed.ratios import geometric_mean
 
 PASSES = (("forward", "bf16"), ("forward", "e4m3"), ("backward", "fp16"), ("forward", "fp16"), ("backward", "bf16"))
 OPEN = 3  # of the passes: the other two look like them

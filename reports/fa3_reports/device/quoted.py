@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fa3_reports.bench.cells import CELL_FIELDS
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.bench_rows import RECORDED
 from fa3_reports.device.source import Row, Source
 from fa3verify.files import csv_cell
 from fa3verify.report.tables import PageTable
-from fa3verify.timed.cells import CELL_FIELDS
-from fa3verify.timed.ratios import geometric_mean
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,

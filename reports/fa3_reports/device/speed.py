@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa3_kernels.plan.barriers import WARP_THREADS
+from fa3_reports.bench.cells import CELL_FIELDS
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device.blocks import Section, fixed, whole
 from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.source import Row, Source
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import SUB_CORES
 from fa3verify.report.tables import PageColumn, PageTable
-from fa3verify.timed.cells import CELL_FIELDS
-from fa3verify.timed.ratios import geometric_mean
 
 CURVES = {"paper": "forward", "backward": "backward"}  # grids whose cells are lengths of 16k tokens
 DTYPES = ("fp16", "bf16", "e4m3")

@@ -95,9 +95,9 @@ def record(path: Path, machine: str) -> None:
 
 def _cycles(problem: AttentionProblem, configs: Sequence[Config]) -> list[float]:
     """Median cycles of a launch; NaN for what is refused, or has other bits than its twin."""
-    from fa3verify.bench.tuning import cell_of, measure_cycles, options_of
+    from fa3verify.bench.tuning import measure_cycles, options_of
 
-    found = measure_cycles(cell_of(problem), [options_of(config, problem) for config in configs])
+    found = measure_cycles(problem, [options_of(config, problem) for config in configs])
     for config, cycles in zip(configs, found, strict=True):
         if isinstance(cycles, str):
             print(config.tile_m, config.tile_n, cycles, flush=True)

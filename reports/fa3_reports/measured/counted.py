@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from fa3_kernels.audit.evidence import evidence_facts
+from fa3_reports.bench import run as bench
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import TimedKernel, draw
 from fa3_reports.measured import counters
 from fa3_reports.measured.counters import Launched
-from fa3verify.bench import run as bench
-from fa3verify.bench.kernels import TimedKernel, draw
 from fa3verify.files import json_text, write_text
 from fa3verify.text import one_line
-from fa3verify.timed.cells import Cell
 from fa3verify.timed.timing import query
 
 MARK_CYCLES = 1000
@@ -33,7 +33,7 @@ _FACTS = {"gpu": "name", "driver": "driver_version"}
 
 
 def run(settings: bench.BenchSettings, profiler: str, tell: Callable[[str], None]) -> Path:
-    """Count what :class:`fa3verify.bench.run.BenchSettings` names, and write ``counters.csv`` with its provenance.
+    """Count what :class:`fa3_reports.bench.run.BenchSettings` names, and write ``counters.csv`` with its provenance.
 
     Parameters
     ----------

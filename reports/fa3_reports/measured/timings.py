@@ -13,8 +13,8 @@ from fa3_kernels.plan.choose import choose_num_splits
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.bench.cells import CELL_FIELDS, SIZES
 from fa3_reports.bench_rows import RECORDED, read_rows
-from fa3verify.timed.cells import CELL_FIELDS, SIZES
 
 # Families whose schedule other people's kernels have, builds of one alike: their tiles are known and not in the rows.
 SCHEDULED = {"flash3": "flash3", "flash3.dew": "flash3", "flash4": "flash4"}

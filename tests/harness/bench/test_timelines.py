@@ -18,15 +18,15 @@ from fa3_kernels.audit.evidence import evidence_sha256
 from fa3_kernels.gluon.arguments import NO_DESCALES
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_kernels.plan.stamps import COLUMNS
+from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import kernels, timelines
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.timed import stamps as reader
 from fa3verify.timed import timing
-from fa3verify.timed.cells import Cell
 from fa3verify.timed.timing import LaunchTime
 
 pytestmark = pytest.mark.optional
-CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, True)
+PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128, causal=True)
 OPTIONS = {"tile": (128, 64), "pingpong": False, "intra_wg_overlap": True}
 SMS = 3
 
@@ -67,7 +67,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     inputs = kernels.Given(operand, operand, operand)
     monkeypatch.setattr(kernels, "forward", found.forward)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=SMS))
-    monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: [inputs] * copies)
+    monkeypatch.setattr(kernels, "draw", lambda problem, copies, seed: [inputs] * copies)
     monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "query", lambda field: f"some {field}")
     monkeypatch.setattr(timing, "measure", found.measure)
@@ -76,7 +76,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_a_recorded_file_is_one_that_is_read(device: Device, tmp_path: Path) -> None:
     path = tmp_path / "x.stamps.csv"
-    assert timelines.record(CELL, OPTIONS, path) == (1.02, 1500.0)
+    assert timelines.record(PROBLEM, OPTIONS, path) == (1.02, 1500.0)
     found = reader.read(path)
     assert (found.kernel, found.dtype, found.head_dim, found.tile) == ("gluon", "fp16", 128, (128, 64))
     assert (found.seqlen, found.causal, found.sm_mhz, found.slowdown) == (1024, True, 1500.0, 1.02)
@@ -90,12 +90,12 @@ def test_a_recorded_file_is_one_that_is_read(device: Device, tmp_path: Path) -> 
 def test_what_is_written_comes_from_one_launch_with_zeroed_stamps(device: Device, tmp_path: Path) -> None:
     """The made-up kernel adds to what is there: stamps of three launches would be thrice as large."""
     path = tmp_path / "x.csv"
-    timelines.record(CELL, OPTIONS, path)
+    timelines.record(PROBLEM, OPTIONS, path)
     assert path.read_text().splitlines()[-1] == "producer,23,v_issued,2303"
 
 
 def test_every_launch_takes_the_same_options_and_stamps_fit_the_gpu(device: Device, tmp_path: Path) -> None:
-    timelines.record(CELL, OPTIONS, tmp_path / "x.csv")
+    timelines.record(PROBLEM, OPTIONS, tmp_path / "x.csv")
     plain = [x for x in device.launches if "stamps" not in x]
     stamped = [x for x in device.launches if "stamps" in x]
     assert len(plain) == 2
@@ -109,7 +109,7 @@ def test_an_instrumented_kernel_with_other_bits_is_not_timed(name: str, device: 
     """-0 equals 0 as a number and differs as bits; NaN equals itself as bits alone."""
     device.error = {name: -0.0}
     with pytest.raises(RuntimeError, match=f"must give the bits of the kernel, but its {name} differs"):
-        timelines.record(CELL, OPTIONS, tmp_path / "x.csv")
+        timelines.record(PROBLEM, OPTIONS, tmp_path / "x.csv")
     assert len(device.launches) == 2
     assert not list(tmp_path.iterdir())
 
@@ -117,7 +117,7 @@ def test_an_instrumented_kernel_with_other_bits_is_not_timed(name: str, device: 
 def test_a_timeline_that_its_stamps_slowed_down_is_written_and_refused(device: Device, tmp_path: Path) -> None:
     device.cost = 1.0301
     path = tmp_path / "x.csv"
-    assert timelines.record(CELL, OPTIONS, path)[0] == 1.0301
+    assert timelines.record(PROBLEM, OPTIONS, path)[0] == 1.0301
     with pytest.raises(ValueError, match=r"slowdown must be at most 1\.03"):
         reader.read(path)
 
@@ -125,16 +125,16 @@ def test_a_timeline_that_its_stamps_slowed_down_is_written_and_refused(device: D
 def test_a_schedule_whose_consumers_stamp_nothing_is_refused(device: Device, tmp_path: Path) -> None:
     device.events = range(0)
     with pytest.raises(ValueError, match="CTA 0 has no stamps"):
-        timelines.record(CELL, OPTIONS, tmp_path / "x.csv")
+        timelines.record(PROBLEM, OPTIONS, tmp_path / "x.csv")
     device.events = range(1, 4)
     with pytest.raises(ValueError, match=r"fp16 schedule with .* has consumers that stamp nothing"):
-        timelines.record(CELL, OPTIONS, tmp_path / "x.csv")
+        timelines.record(PROBLEM, OPTIONS, tmp_path / "x.csv")
 
 
 def test_no_clock_is_no_timeline(device: Device, tmp_path: Path) -> None:
     device.mhz = math.nan
     with pytest.raises(RuntimeError, match="the SMs' counters gave no clock"):
-        timelines.record(CELL, OPTIONS, tmp_path / "x.csv")
+        timelines.record(PROBLEM, OPTIONS, tmp_path / "x.csv")
 
 
 def test_an_actor_is_kept_until_it_comes_to_the_first_block_too_many() -> None:

@@ -8,39 +8,40 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import check, kernels, tuning
 from fa3verify.timed import timing
-from fa3verify.timed.cells import Cell
 
 pytestmark = pytest.mark.optional
-CELL = Cell("schedules", "fp16", 1, 1024, 1024, 4, 4, 128, False)
 PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128)
 
 
 def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ours(name: str, about: str, dtypes: tuple, **options):
-        def prepare(cell: Cell, inputs: list):
-            if options["tile"] == (192, 64):
-                raise kernels.Unsupported("tile_m must be 128")
-            return lambda i: options["tile"]
+    def launched(problem: AttentionProblem, inputs: list, choices: Choices):
+        return lambda i: (choices.tile, None)
 
-        return SimpleNamespace(prepare=prepare, configure=lambda cell: None)
+    def configured(problem: AttentionProblem, num_sms: int, **options):
+        if options["tile"] == (192, 64):
+            raise ValueError("tile_m must be 128")
 
     def measure(runs: dict, pace: timing.Pace, clock: object) -> dict:
         bursts = [SimpleNamespace(ms=ms, sm_mhz=1500.0) for ms in (0.3, 0.2, 0.1)]
         return {name: SimpleNamespace(bursts=bursts) for name in runs}
 
-    monkeypatch.setattr(kernels, "our_kernel", ours)
-    monkeypatch.setattr(kernels, "draw", lambda cell, copies, seed: ["inputs"] * copies)
-    monkeypatch.setattr(check, "gather", lambda cell, inputs, out, config: out)
-    monkeypatch.setattr(check, "judge", lambda out: SimpleNamespace(bits_differing=7 * (out == (128, 32))))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(tuning, "config_of", configured)
+    monkeypatch.setattr(kernels, "our_launch", launched)
+    monkeypatch.setattr(kernels, "draw", lambda problem, copies, seed: ["inputs"] * copies)
+    monkeypatch.setattr(check, "last_tiles", lambda problem, inputs, output, config: [output.out])
+    monkeypatch.setattr(check, "bits_differing", lambda tile, config: 7 * (tile == (128, 32)))
     monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "measure", measure)
     options = [{"tile": tile} for tile in ((128, 128), (192, 64), (128, 32))]
-    assert tuning.measure_cycles(CELL, options) == [
+    assert tuning.measure_cycles(PROBLEM, options) == [
         pytest.approx(0.2 * 1500e3),
         "refused: tile_m must be 128",
         "7 bits differ from the twin",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify.cli.main import main
-from fa3verify.timed.cells import Cell
 
 STAMPS = ("consumer 0,0,turn,0", "consumer 0,0,issued,400", "consumer 0,1,turn,2000")
 
@@ -25,13 +25,15 @@ class Recorder:
 
     def __init__(self, slowdown: float) -> None:
         self.slowdown = slowdown
-        self.asked: list[tuple[Cell, dict[str, Any], Path]] = []
+        self.asked: list[tuple[AttentionProblem, dict[str, Any], Path]] = []
 
-    def __call__(self, cell: Cell, options: dict[str, Any], path: Path) -> tuple[float, float]:
+    def __call__(self, problem: AttentionProblem, options: dict[str, Any], path: Path) -> tuple[float, float]:
         from fa3verify.bench import timelines
 
-        self.asked.append((cell, options, path))
-        facts = {name: getattr(cell, name) for name in ("dtype", "head_dim", "causal")} | {"seqlen": cell.seqlen_k}
+        self.asked.append((problem, options, path))
+        facts = {name: getattr(problem, name) for name in ("dtype", "head_dim", "causal")} | {
+            "seqlen": problem.seqlen_k
+        }
         facts |= {"kernel": "gluon", "tile": "{}x{}".format(*options["tile"])}
         facts |= {"sm_mhz": 1234.5, "slowdown": self.slowdown}
         path.write_text(timelines.csv_text(facts, []) + "\n".join(STAMPS) + "\n")
@@ -65,8 +67,8 @@ def test_options_say_what_runs_and_what_is_simulated(recorder: Recorder, tmp_pat
     schedule = ("--tile", "128x64", "--schedule", "overlap", "--promotion-interval", 64)
     code, out, err = run(tmp_path / "x.json", "--measure", *problem, *schedule)
     assert code == 0, err
-    ((cell, options, path),) = recorder.asked
-    assert cell == Cell("schedules", "e4m3", 2, 2048, 2048, 4, 4, 64, True)
+    ((problem, options, path),) = recorder.asked
+    assert problem == AttentionProblem(2, 4, 4, 2048, 2048, 64, dtype="e4m3", causal=True)
     assert options == {"tile": (128, 64), "pingpong": False, "intra_wg_overlap": True, "promotion_interval": 64}
     assert path == tmp_path / "x.stamps.csv"
     assert processes(tmp_path / "x.json") == [

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device import evidence, front, keys, page, speed
 from fa3_reports.device.source import Source
 from fa3_reports.measured import timings
 from fa3_simulator.machine import load
 from fa3verify import files
 from fa3verify.report import svg
-from fa3verify.timed.ratios import geometric_mean
 from tests.harness.report.test_report import check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"

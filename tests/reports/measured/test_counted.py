@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 import torch
 
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import TimedKernel
 from fa3_reports.measured import counted
-from fa3verify.bench.kernels import TimedKernel
-from fa3verify.timed.cells import Cell
 
 pytestmark = pytest.mark.optional
 CELL = Cell("length", "fp16", 1, 1024, 1024, 4, 4, 128, False)

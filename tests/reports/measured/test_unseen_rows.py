@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa3verify.timed.cells import select
+from fa3_reports.bench.cells import select
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from fa3_reports.bench import cells, ratios, results, tables
+from fa3_reports.bench.results import SampleFigures
 from fa3verify.files import csv_rows
-from fa3verify.timed import cells, ratios, results, tables
-from fa3verify.timed.results import SampleFigures
 from fa3verify.timed.timing import LaunchTime, Times
 
 A, B = cells.paper(["fp16"], [64, 128], [512], [False])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fa3verify.timed.results import CellRecord, Results
+from fa3_reports.bench.results import CellRecord, Results
 
 OURS = "gluon"
 

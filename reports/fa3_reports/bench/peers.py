@@ -1,7 +1,7 @@
 """Peers as records that bench times, and our backwards, which are prepared in the same way.
 
 A kernel that does not load stays in the list, with the reason why it is missing. Our forwards stand in
-:mod:`fa3verify.bench.kernels`.
+:mod:`fa3_reports.bench.kernels`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fa3_reference.bounds import KernelModel
-from fa3verify.bench.kernels import TimedKernel
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import TimedKernel
 from fa3verify.known import launches
 from fa3verify.known.libraries import Unsupported
 from fa3verify.known.peers import BACKWARDS, PEERS, SIXTEEN
 from fa3verify.operations import FORWARD
-from fa3verify.timed.cells import Cell
 
 OUR_BACKWARDS = {
     "gluon": "this package, parts of dQ added in any order",

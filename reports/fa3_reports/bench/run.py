@@ -1,7 +1,7 @@
 """The verb bench: measure cell after cell, so that the same command goes on where it stopped.
 
-Cells and records stand in :mod:`fa3verify.timed`; kernels in :mod:`fa3verify.bench.kernels` and
-:mod:`fa3verify.bench.peers`; how a launch is timed in :mod:`fa3verify.timed.timing`.
+Cells and records stand in :mod:`fa3verify.timed`; kernels in :mod:`fa3_reports.bench.kernels` and
+:mod:`fa3_reports.bench.peers`; how a launch is timed in :mod:`fa3verify.timed.timing`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 import torch
 
 from fa3_kernels.audit.evidence import Evidence, evidence_facts
-from fa3verify.bench import check
+from fa3_reports.bench import check, results, tables
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import TimedKernel, draw, ours
+from fa3_reports.bench.peers import peers
+from fa3_reports.bench.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
+from fa3_reports.bench.warm import warm_up
 from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
-from fa3verify.bench.kernels import MAX_COPIES, TimedKernel, draw, ours
-from fa3verify.bench.peers import peers
-from fa3verify.bench.warm import warm_up
+from fa3verify.bench.kernels import MAX_COPIES
 from fa3verify.campaign.pool import processes
 from fa3verify.files import Json
 from fa3verify.known.libraries import Unsupported
-from fa3verify.timed import results, tables
-from fa3verify.timed.cells import Cell
-from fa3verify.timed.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
 from fa3verify.timed.timing import LAUNCHES, Clock, Pace, Timed, measure, query
 from fa3verify.version import __version__
 
@@ -49,7 +49,7 @@ class ContextLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """One call of ``fa3verify bench``."""
+    """One call of ``python -m fa3_reports bench``."""
 
     cells: Sequence[Cell]
     out: Path

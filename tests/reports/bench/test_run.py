@@ -18,14 +18,15 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.twin.forward import forward
 from fa3_reference.problem import Dtype, Operands
-from fa3verify.bench import check, graphs, kernels, peers, run
-from fa3verify.bench.kernels import Given, TimedKernel
+from fa3_reports.bench import cells, check, kernels, peers, results, run
+from fa3_reports.bench.grids import GRIDS
+from fa3_reports.bench.kernels import Given, TimedKernel
+from fa3verify.bench import graphs
 from fa3verify.known import launches, libraries
 from fa3verify.known.launches import LaunchOutput
 from fa3verify.known.libraries import Unsupported
-from fa3verify.timed import cells, results
 from fa3verify.timed.timing import LaunchTime, Pace
-from tests.harness.timed.test_results import CELL, LONG, SCHEDULE, SHORT, SOUND, FakeTimed, record, records_file
+from tests.reports.bench.test_results import CELL, LONG, SCHEDULE, SHORT, SOUND, FakeTimed, record, records_file
 
 pytestmark = pytest.mark.optional
 
@@ -179,7 +180,7 @@ DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 def test_unseen_shapes_are_in_no_other_grid_and_run_the_schedules(name: str, shapes: tuple):
     unseen = cells.select(name, DTYPES)
     later = {"unseen": ["ragged"]}.get(name, [])  # made when the grid had been read
-    grids = [grid for grid in cells.GRIDS if grid not in (name, *later)]
+    grids = [grid for grid in GRIDS if grid not in (name, *later)]
     others = {cell.problem for grid in grids for cell in cells.select(grid, DTYPES)}
     assert len(unseen) == len(shapes) == len({cell.problem for cell in unseen})
     assert not others & {cell.problem for cell in unseen}
@@ -249,7 +250,7 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     q, k, v = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)
     config = default_config(cell.problem)
     whole = forward(cell.problem, Operands(q, k, v), config)
-    monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
+    monkeypatch.setattr("fa3verify.bench.check.to_numpy", np.ascontiguousarray)
     sound = check.judge(check.gather(cell, Given(q, k, v), LaunchOutput(whole.out, whole.lse), config))
     assert sound.bits_differing == 0
     assert 0 < sound.rel_rmse < 1e-3

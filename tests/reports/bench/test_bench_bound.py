@@ -14,11 +14,10 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale, Dtype, Operands
-from fa3verify.bench import check, peers
-from fa3verify.bench.kernels import Given
+from fa3_reports.bench import check, peers, results
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import Given
 from fa3verify.known.launches import LaunchOutput
-from fa3verify.timed import results
-from fa3verify.timed.cells import Cell
 from fa3verify.timed.timing import LaunchTime, Times
 
 pytestmark = pytest.mark.optional
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.optional
 
 @pytest.fixture(autouse=True)
 def arrays_for_tensors(monkeypatch):
-    monkeypatch.setattr(check, "to_numpy", np.ascontiguousarray)
+    monkeypatch.setattr("fa3verify.bench.check.to_numpy", np.ascontiguousarray)
 
 
 def inputs(cell: Cell) -> Given:

@@ -1,4 +1,4 @@
-"""Compile our kernels into Triton's cache, in parallel processes, before :mod:`fa3verify.bench.run` times them."""
+"""Compile our kernels into Triton's cache, in parallel processes, before :mod:`fa3_reports.bench.run` times them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench.kernels import TimedKernel
-from fa3verify.timed.cells import Cell
+from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.kernels import TimedKernel
 
 
 def warm_up(cells: Sequence[Cell], kernels: Sequence[TimedKernel], pool: Executor) -> None:

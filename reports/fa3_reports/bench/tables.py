@@ -1,6 +1,7 @@
 """The files that bench writes from its records: CSV, netCDF, and Markdown tables with ratios to every peer.
 
-Records are read and appended by :mod:`fa3verify.timed.results`; ratios are computed in :mod:`fa3verify.timed.ratios`.
+Records are read and appended by :mod:`fa3_reports.bench.results`, and ratios are computed in
+:mod:`fa3_reports.bench.ratios`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fa3_reports.bench.cells import CELL_FIELDS
+from fa3_reports.bench.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
+from fa3_reports.bench.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
 from fa3verify import files
 from fa3verify.files import Json, json_text, markdown_table, replacing, write_text
-from fa3verify.timed.cells import CELL_FIELDS
-from fa3verify.timed.ratios import best_peer, is_ours, names_of, summarize, worst_against_best
-from fa3verify.timed.results import FIGURES, MEASURED, CellRecord, Measured, Results, Switches, launches_of
 
 PAPER_ABLATION = {"gluon": 661, "gluon.no_overlap": 582, "gluon.no_specialisation": 570}  # H100, TFLOP/s, its table 2
 COLUMNS = (*FIGURES, "bits_differing", "outputs")

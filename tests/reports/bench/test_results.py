@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3verify.timed import cells, results, tables, timing
-from fa3verify.timed.results import SampleFigures
+from fa3_reports.bench import cells, results, tables
+from fa3_reports.bench.results import SampleFigures
+from fa3verify.timed import timing
 from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, Times, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)

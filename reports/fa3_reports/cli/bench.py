@@ -7,31 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.exceptions import Exit
+from rich.console import Console
+from rich.markup import escape
 
+from fa3_reports.bench.grids import GRIDS
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
 from fa3verify.cli.options import Options, group, peers_option, seed_option
 
 if TYPE_CHECKING:
-    from fa3verify.timed.cells import Cell
-
-GRIDS = (
-    "paper",
-    "fresh",
-    "ragged",
-    "ablation",
-    "decode",
-    "gqa",
-    "accumulator_loss",
-    "length",
-    "schedules",
-    "unseen",
-    "unseen2",
-    "unseen3",
-    "widths",
-    "backward",
-    "backward_widths",
-)
-
+    from fa3_reports.bench.cells import Cell
+    from fa3_reports.bench.results import Results
 
 # Options that name cells, the kernels that are launched on them, and where the results go.
 launch_options = group(
@@ -65,13 +50,30 @@ budget_option = click.option(
 
 def cells_of(options: Options) -> list[Cell]:
     """Return the cells of the grid that the options name; exit with code 5 if there are none."""
-    from fa3verify.timed.cells import select
+    from fa3_reports.bench.cells import select
 
     filters = {name: options[name] for name in ("head_dims", "seqlens", "causal")}
     cells = select(options["grid"], options["dtypes"] or ("fp16", "bf16", "e4m3"), **filters)
     if not cells:
         fail(NOTHING, f"no cell of grid {options['grid']} passes the filters")
     return cells
+
+
+def print_bench(results: Results, grid: str, left: int, wrong: list[str], out: Path, *, quiet: bool) -> None:
+    """Print ratios to every peer, what is missing, kernels whose bits differ, and the path of the report."""
+    from fa3_reports.bench.ratios import ratio_lines
+
+    console = Console(highlight=False)
+    if not quiet:
+        for text in ratio_lines(results, grid):
+            console.print(escape(text), soft_wrap=True)
+        for name, reason in results.missing().items():
+            console.print(f"missing {escape(name)}: {escape(reason)}", soft_wrap=True)
+    for text in wrong:
+        console.print(f"[red]FAIL[/red] {escape(text)}", soft_wrap=True)
+    if left:
+        console.print(f"{left} cells left: the same command goes on with them")
+    console.print(f"report {out / 'bench.md'}", soft_wrap=True)
 
 
 @click.command(epilog=EPILOG)
@@ -88,11 +90,11 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
     Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
     """
     with one_line_errors():
-        from fa3verify.cli import console, console_device
+        from fa3verify.cli import console
 
         cells = cells_of(options)
         require_device("bench")
-        from fa3verify.bench import run as bench_run
+        from fa3_reports.bench import run as bench_run
         from fa3verify.timed.timing import Pace
 
         pace = Pace(options["rounds"], options["pause"], options["sustained"])
@@ -102,5 +104,5 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
         except bench_run.ContextLost as error:
             fail(FINDING, str(error))
         wrong = bench_run.failed(results)
-        console_device.print_bench(results, options["grid"], left, wrong, out, quiet=quiet)
+        print_bench(results, options["grid"], left, wrong, out, quiet=quiet)
         raise Exit(FINDING if wrong else OK)

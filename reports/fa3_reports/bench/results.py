@@ -1,6 +1,6 @@
 """Records of measurements, in ``bench.jsonl``: a line per run and per complete cell, so that a run can go on later.
 
-:mod:`fa3verify.bench.run` appends them; :mod:`fa3verify.timed.tables` makes tables of them.
+:mod:`fa3_reports.bench.run` appends them; :mod:`fa3_reports.bench.tables` makes tables of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from fa3_reports.bench.cells import Cell
 from fa3verify import files, records
 from fa3verify.files import Json
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.records import OLDER
-from fa3verify.timed.cells import Cell
-from fa3verify.timed.timing import LaunchTime, Times, median
+from fa3verify.timed.timing import Times, cycles, median
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"
@@ -92,15 +92,6 @@ class Measured:
 
 
 FIGURES = tuple(each.name for each in fields(Measured) if each.type == "float")
-
-
-def cycles(burst: LaunchTime) -> float:
-    """SM cycles of one launch.
-
-    >>> cycles(LaunchTime(ms=0.5, sm_mhz=1800.0))
-    900000.0
-    """
-    return burst.ms * burst.sm_mhz * 1e3
 
 
 def measured(

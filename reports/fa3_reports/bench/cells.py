@@ -1,6 +1,6 @@
 """The shapes that are timed: a cell is one shape, and a grid is a named list of cells.
 
-bench measures them (:mod:`fa3verify.bench.run`), and :mod:`fa3verify.timed.results` stores what was measured.
+bench measures them (:mod:`fa3_reports.bench.run`), and :mod:`fa3_reports.bench.results` stores what was measured.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reports.bench.grids import GRIDS
 from fa3verify.records import OLDER
 
 # The paper's grid (arXiv 2407.08608, section 4.1): heads times head_dim, tokens of a batch, lengths and head dims.
@@ -16,23 +17,6 @@ HIDDEN = 2048
 TOKENS = 16384
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-GRIDS = (
-    "paper",
-    "fresh",
-    "ablation",
-    "ragged",
-    "decode",
-    "gqa",
-    "accumulator_loss",
-    "length",
-    "schedules",
-    "unseen",
-    "unseen2",
-    "unseen3",
-    "widths",
-    "backward",
-    "backward_widths",
-)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
@@ -44,7 +28,8 @@ class Cell:
     Parameters
     ----------
     grid : str
-        One of :data:`GRIDS`; all other sizes are those of :class:`fa3_reference.problem.AttentionProblem`.
+        One of :data:`~fa3_reports.bench.grids.GRIDS`; all other sizes are those of
+        :class:`fa3_reference.problem.AttentionProblem`.
     v_mean : float
         Mean of V's distribution; everything else is N(0, 1).
     head_dim_v : int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fa3_kernels.plan.families import FAMILIES
-from fa3verify.timed.cells import select
+from fa3_reports.bench.cells import select
 
 
 def test_fresh_lengths_are_divided_by_none_of_our_tiles_and_their_heads_are_odd() -> None:

@@ -15,12 +15,12 @@ from fa3_kernels.twin.backward import backward
 from fa3_reference.attention import attention
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import BackwardOperands
-from fa3verify.bench import check
-from fa3verify.bench.check import judge_gradients as judge
-from fa3verify.bench.kernels import TimedKernel
+from fa3_reports.bench import check
+from fa3_reports.bench.cells import Cell, select
+from fa3_reports.bench.check import judge_gradients as judge
+from fa3_reports.bench.kernels import TimedKernel
 from fa3verify.known.launches import GivenBackward
 from fa3verify.tensors.convert import to_torch
-from fa3verify.timed.cells import Cell, select
 
 pytestmark = pytest.mark.optional
 

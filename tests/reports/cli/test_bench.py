@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from fa3verify.cli.main import main
-from fa3verify.timed.results import Results
+from fa3_reports.__main__ import main
+from fa3_reports.bench.results import Results
 
 
 def invoke(*arguments: object):
@@ -38,7 +38,7 @@ def test_without_a_gpu_one_line_names_what_is_missing(monkeypatch, tmp_path):
 
 @pytest.mark.optional
 def test_wrong_bits_are_a_finding_and_cells_left_are_told(monkeypatch, tmp_path):
-    from fa3verify.bench import run as bench_run
+    from fa3_reports.bench import run as bench_run
 
     monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
     monkeypatch.setattr(bench_run, "run", lambda settings, tell: (Results(), 3))
