@@ -1,6 +1,6 @@
-"""Launches timed on the GPU, between events, as CUDA graphs where possible; the SMs' counters are read around them.
+"""Launches timed on the GPU as CUDA graphs, between events; the SMs' counters are read around them.
 
-Both classes are :class:`fa3verify.timed.timing.Timed`, which says in what rounds they are timed.
+:mod:`fa3verify.timed.timing` says in what rounds they are timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GraphTimed:
 
     def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
         graph = self._graphs.get(launches) or self._capture(launches)
-        return _between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
+        return between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
 
     def _capture(self, launches: int) -> torch.cuda.CUDAGraph:
         for i in range(LAUNCHES):
@@ -46,22 +46,7 @@ class GraphTimed:
         return graph
 
 
-class EventTimed:
-    """Plain launches between two events, for what cannot be captured; of short kernels they time the host."""
-
-    timed_by = "events, no graph"
-
-    def __init__(self, launch: Callable[[int], object]) -> None:
-        self.launch = launch
-
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
-        self.launch(0)
-        torch.cuda.synchronize()
-        launches *= repeats
-        return _between_events(lambda: [self.launch(i) for i in range(launches)], launches, probe)
-
-
-def _between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> LaunchTime:
+def between_events(run: Callable[[], object], launches: int, probe: Callable[[], None]) -> LaunchTime:
     """Time ``run``; the counters are read just outside the two events, on the same stream.
 
     The GPU sleeps first while the host queues the rest. Otherwise it passes the first event before the host has started

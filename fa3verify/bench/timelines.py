@@ -24,7 +24,7 @@ from fa3verify.timed import stamps as measured
 from fa3verify.timed import timing
 
 BLOCKS = 24  # key blocks that are kept, as many as a simulated timeline shows
-PACE = timing.Pace(rounds=5, pause_s=0.1, sustained=False)
+PACE = timing.Pace(rounds=5, pause_s=0.1)
 
 
 def record(problem: AttentionProblem, options: Keywords, path: Path) -> tuple[float, float]:

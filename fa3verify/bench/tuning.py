@@ -98,7 +98,7 @@ def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> li
             cycles[i] = f"{wrong} bits differ from the twin"
         else:
             runs[str(i)] = graphs.GraphTimed(launch)
-    times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S, sustained=False), timing.Clock())
+    times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S), timing.Clock())
     for i, timed in times.items():
         cycles[int(i)] = statistics.median(map(timing.cycles, timed.bursts))
     return cycles

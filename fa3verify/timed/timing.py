@@ -1,4 +1,4 @@
-"""How launches are timed: interleaved bursts with cooling pauses, then sustained load; the SMs' clock is read as well.
+"""How launches are timed: interleaved bursts with cooling pauses; the SMs' clock is read as well.
 
 A launch is anything with the method of :class:`Timed`, such as a CUDA graph of :mod:`fa3verify.bench.graphs`.
 """
@@ -20,11 +20,6 @@ BY_GRAPH = "CUDA graph"
 LAUNCHES = 3  # launches of one burst, at least
 BURST_MS = 1.0  # a burst lasts at least so long: an SM's clock may tick in steps of 1 us, which is then 0.1 %
 DUTY = 0.03  # largest fraction of the time that bursts may fill: 9 ms of 0.3 s
-GRAPH_MS = 40.0  # duration of the launches that are captured in one graph for a sustained run
-WARM_REPLAYS = 8  # replays that heat the GPU before a sustained run; else its clock depends on the kernel before
-SUSTAINED_REPLAYS = 28  # 1.1 s: in SAMPLED_S of them the energy counter ticks at least every 0.1 s
-SAMPLED_S = 1.0
-SUSTAINED_ROUNDS = 2  # rounds of sustained load at most
 
 
 def median(values: Iterable[float]) -> float:
@@ -62,12 +57,11 @@ class Timed(Protocol):
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Says how often runs are timed: in ``rounds`` interleaved rounds, with a pause of at most ``pause_s`` after each
-    burst, shorter after short ones; and whether sustained load follows.
+    burst, shorter after short ones.
     """
 
     rounds: int = 5
     pause_s: float = 0.3
-    sustained: bool = True
 
 
 @dataclass(slots=True)
@@ -87,7 +81,7 @@ def measure(
     clock: Clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Times]:
-    """Time every run: interleaved cool bursts first, then sustained load.
+    """Time every run in interleaved cool bursts.
 
     Parameters
     ----------
@@ -112,67 +106,18 @@ def measure(
             probe = lambda record=record: record.burst_driver_mhz.append(clock())  # noqa: E731
             record.bursts.append(run.time(launches[name], probe))
             pause = min(pace.pause_s, launches[name] * record.bursts[-1].ms / 1e3 / DUTY)
-    if pace.sustained:
-        _sustain(runs, times, min(pace.rounds, SUSTAINED_ROUNDS), clock)
     return times
-
-
-def _sustain(runs: Mapping[str, Timed], times: Mapping[str, Times], rounds: int, clock: Clock) -> None:
-    """Time and weigh every run under its own heat, in interleaved rounds of more than a second each."""
-    launches = {n: max(LAUNCHES, int(GRAPH_MS / statistics.median(b.ms for b in t.bursts))) for n, t in times.items()}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            run.time(launches[name], _no_probe, WARM_REPLAYS)
-            record = times[name]
-
-            def probe(run: Timed = run, record: Times = record) -> None:
-                record.sustained_driver_mhz.append(clock())
-                # Without a graph the host still starts launches when this is called, and the GPU may be idle between.
-                if run.timed_by == BY_GRAPH:
-                    record.sustained_w.append(power_w(clock.energy_j, SAMPLED_S))
-
-            record.sustained.append(run.time(launches[name], probe, SUSTAINED_REPLAYS))
-
-
-def power_w(energy_j: Callable[[], float], seconds: float, now: Callable[[], float] = time.monotonic) -> float:
-    """Mean power over ``seconds``, from one step of an energy counter that moves in steps to another.
-
-    Parameters
-    ----------
-    energy_j : callable
-        The counter, in joules; NaN where there is none.
-    seconds : float
-    now : callable
-        Seconds; replaced in tests.
-
-    Returns
-    -------
-    float
-        Watts, with a relative error of about the time between two readings over ``seconds``; NaN if the counter made
-        fewer than two steps.
-    """
-    started = now()
-    last = energy_j()
-    steps: list[tuple[float, float]] = []
-    while (at := now()) - started < seconds:
-        if (reading := energy_j()) > last:
-            steps.append((at, reading))
-            last = reading
-    if len(steps) < 2:
-        return math.nan
-    (begin, first), (end, final) = steps[0], steps[-1]
-    return (final - first) / (end - begin)
 
 
 def _burst_launches(run: Timed) -> int:
     """Return how many launches last :data:`BURST_MS`. Running them captures their graph now, not in the first round."""
-    launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES, _no_probe).ms))
+    launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES, no_probe).ms))
     if launches > LAUNCHES:
-        run.time(launches, _no_probe)
+        run.time(launches, no_probe)
     return launches
 
 
-def _no_probe() -> None:
+def no_probe() -> None:
     """Nothing to read."""
 
 

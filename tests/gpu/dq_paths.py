@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"d{problem.head_dim} {'causal' if problem.causal else 'dense'}, {name}: {said}", flush=True)
     if chosen.compile:
         return 0
-    clock, pace = Clock(), Pace(sustained=False)
+    clock, pace = Clock(), Pace()
     with chosen.csv.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)

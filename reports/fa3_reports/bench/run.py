@@ -25,16 +25,32 @@ from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.kernels import TimedKernel, draw, ours
 from fa3_reports.bench.peers import peers
 from fa3_reports.bench.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
+from fa3_reports.bench.sustained import SUSTAINED_ROUNDS, sustain
 from fa3_reports.bench.warm import warm_up
-from fa3verify.bench.graphs import HEAD_START_CYCLES, EventTimed, GraphTimed
+from fa3verify.bench.graphs import HEAD_START_CYCLES, GraphTimed, between_events
 from fa3verify.bench.kernels import MAX_COPIES
 from fa3verify.campaign.pool import processes
 from fa3verify.files import Json
 from fa3verify.known.libraries import Unsupported
-from fa3verify.timed.timing import LAUNCHES, Clock, Pace, Timed, measure, query
+from fa3verify.timed.timing import LAUNCHES, Clock, LaunchTime, Pace, Timed, measure, query
 from fa3verify.version import __version__
 
 RECORDS = "bench.jsonl"
+
+
+class EventTimed:
+    """Plain launches between two events, for what cannot be captured; of short kernels they time the host."""
+
+    timed_by = "events, no graph"
+
+    def __init__(self, launch: Callable[[int], object]) -> None:
+        self.launch = launch
+
+    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
+        self.launch(0)
+        torch.cuda.synchronize()
+        launches *= repeats
+        return between_events(lambda: [self.launch(i) for i in range(launches)], launches, probe)
 
 
 class ContextLost(Exception):
@@ -57,6 +73,7 @@ class BenchSettings:
     pace: Pace = field(default_factory=Pace)
     budget_s: float = math.inf
     seed: int = 0
+    sustained: bool = True  # whether load follows the bursts
 
     def wants(self, name: str) -> bool:
         return not self.kernels or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.kernels)
@@ -237,8 +254,10 @@ def measure_cell(
             failed[kernel.name] = _failure(error)
             _check_context(cell, kernel.name, kernels, failed, run_id)
     # Accumulator loss is about errors: nothing is timed.
-    pace = Pace(0, 0, False) if cell.grid == "accumulator_loss" else settings.pace
+    pace = Pace(0, 0) if cell.grid == "accumulator_loss" else settings.pace
     times = measure(runs, pace, clock)
+    if settings.sustained and pace.rounds:
+        sustain(runs, times, min(pace.rounds, SUSTAINED_ROUNDS), clock)
     rows = []
     for name in (kernel.name for kernel in kernels):
         try:

@@ -16,7 +16,7 @@ from fa3verify.bench.graphs import GraphTimed
 from fa3verify.timed.timing import Clock, Pace, measure
 
 SEQLEN = 4096
-PACE = Pace(rounds=7, pause_s=0.03, sustained=False)
+PACE = Pace(rounds=7, pause_s=0.03)
 COLUMNS = ("tokens", "head_dim", "quantiser", "ms", "bytes", "tb_per_s", "share_of_copy_bandwidth")
 OURS: dict[str, dict[str, Any]] = {
     "block": {},

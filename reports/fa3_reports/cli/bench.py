@@ -97,8 +97,16 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
         from fa3_reports.bench import run as bench_run
         from fa3verify.timed.timing import Pace
 
-        pace = Pace(options["rounds"], options["pause"], options["sustained"])
-        settings = bench_run.BenchSettings(cells, out, options["names"], pace, options["budget"], options["seed"])
+        pace = Pace(options["rounds"], options["pause"])
+        settings = bench_run.BenchSettings(
+            cells,
+            out,
+            options["names"],
+            pace,
+            budget_s=options["budget"],
+            seed=options["seed"],
+            sustained=options["sustained"],
+        )
         try:
             results, left = bench_run.run(settings, console.teller(quiet))
         except bench_run.ContextLost as error:

@@ -55,7 +55,7 @@ class Device:
         """Slow outliers in one round; the clock falls as much as the time grows, which is no cost of the stamps."""
         for run in runs.values():
             run.launch(1)
-        assert (pace.rounds, pace.sustained) == (5, False)
+        assert pace.rounds == 5
         bursts = {"plain": LaunchTime(1.0, 1.1 * self.mhz), "stamped": LaunchTime(1.1 * self.cost, self.mhz)}
         return {name: SimpleNamespace(bursts=[bursts[name]] * 4 + [LaunchTime(9.0, 1000.0)]) for name in runs}
 

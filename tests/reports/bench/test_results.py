@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa3_reports.bench import cells, results, tables
+from fa3_reports.bench import cells, results, sustained, tables
 from fa3_reports.bench.results import SampleFigures
-from fa3verify.timed import timing
 from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, Times, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
@@ -41,19 +40,19 @@ class FakeTimed:
 def test_bursts_are_interleaved_and_each_waits_for_the_chip_to_cool():
     log: list = []
     runs = {name: FakeTimed(name, [4.0, 4.0, 5.0, 9.0], log) for name in "ab"}
-    times = measure(runs, Pace(3, 0.25, False), lambda: 1980.0, lambda s: log.append(("pause", s)))
+    times = measure(runs, Pace(3, 0.25), lambda: 1980.0, lambda s: log.append(("pause", s)))
     assert log[:2] == [("a", LAUNCHES), ("b", LAUNCHES)]  # how many launches a burst has
     assert log[2:] == [("pause", 0.25), ("a", LAUNCHES), ("pause", 0.25), ("b", LAUNCHES)] * 3
     assert times["a"] == Times([LaunchTime(ms, 1700.0) for ms in (4.0, 5.0, 9.0)], [1980.0] * 3)
     log.clear()
-    measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25, False), lambda: 0.0, lambda s: log.append(round(s, 6)))
+    measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25), lambda: 0.0, lambda s: log.append(round(s, 6)))
     assert log[1:] == [0.25, ("a", LAUNCHES), 0.05, ("a", LAUNCHES)]  # 1.5 ms are 3 % of 50 ms
 
 
 def test_a_burst_of_a_short_kernel_lasts_a_millisecond():
     log: list = []
     pauses: list[float] = []
-    measure({"a": FakeTimed("a", [0.03] * 4, log)}, Pace(2, 0.25, False), lambda: 0.0, pauses.append)
+    measure({"a": FakeTimed("a", [0.03] * 4, log)}, Pace(2, 0.25), lambda: 0.0, pauses.append)
     assert log == [("a", LAUNCHES), ("a", 34), ("a", 34), ("a", 34)]  # the second captures the graph
     assert pauses == [0.25, pytest.approx(34 * 0.03e-3 / 0.03)]
 
@@ -78,8 +77,9 @@ class FakeClock:
 def test_sustained_runs_are_interleaved_and_each_follows_its_own_heat():
     log: list = []
     runs = {name: FakeTimed(name, [8.0] * 7, log) for name in "ab"}
-    times = measure(runs, Pace(2, 0.0, True), FakeClock(), lambda s: None)  # type: ignore[arg-type]
-    heat = [(name, 5, n) for name in "ab" for n in (timing.WARM_REPLAYS, timing.SUSTAINED_REPLAYS)]
+    times = measure(runs, Pace(2, 0.0), lambda: 1500.0, lambda s: None)  # type: ignore[arg-type]
+    sustained.sustain(runs, times, 2, FakeClock())  # type: ignore[arg-type]
+    heat = [(name, 5, n) for name in "ab" for n in (sustained.WARM_REPLAYS, sustained.SUSTAINED_REPLAYS)]
     assert log[6:] == heat * 2  # graphs of 5 launches of 8 ms
     assert len(times["a"].sustained) == 2
     assert times["a"].sustained_driver_mhz == [1500.0] * 2
@@ -87,17 +87,17 @@ def test_sustained_runs_are_interleaved_and_each_follows_its_own_heat():
 
 
 def test_a_sustained_run_lasts_longer_than_its_power_is_read():
-    assert timing.GRAPH_MS * timing.SUSTAINED_REPLAYS > 1e3 * timing.SAMPLED_S + timing.GRAPH_MS
+    assert sustained.GRAPH_MS * sustained.SUSTAINED_REPLAYS > 1e3 * sustained.SAMPLED_S + sustained.GRAPH_MS
 
 
 def test_power_is_counted_from_step_to_step_of_the_counter():
     clock = FakeClock()
-    assert timing.power_w(clock.energy_j, 1.0, clock.now) == pytest.approx(600, rel=0.02)
+    assert sustained.power_w(clock.energy_j, 1.0, clock.now) == pytest.approx(600, rel=0.02)
     clock.seconds = 0.05  # begun between two steps, and ended between two
-    assert timing.power_w(clock.energy_j, 0.93, clock.now) == pytest.approx(600, rel=0.02)
-    assert math.isnan(timing.power_w(clock.energy_j, 0.05, clock.now)), "one step says nothing"
+    assert sustained.power_w(clock.energy_j, 0.93, clock.now) == pytest.approx(600, rel=0.02)
+    assert math.isnan(sustained.power_w(clock.energy_j, 0.05, clock.now)), "one step says nothing"
     ticks = iter(np.arange(0, 9, 0.1))
-    assert math.isnan(timing.power_w(lambda: math.nan, 1.0, lambda: next(ticks))), "nobody counts"
+    assert math.isnan(sustained.power_w(lambda: math.nan, 1.0, lambda: next(ticks))), "nobody counts"
 
 
 def test_the_clock_is_the_median_over_the_sms_that_were_read_twice():

@@ -60,7 +60,7 @@ def test_host_has_a_head_start_counters_are_read_outside_the_events_and_the_driv
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
     monkeypatch.setattr(graphs, "_counters", FakeCounters)
-    found = graphs._between_events(lambda: log.append("run"), 3, lambda: log.append("ask"))
+    found = graphs.between_events(lambda: log.append("run"), 3, lambda: log.append("ask"))
     assert log == ["sleep", "begin", "start", "run", "stop", "end", "ask", "synchronize"]
     assert found == LaunchTime(2.0, 2000.0)
 
@@ -95,7 +95,7 @@ def test_one_failing_kernel_is_a_status_and_the_others_are_timed(without_gpu, po
         fake_kernel("picky", 1.0, error=Unsupported("takes no such thing")),
         fake_kernel("broken", 1.0, error=RuntimeError("two\nlines")),
     ]
-    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
+    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0), sustained=False)
     record = run.measure_cell(CELL, candidates, settings, lambda: 1980.0, "now", 1, pool)
     assert [m.status for m in record.kernels] == [
         "ok",
@@ -127,7 +127,7 @@ def test_bits_of_a_schedule_are_judged_once_for_every_kind_of_kernel(tmp_path, w
     monkeypatch.setattr(check, "judge", lambda work: asked.append(work.key) or SOUND)
     monkeypatch.setattr(run, "schedule_of", lambda kernel, cell: SCHEDULE)
     known = results.read(records_file(tmp_path, record(SHORT, gluon=1.0)))
-    settings = run.BenchSettings([LONG], tmp_path, pace=Pace(1, 0.0, False))
+    settings = run.BenchSettings([LONG], tmp_path, pace=Pace(1, 0.0), sustained=False)
     judged = known.judged(LONG, "abc")
     assert judged == {("gluon", SCHEDULE)}
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("gluon.128x64", 1.0)]
@@ -145,7 +145,7 @@ def test_what_is_judged_wrong_or_cannot_be_judged_keeps_no_time(without_gpu, poo
         return verdict
 
     monkeypatch.setattr(check, "judge", judge)
-    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0, False))
+    settings = run.BenchSettings([CELL], Path("out"), pace=Pace(2, 0.0), sustained=False)
     candidates = [fake_kernel("gluon", 1.0), fake_kernel("odd", 1.0)]
     found = run.measure_cell(CELL, candidates, settings, lambda: 0.0, "now", 1, pool).kernels
     assert [m.status for m in found] == [
