@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 else:
     from fa3_reference.lazy import exporter
 
-    __getattr__ = exporter(
+    __getattr__, __dir__ = exporter(
         __name__,
         {
             "Activation": "fa3verify.inputs.activations",
@@ -143,7 +143,3 @@ else:
             "verify": "fa3verify.public",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     from fa3_reference.lazy import exporter
 
-    __getattr__ = exporter(
+    __getattr__, __dir__ = exporter(
         __name__,
         {
             "Config": "fa3_kernels.plan.config",
@@ -28,7 +28,3 @@ else:
             "flash_attn_with_kvcache": "fa3_kernels.api",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
     from fa3_reference.lazy import exporter
 
-    __getattr__ = exporter(
+    __getattr__, __dir__ = exporter(
         __name__,
         {
             "Attention": "fa3_reference.attention",
@@ -58,7 +58,3 @@ else:
             "truth": "fa3_reference.attention:attention",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

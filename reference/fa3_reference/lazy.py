@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def exporter(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package.
+def exporter(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and the ``__dir__`` of a package.
 
     Parameters
     ----------
@@ -22,9 +22,11 @@ def exporter(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
     Returns
     -------
-    callable
-        ``__getattr__(name)``, which imports the module and returns the object; AttributeError for a name that is not
-        in ``homes``, and whatever importing the module raises.
+    __getattr__ : callable
+        ``__getattr__(name)`` imports the module and returns the object; AttributeError for a name that is not in
+        ``homes``, and whatever importing the module raises.
+    __dir__ : callable
+        ``__dir__()`` returns the names that the package has already and those of ``homes``, sorted.
     """
 
     def found(name: str) -> object:
@@ -35,4 +37,7 @@ def exporter(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return found
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return found, names

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     from fa3_reference.lazy import exporter
 
-    __getattr__ = exporter(
+    __getattr__, __dir__ = exporter(
         __name__,
         {
             "BackwardSchedule": "fa3_simulator.backward_schedule",
@@ -34,7 +34,3 @@ else:
             "load_machine": "fa3_simulator.machine:load",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     from fa3_reference.lazy import exporter
 
-    __getattr__ = exporter(
+    __getattr__, __dir__ = exporter(
         __name__,
         {
             "BackwardBound": "fa3_reference.bounds.backward",
@@ -41,7 +41,3 @@ else:
             "forward_enclosure": "fa3_reference.bounds.enclosure",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
