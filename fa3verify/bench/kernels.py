@@ -39,7 +39,7 @@ def draw(problem: AttentionProblem, copies: int, seed: int, v_mean: float = 0.0)
 def our_launch(problem: AttentionProblem, inputs: Sequence[Given], choices: Choices) -> Callable[..., tuple]:
     """Return ``launch(i)`` of our forward, which takes the inputs in turn, and keywords such as ``stamps``."""
     factors = [NO_DESCALES if x.q_descale is None else Descales(*x[3:6]) for x in inputs]
-    semantics = Semantics(problem.causal)
+    semantics = Semantics.of(problem)
 
     def launch(i: int, **more: Any) -> tuple:
         x = inputs[i % len(inputs)]

@@ -26,7 +26,7 @@ from fa3verify.timed import timing
 from fa3verify.timed.timing import LaunchTime
 
 pytestmark = pytest.mark.optional
-PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128, causal=True)
+PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128, causal=True, window=(512, -1))
 OPTIONS = {"tile": (128, 64), "pingpong": False, "intra_wg_overlap": True}
 SMS = 3
 
@@ -99,7 +99,7 @@ def test_every_launch_takes_the_same_options_and_stamps_fit_the_gpu(device: Devi
     plain = [x for x in device.launches if "stamps" not in x]
     stamped = [x for x in device.launches if "stamps" in x]
     assert len(plain) == 2
-    assert all(x == {"given": (Semantics(causal=True), Choices(**OPTIONS)), "descales": NO_DESCALES} for x in plain)
+    assert all(x == {"given": (Semantics.of(PROBLEM), Choices(**OPTIONS)), "descales": NO_DESCALES} for x in plain)
     assert all({k: v for k, v in x.items() if k != "stamps"} == plain[0] for x in stamped)
     assert {tuple(x["stamps"].shape) for x in stamped} == {(SMS, 3, timelines.STEPS, COLUMNS)}
 
