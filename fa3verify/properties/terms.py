@@ -167,25 +167,21 @@ def _gradients(setup: Setup, trial: Trial) -> Found:
     term = ScoreTerm(kind, _SHARED[seed % len(_SHARED)], VALUES[kind][seed % len(VALUES[kind])])  # type: ignore[arg-type]
     biased = set_up(setup.kernel, replace(trial.case, problem=replace(setup.problem, term=term)))
     yield against_truth(biased, "with a bias")
-    whole = biased._replace(problem=replace(biased.problem, term=replace(term, shared="")))
-    whole = whole.fed(term=np.broadcast_to(biased.operands.term, whole.problem.term_shape).copy())  # type: ignore[arg-type]
-    name = f"d{kind}"
-    if name in (apart := whole.run()):
+    problem = replace(biased.problem, term=replace(term, shared=""))
+    full = np.broadcast_to(biased.operands.term, problem.term_shape).copy()  # type: ignore[arg-type]
+    whole = biased._replace(problem=problem).fed(term=full)
+    if (name := f"d{kind}") in (apart := whole.run()):
         parts = apart[name].astype(np.float64)
         allowed = whole.bound()[name]
-        hidden = np.where(np.isneginf(whole.operands.term), parts, 0)  # type: ignore[arg-type]
+        over = tuple(map(AXES.index, term.shared))
+        hidden = np.where(np.isneginf(full), parts, 0)
         yield within("pairs that it hides", {name: hidden}, {name: 0 * hidden}, {name: 0 * hidden})
         with np.errstate(invalid="ignore"):
-            expected, bound = ({name: _over(term.shared, x)} for x in (parts, allowed))
-            rows, of_rows = ({name: _over("k", x)} for x in (parts, allowed))
+            expected, bound = ({name: x.sum(over, keepdims=True)} for x in (parts, allowed))
+            rows, of_rows = ({name: x.sum(3)} for x in (parts, allowed))
         yield within("a bias that is shared against the sum", biased.run(), expected, summed(bound, biased.bound()))
         if biased.config.forward == "own":
             yield within("the sum over the keys of a row", rows, {name: np.zeros(rows[name].shape)}, of_rows)
-
-
-def _over(shared: str, x: Array) -> Array:
-    """Return sums over the axes of "bhqk" that are named, which keep a length of 1."""
-    return x.sum(tuple(map(AXES.index, shared)), keepdims=True)
 
 
 _SHARED = ("", "b", "h", "q", "k", "bh", "hq", "bhq", "bhk", "bhqk")  # 10, beside 7 values: every pair has a seed

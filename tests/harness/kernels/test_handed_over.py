@@ -108,5 +108,6 @@ def test_no_argument_is_handed_over_that_no_declared_feature_has():
             allowed = {"softmax_scale"}.union(*(WITH.get(feature, ()) for feature in features))
             surplus = handed(features, problem) - allowed
             assert not surplus, (sorted(features), problem, surplus)
-    assert frozenset().union(*met) == SERVING - {"mods"} | {"varlen"}  # functions that a kernel has built in are no argument
+    # Functions that a kernel has built in are no argument.
+    assert frozenset().union(*met) == SERVING - {"mods"} | {"varlen"}
     assert len(met) >= 20
