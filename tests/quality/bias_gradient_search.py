@@ -207,7 +207,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for dtype, kind in ISLANDS:
         for one in searched(dtype, kind, -(-arguments.problems // len(ISLANDS)), arguments.seed):
-            words = f"{one.ratio:.6f}, others {one.ratio_others:.6f}: {dtype} {kind}, {one.order}"
+            above = " ABOVE" * (one.ratio > 1)
+            words = f"{one.ratio:.6f}{above}, others {one.ratio_others:.6f}: {dtype} {kind}, {one.order}"
             print(f"{words}: {one.problem.to_json()}", flush=True)
 
 
