@@ -20,7 +20,8 @@ import numpy as np
 
 from fa3_reference.bounds.device import FP32_MIN_NORMAL, U_FP32, TensorCore
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem, Operands, is_integer
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.rules import is_integer
 
 Shared = Literal["tensor", "head", "channel"]
 Group = tuple[Literal["int8", "int4", "e4m3"], int | Shared]
