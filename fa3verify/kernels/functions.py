@@ -240,9 +240,7 @@ def _declared(code: ArrayFunction, name: str, dtypes: Iterable[Dtype], facts: Js
     return tuple(replace(kernel, **declared) for kernel in kernels)
 
 
-def _rules(
-    code: ArrayFunction, dtypes: tuple[str, ...], quantises: Quantises | None
-) -> tuple[tuple[object, str], ...]:
+def _rules(code: ArrayFunction, dtypes: tuple[str, ...], quantises: Quantises | None) -> tuple[tuple[object, str], ...]:
     """Return rules of which facts go together, each with whether it is broken."""
     features = code.features
     of_caches = bool(features & {"paged", "seqused_k"})

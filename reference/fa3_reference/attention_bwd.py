@@ -24,7 +24,7 @@ from fa3_reference.attention import (
     scaled_scores,
     sinks_of,
 )
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.terms import add_to_bias, added
 
 
@@ -98,27 +98,38 @@ def attention_bwd(
         query_side = [problem.rows_q(x, seq) for x in (q, out, dout, dq)]
         key_side = [problem.rows_k(x, seq) for x in (k, v, dk, dv)]
         for head in range(problem.nheads):
-            *queries, dq_head = (x[:, head] for x in query_side)
-            *keys, dk_head, dv_head = (x[:, head // problem.group] for x in key_side)
+            queries = [x[:, head] for x in query_side]
+            keys = [x[:, head // problem.group] for x in key_side]
             statistics = [problem.rows_lse(x, seq)[head] for x in (lse, dlse)]
-            own = added(problem, of_term[0], seq, head) if of_term else None
-            poisoned = not all(np.isfinite(x).all() for x in (*queries, *keys, statistics[1]))
             with np.errstate(invalid="ignore", over="ignore"):
-                for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
-                    of_rows = [x[tile.rows] for x in (*queries, *statistics)]
-                    part, ds = _tile_gradients(
-                        problem,
-                        of_rows,
-                        [x[tile.keys] for x in keys],
-                        tile.visible,
-                        None if own is None else own[tile.rows, tile.keys],
-                    )
-                    for dbias in of_term[1:]:
-                        add_to_bias(dbias, ds, seq, head, tile.rows, tile.keys)
-                    dq_head[tile.rows] += part.dq
-                    dk_head[tile.keys] += part.dk
-                    dv_head[tile.keys] += part.dv
+                _add_head(problem, seq, head, (queries, keys, statistics), of_term)
     return AttentionGradients(dq, dk, dv)
+
+
+def _add_head(
+    problem: AttentionProblem,
+    seq: Sequence,
+    head: int,
+    arrays: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
+    of_term: tuple[np.ndarray, ...],
+) -> None:
+    """Add the gradients of one query head, in place, to those of its queries, of its keys and of a bias.
+
+    ``arrays`` are q, out, dout and dq of the head; k, v, dk and dv of its kv head; and lse and dlse.
+    """
+    (*queries, dq), (*keys, dk, dv), statistics = arrays
+    own = added(problem, of_term[0], seq, head) if of_term else None
+    poisoned = not all(np.isfinite(x).all() for x in (*queries, *keys, statistics[1]))
+    for tile in row_tiles(problem, seq, np.arange(seq.seqlen_q), poisoned):
+        of_rows = [x[tile.rows] for x in (*queries, *statistics)]
+        of_keys = [x[tile.keys] for x in keys]
+        of_pairs = None if own is None else own[tile.rows, tile.keys]
+        part, ds = _tile_gradients(problem, of_rows, of_keys, tile.visible, of_pairs)
+        for dbias in of_term[1:]:
+            add_to_bias(dbias, ds, seq, head, tile.rows, tile.keys)
+        dq[tile.rows] += part.dq
+        dk[tile.keys] += part.dk
+        dv[tile.keys] += part.dv
 
 
 def sinks_gradient(
