@@ -17,7 +17,6 @@ GROW = {
     "Findings",
     "ForwardColony",
     "Phase",
-    "Results",
     "RowState",
     "Stream",
     "Times",

@@ -55,7 +55,8 @@ def _with(setup: Setup, kind: str, values: str = "plain", seed: int = 0) -> tupl
         return setup, np.zeros(setup.problem.term_shape, np.float32)
     shared = "b" * (kind == "alibi" and setup.kernel.sizes.slopes_by_head)
     problem = replace(setup.problem, term=ScoreTerm(kind=kind, shared=shared, values=values))  # type: ignore[arg-type]
-    term = draw_term(problem, *setup.operands.dequantized(setup.problem)[:2], seed).astype(format_of(problem))
+    q, k, *_ = setup.operands.dequantized(setup.problem)
+    term = draw_term(problem, q, k, seed).astype(format_of(problem))
     return setup._replace(problem=problem).fed(term=term), term
 
 

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.bench.kernels import TILES
 from fa3_reports.bits.forward import device_bits, differing, twin_bits
 from fa3_reports.bits.forward_cases import Case, operands
-from fa3verify.bench.kernels import TILES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 
