@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, takewhile
@@ -84,8 +83,8 @@ def _slowdown(plain: Callable[[int], object], stamped: Callable[[int], object]) 
     """Time both kernels in turn; return slowdown and SM clock in MHz, rounded as the file has them."""
     runs = {"plain": graphs.GraphTimed(plain), "stamped": graphs.GraphTimed(stamped)}
     times = timing.measure(runs, PACE, timing.Clock())
-    cycles = {name: statistics.median(map(timing.cycles, each.bursts)) for name, each in times.items()}
-    clock = statistics.median(burst.sm_mhz for burst in times["stamped"].bursts)
+    cycles = {name: timing.median(map(timing.cycles, each.bursts)) for name, each in times.items()}
+    clock = timing.median(burst.sm_mhz for burst in times["stamped"].bursts)
     if not math.isfinite(clock):
         raise RuntimeError("the SMs' counters gave no clock")
     return round(cycles["stamped"] / cycles["plain"], 4), round(clock, 1)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
-
-import torch
 
 from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import tensor_loops
 from fa3_kernels.audit.shipped import Launch
-from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench import check, graphs, kernels
-from fa3verify.known.launches import Keywords, LaunchOutput
+from fa3verify.bench import kernels
+from fa3verify.known.launches import Keywords
 from fa3verify.timed import timing
 
-ROUNDS = 5
-PAUSE_S = 0.3
 _REGISTER = re.compile(r"\bR(\d+)\b")
 
 
@@ -79,26 +74,10 @@ def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> li
     Returns
     -------
     list of float or str
-        Median cycles of a launch, or why there are none: it is refused, or its bits differ from the twin's.
+        Median cycles of a launch, or why there are none: it is refused or fails, or its bits differ from the twin's.
     """
-    inputs = kernels.draw(problem, kernels.MAX_COPIES, 0)
-    runs: dict[str, timing.Timed] = {}
-    cycles: list[float | str] = ["not timed"] * len(options)
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    for i, chosen in enumerate(options):
-        try:
-            launch = kernels.our_launch(problem, inputs, Choices(**chosen))
-            config = config_of(problem, num_sms=sms, **chosen)
-            tiles = check.last_tiles(problem, inputs[0], LaunchOutput(*launch(0)), config)
-            wrong = sum(check.bits_differing(part, config) for part in tiles)
-        except ValueError as error:
-            cycles[i] = f"refused: {error}"
-            continue
-        if wrong:
-            cycles[i] = f"{wrong} bits differ from the twin"
-        else:
-            runs[str(i)] = graphs.GraphTimed(launch)
-    times = timing.measure(runs, timing.Pace(ROUNDS, PAUSE_S), timing.Clock())
-    for i, timed in times.items():
-        cycles[int(i)] = statistics.median(map(timing.cycles, timed.bursts))
-    return cycles
+    tried = {str(i): partial(kernels.ours, Choices(**chosen)) for i, chosen in enumerate(options)}
+    return [
+        timing.median(map(timing.cycles, x.bursts)) if x.bursts else f"{x.status}: {x.reason}"
+        for x in kernels.measured(problem, tried).values()
+    ]

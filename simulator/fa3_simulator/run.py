@@ -143,7 +143,9 @@ def in_words(problem: AttentionProblem) -> str:
     p = problem
     heads = f"{p.nheads}/{p.nheads_kv}" if p.group > 1 else p.nheads
     mask = "causal" if p.causal else "dense" if p.window == (-1, -1) else "window {} {}".format(*p.window)
-    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}"
+    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}" + (
+        f", softcap {p.softcap:g}" if p.softcap else ""
+    )
 
 
 def row_tiles(problem: AttentionProblem, config: Config) -> list[TileBlocks]:

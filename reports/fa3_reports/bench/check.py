@@ -11,7 +11,7 @@ calls the checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,19 +24,16 @@ from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds import BackwardModel, KernelModel
 from fa3_reference.bounds.backward import backward_bound
-from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.formats import FORMATS, ulp
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.results import SampleFigures
-from fa3verify.bench.check import Sample, bits_differing, last_tiles, sample
+from fa3verify.bench.check import Sample, bits_differing, edges, last_rows, last_tiles, ratio_max
 from fa3verify.known.launches import Given, GivenBackward, LaunchOutput
 from fa3verify.operations.ratios import error_ratio
 from fa3verify.tensors.convert import to_numpy
 
+MAX_ROWS = 128  # that are compared where the row tile is not known
 EDGE = 64  # rows, or keys, whose gradients are compared
-EDGE_ROWS = 8  # rows whose bound is computed: it takes ten times as long as their truth
-SCALING = 2.0**-22  # relative error of a scale in binary32, and of a product with it
 
 
 class Gathered(NamedTuple):
@@ -53,18 +50,6 @@ class Gathered(NamedTuple):
     model: KernelModel | None
 
 
-def edges(cell: Cell, given: Given, output: LaunchOutput) -> Iterator[Sample]:
-    """Yield the rows of the last sequence and head in which a wrong mask shows.
-
-    These are the first rows, and under a mask the last ones, which then see most keys.
-    """
-    rows = [slice(0, min(EDGE_ROWS, cell.seqlen_q))]
-    if cell.causal and cell.seqlen_q > EDGE_ROWS:
-        rows.append(slice(cell.seqlen_q - EDGE_ROWS, cell.seqlen_q))
-    for each in rows:
-        yield sample(cell.problem, given, output, each, cell.batch - 1, cell.nheads_kv - 1)
-
-
 def gather(
     cell: Cell, given: Given, output: LaunchOutput, config: Config | None, model: KernelModel | None = None
 ) -> Gathered:
@@ -79,8 +64,10 @@ def gather(
     model : KernelModel, optional
         For peers: the order of operations whose error bound the output must keep.
     """
-    tiles = last_tiles(cell.problem, given, output, config)
-    return Gathered(tiles, () if model is None else tuple(edges(cell, given, output)), output.scale, config, model)
+    rows = last_rows(cell.problem, config) if config else min(cell.seqlen_q, MAX_ROWS)
+    tiles = last_tiles(cell.problem, given, output, rows)
+    sampled = [] if model is None else edges(cell.problem, given, output)
+    return Gathered(tiles, tuple(sampled), output.scale, config, model)
 
 
 def judge(work: Gathered) -> SampleFigures:
@@ -104,22 +91,6 @@ def judge(work: Gathered) -> SampleFigures:
     model = work.model
     ratio = math.nan if model is None else max(ratio_max(part, model, work.scale) for part in work.edges)
     return SampleFigures(outputs, bits, math.sqrt(square / (norm or math.nan)), product / (norm or math.nan) - 1, ratio)
-
-
-def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
-    """Return the largest error of a sample over the bound of an order of operations; infinite if an output is NaN.
-
-    The bound is that before the last rounding. The rounding to the output's own format, at the output's scale, is added
-    to it; in e4m3 outputs it is most of the error.
-    """
-    out = part.out
-    truth = part.truth
-    bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
-    fmt = next(f for f in FORMATS.values() if f.dtype == out.dtype)
-    reached = (bound + np.abs(truth) * SCALING) / scale  # error bound of the number that is rounded
-    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
-    bound = (reached + rounding) * scale
-    return float(np.max(error_ratio(out.astype(np.float64) * scale - truth, bound), initial=0.0))
 
 
 def _cut(cell: Cell, x: GivenBackward, rows: slice, keys: slice) -> tuple[AttentionProblem, BackwardOperands]:

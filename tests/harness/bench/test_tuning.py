@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
-from fa3verify.bench import check, kernels, tuning
+from fa3verify.bench import check, graphs, kernels, tuning
 from fa3verify.timed import timing
 
 pytestmark = pytest.mark.optional
@@ -21,31 +22,28 @@ PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128)
 
 
 def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launched(problem: AttentionProblem, inputs: list, choices: Choices):
+    def launched(problem: AttentionProblem, inputs: list, choices: Choices) -> Callable[[int], tuple]:
         return lambda i: (choices.tile, None)
 
-    def configured(problem: AttentionProblem, num_sms: int, **options):
-        if options["tile"] == (192, 64):
-            raise ValueError("tile_m must be 128")
-
     def measure(runs: dict, pace: timing.Pace, clock: object) -> dict:
-        bursts = [SimpleNamespace(ms=ms, sm_mhz=1500.0) for ms in (0.3, 0.2, 0.1)]
-        return {name: SimpleNamespace(bursts=bursts) for name in runs}
+        bursts = [timing.LaunchTime(ms, 1500.0) for ms in (0.3, 0.2, 0.1)]
+        return {name: timing.Times(bursts) for name in runs}
 
+    graph = SimpleNamespace(time=lambda launches, probe: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
-    monkeypatch.setattr(tuning, "config_of", configured)
     monkeypatch.setattr(kernels, "our_launch", launched)
     monkeypatch.setattr(kernels, "draw", lambda problem, copies, seed: ["inputs"] * copies)
-    monkeypatch.setattr(check, "last_tiles", lambda problem, inputs, output, config: [output.out])
+    monkeypatch.setattr(check, "last_tiles", lambda problem, inputs, output, count: [output.out])
     monkeypatch.setattr(check, "bits_differing", lambda tile, config: 7 * (tile == (128, 32)))
+    monkeypatch.setattr(graphs, "GraphTimed", lambda launch: graph)
     monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "measure", measure)
-    options = [{"tile": tile} for tile in ((128, 128), (192, 64), (128, 32))]
-    assert tuning.measure_cycles(PROBLEM, options) == [
-        pytest.approx(0.2 * 1500e3),
-        "refused: tile_m must be 128",
-        "7 bits differ from the twin",
-    ]
+    options = [{"tile": tile} for tile in ((128, 128), (192, 48), (128, 32))]
+    timed, refused, wrong = tuning.measure_cycles(PROBLEM, options)
+    assert timed == pytest.approx(0.2 * 1500e3)
+    assert str(refused).startswith("refused: ")
+    assert "48" in str(refused)
+    assert wrong == "wrong: 7 bits differ from the twin"
 
 
 def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None:
