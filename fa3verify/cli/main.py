@@ -5,6 +5,7 @@ from __future__ import annotations
 import rich_click as click
 
 from fa3verify.cli.atlas import atlas
+from fa3verify.cli.bench import bench
 from fa3verify.cli.compare import compare
 from fa3verify.cli.declare import declare
 from fa3verify.cli.exits import EPILOG, USAGE, fail
@@ -24,11 +25,11 @@ JOURNEYS = {
     "Judge a kernel": (declare, verify, learn, replay, report, kernels, merge, atlas),
     "Look for the worst": (hunt, compare),
     "Choose a schedule, without a GPU": (tune, simulate, hazards),
+    "On a GPU": (bench,),
 }
 MOVED = {  # verbs of earlier versions, and what to call instead
     "adversary": "python -m fa3_reports adversary, from a checkout",
     "audit": "python -m fa3_reports audit, from a checkout",
-    "bench": "python -m fa3_reports bench, from a checkout",
     "info": "kernels",
     "invariance": "compare KERNEL --prove",
     "trace": "simulate --trace FILE",

@@ -107,14 +107,13 @@ def memory_bytes(gib: float | None) -> int | None:
     return None if gib is None else int(gib * 2**30)
 
 
-# Options that say what is computed, and where.
-problem_options = group(
+# Options that say what is computed.
+shape_options = group(
     click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3"]), default="fp16", show_default=True),
     click.option("--head-dim", type=click.IntRange(8, 256), default=128, show_default=True),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
     click.option("--nheads", type=click.IntRange(1), default=16, show_default=True),
     click.option("--nheads-kv", type=click.IntRange(1), help="Heads of K and V; those of Q by default."),
-    click.option("--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."),
     click.option("--seqlen", type=click.IntRange(1), default=8192, show_default=True),
     click.option("--seqlen-q", type=click.IntRange(1), help="Queries; as many as keys by default."),
     click.option("--causal", is_flag=True),
@@ -125,8 +124,13 @@ problem_options = group(
         default=(-1, -1),
         show_default=True,
         metavar="LEFT RIGHT",
-        help="Keys seen on either side of the diagonal, -1 for all; backward.",
+        help="Keys seen on either side of the diagonal, -1 for all; simulated for --backward alone.",
     ),
+)
+# Options that say what is simulated, and at which clock.
+problem_options = group(
+    shape_options,
+    click.option("--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."),
     click.option("--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."),
     click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
 )

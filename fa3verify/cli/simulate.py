@@ -67,7 +67,7 @@ def problem_of(options: Options) -> AttentionProblem:
     batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
     kv_heads = options["nheads_kv"] or nheads
     queries = options["seqlen_q"] or seqlen
-    semantics = {"dtype": options["dtype"], "causal": options["causal"], "window": options["window"]}
+    semantics = {name: options[name] for name in ("dtype", "causal", "window", "softcap") if name in options}
     return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
 
 
