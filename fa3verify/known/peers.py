@@ -169,7 +169,7 @@ class Peer:
         """
         self._check(problem)
         if not self.family:
-            return default_config(problem)
+            return default_config(replace(problem, term=None))  # of which our launches have none
         return operations.find(operations.FORWARD).configure(problem, family=self.family, **changes)
 
     def configure_backward(self, problem: AttentionProblem) -> BackwardConfig | GradientConfig:

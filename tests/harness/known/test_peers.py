@@ -17,6 +17,7 @@ from fa3_kernels.faults.table import Fault, faulty
 from fa3_kernels.twin.forward import forward as run_twin
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.score_term import ScoreTerm
 from fa3verify.campaign.profiles import PROFILES, family_cases
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
@@ -368,6 +369,11 @@ def test_torchs_operators_give_an_lse_of_the_rows_of_the_problem_where_it_is_ask
         given = on_a_cpu.GivenBackward(q, k, v, dout, out, torch.zeros(problem.lse_shape))
         gradients = torch_sdpa.load_backward(name)(problem, given, {})()
         assert [tuple(x.shape) for x in gradients] == [problem.q_shape, problem.k_shape, problem.v_shape]
+
+
+def test_a_peer_without_a_family_is_configured_for_a_problem_with_slopes():
+    problem = AttentionProblem(**PLAIN, term=ScoreTerm("alibi"))
+    assert PEERS["flash2.vllm"].configure(problem) == PEERS["flash2.vllm"].configure(AttentionProblem(**PLAIN))
 
 
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
