@@ -5,7 +5,8 @@ Each function here loads somebody's module, so that :mod:`fa3verify.commands.dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib.util import find_spec
 
 from fa3_reference.problem import AttentionProblem
@@ -16,7 +17,7 @@ from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import passes
 from fa3verify.kernels import loading
-from fa3verify.kernels.conventions import Convention, features_of
+from fa3verify.kernels.conventions import Convention, facts_of, features_of
 from fa3verify.kernels.functions import declared_kernels
 from fa3verify.kernels.names import declaring
 from fa3verify.kernels.policy import VALUES
@@ -61,13 +62,28 @@ def callings(reference: str) -> list[Json]:
     likes: Sequence[Convention] = ("sdpa", "flash_attn")
     for like, telling in _TELLING.items():
         likes = (like,) if telling & names else likes
+    scales: Sequence[Json] = ({}, {"softmax_scale": 1.0}) if "softmax_scale" in facts_of(likes[0], function) else ({},)
     plain: list[Json] = [
-        {"like": like} | ({"library": library} if library != "torch" else {})
+        {"like": like} | ({"library": library} if library != "torch" else {}) | scale
+        for scale in scales
         for library in _LIBRARIES
         for like in likes
     ]
     is_told = "causal" in features_of(likes[0], function)
     return plain if is_told else [calling | more for more in ({}, {"always": ("causal",)}) for calling in plain]
+
+
+def refusing(reference: str) -> Callable[..., object]:
+    """Return a bare function that refuses calls by whatever it raises, as torch raises RuntimeError of lengths."""
+
+    @wraps(function := loading.bare(reference))
+    def called(*arguments: object, **options: object) -> object:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            raise NotImplementedError(repr(error)) from error
+
+    return called
 
 
 def features(reference: str, like: Convention) -> dict[str, tuple[Json, ...]]:

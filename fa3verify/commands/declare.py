@@ -30,7 +30,7 @@ from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import Policy
 from fa3verify.text import plural
 
-DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "fp32")
+DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")  # bounds of fp32 tell conventions and contracts apart best
 LIMIT = 4  # cases of a family and trials of a property in each of the two campaigns
 TRIED_S = 300.0  # for the calls of one hypothesis: Triton's interpreter takes minutes
 _SIDES: tuple[Json, ...] = ({}, *({"policy": Policy(causal=side)} for side in ("bottom_right", "top_left")))
@@ -101,20 +101,19 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
     ValueError as :func:`declare` says.
     """
     callings: list[Json] = _value(executor, drafts.callings, reference)
-    scores: list[Score] = []
-    for dtype in DTYPES:
-        scores = _scores(
-            executor, reference, [(facts | {"dtypes": (dtype,), "features": ()}, drafts.PLAIN) for facts in callings]
-        )
-        calling, best = max(zip(callings, scores), key=lambda scored: scored[1][:2])
-        progress(f"calls in {dtype}")
-        if best[1]:
+    ways: list[tuple[Score, Json, Dtype]] = []
+    for each in DTYPES:
+        tries = [(calling | {"dtypes": (each,), "features": ()}, drafts.PLAIN) for calling in callings]
+        ways.extend((score, calling, each) for calling, score in zip(callings, _scores(executor, reference, tries)))
+        progress(f"calls in {each}")
+        if any(score[0] for score, _, _ in ways):  # in another format it may be right
             break
-    else:
-        raise ValueError(f"{reference} could not be called by any convention that is known: {scores[0][2]}")
+    best, calling, dtype = max(ways, key=lambda way: way[0][:2])
+    if not best[1]:
+        raise ValueError(f"{reference} could not be called by any convention that is known: {ways[0][0][2]}")
     facts = calling | {"dtypes": (dtype,), "features": ()}
     features = _value(executor, drafts.features, reference, like=calling["like"])
-    tries: list[tuple[str, Any, Json, tuple[Json, ...]]] = [
+    trials: list[tuple[str, Any, Json, tuple[Json, ...]]] = [
         *(("dtypes", other, {"dtypes": (other,)}, drafts.PLAIN) for other in DTYPES if other != dtype),
         *(("head_dims", d, {}, tuple(call | {"head_dim": d} for call in drafts.PLAIN)) for d in sorted(HEAD_DIMS)),
         *(("features", name, {"features": (name,)}, calls) for name, calls in features.items() if name != "causal"),
@@ -123,9 +122,9 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
             for side in (_SIDES if "causal" in features or "always" in calling else _SIDES[:1])
         ),
     ]
-    scores = _scores(executor, reference, [(facts | more, calls) for _, _, more, calls in tries])
+    scores = _scores(executor, reference, [(facts | more, calls) for _, _, more, calls in trials])
     progress("formats, features, head dims")
-    tried = [("dtypes", dtype, best), *((name, value, score) for (name, value, *_), score in zip(tries, scores))]
+    tried = [("dtypes", dtype, best), *((name, value, score) for (name, value, *_), score in zip(trials, scores))]
     return _composed(facts, tried, best, features)
 
 
@@ -145,7 +144,7 @@ def _composed(
     side, causal = max(sides, key=lambda scored: scored[1][:2])
     kept["features"] += ["causal"] if "causal" in features and causal[1] else []
     is_mask_known = any(score[0] for _, value, score in tried if value in _MASKS)
-    must_be_right = {"fp32", "gqa", *(_MASKS if is_mask_known else ())} - set(facts["dtypes"])
+    must_be_right = {"fp32", "gqa", "key_padding", *(_MASKS if is_mask_known else ())} - set(facts["dtypes"])
     for name, value, (right, returned, raised) in tried:
         if name in kept and (right or (returned and value not in must_be_right)):
             kept[name].append(value)
@@ -173,15 +172,15 @@ def _value(executor: Executor, function: Callable[..., Any], reference: str, **a
 
 
 def _judged(reference: str, facts: Json, seed: int, workers: int) -> Run:
-    """Run a part of a quick campaign on a draft, of its first or its last format by the seed."""
+    """Run a part of a quick campaign on a draft, in the format in which its convention was found."""
     with tempfile.TemporaryDirectory() as folder:
         module, _, name = reference.partition(":")
         module = str(Path(module).resolve()) if module.endswith(".py") else module
         arguments = ", ".join(f"{key}={_python(value)}" for key, value in facts.items())
-        made = f"fa3verify.kernel({arguments})(loading.bare({f'{module}:{name}'!r}))"
+        made = f"fa3verify.kernel({arguments})(drafts.refusing({f'{module}:{name}'!r}))"
         file = Path(folder) / f"draft_{seed}_of_{name}.py"
-        write_text(file, f"import fa3verify\nfrom fa3verify.kernels import loading\n\n{name} = {made}\n")
-        dtype = f".{facts['dtypes'][-seed]}" if len(facts["dtypes"]) > 1 else ""
+        write_text(file, f"import fa3verify\nfrom fa3verify.campaign import drafts\n\n{name} = {made}\n")
+        dtype = f".{facts['dtypes'][0]}" if len(facts["dtypes"]) > 1 else ""
         kernels = (f"{file}:{name}{dtype}",)
         settings = verify.Settings(
             kernels, "quick", seed, Path(folder) / "out", workers=workers, only=Only(limit=LIMIT)

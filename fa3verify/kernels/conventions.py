@@ -54,6 +54,7 @@ _ARGUMENTS = {  # of features that a function has if it has an argument for them
     "bias": "bias",
     "bias_fp32": "bias",
     "attn_mask": "attn_mask",
+    "key_padding": "key_padding_mask",
     "alibi": "alibi_slopes",
     "sinks": "sinks",
     "paged": "page_table",

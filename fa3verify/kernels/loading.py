@@ -159,7 +159,7 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
     Those of the ``apply`` of one of torch's autograd functions are those of its ``forward``.
     """
-    owner = getattr(function, "__self__", None)
+    owner = getattr(inspect.unwrap(function), "__self__", None)
     is_apply = getattr(function, "__name__", "") == "apply" and hasattr(owner, "forward")
     try:
         known = inspect.signature(owner.forward if is_apply else function).parameters  # type: ignore[union-attr]

@@ -45,6 +45,43 @@ def with_weights(q, k, v, mask, dropout_p, scale=None):
     return (p @ v.astype(float)).astype(q.dtype), p
 
 
+def of_one_length(q, k, v):
+    """It raises of other lengths what libraries raise, and its scores have no scale."""
+    if q.shape[2] != k.shape[2]:
+        raise RuntimeError("the size of k must match the size of q")
+    return exact(q, k, v, 1.0)
+
+
+class Applied:
+    """As an autograd function of torch, whose apply takes no keyword."""
+
+    @staticmethod
+    def forward(context, q, k, v, scale):
+        return exact(q, k, v, scale)
+
+    @classmethod
+    def apply(cls, *arguments):
+        return cls.forward(None, *arguments)
+
+
+applied = Applied.apply
+
+
+def padded(q, k, v, key_padding_mask=None, hidden=False):
+    """A mask of the keys that count, or of those that are hidden as torch's MultiheadAttention has it."""
+    scores = q.shape[-1] ** -0.5 * (q.astype(float) @ k.astype(float).swapaxes(-1, -2))
+    if key_padding_mask is not None:
+        scores = np.where((key_padding_mask != hidden)[:, None, None], scores, -np.inf)
+    p = np.exp(scores - np.where(np.isneginf(top := scores.max(-1, keepdims=True)), 0, top))
+    total = p.sum(-1, keepdims=True)
+    return (p @ v.astype(float) / np.where(total == 0, 1, total)).astype(q.dtype)
+
+
+def padded_by_hidden_keys(q, k, v, key_padding_mask=None):
+    """True hides a key."""
+    return padded(q, k, v, key_padding_mask, hidden=True)
+
+
 def off_by_a_hundredth(q, k, v, is_causal=False, scale=None):
     """Wrong: no contract says that scores are larger by 1 %."""
     return exact(q, k, v, 1.01 * (scale or q.shape[-1] ** -0.5), causal=is_causal)

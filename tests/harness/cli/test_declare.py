@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from fa3verify.campaign import drafts
+from fa3verify.campaign.pool import processes
 from fa3verify.cli.main import main
 from fa3verify.commands import declare
+from fa3verify.kernels.loading import parameters
 from fa3verify.kernels.policy import Policy
 
 FILE = str(Path(__file__).with_name("bare_functions.py"))
@@ -39,6 +43,7 @@ def drafted(name: str) -> str:
         ("of_tokens", {"like": "flash_attn", "features": ()}),
         ("always_causal", {"like": "sdpa", "features": (), "always": ("causal",)}),
         ("with_weights", {"like": "sdpa", "features": ("attn_mask",)}),
+        ("of_one_length", {"like": "sdpa", "features": (), "softmax_scale": 1.0}),
     ],
 )
 def test_a_function_is_called_by_its_own_names(name, facts):
@@ -67,12 +72,55 @@ def test_the_ways_to_call_a_function_follow_from_its_arguments():
     silent = drafts.callings(f"{FILE}:always_causal")
     assert {facts["like"] for facts in told} == {"sdpa", "flash_attn"}
     assert not any("always" in facts for facts in told)
-    assert [facts.get("always") for facts in silent] == [None] * len(told) + [("causal",)] * len(told)
+    half = len(silent) // 2
+    assert [facts.get("always") for facts in silent] == [None] * half + [("causal",)] * half
 
 
 def test_features_are_those_that_a_function_has_arguments_for():
     assert set(drafts.features(f"{FILE}:of_heads", "sdpa")) == {"causal", "gqa"}
     assert set(drafts.features(f"{FILE}:with_weights", "sdpa")) == {"bias", "bias_fp32", "attn_mask", "gqa"}
+
+
+def test_a_function_without_an_argument_for_a_scale_may_have_none():
+    silent = drafts.callings(f"{FILE}:of_one_length")
+    assert {facts.get("softmax_scale") for facts in silent} == {None, 1.0}
+    assert not any("softmax_scale" in facts for facts in drafts.callings(f"{FILE}:of_heads"))
+
+
+def test_a_mask_of_keys_must_mean_those_that_count():
+    calls = drafts.features(f"{FILE}:padded", "sdpa")["key_padding"]
+    facts = NUMPY | {"like": "sdpa", "features": ("key_padding",)}
+    assert drafts.tried(f"{FILE}:padded", facts, calls) == (len(calls), len(calls), "")
+    assert drafts.tried(f"{FILE}:padded_by_hidden_keys", facts, calls)[:2] == (0, len(calls))
+    tried = [("features", "key_padding", (0, 4, "")), ("policy", {}, (0, 0, ""))]
+    drafted, seen = declare._composed({"like": "sdpa", "dtypes": ("fp16",)}, tried, (4, 4, ""), {"key_padding": FIRST})
+    assert drafted["features"] == ()
+    assert seen["features"] == ("Narrows the verdict: key_padding returned another result.",)
+
+
+def test_a_format_in_which_nothing_is_right_tells_no_convention():
+    names: list[str] = []
+    scores = {"fp32": {"flash_attn": (0, 4, ""), "sdpa": (0, 2, "")}, "fp16": {}, "bf16": {"sdpa": (3, 4, "")}}
+
+    def scored(executor: object, reference: str, tries: list[tuple[dict[str, Any], object]]) -> list[declare.Score]:
+        return [scores[facts["dtypes"][0]].get(facts["like"], (0, 0, "raised")) for facts, _ in tries]
+
+    with pytest.MonkeyPatch.context() as patch, processes(1, 60) as executor:
+        patch.setattr(declare, "_scores", scored)
+        facts, _ = declare._drafted(f"{FILE}:of_heads", executor, names.append)
+    assert names[:3] == ["calls in fp32", "calls in fp16", "calls in bf16"]
+    assert facts["like"] == "sdpa"
+    assert facts["dtypes"] == ("bf16",)
+
+
+def test_whatever_a_drafted_function_raises_is_a_refusal():
+    q, k = np.zeros((1, 1, 2, 8)), np.zeros((1, 1, 3, 8))
+    function = drafts.refusing(f"{FILE}:of_one_length")
+    assert list(parameters(function)) == ["q", "k", "v"]
+    assert list(parameters(drafts.refusing(f"{FILE}:applied"))) == ["q", "k", "v", "scale"]
+    assert np.shape(function(q, q, q)) == q.shape
+    with pytest.raises(NotImplementedError, match=r"RuntimeError.*the size of k must match"):
+        function(q, k, k)
 
 
 def test_what_returned_a_wrong_result_stays_in_a_draft():
@@ -131,6 +179,14 @@ def test_what_a_campaign_asks_of_a_draft_is_declared_below_what_it_saw(monkeypat
     assert "# Its contract: empty is 0. Seen: b1" in above_policy
 
 
+def test_a_draft_is_judged_in_the_format_in_which_its_convention_was_found(monkeypatch):
+    judged: list[str] = []
+    monkeypatch.setattr(declare.verify, "run", lambda settings, progress: judged.extend(settings.kernels))
+    for seed in (0, 1):
+        declare._judged("x:f", {"like": "sdpa", "dtypes": ("fp32", "fp16", "bf16")}, seed, 1)
+    assert [name.rpartition(".")[2] for name in judged] == ["fp32", "fp32"]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -139,6 +195,9 @@ def test_what_a_campaign_asks_of_a_draft_is_declared_below_what_it_saw(monkeypat
         ("of_tokens", {"like": "'flash_attn'", "features": "('causal',)", "library": "'numpy'"}),
         ("always_causal", {"always": "('causal',)", "equal_lengths": "True"}),
         ("with_weights", {"features": "('attn_mask',)"}),
+        ("of_one_length", {"equal_lengths": "True", "softmax_scale": "1.0"}),
+        ("padded", {"features": "('key_padding',)"}),
+        ("padded_by_hidden_keys", {"features": "()"}),
     ],
 )
 def test_a_draft_of_a_right_function_leaves_no_finding(name, expected):
