@@ -67,15 +67,16 @@ class FindContract(Task):
 
     def run(self) -> tuple[dict[str, tuple[str, int]], str]:
         kernel = found(self.kernel)
-        contract = self._contract(kernel) if self.failed else {}
         problems = [_case(content).problem for content in self.refused]
         rules = refusals.rule(kernel, problems, time.monotonic() + self.most_s) if problems else {}
+        taken = declaring(kernel, {name: value for name, (value, _) in rules.items()})
+        contract = self._contract(kernel, taken) if self.failed else {}
         needs = contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
         said = {**KernelName.parse(self.kernel).contract} | {name: value for name, (value, _) in needs.items()}
         return needs, declaration(kernel, said)
 
-    def _contract(self, kernel: Kernel) -> dict[str, tuple[str, int]]:
-        """Return the fields of the policy that explain what failed."""
+    def _contract(self, kernel: Kernel, taken: Kernel) -> dict[str, tuple[str, int]]:
+        """Return the fields of the policy that explain what failed; ``taken`` is asked nothing that was refused."""
         trials = [(What.from_json(words), content) for words, content in self.failed]
         concerned = [concerns(kernel.operation, what, content) for what, content in trials]
         asked = (
@@ -111,7 +112,7 @@ class FindContract(Task):
         least = [each for each in left if not any(other.items() < each.items() for other in left)]
         best = least[0]
         if len(least) > 1:
-            best = next((each for each in least if _fits(kernel, each)), best)
+            best = next((each for each in least if _fits(taken, each)), best)
         needs: dict[str, tuple[str, int]] = {}
         for name, value in best.items():
             rest = {other: x for other, x in best.items() if other != name}

@@ -118,6 +118,7 @@ def _windowed(wider: int = 0, implies: bool = True):
 flash_attention_3 = _kernel(bottom_right, finish=ZERO)
 mean = _kernel(bottom_right, -1e30)
 nan = _kernel(bottom_right)
+nan_or_refused = _kernel(bottom_right, min_seqlen=0)  # there is no largest score of no key: it raises ValueError
 aligned_top_left = _kernel(top_left)  # every row sees a key
 added = _kernel(bottom_right, is_added=True, finish=ZERO)
 plus_infinity = _kernel(bottom_right, finish=empty_as(0.0, np.inf))

@@ -128,6 +128,15 @@ def test_what_findings_of_the_bound_leave_open_is_told_by_rows_without_a_key(nam
     assert {field: value for field, (value, _) in task.run()[0].items()} == RIGHT[name]
 
 
+def test_contracts_are_told_apart_by_calls_that_the_kernel_does_not_refuse():
+    kernel = find_kernel(f"{KERNELS}:nan_or_refused")
+    first, *_ = small_trials(kernel)
+    failed = ((f"law {first.law}", first.to_json()),)
+    refused = replace(first.case, problem=replace(first.case.problem, seqlen_k=0, causal=False)).to_json()
+    task = questions.FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=True, refused=(refused,))
+    assert {name: value for name, (value, _) in task.run()[0].items()} == RIGHT["nan"] | {"min_seqlen": "1"}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_no_contract_explains_what_a_wrong_kernel_does(name):
     assert not explained(name)[1]
