@@ -157,19 +157,19 @@ class Contract:
     public: str
 
 
-CONTRACTS = (
+CONTRACTS = (  # of two that explain as much the first is asked about: "mean" allows some NaN, "nan" no mean
+    Contract(
+        "empty_out",
+        "nan",
+        "a row that sees no key returns NaN",
+        "NaN: softmax over scores of -inf alone, as torch's MATH before 2.5; 0: FlashAttention-2 and 3, FlexAttention",
+    ),
     Contract(
         "empty_out",
         "mean",
         "a row that sees no key returns the mean of V over all keys",
         "the mean: torch's MATH with a float mask of finite minima, Transformers' eager attention; 0: FlashAttention-2 "
         "and 3, FlexAttention",
-    ),
-    Contract(
-        "empty_out",
-        "nan",
-        "a row that sees no key returns NaN",
-        "NaN: softmax over scores of -inf alone, as torch's MATH before 2.5; 0: FlashAttention-2 and 3, FlexAttention",
     ),
     Contract(
         "empty_lse",

@@ -115,9 +115,19 @@ def _windowed(wider: int = 0, implies: bool = True):
     return fa3verify.kernel(**facts)(attention)
 
 
+def _biased(q, k, v, *, softmax_scale, bias):
+    """Softmax over scores of -inf alone, where a bias hides all keys."""
+    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) * softmax_scale
+    scores = scores if bias is None else scores + bias.astype(np.float64)
+    with np.errstate(all="ignore"):
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        return (p @ v.astype(np.float64) / p.sum(-1, keepdims=True)).astype(q.dtype)
+
+
 flash_attention_3 = _kernel(bottom_right, finish=ZERO)
 mean = _kernel(bottom_right, -1e30)
 nan = _kernel(bottom_right)
+nan_by_a_bias = fa3verify.kernel(dtypes=("fp16",), features=("bias",), head_dims=(64,), min_seqlen=1)(_biased)
 nan_or_refused = _kernel(bottom_right, min_seqlen=0)  # there is no largest score of no key: it raises ValueError
 aligned_top_left = _kernel(top_left)  # every row sees a key
 added = _kernel(bottom_right, is_added=True, finish=ZERO)

@@ -11,6 +11,7 @@ import pytest
 
 import fa3verify
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.score_term import ScoreTerm
 from fa3verify import Case, Kernel, Recipe, find_kernel
 from fa3verify.campaign import plan, questions, replay_files
 from fa3verify.campaign import run as runs
@@ -135,6 +136,16 @@ def test_contracts_are_told_apart_by_calls_that_the_kernel_does_not_refuse():
     refused = replace(first.case, problem=replace(first.case.problem, seqlen_k=0, causal=False)).to_json()
     task = questions.FindContract(kernel=kernel.name, durable=False, failed=failed, has_lse=True, refused=(refused,))
     assert {name: value for name, (value, _) in task.run()[0].items()} == RIGHT["nan"] | {"min_seqlen": "1"}
+
+
+def test_nan_in_a_row_that_a_bias_empties_is_not_called_the_mean():
+    kernel = find_kernel(f"{KERNELS}:nan_by_a_bias")
+    term = ScoreTerm(kind="bias", values="none visible")
+    case = Case(kernel.name, AttentionProblem(2, 1, 1, 5, 7, 64, term=term), Recipe("normal"))
+    task = questions.FindContract(
+        kernel=kernel.name, durable=False, failed=(("family normal", case.to_json()),), has_lse=False
+    )
+    assert {name: value for name, (value, _) in task.run()[0].items()} == {"empty_out": "nan"}
 
 
 @pytest.mark.parametrize("name", WRONG)
