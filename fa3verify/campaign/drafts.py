@@ -62,15 +62,16 @@ def callings(reference: str) -> list[Json]:
     likes: Sequence[Convention] = ("sdpa", "flash_attn")
     for like, telling in _TELLING.items():
         likes = (like,) if telling & names else likes
-    scales: Sequence[Json] = ({}, {"softmax_scale": 1.0}) if "softmax_scale" in facts_of(likes[0], function) else ({},)
-    plain: list[Json] = [
-        {"like": like} | ({"library": library} if library != "torch" else {}) | scale
+    facts = facts_of(likes[0], function)
+    scales: Sequence[Json] = ({}, {"softmax_scale": 1.0}) if "softmax_scale" in facts else ({},)
+    always: Json = {"always": ("causal", *facts.get("always", ()))}
+    return [
+        {"like": like} | ({"library": library} if library != "torch" else {}) | scale | mask
+        for mask in (({},) if "causal" in features_of(likes[0], function) else ({}, always))
         for scale in scales
         for library in _LIBRARIES
         for like in likes
     ]
-    is_told = "causal" in features_of(likes[0], function)
-    return plain if is_told else [calling | more for more in ({}, {"always": ("causal",)}) for calling in plain]
 
 
 def refusing(reference: str) -> Callable[..., object]:

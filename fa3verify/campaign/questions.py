@@ -69,8 +69,11 @@ class FindContract(Task):
         kernel = found(self.kernel)
         problems = [_case(content).problem for content in self.refused]
         rules = refusals.rule(kernel, problems, time.monotonic() + self.most_s) if problems else {}
-        taken = declaring(kernel, {name: value for name, (value, _) in rules.items()})
-        contract = self._contract(kernel, taken) if self.failed else {}
+        contract = (
+            self._contract(kernel, declaring(kernel, {name: value for name, (value, _) in rules.items()}))
+            if self.failed
+            else {}
+        )
         needs = contract | {name: (value, place + len(self.failed)) for name, (value, place) in rules.items()}
         said = {**KernelName.parse(self.kernel).contract} | {name: value for name, (value, _) in needs.items()}
         return needs, declaration(kernel, said)

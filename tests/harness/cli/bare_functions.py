@@ -52,6 +52,15 @@ def of_one_length(q, k, v):
     return exact(q, k, v, 1.0)
 
 
+def of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    """Packed sequences, always causal."""
+    out = np.empty_like(q)
+    for i, j, m, n in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:]):
+        parts = (x[None].swapaxes(1, 2) for x in (q[i:j], k[m:n], v[m:n]))
+        out[i:j] = exact(*parts, q.shape[-1] ** -0.5, causal=True)[0].swapaxes(0, 1)
+    return out
+
+
 class Applied:
     """As an autograd function of torch, whose apply takes no keyword."""
 

@@ -44,6 +44,7 @@ def drafted(name: str) -> str:
         ("always_causal", {"like": "sdpa", "features": (), "always": ("causal",)}),
         ("with_weights", {"like": "sdpa", "features": ("attn_mask",)}),
         ("of_one_length", {"like": "sdpa", "features": (), "softmax_scale": 1.0}),
+        ("of_packed", {"like": "flash_attn_varlen", "features": (), "always": ("causal", "varlen")}),
     ],
 )
 def test_a_function_is_called_by_its_own_names(name, facts):
@@ -74,6 +75,11 @@ def test_the_ways_to_call_a_function_follow_from_its_arguments():
     assert not any("always" in facts for facts in told)
     half = len(silent) // 2
     assert [facts.get("always") for facts in silent] == [None] * half + [("causal",)] * half
+    packed = drafts.callings(f"{FILE}:of_packed")
+    assert {(facts["like"], facts.get("always")) for facts in packed} == {
+        ("flash_attn_varlen", None),
+        ("flash_attn_varlen", ("causal", "varlen")),
+    }
 
 
 def test_features_are_those_that_a_function_has_arguments_for():
