@@ -32,7 +32,7 @@ class FakeTimed:
         self.launch = launch
 
     def time(self, launches: int, probe: object, repeats: int = 1) -> timing.LaunchTime:
-        if self.launch(0) == "odd":
+        if "odd" in [self.launch(i) for i in range(launches)]:
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
         return timing.LaunchTime(0.5, 1500.0)
 
@@ -105,10 +105,11 @@ def speeds(problem: AttentionProblem, *names: str) -> dict[str, Any]:
 
 def test_rows_have_times_at_counted_clocks_and_in_multiples_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+    launched: list[str] = []
 
     def prepare(problem: AttentionProblem, given: str, options: dict[str, Any]) -> Callable[[], LaunchOutput]:
         asked.append((given, options))
-        return lambda: OUTPUT
+        return lambda: launched.append(given) or OUTPUT
 
     monkeypatch.setattr(launches, "loaded", lambda name: prepare)
     monkeypatch.setattr(check, "outside_bound", lambda problem, given, model, output: "")
@@ -119,6 +120,7 @@ def test_rows_have_times_at_counted_clocks_and_in_multiples_of_ours(monkeypatch:
     assert flash3["tflops"] == pytest.approx(4 * 4 * 1024 * 1024 * 128 / 0.2e-3 / 1e12)
     assert (flash3["times_ours"], flash3["sm_mhz"]) == (1.0, 1500.0)
     sets = [f"set {i}" for i in range(kernels.MAX_COPIES)]  # each library takes all sets in turn, and chooses splits
+    assert launched[:4] == ["set 0", *sets]  # the first one is checked
     assert asked[:3] == [(each, {"lse": False, "num_splits": 0}) for each in sets]
     assert asked[3:] == [(each, {"lse": False}) for each in sets]
 
