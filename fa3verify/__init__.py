@@ -22,6 +22,7 @@ __all__ = [
     "BackwardSchedule",
     "Cache",
     "Case",
+    "Checked",
     "Config",
     "Descale",
     "Edit",
@@ -46,6 +47,8 @@ __all__ = [
     "Run",
     "SoftmaxOrder",
     "array_kernel",
+    "assert_attention",
+    "check",
     "default_config",
     "find_kernel",
     "forward_bound",
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from fa3_simulator.tune import Ranked
     from fa3verify.campaign.run import KernelRun, Run
     from fa3verify.cases.case import Case
+    from fa3verify.checking.check import Checked, assert_attention, check
     from fa3verify.commands.replay import Replayed
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
@@ -106,6 +110,7 @@ else:
             "Kernel": "fa3verify.kernels.record",
             "KernelError": "fa3verify.kernels.calls",
             "Case": "fa3verify.cases.case",
+            "Checked": "fa3verify.checking.check",
             "Config": "fa3_kernels.plan.config",
             "Descale": "fa3_reference.problem",
             "Edit": "fa3verify.inputs.edits",
@@ -128,6 +133,8 @@ else:
             "Run": "fa3verify.campaign.run",
             "SoftmaxOrder": "fa3_reference.bounds.order",
             "array_kernel": "fa3verify.kernels.functions",
+            "assert_attention": "fa3verify.checking.check",
+            "check": "fa3verify.checking.check",
             "default_config": "fa3_kernels.plan.config",
             "find_kernel": "fa3verify.known.registry:find",
             "forward_bound": "fa3_reference.bounds.forward",

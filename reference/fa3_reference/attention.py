@@ -197,24 +197,31 @@ def _rows(
     out = np.zeros((rows.size, problem.head_dim_v))
     lse = np.full(rows.size, sinks[head])
     poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
-    term = added(problem, given[0], seq, head) if given else None
+    term = added(problem, given[0], seq, head, rows) if given else None
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for tile in row_tiles(problem, seq, rows, poisoned):
             s = cap_and_mask(problem, scaled_scores(problem, q_head[tile.rows], k_head[tile.keys]), None)
             if problem.term is not None:
                 places = np.full(tile.rows.size, head), tile.rows, np.arange(tile.keys.start, tile.keys.stop)
                 s = modified(problem.term, s, seq.index, *places)
-            own = None if term is None else term[tile.rows, tile.keys]
-            part = _tile_attention(s, tile.visible, v_head[tile.keys], sinks[head], own)
             where = np.searchsorted(rows, tile.rows)
+            own = None if term is None else term[where, tile.keys]
+            part = _tile_attention(s, tile.visible, v_head[tile.keys], sinks[head], own)
             out[where], lse[where] = part
     if term is not None:
-        empty = rows_without_keys(problem, seq, term)[rows]
+        empty = rows_without_keys(problem, seq, term, rows)
         out[empty], lse[empty] = 0.0, sinks[head]
     return Attention(out, lse)
 
 
-def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, *further: Floats | None) -> Attention:
+def attention(
+    problem: AttentionProblem,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    *further: Floats | None,
+    only: NDArray[np.int64] | None = None,
+) -> Attention:
     """Compute attention in float64.
 
     Parameters
@@ -226,6 +233,8 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, *furth
     *further : float arrays
         What ``problem.further`` names, in its order: with sinks the score of every head's sink, (nheads,), in nats,
         -inf for a head without one; and the operand of its term.
+    only : int array, optional
+        Ascending positions of the queries, in every sequence, that are computed; the rows of others stay 0 and -inf.
 
     Returns
     -------
@@ -271,9 +280,9 @@ def attention(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, *furth
     out = np.zeros(problem.out_shape)
     lse = np.full(problem.lse_shape, -np.inf)
     for seq in problem.sequences():
-        rows = np.arange(seq.seqlen_q)
+        rows = np.arange(seq.seqlen_q) if only is None else only
         for head in range(problem.nheads):
             part = _rows(problem, operands, seq, head, rows)
-            problem.rows_q(out, seq)[:, head] = part.out
-            problem.rows_lse(lse, seq)[head] = part.lse
+            problem.rows_q(out, seq)[rows, head] = part.out
+            problem.rows_lse(lse, seq)[head, rows] = part.lse
     return Attention(out, lse)

@@ -17,8 +17,12 @@ from numpy.typing import NDArray
 from fa3_reference.mods import hidden
 from fa3_reference.problem import AttentionProblem, Sequence
 
+Rows = NDArray[np.int64] | slice
 
-def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: int) -> NDArray[np.float64]:
+
+def added(
+    problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: int, rows: Rows = slice(None)
+) -> NDArray[np.float64]:
     """Return what is added to the scores of one query head, in nats.
 
     Parameters
@@ -31,26 +35,29 @@ def added(problem: AttentionProblem, term: NDArray[Any], seq: Sequence, head: in
         One of the problem's sequences.
     head : int
         A query head.
+    rows : slice or int array
+        Positions of queries in the sequence; all by default.
 
     Returns
     -------
-    float64 array (seqlen_q, seqlen_k)
+    float64 array (rows, seqlen_k)
         Exact; -inf where a key is hidden. It may be a view that repeats rows.
     """
     assert problem.term is not None
     kind = problem.term.kind
     sizes = (seq.seqlen_q, seq.seqlen_k)
     if kind == "mods":
-        places = np.full(sizes[0], head), np.arange(sizes[0]), np.arange(sizes[1])
+        queries = np.arange(sizes[0])[rows]
+        places = np.full(queries.size, head), queries, np.arange(sizes[1])
         return np.where(hidden(problem.term, seq.index, *places), -np.inf, 0.0)
     if kind == "alibi":
-        return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(seq)
+        return -float(term[seq.index, head] if term.ndim == 2 else term[head]) * distances(seq, rows)
     if kind == "documents":
         ids = term[seq.index]
-        seen = ids[: sizes[0], None] == ids[None, sizes[0] :]
+        seen = ids[: sizes[0]][rows, None] == ids[None, sizes[0] :]
     else:
         own = term[seq.index] if term.ndim == 2 else term[seq.index % len(term), head % term.shape[1]]
-        seen = np.broadcast_to(own, sizes)
+        seen = np.broadcast_to(own, sizes)[rows]
     if kind.startswith("bias"):
         return seen.astype(np.float64, copy=False)
     return np.where(seen, 0.0, -np.inf)
@@ -61,7 +68,7 @@ def add_to_bias(
     part: NDArray[Any],
     seq: Sequence,
     head: int,
-    rows: slice | NDArray[Any] = slice(None),
+    rows: Rows = slice(None),
     keys: slice = slice(None),
 ) -> None:
     """Add numbers of pairs of a query and a key to an array in the shape of a bias, with all that share an element.
@@ -82,17 +89,17 @@ def add_to_bias(
     np.add.at(total, (seq.index % total.shape[0], head % total.shape[1], i, j), part)
 
 
-def distances(seq: Sequence) -> NDArray[np.float64]:
-    """Return how far each key is from each query, float64 (seqlen_q, seqlen_k), which count from the last ones."""
-    queries = np.arange(seq.seqlen_k - seq.seqlen_q, seq.seqlen_k)
+def distances(seq: Sequence, rows: Rows = slice(None)) -> NDArray[np.float64]:
+    """Return how far each key is from each query, float64 (rows, seqlen_k), which count from the last ones."""
+    queries = np.arange(seq.seqlen_k - seq.seqlen_q, seq.seqlen_k)[rows]
     return np.abs(queries[:, None] - np.arange(seq.seqlen_k)).astype(np.float64)
 
 
 def rows_without_keys(
-    problem: AttentionProblem, seq: Sequence, added_scores: NDArray[np.float64] | None
+    problem: AttentionProblem, seq: Sequence, added_scores: NDArray[np.float64] | None, rows: Rows = slice(None)
 ) -> NDArray[np.bool_]:
-    """Return which rows of a sequence see no key, bool (seqlen_q,); ``added_scores`` is what :func:`added` returns."""
-    first, stop = problem.visible_keys(np.arange(seq.seqlen_q), seq.seqlen_q, seq.seqlen_k)
+    """Return which rows of a sequence see no key, bool (rows,); ``added_scores`` is what :func:`added` returns."""
+    first, stop = problem.visible_keys(np.arange(seq.seqlen_q)[rows], seq.seqlen_q, seq.seqlen_k)
     if added_scores is None:
         return stop <= first
     keys = np.arange(seq.seqlen_k)

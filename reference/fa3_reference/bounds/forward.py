@@ -23,7 +23,7 @@ from fa3_reference.bounds.epilogue import combine, finish, in_nats
 from fa3_reference.bounds.forward_sinks import add_sink, sink_error, take_sink
 from fa3_reference.bounds.forward_sums import accumulate, add_to_row_sum
 from fa3_reference.bounds.forward_weights import weights_of
-from fa3_reference.bounds.head import Head, VisitedTile, key_parts, tiles
+from fa3_reference.bounds.head import Head, Positions, VisitedTile, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (
@@ -56,7 +56,9 @@ class ErrorBound(NamedTuple):
     lse: NDArray[np.float64]
 
 
-def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
+def forward_bound(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, only: Positions = None
+) -> ErrorBound:
     """Bound the rounding error of every element of O and LSE.
 
     Parameters
@@ -67,6 +69,8 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
         What the kernel saw. The bound computes on their exact values and costs about ten float64 GEMMs.
     model : KernelModel
         Formats, tiling and order of operations of the kernel.
+    only : int array, optional
+        Ascending positions of the queries, in every sequence, whose bounds are computed; those of others stay 0.
 
     Returns
     -------
@@ -96,7 +100,7 @@ def forward_bound(problem: AttentionProblem, operands: Operands, model: KernelMo
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
     with np.errstate(all="ignore"):
-        for tile in tiles(problem, operands, model):
+        for tile in tiles(problem, operands, model, only):
             tile.put(out, lse, *_tile_bound(tile, model))
     return ErrorBound(*(np.where(np.isnan(bound), np.inf, bound) for bound in (out, lse)))
 

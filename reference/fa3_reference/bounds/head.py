@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -30,8 +30,9 @@ from fa3_reference.formats import FORMATS, Format
 from fa3_reference.mods import modified
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3_reference.score_term import ScoreTerm
-from fa3_reference.terms import added, distances, rows_without_keys
+from fa3_reference.terms import Rows, added, distances, rows_without_keys
 
+Positions = np.ndarray | None  # of queries in every sequence, ascending; None for all
 _BAND = 128  # rows that are taken together at most where the tile is not known; more would cost memory
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
 # Roundings of a term of scores and of its sum with a score: a quotient by softmax_scale or a product with log2(e), that
@@ -68,9 +69,13 @@ class Head:
     lse_lost: np.ndarray | None = None
 
     @classmethod
-    def of(cls, problem: AttentionProblem, operands: Operands, seq: Sequence, *heads: int) -> Head:
-        """Return the values of some query heads of one group; ValueError for a call that rotates or dequantises, as
-        its kernel attends to other numbers."""
+    def of(
+        cls, problem: AttentionProblem, operands: Operands, seq: Sequence, heads: range, only: Positions = None
+    ) -> Head:
+        """Return the values of some query heads of one group, and of some positions in the sequence, else of all.
+
+        ValueError for a call that rotates or dequantises, as its kernel attends to other numbers.
+        """
         kv_head = heads[0] // problem.group
         if problem.cache is not None and problem.changes_operands:
             raise ValueError("a call that attends to other numbers than it is given has the bound of call_bound")
@@ -78,23 +83,24 @@ class Head:
         def factor(descale: Descale | None, h: int, seqlen: int) -> np.ndarray:
             return np.ones(seqlen) if descale is None else descale.rows(seq.index, h, seqlen).astype(np.float64)
 
-        q = problem.rows_q(operands.q, seq)
+        rows = np.arange(seq.seqlen_q) if only is None else only
+        q = problem.rows_q(operands.q, seq)[rows]
         sinks = sinks_of(problem, operands.sinks) * LOG2_E if problem.sinks else None
-        terms = (None, None) if operands.term is None else terms_of(problem, operands.term, seq, heads)
+        terms = (None, None) if operands.term is None else terms_of(problem, operands.term, seq, heads, rows)
         return cls(
             problem,
             seq,
-            np.repeat(heads, seq.seqlen_q),
-            np.tile(np.arange(seq.seqlen_q), len(heads)),
+            np.repeat(heads, len(rows)),
+            np.tile(rows, len(heads)),
             np.concatenate([q[:, head] for head in heads]).astype(np.float64),
             problem.rows_k(operands.k, seq)[:, kv_head].astype(np.float64),
             problem.rows_k(operands.v, seq)[:, kv_head].astype(np.float64),
-            np.concatenate([factor(operands.q_descale, head, seq.seqlen_q) for head in heads]),
+            np.concatenate([factor(operands.q_descale, head, seq.seqlen_q)[rows] for head in heads]),
             factor(operands.k_descale, kv_head, seq.seqlen_k),
             factor(operands.v_descale, kv_head, seq.seqlen_k),
             1 + (operands.q_descale is not None) + (operands.k_descale is not None),
             operands.v_descale is not None,
-            None if sinks is None else np.repeat(sinks[list(heads)], seq.seqlen_q),
+            None if sinks is None else np.repeat(sinks[list(heads)], len(rows)),
             *terms,
         )
 
@@ -294,24 +300,24 @@ class Head:
 
 
 def terms_of(
-    problem: AttentionProblem, term: np.ndarray, seq: Sequence, heads: tuple[int, ...]
+    problem: AttentionProblem, term: np.ndarray, seq: Sequence, heads: Iterable[int], rows: Rows = slice(None)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the term and its size in log2 units as a :class:`Head` has them, for some query heads."""
-    rows = [added(problem, term, seq, head) for head in heads]
-    sizes = [np.where(np.isneginf(x), 0.0, np.abs(x)) for x in rows]
+    """Return the term and its size in log2 units as a :class:`Head` has them, for rows of some query heads."""
+    terms = [added(problem, term, seq, head, rows) for head in heads]
+    sizes = [np.where(np.isneginf(x), 0.0, np.abs(x)) for x in terms]
     if problem.term is not None and problem.term.kind == "alibi":
         # A kernel may add the slope times the number of the key, which moves all scores of a row alike.
         slopes = np.abs(term[seq.index] if term.ndim == 2 else term).astype(np.float64)
-        farthest = np.maximum(distances(seq), max(seq.seqlen_q, seq.seqlen_k))
+        farthest = np.maximum(distances(seq, rows), max(seq.seqlen_q, seq.seqlen_k))
         sizes = [slopes[head] * farthest for head in heads]
-    kept = [_without_lowest(problem, seq, x) for x in rows]
+    kept = [_without_lowest(problem, seq, x, rows) for x in terms]
     return np.concatenate(kept) * LOG2_E, np.concatenate(sizes) * LOG2_E
 
 
-def _without_lowest(problem: AttentionProblem, seq: Sequence, x: np.ndarray) -> np.ndarray:
+def _without_lowest(problem: AttentionProblem, seq: Sequence, x: np.ndarray, rows: Rows) -> np.ndarray:
     """Return a term with -inf in place of numbers that stand for it, in rows that see a key with another number."""
     high = np.where(x < _LOWEST, -np.inf, x)
-    return np.where(rows_without_keys(problem, seq, high)[:, None], x, high)
+    return np.where(rows_without_keys(problem, seq, high, rows)[:, None], x, high)
 
 
 def finite(x: np.ndarray) -> np.ndarray:
@@ -341,19 +347,22 @@ class VisitedTile(NamedTuple):
         problem.rows_lse(lse, seq)[heads, positions] = lse_rows
 
 
-def tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
-    """Yield every tile of every sequence; sequences without queries have none.
+def tiles(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, only: Positions = None
+) -> Iterator[VisitedTile]:
+    """Yield every tile of every sequence, of ``only`` these positions if given; sequences without queries have none.
 
     Heads of a group with few rows are taken together, as most of the time goes into the keys that they share.
     """
+    only = None if model.quantises.said else only  # codes of some rows need the others of their group
     for seq in problem.sequences():
         if not seq.seqlen_q:
             continue
-        together = max(1, _BAND // seq.seqlen_q)
+        together = max(1, _BAND // (seq.seqlen_q if only is None else len(only)))
         for first in range(0, problem.nheads, problem.group):
             group = range(first, first + problem.group)
             for start in range(0, problem.group, together):
-                head = Head.of(problem, operands, seq, *group[start : start + together])
+                head = Head.of(problem, operands, seq, group[start : start + together], only)
                 if model.quantises.said:
                     each = np.split(head.q, len(head.q) // seq.seqlen_q)
                     x, moved, lse_lost = coded_rows(problem, operands, model.quantises, each, head.k, head.v)

@@ -109,7 +109,7 @@ def test_the_error_of_a_score_is_what_its_roundings_sum_to(accumulator: Literal[
     q, k = [1.0, -3.0, 0.5, 7.0], [2.0, 1.5, -4.0, 0.125]
     operands = Operands(*(np.array(x, np.float32).reshape(problem.q_shape) for x in (q, k, k)))
     (seq,) = problem.sequences()
-    head = Head.of(problem, operands, seq, 0)
+    head = Head.of(problem, operands, seq, range(1))
     s, ds, noise = head._raw_scores(np.arange(1), slice(0, 1), KernelModel.any_order("fp32", "fp32", accumulator))
     size = 2.0 + 4.5 + 2.0 + 0.875
     assert s.item() == 2.0 - 4.5 - 2.0 + 0.875

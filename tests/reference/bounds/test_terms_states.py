@@ -48,7 +48,7 @@ def operands_of(
 
 def head_of(*args: Any, **rest: Any) -> Head:
     problem, x = operands_of(*args, **rest)
-    return Head.of(problem, x, next(iter(problem.sequences())), 0)
+    return Head.of(problem, x, next(iter(problem.sequences())), range(1))
 
 
 def state_of(rows: int = 1, channels: int = 2, **sums: Any) -> State:
@@ -66,7 +66,7 @@ def test_a_factor_below_the_normal_numbers_lifts_what_a_score_errs_by(name: str)
     q, k = [224.0, 224.0, 13.0], [[240.0, -240.0, 0.0], [240.0, -240.0, 11.0], [3.0, 5.0, 7.0], [240.0, 240.0, 0.0625]]
     problem, x = operands_of("e4m3", q, k, 1.0, (1.0, 2.0**-127, 1.0))
     model = model_of("e4m3", name)
-    found = Head.of(problem, x, next(iter(problem.sequences())), 0).scores(ROW, slice(0, 4), model)
+    found = Head.of(problem, x, next(iter(problem.sequences())), range(1)).scores(ROW, slice(0, 4), model)
     scores = [score(query_of(problem, x), j, model) for j in range(4)]
     np.testing.assert_allclose(found[0][0], [s.x for s in scores], rtol=1e-13, atol=0)
     np.testing.assert_allclose(found[1][0], [s.dx for s in scores], rtol=1e-13, atol=0)

@@ -1,0 +1,299 @@
+"""A call of attention that was made: its tensors, of any library, and what they mean.
+
+:mod:`fa3verify.checking.check` asks it for parts: some rows of some heads of one sequence, as an attention problem of
+their own. Only these parts are copied to the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import Array, AttentionProblem, Descale, Operands
+from fa3_reference.score_term import Kind, ScoreTerm
+
+CallLayout = Literal["", "bshd", "bhsd"]
+TERMS = ("bias", "attn_mask", "key_padding_mask", "alibi_slopes")
+_NAMES = {fmt.dtype: name for name, fmt in FORMATS.items()}
+
+
+class CallFacts(TypedDict, total=False):
+    """What may be said of a call beside its tensors; each means what it means in :class:`AttentionCall`."""
+
+    layout: CallLayout
+    lse: Any
+    softmax_scale: float | None
+    causal: bool
+    top_left: bool
+    window: tuple[int, int]
+    softcap: float
+    bias: Any
+    attn_mask: Any
+    key_padding_mask: Any
+    alibi_slopes: Any
+    sinks: Any
+    q_descale: Any
+    k_descale: Any
+    v_descale: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    cache_seqlens: Any
+    page_table: Any
+    lse_base: Literal["e", 2]
+
+
+class CallPart(NamedTuple):
+    """Some rows of some heads of one sequence: the problem, and what the kernel returned for these rows.
+
+    The problem has all queries of the sequence, of which only those of ``rows`` have values. ``out`` is (rows, heads,
+    head_dim_v), and ``lse`` is (heads, rows), a natural logarithm, or None.
+    """
+
+    problem: AttentionProblem
+    operands: Operands
+    rows: np.ndarray
+    out: Array
+    lse: Array | None
+
+
+def on_host(x: Any) -> np.ndarray:
+    """Return an array of numpy, torch or JAX, or what numpy makes of other values, as numpy's, bit for bit."""
+    if type(x).__module__.split(".")[0] == "torch":
+        from fa3verify.tensors.convert import to_numpy
+
+        return to_numpy(x)
+    return np.asarray(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """The tensors of a call, by the names that FlashAttention-3 gives them.
+
+    Parameters
+    ----------
+    out, q, k, v : arrays
+        Of numpy, torch or JAX. Batched ones have four dimensions in the order of ``layout``; packed ones, with
+        ``cu_seqlens_q``, are (tokens, heads, head_dim).
+    layout : {"bshd", "bhsd"}
+        Order of the axes of arrays of four dimensions, which nothing else can tell: FlashAttention's (batch, seqlen,
+        heads, head_dim), or that of torch's SDPA, (batch, heads, seqlen, head_dim).
+    lse : array, optional
+        Float32 (batch, heads, seqlen_q), or packed (heads, tokens); with ``lse_base=2`` it is a logarithm to base 2.
+    softmax_scale : float, optional
+        1 / sqrt(head_dim) by default.
+    causal, top_left : bool
+        A causal mask is aligned at the last query and key, or with ``top_left`` at the first ones.
+    window : (int, int)
+        Keys to the left and right of the diagonal; -1 is unlimited.
+    softcap : float
+        0 switches it off.
+    bias : array, optional
+        Is added to the scores, and broadcasts to (batch, heads, seqlen_q, seqlen_k).
+    attn_mask : bool array, optional
+        True where a key is visible; broadcasts as a bias does. One of floats is a bias.
+    key_padding_mask : bool array (batch, seqlen_k), optional
+        True for keys that count.
+    alibi_slopes : float32 array (heads,) or (batch, heads), optional
+    sinks : float32 array (heads,), optional
+    q_descale, k_descale, v_descale : float32 array (batch, kv heads), optional
+        Of e4m3 operands; 1 by default.
+    cu_seqlens_q, cu_seqlens_k : int32 array (batch + 1,), optional
+        Starts of packed sequences.
+    cache_seqlens : int32 array (batch,), optional
+        Keys of each sequence in a cache that may be longer, those included that the call appended.
+    page_table : int32 array (batch, pages), optional
+        Pages of each sequence, where k and v are (pages, page_size, kv heads, head_dim).
+
+    Raises
+    ------
+    ValueError
+        For arrays that do not fit each other, with the rule; for formats that attention does not have.
+    """
+
+    out: Any
+    q: Any
+    k: Any
+    v: Any
+    layout: CallLayout = ""
+    lse: Any = None
+    softmax_scale: float | None = None
+    causal: bool = False
+    top_left: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    bias: Any = None
+    attn_mask: Any = None
+    key_padding_mask: Any = None
+    alibi_slopes: Any = None
+    sinks: Any = None
+    q_descale: Any = None
+    k_descale: Any = None
+    v_descale: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    cache_seqlens: Any = None
+    page_table: Any = None
+    lse_base: Literal["e", 2] = "e"
+
+    def __post_init__(self) -> None:
+        if self.out.ndim != self.q.ndim:
+            raise ValueError(f"out must have the dimensions of q, got shapes {self.out.shape} and {self.q.shape}")
+        if self.q.ndim == 3 and self.cu_seqlens_q is None:
+            raise ValueError("q of three dimensions is packed and needs cu_seqlens_q; a batch has four")
+        if self.q.ndim not in (3, 4):
+            raise ValueError(f"q must have three or four dimensions, got shape {self.q.shape}")
+        if self.q.ndim == 4 and self.layout not in ("bshd", "bhsd"):
+            raise ValueError(
+                'layout must be "bshd" (FlashAttention: batch, seqlen, heads, head_dim) or "bhsd" (torch SDPA), '
+                f"got {self.layout!r}: nothing else can tell them apart"
+            )
+        if len(given := [name for name in TERMS if getattr(self, name) is not None]) > 1:
+            raise ValueError(f"one of {', '.join(TERMS)} may be given, got {' and '.join(given)}")
+        if self.nheads % self.nheads_kv:
+            raise ValueError(f"heads must be a multiple of kv heads, got {self.nheads} and {self.nheads_kv}")
+        for name, n in (("k", len(self.lengths_k)), ("cache_seqlens", len(self.lengths_k))):
+            if n != len(self.lengths_q):
+                raise ValueError(f"{name} must have as many sequences as q, got {n} and {len(self.lengths_q)}")
+        expected = (*self.q.shape[:-1], self.v.shape[-1])
+        if tuple(self.out.shape) != expected:
+            raise ValueError(f"out must have shape {expected}, got {tuple(self.out.shape)}")
+        self.problem(0, 1)
+
+    @property
+    def _axis_of_heads(self) -> int:
+        return 1 if self.layout == "bhsd" and self.q.ndim == 4 else -2
+
+    @property
+    def nheads(self) -> int:
+        """Number of query heads."""
+        return self.q.shape[self._axis_of_heads]
+
+    @property
+    def nheads_kv(self) -> int:
+        """Number of kv heads."""
+        return self.k.shape[-2 if self.page_table is not None or self.k.ndim == 3 else self._axis_of_heads]
+
+    @cached_property
+    def lengths_q(self) -> tuple[int, ...]:
+        """Queries of each sequence."""
+        if self.q.ndim == 3:
+            return tuple(np.diff(on_host(self.cu_seqlens_q)).tolist())
+        return (self.q.shape[2 if self.layout == "bhsd" else 1],) * self.q.shape[0]
+
+    @cached_property
+    def lengths_k(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        if self.cache_seqlens is not None:
+            return tuple(on_host(self.cache_seqlens).tolist())
+        if self.page_table is not None:
+            raise ValueError("a page_table needs cache_seqlens, the keys of each sequence")
+        if self.k.ndim == 3:
+            if self.cu_seqlens_k is None:
+                raise ValueError("packed k needs cu_seqlens_k, the starts of its sequences")
+            return tuple(np.diff(on_host(self.cu_seqlens_k)).tolist())
+        return (self.k.shape[2 if self.layout == "bhsd" else 1],) * self.k.shape[0]
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """Names of the formats of the operands and of the output."""
+        found = [_NAMES.get(on_host(x[:0]).dtype) for x in (self.q, self.out)]
+        if found[0] not in ("fp16", "bf16", "e4m3", "fp32") or found[1] not in ("fp16", "bf16", "fp32"):
+            kinds = [x.dtype for x in (self.q, self.out)]
+            raise ValueError(f"q must be of fp16, bf16, e4m3 or fp32, and out of fp16, bf16 or fp32, got {kinds}")
+        return str(found[0]), str(found[1])
+
+    def problem(self, sequence: int, heads: int) -> AttentionProblem:
+        """Return the problem of some query heads of one kv head in one sequence."""
+        term = self._term
+        return AttentionProblem(
+            batch=1,
+            nheads=heads,
+            nheads_kv=1,
+            seqlen_q=max(self.lengths_q[sequence], 1),
+            seqlen_k=self.lengths_k[sequence],
+            head_dim=self.q.shape[-1],
+            head_dim_v=self.v.shape[-1],
+            dtype=self.formats[0],  # type: ignore[arg-type]
+            causal=self.causal,
+            window=self.window,
+            softcap=self.softcap,
+            softmax_scale=self.softmax_scale,
+            top_left=self.top_left,
+            sinks=self.sinks is not None,
+            term=None if term is None else term[0],
+        )
+
+    def part(self, sequence: int, heads: slice, rows: np.ndarray) -> CallPart:
+        """Copy some rows of some heads of one kv head to the host; ``rows`` are positions in the sequence."""
+        problem = self.problem(sequence, heads.stop - heads.start)
+        head_kv = heads.start * self.nheads_kv // self.nheads
+        q = np.zeros(problem.q_shape, FORMATS[problem.dtype].dtype)
+        q[0, rows] = on_host(self._queries(self.q, sequence)[rows][:, heads])
+        k, v = (self._keys(x, sequence, head_kv)[None, :, None] for x in (self.k, self.v))
+        descales = [
+            None if x is None else Descale(np.full((1, n, 1), float(on_host(x)[sequence, head_kv]), np.float32))
+            for x, n in ((self.q_descale, problem.nheads), (self.k_descale, 1), (self.v_descale, 1))
+        ]
+        sinks = None if self.sinks is None else on_host(self.sinks)[heads].astype(np.float32)
+        term = None if self._term is None else self._term_of(sequence, heads, problem)
+        operands = Operands(q, k, v, *descales, sinks=sinks, term=term)
+        out = on_host(self._queries(self.out, sequence)[rows][:, heads])
+        return CallPart(problem, operands, rows, out, self._lse(sequence, heads, rows))
+
+    def _queries(self, x: Any, sequence: int) -> Any:
+        """Return rows of Q or out of a sequence, (seqlen_q, heads, channels)."""
+        if x.ndim == 3:
+            start = int(on_host(self.cu_seqlens_q)[sequence])
+            return x[start : start + self.lengths_q[sequence]]
+        return x[sequence].swapaxes(0, 1) if self.layout == "bhsd" else x[sequence]
+
+    def _keys(self, x: Any, sequence: int, head: int) -> np.ndarray:
+        """Return rows of K or V of one head of a sequence, (seqlen_k, channels)."""
+        n = self.lengths_k[sequence]
+        if self.page_table is not None:
+            pages = on_host(self.page_table)[sequence][: -(-n // x.shape[1])]
+            return on_host(x[pages][:, :, head]).reshape(-1, x.shape[-1])[:n]
+        if x.ndim == 3:
+            start = int(on_host(self.cu_seqlens_k)[sequence])
+            return on_host(x[start : start + n, head])
+        return on_host(x[sequence, head, :n] if self.layout == "bhsd" else x[sequence, :n, head])
+
+    def _lse(self, sequence: int, heads: slice, rows: np.ndarray) -> np.ndarray | None:
+        if self.lse is None:
+            return None
+        if self.q.ndim == 3:
+            found = self.lse[heads][:, rows + int(on_host(self.cu_seqlens_q)[sequence])]
+        else:
+            found = self.lse[sequence, heads][:, rows]
+        return on_host(found) * (np.log(2) if self.lse_base == 2 else 1.0)
+
+    @cached_property
+    def _term(self) -> tuple[ScoreTerm, Any] | None:
+        """Return the term of the scores of one sequence, and the operand of the whole call; None without one."""
+        if self.alibi_slopes is not None:
+            return ScoreTerm("alibi"), self.alibi_slopes
+        if self.key_padding_mask is not None:
+            return ScoreTerm("key_padding"), self.key_padding_mask
+        given = self.attn_mask if self.bias is None else self.bias
+        if given is None:
+            return None
+        given = given[(None,) * (4 - given.ndim)]
+        dtype = on_host(given[:0]).dtype.name
+        kind: Kind = "attn_mask" if dtype == "bool" else "bias_fp32" if dtype == "float32" else "bias"
+        shared = "".join(axis for axis, n in zip("hqk", given.shape[1:], strict=True) if n == 1)
+        return ScoreTerm(kind, shared), given
+
+    def _term_of(self, sequence: int, heads: slice, problem: AttentionProblem) -> np.ndarray:
+        """Return the operand of the term of a part."""
+        assert self._term is not None
+        term, given = self._term
+        own = given[heads] if term.kind == "alibi" and given.ndim == 1 else given[sequence % len(given)]
+        if term.kind == "alibi":
+            return on_host(own if given.ndim == 1 else own[heads])[None]
+        if term.kind == "key_padding":
+            return on_host(own)[None, : problem.seqlen_k]
+        return on_host(own if "h" in term.shared else own[heads])[None, :, :, : problem.seqlen_k]

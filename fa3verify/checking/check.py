@@ -1,0 +1,366 @@
+"""Check a call of attention that was made: whether any of some rows of its output is wrong, and why.
+
+The truth of these rows is computed in float64, and the bound is that of a kernel of any order of operations. Users call
+it as ``fa3verify.check``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+
+from fa3_reference.attention import Attention, attention
+from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.bounds.model import KernelModel
+from fa3_reference.formats import FORMATS, round_to, ulp
+from fa3verify.cases.tried import spans
+from fa3verify.checking.call import TERMS, AttentionCall, CallFacts, CallPart
+from fa3verify.judging import bits_lost
+from fa3verify.operations.operation import Accumulator
+from fa3verify.operations.ratios import error_over_bound
+
+Verdict = Literal["ok", "wrong", "question"]
+_ROWS_OF_A_PART = 32
+_MOST_PARTS = 32
+_MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
+_EDGES = 4  # rows at either end of a sequence that are always among those of a part
+_MOST_RANGES = 8  # that are written
+_TILE = 64  # its multiples are row tiles of most kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was found in a call; it is true where nothing is wrong, which is not to say that all of it is right.
+
+    Parameters
+    ----------
+    verdict : {"ok", "wrong", "question"}
+        A question is a contract other than FlashAttention-3's, such as another value in rows without a key.
+    rows, rows_of : int
+        Rows of out (one query, one head) that were checked, and that there are.
+    ratio : float
+        Largest error over its bound, of out and lse; above 1 is wrong.
+    seen : str
+        The place of the largest error in the order of its array, with what is there and what is due.
+    wrong : str
+        Heads, queries and channels that leave their bound, or nothing.
+    explained : str
+        What would make the call right, or what contract it keeps; empty where no single one explains every row.
+    bits_lost : float
+        Bits of accuracy that out loses over an ideal kernel, which rounds the exact output once.
+    unjudged : int
+        Values of which nothing is promised, because operands hold NaN or infinities or may overflow.
+    assumed : str
+        The order of operations of which the bound is.
+    """
+
+    verdict: Verdict
+    rows: int
+    rows_of: int
+    ratio: float
+    seen: str
+    wrong: str
+    explained: str
+    bits_lost: float
+    unjudged: int
+    assumed: str
+
+    def __bool__(self) -> bool:
+        return self.verdict != "wrong"
+
+    def __str__(self) -> str:
+        of = f"{self.rows:,} of {self.rows_of:,} rows"
+        word = {"ok": "OK: no error in", "wrong": "WRONG in", "question": "QUESTION: another contract in"}[self.verdict]
+        lines = [f"{word} {of}; largest error {self.ratio:.3g} times its bound, at {self.seen}"]
+        lines += [f"leaving their bound: {self.wrong}"] if self.wrong else []
+        lines += [self.explained] if self.explained else []
+        if self.unjudged:
+            lines.append(f"{self.unjudged:,} values are not judged, as their operands hold NaN or Inf, or overflow")
+        return "\n".join([*lines, f"{self.bits_lost:.2f} bits lost over the ideal kernel; assumed: {self.assumed}"])
+
+
+class _Place(NamedTuple):
+    """Rows of some query heads of one kv head in one sequence."""
+
+    sequence: int
+    heads: slice
+    rows: np.ndarray
+
+
+class _Judged(NamedTuple):
+    """A part of a call with its truth, and the largest errors over their bounds under one hypothesis."""
+
+    place: _Place
+    part: CallPart
+    truth: Attention
+    bound: ErrorBound
+    out: np.ndarray  # (rows, heads, channels)
+    lse: np.ndarray  # (rows, heads); zeros where the call has none
+
+    @property
+    def largest(self) -> float:
+        return max(float(np.max(x, initial=0.0)) for x in (self.out, self.lse))
+
+    @property
+    def is_of_contract(self) -> np.ndarray:
+        """Tell in which rows (rows, heads) no arithmetic says what is due: no key has weight, or NaN is near."""
+        without_weight = np.isneginf(self.truth.lse[0][:, self.part.rows].T)
+        operands = self.part.operands
+        has_nan = not all(np.isfinite(x.astype(np.float32)).all() for x in (operands.k, operands.v))
+        return without_weight | (has_nan & np.isnan(self.part.out.astype(np.float32)).any(axis=2))
+
+
+def check(
+    out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    rows: int | Literal["all"] = 128,
+    seed: int = 0,
+    accumulator: Accumulator = "either",
+    **call: Unpack[CallFacts],
+) -> Checked:
+    """Check some rows of the output of attention against float64 and the bound of its rounding errors.
+
+    Parameters
+    ----------
+    out, q, k, v : arrays
+        Of numpy, torch or JAX, in fp16, bf16, e4m3 or fp32, as :class:`~fa3verify.checking.call.AttentionCall` has
+        them. Only what is checked is copied from a GPU.
+    rows : int or "all"
+        Rows (one query, one head) to check: of the sequences with most and fewest keys, of the first and the last head
+        and of others that ``seed`` draws; in each the first and last queries, those around tiles of 64, and others.
+        There are fewer where they would need too many keys.
+    accumulator : {"either", "fp32", "wgmma", "tf32"}
+        What adds the products: Hopper's tensor core or binary32, whichever errs more, by default; "fp32" is sharper and
+        fits a CPU, other GPUs and all operands of fp32 without tf32.
+    **call : CallFacts
+        ``layout``, masks, scales, lse, packed sequences, caches, by their names in
+        :class:`~fa3verify.checking.call.AttentionCall`.
+
+    Returns
+    -------
+    Checked
+        Its truth value is "nothing wrong". Values whose operands hold NaN or infinities are counted and not judged.
+
+    Raises
+    ------
+    ValueError
+        For arrays that do not fit each other, with the rule.
+
+    Examples
+    --------
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 2, 100, 64)).astype(np.float16)
+    >>> p = np.exp(q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2) / 8)
+    >>> out = (p @ v.astype(np.float32) / p.sum(-1, keepdims=True)).astype(np.float16)
+    >>> bool(check(out, q, k, v, layout="bhsd")), check(1.01 * out, q, k, v, layout="bhsd").verdict
+    (True, 'wrong')
+    """
+    made = AttentionCall(out=out, q=q, k=k, v=v, **call)
+    kinds = made.formats
+    models = KernelModel.hypotheses(*kinds, "fp32" if kinds[0] == "fp32" and accumulator == "either" else accumulator)  # type: ignore[arg-type]
+    places = tuple(_all(made) if rows == "all" else _sampled(made, rows, seed))
+    judged, assumed = _under_best(made, places, models)
+    words = f"any order, {assumed}, sums in {accumulator}"
+    explained = ("", False) if _passes(judged) else _explanation(made, places, models)
+    return _told(made, judged, words, *explained)
+
+
+def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:
+    """Raise AssertionError with what :func:`check` says if something is wrong; its arguments are those of it.
+
+    Parameters
+    ----------
+    out, q, k, v : arrays
+        As :func:`check` takes them.
+    **given : keywords of check
+        The rest.
+
+    Raises
+    ------
+    AssertionError
+        If an output leaves its bound; another contract than FlashAttention-3's is none.
+    ValueError
+        As :func:`check` does.
+    """
+    checked = check(out, q, k, v, **given)
+    if not checked:
+        raise AssertionError(str(checked))
+
+
+def _all(call: AttentionCall) -> Iterator[_Place]:
+    group = call.nheads // call.nheads_kv
+    for sequence, n in enumerate(call.lengths_q):
+        for head in range(0, call.nheads if n else 0, group):
+            yield _Place(sequence, slice(head, head + group), np.arange(n))
+
+
+def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_Place]:
+    """Yield parts until there are enough rows: of the sequences with most and fewest keys, then of others."""
+    rng = np.random.default_rng(seed)
+    group = call.nheads // call.nheads_kv
+    asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
+    pairs = [(i, head_kv) for i in asked for head_kv in range(call.nheads_kv)]
+    others = [pairs[i] for i in rng.permutation(len(pairs))]
+    named = [(asked[-1], 0), (asked[0], call.nheads_kv - 1)] if asked else []
+    left = rows
+    keys = 0
+    for i, (sequence, head_kv) in enumerate(dict.fromkeys([*named, *others][:_MOST_PARTS])):
+        keys += call.lengths_k[sequence]
+        if left <= 0 or (i > 1 and keys > _MOST_KEYS):
+            return
+        chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
+        # One head of the group, the first and the last of all among them, or with few queries all that share the keys.
+        of_group = (0, group - 1, int(rng.integers(group)))[min(i, 2)]
+        heads = slice(of_group, of_group + 1) if call.lengths_q[sequence] > 2 * _EDGES else slice(0, group)
+        left -= len(chosen) * (heads.stop - heads.start)
+        yield _Place(sequence, slice(head_kv * group + heads.start, head_kv * group + heads.stop), chosen)
+
+
+def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
+    """Return ascending positions of queries: the first and last ones, those around tiles, and others."""
+    if n <= most:
+        return np.arange(n)
+    edges = _TILE * rng.integers(1, max(2, n // _TILE), most // 8)
+    named = np.concatenate([np.arange(_EDGES), np.arange(n - _EDGES, n), edges, edges - 1])
+    return np.unique(np.concatenate([named, rng.integers(0, n, n)])[:most].clip(0, n - 1))
+
+
+def _under_best(
+    call: AttentionCall, places: Sequence[_Place], models: dict[str, KernelModel]
+) -> tuple[list[_Judged], str]:
+    """Judge parts under the hypothesis that fits them best; one must fit all of them."""
+    parts = [call.part(*place) for place in places]
+    truths = [attention(p.problem, *p.operands.dequantized(p.problem), only=p.rows) for p in parts]
+    best: list[_Judged] = []
+    name = next(iter(models))
+    for each, model in models.items():
+        found = [_judged(*x, model) for x in zip(places, parts, truths, strict=True)]
+        if not best or _largest(found) < _largest(best):
+            best, name = found, each
+        if _passes(best):
+            break
+    return best, name
+
+
+def _largest(judged: Sequence[_Judged]) -> float:
+    return max((x.largest for x in judged), default=0.0)
+
+
+def _passes(judged: Sequence[_Judged]) -> bool:
+    return _largest(judged) <= 1
+
+
+def _judged(place: _Place, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
+    bound = forward_bound(part.problem, part.operands, model, part.rows)
+    out = error_over_bound(part.out, truth.out[0, part.rows], bound.out[0, part.rows])
+    lse = np.zeros(out.shape[:2])
+    if part.lse is not None:
+        exact, allowed = (x[0][:, part.rows] for x in (truth.lse, bound.lse))
+        slack = np.abs(exact) * FORMATS["fp32"].epsilon  # of an lse in base 2 taken to nats
+        lse = error_over_bound(part.lse, exact, allowed + np.where(np.isfinite(slack), slack, 0.0)).T
+    return _Judged(place, part, truth, bound, out, np.where(np.isnan(truth.lse[0][:, part.rows].T), 0.0, lse))
+
+
+def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+    """Yield what a call may really have been: in words, whether that is a contract of its own, and the facts."""
+    yield f"causal={not call.causal}", False, {"causal": not call.causal}
+    if call.causal:
+        yield f"top_left={not call.top_left}", True, {"top_left": not call.top_left}
+    if call.lse is not None and call.lse_base == "e":
+        yield "lse_base=2", True, {"lse_base": 2}
+    for scale in (None, 1.0):
+        if call.softmax_scale != scale:
+            yield f"softmax_scale={scale or '1 / sqrt(head_dim)'}", False, {"softmax_scale": scale}
+    if call.softcap:
+        yield "softcap=0.0", False, {"softcap": 0.0}
+    if call.window != (-1, -1):
+        left, right = call.window
+        for window in ((-1, -1), (left - 1, right), (left + 1, right), (left, right - 1), (left, right + 1)):
+            if min(window) >= -1:
+                yield f"window={window}", False, {"window": window}
+    if given := [name for name in TERMS if getattr(call, name) is not None]:
+        yield f"{given[0]}=None", False, {given[0]: None}
+
+
+def _explanation(call: AttentionCall, places: Sequence[_Place], models: dict[str, KernelModel]) -> tuple[str, bool]:
+    """Return what one change of the call makes every row right, and whether it is a contract; empty if none does."""
+    for words, is_contract, change in _changes(call):
+        if _passes(_under_best(replace(call, **change), places, models)[0]):
+            return f"would be right with {words}", is_contract
+    return "", False
+
+
+def _told(call: AttentionCall, judged: Sequence[_Judged], assumed: str, explained: str, is_contract: bool) -> Checked:
+    """Put what was found into words."""
+    beyond = [(x.out.max(axis=2, initial=0.0) > 1) | (x.lse > 1) for x in judged]
+    if not is_contract and all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
+        explained = "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there"
+        is_contract = True
+    verdict: Verdict = "ok" if _passes(judged) else "question" if is_contract else "wrong"
+    errors = [_errors(x) for x in judged]
+    lost = [bits_lost.of_rows(*each) for each in errors]
+    worst = max(judged, key=lambda x: x.largest, default=None)
+    return Checked(
+        verdict=verdict,
+        rows=sum(x.lse.size for x in judged),
+        rows_of=sum(call.lengths_q) * call.nheads,
+        ratio=_largest(judged),
+        seen="no query" if worst is None else _place_of(worst),
+        wrong="" if _passes(judged) else _where(judged, beyond),
+        explained="" if verdict == "ok" else explained,
+        bits_lost=math.fsum(bits * n for bits, n in lost if n) / (sum(n for _, n in lost) or 1),
+        unjudged=sum(int((~each[3]).sum()) for each in errors),
+        assumed=assumed,
+    )
+
+
+def _errors(x: _Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return errors, the ideal kernel's, the spacing of the format and what is judged, (rows, heads, channels)."""
+    exact = x.truth.out[0, x.part.rows]
+    fmt = next(fmt for fmt in FORMATS.values() if fmt.dtype == x.part.out.dtype)
+    known = np.isfinite(exact) & np.isfinite(x.bound.out[0, x.part.rows])
+    due = np.where(known, exact, 0.0)
+    rounded = round_to(due, fmt, "ieee")
+    with np.errstate(invalid="ignore"):
+        return x.part.out.astype(np.float64) - due, rounded - due, ulp(due, fmt), known & np.isfinite(rounded)
+
+
+def _place_of(x: _Judged) -> str:
+    """Return the place of the largest error of a part, what is there, and what is due."""
+    of_lse = x.part.lse is not None and float(np.max(x.lse, initial=0.0)) > float(np.max(x.out, initial=0.0))
+    ratio = x.lse if of_lse else x.out
+    row, head, *channel = map(int, np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    query = int(x.part.rows[row])
+    where = f"sequence {x.place.sequence}, head {x.place.heads.start + head}, query {query}"
+    if of_lse and x.part.lse is not None:
+        got, exact, bound = x.part.lse[head, row], x.truth.lse[0, head, query], x.bound.lse[0, head, query]
+        return f"lse of {where}: got {got:.6g}, expected {exact:.6g}, bound {bound:.3g}"
+    at = (0, query, head, channel[0])
+    got = float(x.part.out[row, head, channel[0]])
+    where = f"{where}, channel {channel[0]}"
+    return f"out of {where}: got {got:.6g}, expected {x.truth.out[at]:.6g}, bound {x.bound.out[at]:.3g}"
+
+
+def _where(judged: Sequence[_Judged], beyond: Sequence[np.ndarray]) -> str:
+    """Return which rows leave their bound: how many, and in which heads, queries and channels."""
+    heads: set[int] = set()
+    queries: set[int] = set()
+    channels: set[int] = set()
+    for x, wrong in zip(judged, beyond, strict=True):
+        heads |= {x.place.heads.start + int(i) for i in np.flatnonzero(wrong.any(axis=0))}
+        queries |= {int(i) for i in x.part.rows[wrong.any(axis=1)]}
+        channels |= {int(i) for i in np.flatnonzero((x.out > 1).any(axis=(0, 1)))}
+    each = [f"heads {_spans(heads)}", f"queries {_spans(queries)}", f"channels of out {_spans(channels)}"]
+    return f"{sum(int(wrong.sum()) for wrong in beyond):,} rows; {'; '.join(each)}"
+
+
+def _spans(numbers: set[int]) -> str:
+    """Write whole numbers as ranges; if there are many ranges, only the first, the last and the count."""
+    text = spans(numbers)
+    return text if text.count(",") < _MOST_RANGES else f"{min(numbers)} to {max(numbers)} ({len(numbers)} of them)"
