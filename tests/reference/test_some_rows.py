@@ -32,8 +32,8 @@ def test_queries_alone_have_the_truth_and_the_bound_of_all_queries(name: str) ->
     operands = Case("twin.fp16", problem, Recipe("normal", {}, 4)).operands()
     exact = operands.dequantized(problem)
     whole, some = attention(problem, *exact), attention(problem, *exact, only=ROWS)
-    np.testing.assert_allclose(some.out[:, ROWS], whole.out[:, ROWS], rtol=1e-14)  # a product of fewer rows
-    np.testing.assert_allclose(some.lse[..., ROWS], whole.lse[..., ROWS], rtol=1e-14)
+    np.testing.assert_allclose(some.out[:, ROWS], whole.out[:, ROWS], rtol=1e-12)  # a product of fewer rows
+    np.testing.assert_allclose(some.lse[..., ROWS], whole.lse[..., ROWS], rtol=1e-12)
     assert not np.delete(some.out, ROWS, axis=1).any()
     for model in (KernelModel.any_order("fp16", "fp16"), KernelModel("fp16", "fp16", tile_m=16, tile_n=8)):
         of_all, of_some = forward_bound(problem, operands, model), forward_bound(problem, operands, model, ROWS)
