@@ -23,7 +23,7 @@ from fa3verify.judging import bits_lost
 from fa3verify.operations.operation import Accumulator
 from fa3verify.operations.ratios import error_over_bound
 
-Verdict = Literal["ok", "wrong", "question"]
+Verdict = Literal["pass", "fail", "question"]
 _ROWS_OF_A_PART = 32
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
@@ -38,8 +38,9 @@ class Checked:
 
     Parameters
     ----------
-    verdict : {"ok", "wrong", "question"}
-        A question is a contract other than FlashAttention-3's, such as another value in rows without a key.
+    verdict : {"pass", "fail", "question"}
+        A pass says that nothing wrong was found in these rows. A question is a contract other than FlashAttention-3's,
+        such as another value in rows without a key.
     rows, rows_of : int
         Rows of out (one query, one head) that were checked, and that there are.
     ratio : float
@@ -70,11 +71,11 @@ class Checked:
     assumed: str
 
     def __bool__(self) -> bool:
-        return self.verdict != "wrong"
+        return self.verdict != "fail"
 
     def __str__(self) -> str:
         of = f"{self.rows:,} of {self.rows_of:,} rows"
-        word = {"ok": "OK: no error in", "wrong": "WRONG in", "question": "QUESTION: another contract in"}[self.verdict]
+        word = {"pass": "PASS, nothing wrong in", "fail": "FAIL, errors in", "question": "QUESTION in"}[self.verdict]
         lines = [f"{word} {of}; largest error {self.ratio:.3g} times its bound, at {self.seen}"]
         lines += [f"leaving their bound: {self.wrong}"] if self.wrong else []
         lines += [self.explained] if self.explained else []
@@ -159,7 +160,7 @@ def check(
     >>> p = np.exp(q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2) / 8)
     >>> out = (p @ v.astype(np.float32) / p.sum(-1, keepdims=True)).astype(np.float16)
     >>> bool(check(out, q, k, v, layout="bhsd")), check(1.01 * out, q, k, v, layout="bhsd").verdict
-    (True, 'wrong')
+    (True, 'fail')
     """
     made = AttentionCall(out=out, q=q, k=k, v=v, **call)
     kinds = made.formats
@@ -302,7 +303,7 @@ def _told(call: AttentionCall, judged: Sequence[_Judged], assumed: str, explaine
     if not is_contract and all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
         explained = "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there"
         is_contract = True
-    verdict: Verdict = "ok" if _passes(judged) else "question" if is_contract else "wrong"
+    verdict: Verdict = "pass" if _passes(judged) else "question" if is_contract else "fail"
     errors = [_errors(x) for x in judged]
     lost = [bits_lost.of_rows(*each) for each in errors]
     worst = max(judged, key=lambda x: x.largest, default=None)
@@ -313,7 +314,7 @@ def _told(call: AttentionCall, judged: Sequence[_Judged], assumed: str, explaine
         ratio=_largest(judged),
         seen="no query" if worst is None else _place_of(worst),
         wrong="" if _passes(judged) else _where(judged, beyond),
-        explained="" if verdict == "ok" else explained,
+        explained="" if verdict == "pass" else explained,
         bits_lost=math.fsum(bits * n for bits, n in lost if n) / (sum(n for _, n in lost) or 1),
         unjudged=sum(int((~each[3]).sum()) for each in errors),
         assumed=assumed,

@@ -76,7 +76,7 @@ def test_what_an_ideal_kernel_returned_is_right_in_every_kind_of_call(name: str,
     problem = RIGHT[name]
     tensors, said = ideal(problem)
     found = check(**tensors, **said, rows=rows)
-    assert found.verdict == "ok", str(found)
+    assert found.verdict == "pass", str(found)
     total = sum(seq.seqlen_q for seq in problem.sequences()) * problem.nheads
     assert found.rows_of == total
     assert found.rows == total if rows == "all" else 0 < found.rows <= min(24 + 8 * problem.group, total)
@@ -91,25 +91,25 @@ def test_one_channel_of_one_row_of_the_last_head_that_is_too_large_is_wrong(name
     channel = int(np.argmax(np.abs(last.astype(np.float32))))
     last[channel] *= 1.3 if name == "e4m3" else 1.02
     found = check(**tensors | {"out": out}, **said, rows="all")
-    assert found.verdict == "wrong"
+    assert found.verdict == "fail"
     assert not found
     head, channels = RIGHT[name].nheads - 1, f"channels of out {channel}"
     assert found.wrong.startswith("1 rows; ")
     assert f"heads {head};" in found.wrong
     assert found.wrong.endswith(channels)
-    with pytest.raises(AssertionError, match="WRONG in"):
+    with pytest.raises(AssertionError, match="FAIL, errors in"):
         assert_attention(**tensors | {"out": out}, **said, rows="all")
 
 
 @pytest.mark.parametrize(
     ("said", "verdict", "explained"),
     [
-        ({"causal": False}, "wrong", "causal=True"),
+        ({"causal": False}, "fail", "causal=True"),
         ({"causal": True, "top_left": True}, "question", "top_left=False"),
-        ({"causal": True, "softmax_scale": 1.0}, "wrong", "softmax_scale=1 / sqrt(head_dim)"),
-        ({"causal": True, "softcap": 0.5}, "wrong", "softcap=0.0"),
-        ({"causal": True, "window": (20, -1)}, "wrong", "window=(-1, -1)"),
-        ({"causal": True, "alibi_slopes": np.ones(4, np.float32)}, "wrong", "alibi_slopes=None"),
+        ({"causal": True, "softmax_scale": 1.0}, "fail", "softmax_scale=1 / sqrt(head_dim)"),
+        ({"causal": True, "softcap": 0.5}, "fail", "softcap=0.0"),
+        ({"causal": True, "window": (20, -1)}, "fail", "window=(-1, -1)"),
+        ({"causal": True, "alibi_slopes": np.ones(4, np.float32)}, "fail", "alibi_slopes=None"),
     ],
     ids=["mask", "alignment", "scale", "softcap", "window", "slopes"],
 )
@@ -130,13 +130,13 @@ def test_an_lse_in_base_2_is_a_question_and_right_where_it_is_said() -> None:
     in_base_2 = said | {"lse": (said["lse"].astype(np.float64) / np.log(2)).astype(np.float32)}
     found = check(**tensors, **in_base_2)
     assert (found.verdict, found.explained) == ("question", "would be right with lse_base=2")
-    assert check(**tensors, **in_base_2, lse_base=2).verdict == "ok"
+    assert check(**tensors, **in_base_2, lse_base=2).verdict == "pass"
 
 
 def test_what_two_mistakes_explain_is_wrong_without_a_reason() -> None:
     tensors, _ = ideal(RIGHT["causal"])
     found = check(**tensors, layout="bshd", softmax_scale=1.0)
-    assert (found.verdict, found.explained) == ("wrong", "")
+    assert (found.verdict, found.explained) == ("fail", "")
 
 
 def test_rows_without_a_key_that_hold_the_mean_of_v_are_a_question_and_with_another_error_wrong() -> None:
@@ -147,7 +147,7 @@ def test_rows_without_a_key_that_hold_the_mean_of_v_are_a_question_and_with_anot
     assert found.verdict == "question"
     assert "rows that see no key" in found.explained
     out[:, 40] *= 1.02
-    assert check(**tensors | {"out": out}, **said, rows="all").verdict == "wrong"
+    assert check(**tensors | {"out": out}, **said, rows="all").verdict == "fail"
 
 
 def test_nan_of_a_hidden_key_is_a_question_and_nan_without_a_cause_wrong() -> None:
@@ -158,7 +158,7 @@ def test_nan_of_a_hidden_key_is_a_question_and_nan_without_a_cause_wrong() -> No
     out[0] = np.nan
     found = check(**tensors | {"out": out, "k": k}, **said, rows="all")
     assert (found.verdict, found.unjudged) == ("question", 4 * 32)  # the last row sees the key
-    assert check(**tensors | {"out": out}, **said, rows="all").verdict == "wrong"
+    assert check(**tensors | {"out": out}, **said, rows="all").verdict == "fail"
 
 
 def test_the_other_layout_and_pages_and_a_longer_cache_are_the_same_call() -> None:

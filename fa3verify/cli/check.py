@@ -1,0 +1,45 @@
+"""Verb check: the tensors of one call of attention, from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+
+
+@click.command(epilog=EPILOG)
+@click.argument("dump", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--layout", type=click.Choice(["bshd", "bhsd"]), help="Of arrays with four dimensions.")
+@click.option("--causal", is_flag=True, default=None, help="Aligned at the last query and key.")
+@click.option("--top-left", is_flag=True, default=None, help="The causal mask is aligned at the first query and key.")
+@click.option("--window", type=(int, int), metavar="LEFT RIGHT", help="Keys beside the diagonal; -1 is unlimited.")
+@click.option("--softcap", type=float)
+@click.option("--softmax-scale", type=float, help="1 / sqrt(head_dim) by default.")
+@click.option("--rows", metavar="N|all", help="Rows to check.")
+@click.option("--seed", type=int, help="Draws the rows.")
+@click.option("--accumulator", type=click.Choice(["either", "fp32", "wgmma", "tf32"]), help="What adds the products.")
+@click.option("--json", "json_target", metavar="FILE|-", help="Write what was found as JSON.")
+def check(dump: Path, json_target: str | None, rows: str | None, **said: Any) -> None:
+    """Check the tensors of a call in DUMP: q, k, v, out, and whatever else fa3verify.check takes, by these names.
+
+    DUMP is an .npz, a .safetensors or torch's .pt, and none is read with pickle. Exit code 1 if something is wrong, 6
+    if the call keeps another contract than FlashAttention-3's.
+    """
+    with one_line_errors():
+        from dataclasses import asdict
+
+        from fa3verify.checking.check import check
+        from fa3verify.checking.dumps import load
+        from fa3verify.judging.verdict import EXIT_CODES
+
+        facts = {name: x for name, x in said.items() if x is not None}
+        facts |= {} if rows is None else {"rows": rows if rows == "all" else int(rows)}
+        found = check(**load(dump) | facts)
+        emit(asdict(found), json_target)
+        if json_target != "-":
+            click.echo(str(found))
+        raise Exit(EXIT_CODES[found.verdict])
