@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,31 +19,6 @@ from fa3_reference.score_term import Kind, ScoreTerm
 CallLayout = Literal["", "bshd", "bhsd"]
 TERMS = ("bias", "attn_mask", "key_padding_mask", "alibi_slopes")
 _NAMES = {fmt.dtype: name for name, fmt in FORMATS.items()}
-
-
-class CallFacts(TypedDict, total=False):
-    """What may be said of a call beside its tensors; each means what it means in :class:`AttentionCall`."""
-
-    layout: CallLayout
-    lse: Any
-    softmax_scale: float | None
-    causal: bool
-    top_left: bool
-    window: tuple[int, int]
-    softcap: float
-    bias: Any
-    attn_mask: Any
-    key_padding_mask: Any
-    alibi_slopes: Any
-    sinks: Any
-    q_descale: Any
-    k_descale: Any
-    v_descale: Any
-    cu_seqlens_q: Any
-    cu_seqlens_k: Any
-    cache_seqlens: Any
-    page_table: Any
-    lse_base: Literal["e", 2]
 
 
 class CallPart(NamedTuple):
@@ -234,13 +209,15 @@ class AttentionCall:
         q = np.zeros(problem.q_shape, FORMATS[problem.dtype].dtype)
         q[0, rows] = on_host(self._queries(self.q, sequence)[rows][:, heads])
         k, v = (self._keys(x, sequence, head_kv)[None, :, None] for x in (self.k, self.v))
-        descales = [
-            None if x is None else Descale(np.full((1, n, 1), float(on_host(x)[sequence, head_kv]), np.float32))
-            for x, n in ((self.q_descale, problem.nheads), (self.k_descale, 1), (self.v_descale, 1))
-        ]
+        scales = {name: getattr(self, f"{name}_descale") for name in ("q", "k", "v")}
+        descales = {
+            f"{name}_descale": Descale(np.full((1, n, 1), float(on_host(x)[sequence, head_kv]), np.float32))
+            for (name, x), n in zip(scales.items(), (problem.nheads, 1, 1), strict=True)
+            if x is not None
+        }
         sinks = None if self.sinks is None else on_host(self.sinks)[heads].astype(np.float32)
         term = None if self._term is None else self._term_of(sequence, heads, problem)
-        operands = Operands(q, k, v, *descales, sinks=sinks, term=term)
+        operands = Operands(q, k, v, **descales, sinks=sinks, term=term)
         out = on_host(self._queries(self.out, sequence)[rows][:, heads])
         return CallPart(problem, operands, rows, out, self._lse(sequence, heads, rows))
 

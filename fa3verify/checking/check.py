@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.formats import FORMATS, round_to, ulp
 from fa3verify.cases.tried import spans
-from fa3verify.checking.call import TERMS, AttentionCall, CallFacts, CallPart
+from fa3verify.checking.call import TERMS, AttentionCall, CallPart
 from fa3verify.judging import bits_lost
 from fa3verify.operations.operation import Accumulator
 from fa3verify.operations.ratios import error_over_bound
@@ -124,7 +124,7 @@ def check(
     rows: int | Literal["all"] = 128,
     seed: int = 0,
     accumulator: Accumulator = "either",
-    **call: Unpack[CallFacts],
+    **call: Any,
 ) -> Checked:
     """Check some rows of the output of attention against float64 and the bound of its rounding errors.
 
@@ -134,15 +134,13 @@ def check(
         Of numpy, torch or JAX, in fp16, bf16, e4m3 or fp32, as :class:`~fa3verify.checking.call.AttentionCall` has
         them. Only what is checked is copied from a GPU.
     rows : int or "all"
-        Rows (one query, one head) to check: of the sequences with most and fewest keys, of the first and the last head
-        and of others that ``seed`` draws; in each the first and last queries, those around tiles of 64, and others.
-        There are fewer where they would need too many keys.
+        Rows (one query, one head) to check, of sequences, heads and queries that docs/check.md names or ``seed``
+        draws; fewer where they would need too many keys.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
         What adds the products: Hopper's tensor core or binary32, whichever errs more, by default; "fp32" is sharper and
         fits a CPU, other GPUs and all operands of fp32 without tf32.
-    **call : CallFacts
-        ``layout``, masks, scales, lse, packed sequences, caches, by their names in
-        :class:`~fa3verify.checking.call.AttentionCall`.
+    **call : fields of AttentionCall
+        ``layout``, masks, scales, lse, packed sequences and caches.
 
     Returns
     -------
@@ -236,7 +234,7 @@ def _under_best(
     call: AttentionCall, places: Sequence[_Place], models: dict[str, KernelModel]
 ) -> tuple[list[_Judged], str]:
     """Judge parts under the hypothesis that fits them best; one must fit all of them."""
-    parts = [call.part(*place) for place in places]
+    parts = [call.part(place.sequence, place.heads, place.rows) for place in places]
     truths = [attention(p.problem, *p.operands.dequantized(p.problem), only=p.rows) for p in parts]
     best: list[_Judged] = []
     name = next(iter(models))
@@ -265,10 +263,11 @@ def _judged(place: _Place, part: CallPart, truth: Attention, model: KernelModel)
         exact, allowed = (x[0][:, part.rows] for x in (truth.lse, bound.lse))
         slack = np.abs(exact) * FORMATS["fp32"].epsilon  # of an lse in base 2 taken to nats
         lse = error_over_bound(part.lse, exact, allowed + np.where(np.isfinite(slack), slack, 0.0)).T
-    return _Judged(place, part, truth, bound, out, np.where(np.isnan(truth.lse[0][:, part.rows].T), 0.0, lse))
+    lse = np.where(np.isnan(truth.lse[0][:, part.rows].T), 0.0, lse)
+    return _Judged(place=place, part=part, truth=truth, bound=bound, out=out, lse=lse)
 
 
-def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, Any]]]:
+def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]]]:
     """Yield what a call may really have been: in words, whether that is a contract of its own, and the facts."""
     yield f"causal={not call.causal}", False, {"causal": not call.causal}
     if call.causal:

@@ -24,7 +24,7 @@ _SAFETENSORS = {  # dtypes of its format by their names there
 }
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, object]:
     """Return the tensors of a file by name.
 
     Parameters
@@ -44,7 +44,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as stored:
-            found: dict[str, Any] = dict(stored)
+            found: Any = dict(stored)
     elif path.suffix == ".safetensors":
         found = _safetensors(path)
     elif path.suffix in (".pt", ".pth"):
@@ -56,7 +56,7 @@ def load(path: Path) -> dict[str, Any]:
     return {name: x.item() if getattr(x, "ndim", 1) == 0 else x for name, x in found.items()}
 
 
-def _safetensors(path: Path) -> dict[str, Any]:
+def _safetensors(path: Path) -> dict[str, np.ndarray]:
     """Read the format: a length of eight bytes, a header in JSON, and the tensors."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")

@@ -36,9 +36,10 @@ def check(dump: Path, json_target: str | None, rows: str | None, **said: Any) ->
         from fa3verify.checking.dumps import load
         from fa3verify.judging.verdict import EXIT_CODES
 
-        facts = {name: x for name, x in said.items() if x is not None}
-        facts |= {} if rows is None else {"rows": rows if rows == "all" else int(rows)}
-        found = check(**load(dump) | facts)
+        given: Any = load(dump) | {name: x for name, x in said.items() if x is not None}
+        if rows is not None:
+            given["rows"] = rows if rows == "all" else int(rows)
+        found = check(**given)
         emit(asdict(found), json_target)
         if json_target != "-":
             click.echo(str(found))
