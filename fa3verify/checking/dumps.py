@@ -43,14 +43,14 @@ def load(path: Path) -> dict[str, object]:
         For another suffix, a file that needs pickle, and a format of numbers that attention does not have.
     """
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as stored:
-            found: Any = dict(stored)
+        with np.load(path, allow_pickle=False) as file:
+            found: Any = dict(file)
     elif path.suffix == ".safetensors":
         found = _safetensors(path)
     elif path.suffix in (".pt", ".pth"):
-        import torch
+        from fa3verify.tensors.convert import stored
 
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = stored(path)
     else:
         raise ValueError(f"{path} must end in .npz, .safetensors or .pt")
     return {name: x.item() if getattr(x, "ndim", 1) == 0 else x for name, x in found.items()}

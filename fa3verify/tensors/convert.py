@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ def to_numpy(x: torch.Tensor) -> np.ndarray:
     if x.dtype not in _FORMATS:
         return x.cpu().numpy()
     return x.view(torch.uint8 if x.dtype.itemsize == 1 else torch.int16).cpu().numpy().view(_FORMATS[x.dtype])
+
+
+def stored(path: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of a file of torch's on the CPU, without pickle."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def with_causal(mask: torch.Tensor, seqlen_q: int, seqlen_k: int) -> torch.Tensor:

@@ -41,6 +41,7 @@ from fa3_reference.terms import added, rows_without_keys
 TILE_ELEMENTS = 1 << 22  # scores held at once: 32 MiB of float64
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 512
+Positions = NDArray[np.int64] | None  # of queries in every sequence, ascending; None for all
 
 
 class Attention(NamedTuple):
@@ -215,12 +216,7 @@ def _rows(
 
 
 def attention(
-    problem: AttentionProblem,
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    *further: Floats | None,
-    only: NDArray[np.int64] | None = None,
+    problem: AttentionProblem, q: Floats, k: Floats, v: Floats, *further: Floats | None, only: Positions = None
 ) -> Attention:
     """Compute attention in float64.
 

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fa3_reference.attention import Positions
 from fa3_reference.bounds.device import FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
 from fa3_reference.bounds.forward_sinks import add_sink, sink_error, take_sink
 from fa3_reference.bounds.forward_sums import accumulate, add_to_row_sum
 from fa3_reference.bounds.forward_weights import weights_of
-from fa3_reference.bounds.head import Head, Positions, VisitedTile, key_parts, tiles
+from fa3_reference.bounds.head import Head, VisitedTile, key_parts, tiles
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_reference.attention import sinks_of
+from fa3_reference.attention import Positions, sinks_of
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantises import coded_rows, product_of_codes
@@ -32,7 +32,6 @@ from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3_reference.score_term import ScoreTerm
 from fa3_reference.terms import Rows, added, distances, rows_without_keys
 
-Positions = np.ndarray | None  # of queries in every sequence, ascending; None for all
 _BAND = 128  # rows that are taken together at most where the tile is not known; more would cost memory
 _LARGE = FP32_MAX / 4  # sums of absolute values up to here cannot overflow on the way
 # Roundings of a term of scores and of its sum with a score: a quotient by softmax_scale or a product with log2(e), that
