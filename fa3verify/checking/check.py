@@ -214,8 +214,9 @@ def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_Place]:
         if left <= 0 or (i > 1 and keys > _MOST_KEYS):
             return
         chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
-        # One head of the group, the first and the last of all among them, or with few queries all that share the keys.
-        of_group = (0, group - 1, int(rng.integers(group)))[min(i, 2)]
+        # One head of the group, or with few queries all that share the keys. The last head of the first group and the
+        # first of the last are those that a wrong map of heads to kv heads moves.
+        of_group = (group - 1, 0, int(rng.integers(group)))[min(i, 2)]
         heads = slice(of_group, of_group + 1) if call.lengths_q[sequence] > 2 * _EDGES else slice(0, group)
         left -= len(chosen) * (heads.stop - heads.start)
         yield _Place(sequence, slice(head_kv * group + heads.start, head_kv * group + heads.stop), chosen)

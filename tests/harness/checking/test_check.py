@@ -133,6 +133,16 @@ def test_an_lse_in_base_2_is_a_question_and_right_where_it_is_said() -> None:
     assert check(**tensors, **in_base_2, lse_base=2).verdict == "pass"
 
 
+def test_heads_that_read_the_kv_head_of_their_number_modulo_are_found_in_the_rows_that_are_drawn_first() -> None:
+    tensors, said = ideal(AttentionProblem(1, 8, 4, 200, 300, 32))
+    heads = [0, 2, 4, 6, 1, 3, 5, 7]  # of which numbers 0 and 7 read the right kv head
+    mixed = tensors["q"][:, :, heads]
+    found = attention(AttentionProblem(1, 8, 4, 200, 300, 32), mixed, tensors["k"], tensors["v"])
+    out = found.out[:, :, np.argsort(heads)].astype(np.float16)
+    assert check(**tensors | {"out": out}, layout="bshd", rows=64).verdict == "fail"
+    assert check(**tensors, **said).verdict == "pass"
+
+
 def test_what_two_mistakes_explain_is_wrong_without_a_reason() -> None:
     tensors, _ = ideal(RIGHT["causal"])
     found = check(**tensors, layout="bshd", softmax_scale=1.0)
