@@ -130,11 +130,9 @@ class AttentionCall:
             raise ValueError(f"one of {', '.join(TERMS)} may be given, got {' and '.join(given)}")
         if self.nheads % self.nheads_kv:
             raise ValueError(f"heads must be a multiple of kv heads, got {self.nheads} and {self.nheads_kv}")
-        for name, n in (("k", len(self.lengths_k)), ("cache_seqlens", len(self.lengths_k))):
-            if n != len(self.lengths_q):
-                raise ValueError(f"{name} must have as many sequences as q, got {n} and {len(self.lengths_q)}")
-        expected = (*self.q.shape[:-1], self.v.shape[-1])
-        if tuple(self.out.shape) != expected:
+        if len(self.lengths_k) != len(self.lengths_q):
+            raise ValueError(f"k must have as many sequences as q, got {len(self.lengths_k)} and {len(self.lengths_q)}")
+        if tuple(self.out.shape) != (expected := (*self.q.shape[:-1], self.v.shape[-1])):
             raise ValueError(f"out must have shape {expected}, got {tuple(self.out.shape)}")
         self.problem(0, 1)
 

@@ -74,14 +74,17 @@ class Checked:
         return self.verdict != "fail"
 
     def __str__(self) -> str:
-        of = f"{self.rows:,} of {self.rows_of:,} rows"
         word = {"pass": "PASS, nothing wrong in", "fail": "FAIL, errors in", "question": "QUESTION in"}[self.verdict]
-        lines = [f"{word} {of}; largest error {self.ratio:.3g} times its bound, at {self.seen}"]
-        lines += [f"leaving their bound: {self.wrong}"] if self.wrong else []
-        lines += [self.explained] if self.explained else []
-        if self.unjudged:
-            lines.append(f"{self.unjudged:,} values are not judged, as their operands hold NaN or Inf, or overflow")
-        return "\n".join([*lines, f"{self.bits_lost:.2f} bits lost over the ideal kernel; assumed: {self.assumed}"])
+        unjudged = f"{self.unjudged:,} values are not judged, as their operands hold NaN or Inf, or overflow"
+        lines = (
+            f"{word} {self.rows:,} of {self.rows_of:,} rows; "
+            f"largest error {self.ratio:.3g} times its bound, at {self.seen}",
+            self.wrong and f"leaving their bound: {self.wrong}",
+            self.explained,
+            unjudged if self.unjudged else "",
+            f"{self.bits_lost:.2f} bits lost over the ideal kernel; assumed: {self.assumed}",
+        )
+        return "\n".join(filter(None, lines))
 
 
 class _Place(NamedTuple):
@@ -161,13 +164,13 @@ def check(
     (True, 'fail')
     """
     made = AttentionCall(out=out, q=q, k=k, v=v, **call)
-    kinds = made.formats
-    models = KernelModel.hypotheses(*kinds, "fp32" if kinds[0] == "fp32" and accumulator == "either" else accumulator)  # type: ignore[arg-type]
+    dtype, out_dtype = made.formats
+    sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
+    models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
     places = tuple(_all(made) if rows == "all" else _sampled(made, rows, seed))
     judged, assumed = _under_best(made, places, models)
-    words = f"any order, {assumed}, sums in {accumulator}"
     explained = ("", False) if _passes(judged) else _explanation(made, places, models)
-    return _told(made, judged, words, *explained)
+    return _told(made, judged, f"any order, {assumed}, sums in {sums}", *explained)
 
 
 def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:
@@ -343,20 +346,16 @@ def _place_of(x: _Judged) -> str:
         got, exact, bound = x.part.lse[head, row], x.truth.lse[0, head, query], x.bound.lse[0, head, query]
         return f"lse of {where}: got {got:.6g}, expected {exact:.6g}, bound {bound:.3g}"
     at = (0, query, head, channel[0])
-    got = float(x.part.out[row, head, channel[0]])
-    where = f"{where}, channel {channel[0]}"
-    return f"out of {where}: got {got:.6g}, expected {x.truth.out[at]:.6g}, bound {x.bound.out[at]:.3g}"
+    got = f"got {float(x.part.out[row, head, channel[0]]):.6g}, expected {x.truth.out[at]:.6g}"
+    return f"out of {where}, channel {channel[0]}: {got}, bound {x.bound.out[at]:.3g}"
 
 
 def _where(judged: Sequence[_Judged], beyond: Sequence[np.ndarray]) -> str:
     """Return which rows leave their bound: how many, and in which heads, queries and channels."""
-    heads: set[int] = set()
-    queries: set[int] = set()
-    channels: set[int] = set()
-    for x, wrong in zip(judged, beyond, strict=True):
-        heads |= {x.place.heads.start + int(i) for i in np.flatnonzero(wrong.any(axis=0))}
-        queries |= {int(i) for i in x.part.rows[wrong.any(axis=1)]}
-        channels |= {int(i) for i in np.flatnonzero((x.out > 1).any(axis=(0, 1)))}
+    pairs = list(zip(judged, beyond, strict=True))
+    heads = {x.place.heads.start + int(i) for x, wrong in pairs for i in np.flatnonzero(wrong.any(axis=0))}
+    queries = {int(i) for x, wrong in pairs for i in x.part.rows[wrong.any(axis=1)]}
+    channels = {int(i) for x in judged for i in np.flatnonzero((x.out > 1).any(axis=(0, 1)))}
     each = [f"heads {_spans(heads)}", f"queries {_spans(queries)}", f"channels of out {_spans(channels)}"]
     return f"{sum(int(wrong.sum()) for wrong in beyond):,} rows; {'; '.join(each)}"
 
