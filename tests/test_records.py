@@ -22,7 +22,7 @@ GROW = {
     "Times",
     "_Names",
 }
-HAVE_A_DICTIONARY = {"CallResult"}  # they remember what they work out, or others inherit
+HAVE_A_DICTIONARY = {"AttentionCall", "CallResult"}  # they remember what they work out, or others inherit
 NAMED_BASES = {"NamedTuple", "TypedDict", "Protocol"}
 
 

@@ -33,7 +33,7 @@ _TILE = 64  # its multiples are row tiles of most kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedCall:
     """What was found in a call; it is true where nothing is wrong, which is not to say that all of it is right.
 
     Parameters
@@ -87,7 +87,7 @@ class Checked:
         return "\n".join(filter(None, lines))
 
 
-class _Place(NamedTuple):
+class _CallRows(NamedTuple):
     """Rows of some query heads of one kv head in one sequence."""
 
     sequence: int
@@ -98,7 +98,7 @@ class _Place(NamedTuple):
 class _Judged(NamedTuple):
     """A part of a call with its truth, and the largest errors over their bounds under one hypothesis."""
 
-    place: _Place
+    place: _CallRows
     part: CallPart
     truth: Attention
     bound: ErrorBound
@@ -128,7 +128,7 @@ def check(
     seed: int = 0,
     accumulator: Accumulator = "either",
     **call: Any,
-) -> Checked:
+) -> CheckedCall:
     """Check some rows of the output of attention against float64 and the bound of its rounding errors.
 
     Parameters
@@ -147,7 +147,7 @@ def check(
 
     Returns
     -------
-    Checked
+    CheckedCall
         Its truth value is "nothing wrong". Values whose operands hold NaN or infinities are counted and not judged.
 
     Raises
@@ -195,14 +195,14 @@ def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:
         raise AssertionError(str(checked))
 
 
-def _all(call: AttentionCall) -> Iterator[_Place]:
+def _all(call: AttentionCall) -> Iterator[_CallRows]:
     group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
-            yield _Place(sequence, slice(head, head + group), np.arange(n))
+            yield _CallRows(sequence, slice(head, head + group), np.arange(n))
 
 
-def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_Place]:
+def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_CallRows]:
     """Yield parts until there are enough rows: of the sequences with most and fewest keys, then of others."""
     rng = np.random.default_rng(seed)
     group = call.nheads // call.nheads_kv
@@ -222,7 +222,7 @@ def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_Place]:
         of_group = (group - 1, 0, int(rng.integers(group)))[min(i, 2)]
         heads = slice(of_group, of_group + 1) if call.lengths_q[sequence] > 2 * _EDGES else slice(0, group)
         left -= len(chosen) * (heads.stop - heads.start)
-        yield _Place(sequence, slice(head_kv * group + heads.start, head_kv * group + heads.stop), chosen)
+        yield _CallRows(sequence, slice(head_kv * group + heads.start, head_kv * group + heads.stop), chosen)
 
 
 def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -235,7 +235,7 @@ def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _under_best(
-    call: AttentionCall, places: Sequence[_Place], models: dict[str, KernelModel]
+    call: AttentionCall, places: Sequence[_CallRows], models: dict[str, KernelModel]
 ) -> tuple[list[_Judged], str]:
     """Judge parts under the hypothesis that fits them best; one must fit all of them."""
     parts = [call.part(place.sequence, place.heads, place.rows) for place in places]
@@ -259,7 +259,7 @@ def _passes(judged: Sequence[_Judged]) -> bool:
     return _largest(judged) <= 1
 
 
-def _judged(place: _Place, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
+def _judged(place: _CallRows, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
     bound = forward_bound(part.problem, part.operands, model, part.rows)
     out = error_over_bound(part.out, truth.out[0, part.rows], bound.out[0, part.rows])
     lse = np.zeros(out.shape[:2])
@@ -292,7 +292,7 @@ def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]
         yield f"{given[0]}=None", False, {given[0]: None}
 
 
-def _explanation(call: AttentionCall, places: Sequence[_Place], models: dict[str, KernelModel]) -> tuple[str, bool]:
+def _explanation(call: AttentionCall, places: Sequence[_CallRows], models: dict[str, KernelModel]) -> tuple[str, bool]:
     """Return what one change of the call makes every row right, and whether it is a contract; empty if none does."""
     for words, is_contract, change in _changes(call):
         if _passes(_under_best(replace(call, **change), places, models)[0]):
@@ -300,7 +300,9 @@ def _explanation(call: AttentionCall, places: Sequence[_Place], models: dict[str
     return "", False
 
 
-def _told(call: AttentionCall, judged: Sequence[_Judged], assumed: str, explained: str, is_contract: bool) -> Checked:
+def _told(
+    call: AttentionCall, judged: Sequence[_Judged], assumed: str, explained: str, is_contract: bool
+) -> CheckedCall:
     """Put what was found into words."""
     beyond = [(x.out.max(axis=2, initial=0.0) > 1) | (x.lse > 1) for x in judged]
     if not is_contract and all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
@@ -310,7 +312,7 @@ def _told(call: AttentionCall, judged: Sequence[_Judged], assumed: str, explaine
     errors = [_errors(x) for x in judged]
     lost = [bits_lost.of_rows(*each) for each in errors]
     worst = max(judged, key=lambda x: x.largest, default=None)
-    return Checked(
+    return CheckedCall(
         verdict=verdict,
         rows=sum(x.lse.size for x in judged),
         rows_of=sum(call.lengths_q) * call.nheads,
