@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fa3_reference.formats import FORMATS
 from fa3_reference.problem.record import AttentionProblem
 from fa3_reference.rules import require
 
@@ -130,6 +129,8 @@ class Operands:
         ValueError
             If one of them does not fit; the message names it.
         """
+        from fa3_reference.formats import FORMATS  # late: who only names operands needs no ml_dtypes
+
         want = FORMATS[problem.dtype].dtype
         for name, shape in (("q", problem.q_shape), ("k", problem.k_shape), ("v", problem.v_shape)):
             x = getattr(self, name)

@@ -131,7 +131,7 @@ def test_rows_without_a_part_are_asked_about_and_never_the_alignment_of_a_mask()
         named = replace(kernel, policy=policy)
         assert (run_law(law, named, max_examples=4, seed=0, shrink_seconds=0).violation is None) == is_kept
     asked = FindContract(kernel=kernel.name, durable=False, failed=(("family normal", case.to_json()),), has_lse=True)
-    assert asked._contract(kernel) == {"empty_out": ("nan", 0)}
+    assert asked._contract(kernel, kernel) == {"empty_out": ("nan", 0)}
 
 
 def test_a_ring_that_skips_parts_without_keys_is_given_none() -> None:

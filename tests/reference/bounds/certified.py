@@ -104,10 +104,12 @@ class Balls:
         return x if x.dtype == object else np.nan_to_num(x, **rest)
 
 
-def _tiles(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Iterator[VisitedTile]:
+def _tiles(
+    problem: AttentionProblem, operands: Operands, model: KernelModel, only: np.ndarray | None = None
+) -> Iterator[VisitedTile]:
     """Tiles whose operands are balls."""
     convert = np.vectorize(_ball, otypes=[object])
-    for tile in head.tiles(problem, operands, model):
+    for tile in head.tiles(problem, operands, model, only):
         names = ("q", "k", "v", "q_factor", "k_factor", "v_factor")
         yield tile._replace(head=replace(tile.head, **{name: convert(getattr(tile.head, name)) for name in names}))
 
