@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -119,15 +119,15 @@ class _Judged(NamedTuple):
 
 
 def check(
-    out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
+    out: object,
+    q: object,
+    k: object,
+    v: object,
     *,
     rows: int | Literal["all"] = 128,
     seed: int = 0,
     accumulator: Accumulator = "either",
-    **call: Any,
+    **call: object,
 ) -> CheckedCall:
     """Check some rows of the output of attention against float64 and the bound of its rounding errors.
 
@@ -139,6 +139,8 @@ def check(
     rows : int or "all"
         Rows (one query, one head) to check, of sequences, heads and queries that docs/check.md names or ``seed``
         draws; fewer where they would need too many keys.
+    seed : int
+        The same seed checks the same rows.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
         What adds the products: Hopper's tensor core or binary32, whichever errs more, by default; "fp32" is sharper and
         fits a CPU, other GPUs and all operands of fp32 without tf32.
@@ -163,7 +165,7 @@ def check(
     >>> bool(check(out, q, k, v, layout="bhsd")), check(1.01 * out, q, k, v, layout="bhsd").verdict
     (True, 'fail')
     """
-    made = AttentionCall(out=out, q=q, k=k, v=v, **call)
+    made = AttentionCall(out=out, q=q, k=k, v=v, **call)  # type: ignore[arg-type]
     dtype, out_dtype = made.formats
     sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
@@ -173,7 +175,7 @@ def check(
     return _told(made, judged, f"any order, {assumed}, sums in {sums}", *explained)
 
 
-def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:
+def assert_attention(out: object, q: object, k: object, v: object, **given: object) -> None:
     """Raise AssertionError with what :func:`check` says if something is wrong; its arguments are those of it.
 
     Parameters
@@ -189,8 +191,13 @@ def assert_attention(out: Any, q: Any, k: Any, v: Any, **given: Any) -> None:
         If an output leaves its bound; another contract than FlashAttention-3's is none.
     ValueError
         As :func:`check` does.
+
+    Examples
+    --------
+    >>> one = np.ones((1, 1, 1, 16), np.float16)
+    >>> assert_attention(one, one, one, one, layout="bhsd")
     """
-    checked = check(out, q, k, v, **given)
+    checked = check(out, q, k, v, **given)  # type: ignore[arg-type]
     if not checked:
         raise AssertionError(str(checked))
 

@@ -16,7 +16,7 @@ from fa3_kernels.plan.config import MAX_HEAD_DIM, Config, OutDtype, default_conf
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.formats import FORMATS
 from fa3_reference.merging import MergeOperands
-from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Operands
+from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
 from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed, adjacent, interleaved, laid, stacked
@@ -171,7 +171,7 @@ class ArrayFunction:
         problem: AttentionProblem,
         operands: Operands,
         config: Config | ForwardConfig | GradientConfig | MergeConfig,
-    ) -> Result | dict[str, Array]:
+    ) -> Result | dict[str, Floats]:
         """Call the function on a problem's operands, in its own library and layout.
 
         Parameters

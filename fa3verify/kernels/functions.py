@@ -73,8 +73,8 @@ class Facts(TypedDict, total=False):
     max_batch: int | None
     max_nheads: int | None
     max_group: int | None
-    score_mod: Callable[..., Any] | str | None
-    mask_mod: Callable[..., Any] | str | None
+    score_mod: Callable[..., object] | str | None
+    mask_mod: Callable[..., object] | str | None
     score_mod_ulp: float
     softmax_scale: float | tuple[float, float] | Literal["default"] | None
     changeable: frozenset[str]

@@ -141,10 +141,10 @@ class Kernel:
         Which other sizes of calls it takes.
     page_sizes : tuple of int, optional
         The only numbers of keys of a page it takes; None for any, if it claims ``paged``.
-    mods : ScoreTerm, optional
-        The functions that it has built in (:mod:`fa3verify.kernels.mods`).
     forward : {"given", "own"}
         Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
+    mods : ScoreTerm, optional
+        The functions that it has built in (:mod:`fa3verify.kernels.mods`).
     quantises : Quantises
         Of a forward, which operands it quantises itself. Its bound has the errors of that, with ``order`` or without.
 
