@@ -181,7 +181,7 @@ class KernelModel:
 
     @property
     def p_offset_log2(self) -> int:
-        """Log2 of the least factor of P: 8 for e4m3 in the scale of the running maximum, so that P fills [0, 256]; else 0."""
+        """Log2 of the least factor of P: 8 for e4m3 in the scale of the running maximum (P fills [0, 256]), else 0."""
         is_shifted = self.order.weights == "running" and self.order.rescale != "lazy" and not self.quantises.p
         return 8 if self.probabilities == "e4m3" and is_shifted else 0
 
