@@ -16,7 +16,7 @@ from fa3verify.cli.exits import EPILOG, emit, one_line_errors
 @click.option("--layout", type=click.Choice(["bshd", "bhsd"]), help="Of arrays with four dimensions.")
 @click.option("--causal", is_flag=True, default=None, help="Aligned at the last query and key.")
 @click.option("--top-left", is_flag=True, default=None, help="The causal mask is aligned at the first query and key.")
-@click.option("--window", type=(int, int), metavar="LEFT RIGHT", help="Keys beside the diagonal; -1 is unlimited.")
+@click.option("--window", type=int, nargs=2, metavar="LEFT RIGHT", help="Keys beside the diagonal; -1 is unlimited.")
 @click.option("--softcap", type=float)
 @click.option("--softmax-scale", type=float, help="1 / sqrt(head_dim) by default.")
 @click.option("--rows", metavar="N|all", help="Rows to check.")
