@@ -214,22 +214,22 @@ def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_CallRows]:
     rng = np.random.default_rng(seed)
     group = call.nheads // call.nheads_kv
     asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
-    pairs = [(i, head_kv) for i in asked for head_kv in range(call.nheads_kv)]
-    others = [pairs[i] for i in rng.permutation(len(pairs))]
-    named = [(asked[-1], 0), (asked[0], call.nheads_kv - 1)] if asked else []
+    pairs = [(i, head) for i in asked for head in range(call.nheads)]
+    # The last head of the first group and the first of the last are those that a wrong map of heads to kv heads moves.
+    named = [(asked[-1], group - 1), (asked[0], call.nheads - group)] if asked else []
+    units = [
+        (i, head, 1) if call.lengths_q[i] > 2 * _EDGES else (i, head - head % group, group)  # heads that share keys
+        for i, head in [*named, *(pairs[at] for at in rng.permutation(len(pairs)))]
+    ]
     left = rows
     keys = 0
-    for i, (sequence, head_kv) in enumerate(dict.fromkeys([*named, *others][:_MOST_PARTS])):
+    for i, (sequence, head, count) in enumerate(list(dict.fromkeys(units))[:_MOST_PARTS]):
         keys += call.lengths_k[sequence]
         if left <= 0 or (i > 1 and keys > _MOST_KEYS):
             return
         chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
-        # One head of the group, or with few queries all that share the keys. The last head of the first group and the
-        # first of the last are those that a wrong map of heads to kv heads moves.
-        of_group = (group - 1, 0, int(rng.integers(group)))[min(i, 2)]
-        heads = slice(of_group, of_group + 1) if call.lengths_q[sequence] > 2 * _EDGES else slice(0, group)
-        left -= len(chosen) * (heads.stop - heads.start)
-        yield _CallRows(sequence, slice(head_kv * group + heads.start, head_kv * group + heads.stop), chosen)
+        left -= len(chosen) * count
+        yield _CallRows(sequence, slice(head, head + count), chosen)
 
 
 def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -133,6 +133,13 @@ def test_an_lse_in_base_2_is_a_question_and_right_where_it_is_said() -> None:
     assert check(**tensors, **in_base_2, lse_base=2).verdict == "pass"
 
 
+@pytest.mark.parametrize("seqlen_q", [3, 30])
+def test_a_small_call_is_checked_whole_whatever_its_groups(seqlen_q: int) -> None:
+    tensors, said = ideal(AttentionProblem(2, 2, 1, seqlen_q, 50, 16, causal=True))
+    found = check(**tensors, **said)
+    assert (found.rows, found.rows_of) == (4 * seqlen_q, 4 * seqlen_q)
+
+
 def test_heads_that_read_the_kv_head_of_their_number_modulo_are_found_in_the_rows_that_are_drawn_first() -> None:
     tensors, said = ideal(AttentionProblem(1, 8, 4, 200, 300, 32))
     heads = [0, 2, 4, 6, 1, 3, 5, 7]  # of which numbers 0 and 7 read the right kv head
