@@ -142,8 +142,8 @@ def check(
     seed : int
         The same seed checks the same rows.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
-        What adds the products: Hopper's tensor core or binary32, whichever errs more, by default; "fp32" is sharper and
-        fits a CPU, other GPUs and all operands of fp32 without tf32.
+        What adds the products: Hopper's tensor core or binary32, whichever errs more, by default, and binary32 for
+        operands of fp32; "fp32" is sharper and fits a CPU.
     **call : fields of AttentionCall
         ``layout``, masks, scales, lse, packed sequences and caches.
 
