@@ -76,18 +76,22 @@ def problems(draw: st.DrawFn) -> AttentionProblem:
     )
 
 
+def assert_derivatives(problem, gradients, values, directions, relative, **rest):
+    """Each gradient, along its direction, is the complex-step derivative of the loss by its value."""
+    for name, gradient in gradients.items():
+        moved = values | {name: values[name] + 1j * STEP * directions[name]}
+        want = _complex_loss(problem, **rest, **moved).imag / STEP
+        got = float(np.sum(gradient * directions[name]))
+        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
+        assert abs(got - want) <= relative * size, f"d{name}: got {got!r}, want {want!r} for {problem}"
+
+
 @given(problem=problems(), seed=st.integers(0, 2**32))
 def test_gradients_equal_the_complex_step_derivative(problem, seed):
     q, k, v, dout = _inputs(problem, seed)
-    gradients = _gradients(problem, q, k, v, dout)
-    directions = dict(zip(("q", "k", "v"), _inputs(problem, seed + 1), strict=False))
-    for name, gradient in zip(("q", "k", "v"), gradients, strict=True):
-        moved = {"q": q, "k": k, "v": v}
-        moved[name] = moved[name] + 1j * STEP * directions[name]
-        want = _complex_loss(problem, dout=dout, **moved).imag / STEP
-        got = float(np.sum(gradient * directions[name]))
-        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
-        assert abs(got - want) <= 1e-13 * size, f"d{name}: got {got!r}, want {want!r} for {problem}"
+    gradients = dict(zip("qkv", _gradients(problem, q, k, v, dout), strict=True))
+    directions = dict(zip("qkv", _inputs(problem, seed + 1), strict=False))
+    assert_derivatives(problem, gradients, {"q": q, "k": k, "v": v}, directions, 1e-13, dout=dout)
 
 
 @given(problem=problems(), seed=st.integers(0, 2**32), has_dlse=st.booleans())
@@ -102,12 +106,8 @@ def test_gradients_with_sinks_equal_the_complex_step_derivative(problem, seed, h
     gradients["sinks"] = sinks_gradient(problem, sinks, dout, forward, dlse)
     directions = dict(zip(("q", "k", "v"), _inputs(problem, seed + 1), strict=False))
     directions["sinks"] = rng.standard_normal(problem.nheads)
-    for name, gradient in gradients.items():
-        moved = {"q": q, "k": k, "v": v, "sinks": sinks}
-        moved[name] = moved[name] + 1j * STEP * directions[name]
-        want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
-        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
-        assert abs(float(np.sum(gradient * directions[name])) - want) <= 1e-12 * size, f"d{name} for {problem}"
+    values = {"q": q, "k": k, "v": v, "sinks": sinks}
+    assert_derivatives(problem, gradients, values, directions, 1e-12, dout=dout, dlse=dlse)
 
 
 @given(
@@ -130,12 +130,8 @@ def test_gradients_with_a_bias_equal_the_complex_step_derivative(problem, shared
     assert not dbias[np.isneginf(bias)].any()
     directions = dict(zip("qkv", _inputs(problem, seed + 1), strict=False))
     directions["bias"] = rng.standard_normal(problem.term_shape)
-    for name, gradient in gradients.items():
-        moved = {"q": q, "k": k, "v": v, "bias": bias}
-        moved[name] = moved[name] + 1j * STEP * directions[name]
-        want = _complex_loss(problem, dout=dout, dlse=dlse, **moved).imag / STEP
-        size = 1 + float(np.sum(np.abs(gradient * directions[name])))
-        assert abs(float(np.sum(gradient * directions[name])) - want) <= 1e-12 * size, f"d{name} for {problem}"
+    values = {"q": q, "k": k, "v": v, "bias": bias}
+    assert_derivatives(problem, gradients, values, directions, 1e-12, dout=dout, dlse=dlse)
 
 
 def test_a_sink_of_minus_infinity_has_no_gradient():
