@@ -5,7 +5,6 @@ python -m tests.quality.bias_gradient_search --problems 10000
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,7 +17,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
 from fa3_reference.score_term import ScoreTerm
 from fa3verify import operations
 from fa3verify.operations.backward import GradientConfig
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import Individual, report, worst_of_each
 from tests.quality.legal_orders import added
 from tests.quality.term_search import drawn
 
@@ -102,15 +101,13 @@ def gradients(order: Order, problem: AttentionProblem, x: BackwardOperands) -> d
 
 
 @dataclass(frozen=True)
-class Individual:
-    order: str
-    problem: AttentionProblem
-    arrays: tuple[np.ndarray, ...]  # q, k, v, dout and the bias, before they are rounded
-    ratio: float = 0.0  # of the bias, or of what is above its bound
+class WithBias(Individual):
+    """Its arrays are q, k, v, dout and the bias, and its ratio is of the bias, or of what is above its bound."""
+
     ratio_others: float = 0.0
 
 
-def measured(one: Individual) -> Individual:
+def measured(one: WithBias) -> WithBias:
     order, problem = ORDERS[one.order], one.problem
     operation = operations.find("backward")
     largest = float(FORMATS[problem.dtype].max_finite) / 4
@@ -135,7 +132,7 @@ def measured(one: Individual) -> Individual:
     return replace(one, ratio=most if most > 1 else of_bias, ratio_others=others)
 
 
-def born(dtype: Dtype, kind: str, rng: np.random.Generator, order: str) -> Individual:
+def born(dtype: Dtype, kind: str, rng: np.random.Generator, order: str) -> WithBias:
     batch, heads = (int(rng.integers(1, 3)) for _ in range(2))
     rows, keys, dim = int(rng.choice([1, 2, 5])), int(rng.choice([1, 2, 3, 8, 17])), int(rng.choice([1, 4, 16]))
     shared = "".join(axis for axis in "bhqk" if rng.random() < 0.35)
@@ -163,10 +160,10 @@ def born(dtype: Dtype, kind: str, rng: np.random.Generator, order: str) -> Indiv
         case 3:
             q, k = np.zeros_like(q), np.zeros_like(k)
     bias = drawn(problem, (q, k, v), rng)
-    return Individual(order, problem, (gain * q, gain * k, v, dout, bias))
+    return WithBias(order, problem, (gain * q, gain * k, v, dout, bias))
 
 
-def bred(one: Individual, rng: np.random.Generator) -> Individual:
+def bred(one: WithBias, rng: np.random.Generator) -> WithBias:
     arrays = [x.copy() for x in one.arrays]
     x = arrays[rng.integers(5)]
     row = x.reshape(-1, x.shape[-1])[rng.integers(x.size // x.shape[-1])]
@@ -193,24 +190,12 @@ def bred(one: Individual, rng: np.random.Generator) -> Individual:
     return replace(one, arrays=tuple(arrays), problem=problem)
 
 
-def searched(dtype: Dtype, kind: str, problems: int, seed: int = 0) -> list[Individual]:
+def searched(dtype: Dtype, kind: str, problems: int, seed: int = 0) -> list[WithBias]:
     """Breed problems, most for the orders that come nearest; return the worst of each order, the worst first."""
     rng = np.random.default_rng([54, seed, ISLANDS.index((dtype, kind))])
     with np.errstate(all="ignore"):
         return worst_of_each(list(ORDERS), problems, rng, born=partial(born, dtype, kind), bred=bred, measured=measured)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=10_000, help="of all dtypes and kinds together")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    for dtype, kind in ISLANDS:
-        for one in searched(dtype, kind, -(-arguments.problems // len(ISLANDS)), arguments.seed):
-            above = " ABOVE" * (one.ratio > 1)
-            words = f"{one.ratio:.6f}{above}, others {one.ratio_others:.6f}: {dtype} {kind}, {one.order}"
-            print(f"{words}: {one.problem.to_json()}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, searched, ISLANDS, told=lambda one: f"others {one.ratio_others:.6f}: {one.problem.to_json()}")

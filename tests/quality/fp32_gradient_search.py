@@ -5,7 +5,6 @@ python -m tests.quality.fp32_gradient_search --problems 10000
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +15,7 @@ from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import Individual, report, worst_of_each
 from tests.quality.legal_orders import added, in_tf32
 
 F = np.float32
@@ -92,14 +91,6 @@ def gradients(order: Order, problem: AttentionProblem, x: BackwardOperands) -> l
     return [dq * late * before_q, dk * late * before_k, dv]
 
 
-@dataclass(frozen=True)
-class Individual:
-    order: str
-    problem: AttentionProblem
-    arrays: tuple[np.ndarray, ...]
-    ratio: float = 0.0
-
-
 def measured(one: Individual) -> Individual:
     order, problem = ORDERS[one.order], one.problem
     q, k, v, dout = (x.astype(F)[None, :, None] for x in one.arrays)
@@ -170,14 +161,5 @@ def searched(problems: int, seed: int = 0) -> list[Individual]:
     return worst_of_each(list(ORDERS), problems, rng, born=born, bred=bred, measured=measured)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    for one in searched(arguments.problems, arguments.seed):
-        print(f"{one.ratio:.3f} {one.order}: {one.problem.to_json()}")
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, searched)

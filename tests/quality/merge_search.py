@@ -5,7 +5,6 @@ python -m tests.quality.merge_search --problems 10000
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 from fa3_reference.bounds.merging import merge_bound
 from fa3_reference.merging import merge
 from tests.quality import merge_kernels
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import report, worst_of_each
 from tests.quality.merge_kernels import F, Pair
 
 LARGEST, FARTHEST = 2.0**99, 1e6  # of an output, and of an lse from 0
@@ -165,14 +164,7 @@ def searched(problems: int, seed: int = 0) -> list[Individual]:
     return worst_of_each(list(ORDERS), problems, rng, born=born, bred=bred, measured=measured)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    for one in searched(arguments.problems, arguments.seed):
-        print(f"{one.ratio:.3f} {one.order}: {len(one.outs)} parts, lse {one.lses.min():.6g} to {one.lses.max():.6g}")
-
-
 if __name__ == "__main__":
-    main()
+    report(
+        __doc__, searched, told=lambda one: f"{len(one.outs)} parts, lse {one.lses.min():.6g} to {one.lses.max():.6g}"
+    )

@@ -5,7 +5,6 @@ python -m tests.quality.mod_search --problems 20000
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ import numpy as np
 from fa3_reference import mods
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.score_term import ScoreTerm
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import report, worst_of_each
 from tests.quality.legal_orders import LOG2_E, Head, attend, orders_of
 from tests.quality.order_survey import KINDS, Case, Individual, bred, drawn, judged, operands_of, problem_of
 
@@ -143,16 +142,5 @@ def searched(dtype: Dtype, mod: str, problems: int, seed: int = 0) -> list[Indiv
         return worst_of_each(names, problems, rng, **of_island)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=20_000, help="of all dtypes and functions together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most", type=int, default=2, help="orders to print of each dtype and function")
-    arguments = parser.parse_args()
-    for dtype, mod in ISLANDS:
-        for one in searched(dtype, mod, -(-arguments.problems // len(ISLANDS)), arguments.seed)[: arguments.most]:
-            print(f"{one.ratio:.4f} {dtype} {mod}, {one.order}: {one.problem.to_json()}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, searched, ISLANDS, problems=20_000, most=2)

@@ -5,8 +5,7 @@ python -m tests.quality.quantised_search --problems 10000
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.quantises import CODES, Quantises
 from fa3_reference.problem import AttentionProblem, Operands
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import Individual, report, worst_of_each
 from tests.quality.legal_orders import Result
 from tests.quality.order_survey import errors, largest
 from tests.quality.quantised_kernels import LARGEST, RIGHT, attend
@@ -23,16 +22,6 @@ from tests.quality.quantised_kernels import LARGEST, RIGHT, attend
 F = np.float32
 Rng = np.random.Generator
 KINDS = ("normal", "halves", "halves", "halves of one sign", "peaky", "outlier", "ties", "offset", "small")
-
-
-@dataclass(frozen=True)
-class Individual:
-    """A problem that is bred: a right kernel, operands before they are rounded, and how near its error is."""
-
-    order: str
-    problem: AttentionProblem
-    arrays: tuple[np.ndarray, ...]
-    ratio: float = 0.0
 
 
 def measured(one: Individual) -> Individual:
@@ -139,14 +128,5 @@ def searched(problems: int, seed: int = 0) -> list[Individual]:
     return worst_of_each(list(RIGHT), problems, rng, born=born, bred=bred, measured=measured)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    for one in searched(arguments.problems, arguments.seed):
-        print(f"{one.ratio:.6f} {one.order}: {one.problem.to_json()}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, searched)

@@ -5,7 +5,6 @@ python -m tests.quality.term_search --problems 20000
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -17,7 +16,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.score_term import ScoreTerm
 from tests.quality import order_survey
-from tests.quality.breeding import worst_of_each
+from tests.quality.breeding import report, worst_of_each
 from tests.quality.legal_orders import attend, orders_of
 from tests.quality.order_survey import Case, judged, operands_of, problem_of
 
@@ -168,16 +167,5 @@ def searched(dtype: Dtype, kind: str, problems: int, seed: int = 0) -> list[Indi
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=20_000, help="of all dtypes and kinds together")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most", type=int, default=3, help="orders to print of each dtype and kind")
-    arguments = parser.parse_args()
-    for dtype, kind in ISLANDS:
-        for one in searched(dtype, kind, -(-arguments.problems // len(ISLANDS)), arguments.seed)[: arguments.most]:
-            print(f"{one.ratio:.4f} {dtype} {kind}, {one.order}: {one.problem.to_json()}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, searched, ISLANDS, problems=20_000, most=3)
