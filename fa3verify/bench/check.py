@@ -18,7 +18,7 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
-from fa3_reference.formats import FORMATS, ulp
+from fa3_reference.formats import BY_DTYPE, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.known.launches import Given, LaunchOutput
 from fa3verify.operations.ratios import error_ratio
@@ -127,9 +127,8 @@ def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
     """
     truth = part.truth
     bound = forward_bound(part.problem, part.operands, replace(model, out_dtype="fp32")).out
-    fmt = next(f for f in FORMATS.values() if f.dtype == part.out.dtype)
     reached = (bound + np.abs(truth) * SCALING) / scale  # error bound of the number that is rounded
-    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, fmt) / 2)
+    rounding = np.where(np.isinf(reached), 0.0, ulp(np.abs(truth) / scale + reached, BY_DTYPE[part.out.dtype]) / 2)
     error = part.out.astype(np.float64) * scale - truth
     return float(np.max(error_ratio(error, (reached + rounding) * scale), initial=0.0))
 

@@ -12,13 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fa3_reference.formats import FORMATS
+from fa3_reference.formats import BY_DTYPE, FORMATS
 from fa3_reference.problem import Array, AttentionProblem, Descale, Operands
 from fa3_reference.score_term import Kind, ScoreTerm
 
 CallLayout = Literal["", "bshd", "bhsd"]
 TERMS = ("bias", "attn_mask", "key_padding_mask", "alibi_slopes")
-_NAMES = {fmt.dtype: name for name, fmt in FORMATS.items()}
 
 
 class CallPart(NamedTuple):
@@ -173,11 +172,11 @@ class AttentionCall:
     @property
     def formats(self) -> tuple[str, str]:
         """Names of the formats of the operands and of the output."""
-        found = [_NAMES.get(on_host(x[:0]).dtype) for x in (self.q, self.out)]
-        if found[0] not in ("fp16", "bf16", "e4m3", "fp32") or found[1] not in ("fp16", "bf16", "fp32"):
+        of_q, of_out = (fmt.name if (fmt := BY_DTYPE.get(on_host(x[:0]).dtype)) else "" for x in (self.q, self.out))
+        if of_q not in ("fp16", "bf16", "e4m3", "fp32") or of_out not in ("fp16", "bf16", "fp32"):
             kinds = [x.dtype for x in (self.q, self.out)]
             raise ValueError(f"q must be of fp16, bf16, e4m3 or fp32, and out of fp16, bf16 or fp32, got {kinds}")
-        return str(found[0]), str(found[1])
+        return of_q, of_out
 
     def problem(self, sequence: int, heads: int) -> AttentionProblem:
         """Return the problem of some query heads of one kv head in one sequence."""

@@ -16,10 +16,11 @@ import numpy as np
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.formats import FORMATS, round_to, ulp
+from fa3verify import operations
 from fa3verify.cases.tried import spans
 from fa3verify.checking.call import TERMS, AttentionCall, CallPart
-from fa3verify.judging import bits_lost
+from fa3verify.judging import metrics
+from fa3verify.operations.forward import ForwardConfig
 from fa3verify.operations.operation import Accumulator
 from fa3verify.operations.ratios import error_over_bound
 
@@ -272,8 +273,7 @@ def _judged(place: _CallRows, part: CallPart, truth: Attention, model: KernelMod
     lse = np.zeros(out.shape[:2])
     if part.lse is not None:
         exact, allowed = (x[0][:, part.rows] for x in (truth.lse, bound.lse))
-        slack = np.abs(exact) * FORMATS["fp32"].epsilon  # of an lse in base 2 taken to nats
-        lse = error_over_bound(part.lse, exact, allowed + np.where(np.isfinite(slack), slack, 0.0)).T
+        lse = error_over_bound(part.lse, exact, allowed).T
     lse = np.where(np.isnan(truth.lse[0][:, part.rows].T), 0.0, lse)
     return _Judged(place=place, part=part, truth=truth, bound=bound, out=out, lse=lse)
 
@@ -316,8 +316,9 @@ def _told(
         explained = "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there"
         is_contract = True
     verdict: Verdict = "pass" if _passes(judged) else "question" if is_contract else "fail"
-    errors = [_errors(x) for x in judged]
-    lost = [bits_lost.of_rows(*each) for each in errors]
+    figures = [_figures(call, x) for x in judged]
+    counts = [each["outputs"] - each["unbounded"] for each in figures]
+    lost = math.fsum(each["bits_lost"] * n for each, n in zip(figures, counts, strict=True) if n)
     worst = max(judged, key=lambda x: x.largest, default=None)
     return CheckedCall(
         verdict=verdict,
@@ -327,21 +328,17 @@ def _told(
         seen="no query" if worst is None else _place_of(worst),
         wrong="" if _passes(judged) else _where(judged, beyond),
         explained="" if verdict == "pass" else explained,
-        bits_lost=math.fsum(bits * n for bits, n in lost if n) / (sum(n for _, n in lost) or 1),
-        unjudged=sum(int((~each[3]).sum()) for each in errors),
+        bits_lost=lost / (sum(counts) or 1),
+        unjudged=int(sum(each["unbounded"] for each in figures)),
         assumed=assumed,
     )
 
 
-def _errors(x: _Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return errors, the ideal kernel's, the spacing of the format and what is judged, (rows, heads, channels)."""
-    exact = x.truth.out[0, x.part.rows]
-    fmt = next(fmt for fmt in FORMATS.values() if fmt.dtype == x.part.out.dtype)
-    known = np.isfinite(exact) & np.isfinite(x.bound.out[0, x.part.rows])
-    due = np.where(known, exact, 0.0)
-    rounded = round_to(due, fmt, "ieee")
-    with np.errstate(invalid="ignore"):
-        return x.part.out.astype(np.float64) - due, rounded - due, ulp(due, fmt), known & np.isfinite(rounded)
+def _figures(call: AttentionCall, x: _Judged) -> dict[str, float]:
+    """Return the figures of error of a part's out, as of a case of a campaign."""
+    truth, bound = ({"out": y.out[0, x.part.rows]} for y in (x.truth, x.bound))
+    config = ForwardConfig(out_dtype=call.formats[1])
+    return metrics.figures(operations.find(operations.FORWARD), {"out": x.part.out}, truth, None, bound, config)
 
 
 def _place_of(x: _Judged) -> str:

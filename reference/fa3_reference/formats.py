@@ -104,6 +104,7 @@ FORMATS: dict[str, Format] = {
         _format("e5m2", 5, 2, True, ml_dtypes.float8_e5m2),
     )
 }
+BY_DTYPE = {fmt.dtype: fmt for fmt in FORMATS.values()}  # of the arrays that store it
 
 
 def overflow_code(fmt: Format, overflow: Overflow) -> int:
