@@ -152,11 +152,8 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
             number = stop.args[0] if stop.args else signal.SIGINT
             raise Interrupted(number, None, f"its report is not whole; {_told_kept(settings)}") from None
     result = conclude(part, outcomes, replace(settings, update_baseline=None), compared, None)
-    raise Interrupted(
-        part.interrupted_by,
-        result,
-        f"{settings.out / 'report.html'} has what was found so far; {_told_kept(settings)}",
-    )
+    report = f"{settings.out / 'report.html'} has what was found so far"
+    raise Interrupted(part.interrupted_by, result, f"{report}; {_told_kept(settings)}")
 
 
 def run_shard(settings: Settings, progress: Progress) -> ShardRun:
@@ -175,12 +172,8 @@ def run_shard(settings: Settings, progress: Progress) -> ShardRun:
     part = replace(part, outcomes={outcome.task.identity(part.asked.sources): outcome for outcome in outcomes})
     path = shards.write(part, settings.out)
     _remove_journal(settings)
-    return ShardRun(
-        str(part.shard),
-        path.name,
-        len(outcomes),
-        summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed).failures,
-    )
+    result = summarize(list(part.kernels), outcomes, None, profile=settings.profile, seed=settings.seed)
+    return ShardRun(str(part.shard), path.name, len(outcomes), result.failures)
 
 
 def merge(folders: Sequence[Path], settings: Settings) -> Run:
@@ -262,9 +255,8 @@ def _judged(
     # Whoever asks for a part, or compares figures, decides by himself how long it takes.
     is_asked = settings.profile != "quick" or settings.only != Only() or settings.baseline or settings.update_baseline
     workers = math.inf if is_asked else settings.workers or default_workers()
-    is_own = (
-        registry.is_own if settings.shard is None else lambda name: False
-    )  # a shard is like the others, and asks none
+    # All shards judge alike, so that none is timed or asks.
+    is_own = registry.is_own if settings.shard is None else lambda name: False
 
     def planned(names: tuple[str, ...]) -> tuple[tuple[Introduction, ...], Sequence[Task]]:
         kernels = tuple(
@@ -316,9 +308,8 @@ def _told_kept(settings: Settings) -> str:
     count = len(list(settings.journal.glob("*.json")))
     if not count:
         return "no finished task is kept, and the same command begins anew"
-    return f"the same command goes on from {plural(count, 'finished task')} of twins" + (
-        "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
-    )
+    rest = "" if all(map(twins.is_twin, settings.kernels)) else "; kernels other than the twins begin anew"
+    return f"the same command goes on from {plural(count, 'finished task')} of twins{rest}"
 
 
 def conclude(
@@ -350,12 +341,8 @@ def conclude(
         cpu_s=campaign.cpu_seconds(outcomes),
     )
     if settings.update_baseline:
-        write_text(
-            settings.update_baseline,
-            gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
-            .with_kernels_of(updated)
-            .text(),
-        )
+        body = gate.Baseline.of(settings.profile, settings.seed, [kernel.figured for kernel in result.kernels])
+        write_text(settings.update_baseline, body.with_kernels_of(updated).text())
     atlas.write(settings.out / atlas.FILE, atlas.of(result))
     write_report(settings.out, result)
     if part.interrupted_by is None:
