@@ -36,7 +36,7 @@ Prepare = Callable[[AttentionProblem, Sequence[Given]], Prepared]  # ValueError 
 
 
 class Attempt(NamedTuple):
-    """What came of the attempt to time a kernel: bursts if it was timed, else the reason why not.
+    """Says what came of the attempt to time a kernel: bursts if it was timed, else the reason why not.
 
     It is "wrong" if its output did not pass the check, and "failed" if it raised another error.
     """

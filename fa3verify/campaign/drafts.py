@@ -1,4 +1,4 @@
-"""What a bare function takes, found by calling it: the facts that would declare it to be a kernel.
+"""Find what a bare function takes by calling it: the facts that would declare it to be a kernel.
 
 Each function here loads somebody's module, so that :mod:`fa3verify.commands.declare` runs it in a worker.
 """

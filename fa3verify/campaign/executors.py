@@ -95,7 +95,7 @@ class Cluster(Executor):
 
 
 class _Terms(NamedTuple):
-    """What a campaign demands of a Dask worker: the hash of its sources, an id of its own, and the limits of a task."""
+    """States what a campaign demands of a Dask worker: the hash of its sources, an id, and the limits of a task."""
 
     stamp: str
     campaign: str

@@ -92,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ContractQuestion:
-    """Whether a kernel means a contract that it has and did not declare: FlashAttention-3 has another one.
+    """Asks whether a kernel means a contract that it has and did not declare: FlashAttention-3 has another one.
 
     Parameters
     ----------
