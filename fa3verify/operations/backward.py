@@ -174,7 +174,7 @@ class Backward(Operation):
 
     def bound(self, problem: AttentionProblem, operands: Operands, assumed: BackwardModel, got: Outputs) -> Outputs:
         from fa3_reference.bounds.backward import backward_bound
-        from fa3_reference.bounds.gradient_sinks import bias_gradient_bound, sinks_gradient_bound
+        from fa3_reference.bounds.gradient_further import bias_gradient_bound, sinks_gradient_bound
 
         assert isinstance(operands, BackwardOperands)
         bound = backward_bound(problem, operands, assumed)._asdict()

@@ -8,7 +8,8 @@ block, the parts added in binary32 in any order, and the heads of a group added 
 softmax_scale; one rounding. Steps B1 to B10 are numbered as in reference/README.md.
 
 This module goes from P to dS and puts the steps together. P itself is in ``gradient_weights``, the sums behind dS are
-in ``gradient_sums``, and the gradient of sinks is in ``gradient_sinks``. None of them imports the kernels or the twin.
+in ``gradient_sums``, and the gradients of sinks and of a bias are in ``gradient_further``. None of them imports the
+kernels or the twin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sink among the sums of a row: what it adds to the row sum, and how far rounding may take that from the truth.
 
 :mod:`fa3_reference.bounds.forward` calls these; the gradient of a sink is in
-:mod:`fa3_reference.bounds.gradient_sinks`. Sinks are (rows,) in log2 units, -inf where a row has none.
+:mod:`fa3_reference.bounds.gradient_further`. Sinks are (rows,) in log2 units, -inf where a row has none.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import sinks_gradient
-from fa3_reference.bounds.gradient_sinks import sinks_gradient_bound
+from fa3_reference.bounds.gradient_further import sinks_gradient_bound
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
