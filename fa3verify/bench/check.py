@@ -95,12 +95,11 @@ def bits_differing(part: Sample, config: Config) -> int:
     """Count outputs and lse with other bits than the twin's; ValueError if its output has another shape or dtype."""
     want = forward(part.problem, part.operands, config)
     out = part.out
-    lse = part.lse
-    assert lse is not None, "our kernels return one"
+    assert part.lse is not None, "our kernels return one"
     if want.out.shape != out.shape or want.out.dtype != out.dtype:
         raise ValueError(f"out must be {want.out.dtype} {want.out.shape}, got {out.dtype} {out.shape}")
     wrong = np.count_nonzero(out.view(np.uint16) != want.out.view(np.uint16))
-    return int(wrong + np.count_nonzero(lse.view(np.uint32) != want.lse.view(np.uint32)))
+    return int(wrong + np.count_nonzero(part.lse.view(np.uint32) != want.lse.view(np.uint32)))
 
 
 def wrong_bits(problem: AttentionProblem, given: Given, config: Config, output: LaunchOutput) -> str:

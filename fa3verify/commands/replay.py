@@ -117,7 +117,6 @@ def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: 
         judged = judge(kernel, case)
     except KernelError as error:
         return Replayed(False, _raised(f"{case.describe()}: {error}", error.failure), None)
-    measures = judged.measures
     message = case.describe()
     if judged.hypotheses:
         operation = operations.find(kernel.operation)
@@ -126,7 +125,7 @@ def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: 
         message += f"; assumed: any order, {hypotheses.sums_of(kernel)}; {leaves}"
     if file.what.part is Part.BASELINE:
         message += "; only its bound is judged here: the file does not say which figure moved"
-    return Replayed(passes(kernel, measures), message, measures)
+    return Replayed(passes(kernel, judged.measures), message, judged.measures)
 
 
 def _trial(content: Any, activations: Path | None) -> Trial:

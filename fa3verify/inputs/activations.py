@@ -139,8 +139,7 @@ class Activation(NamedTuple):
         Activation
             The first tokens, in the layout of the problem. Exact.
         """
-        rows = problem.seqlen_q
-        q, k, v = (x[None, :, :rows].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
+        q, k, v = (x[None, :, : problem.seqlen_q].transpose(0, 2, 1, 3).astype(np.float64) for x in arrays)
         return cls(problem, q, k, v)
 
 

@@ -27,22 +27,25 @@ def _flash2(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]
 
 
 def _cudnn(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
-    scale = problem.softmax_scale
-    return _ATEN._scaled_dot_product_cudnn_attention(*x, None, lse, 0.0, problem.causal, False, scale=scale)
+    return _ATEN._scaled_dot_product_cudnn_attention(
+        *x, None, lse, 0.0, problem.causal, False, scale=problem.softmax_scale
+    )
 
 
 def _efficient(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
     """Repeat K and V, as the operator takes no grouped heads; it pads the rows of its lse."""
     k, v = (y.repeat_interleave(problem.group, 1) for y in x[1:])
-    scale = problem.softmax_scale
-    return _ATEN._scaled_dot_product_efficient_attention(x[0], k, v, None, lse, 0.0, problem.causal, scale=scale)
+    return _ATEN._scaled_dot_product_efficient_attention(
+        x[0], k, v, None, lse, 0.0, problem.causal, scale=problem.softmax_scale
+    )
 
 
 def _math(problem: AttentionProblem, x: Tensors, lse: bool) -> tuple[Any, ...]:
-    scale = problem.softmax_scale
     is_gqa = problem.group > 1
     with sdpa_kernel([SDPBackend.MATH]):
-        return scaled_dot_product_attention(*x, is_causal=problem.causal, scale=scale, enable_gqa=is_gqa), None
+        return scaled_dot_product_attention(
+            *x, is_causal=problem.causal, scale=problem.softmax_scale, enable_gqa=is_gqa
+        ), None
 
 
 _BATCHED: dict[str, Operator] = {
@@ -94,19 +97,17 @@ def _cudnn_backward(
     problem: AttentionProblem, x: Sequence[torch.Tensor], lse: torch.Tensor, of_forward: tuple[Any, ...]
 ) -> Tensors:
     # Of the forward's results 2 to 5 are lengths, 6 and 7 the seed and offset of dropout.
-    scale = problem.softmax_scale
     lse = lse.reshape(of_forward[1].shape)
     return _ATEN._scaled_dot_product_cudnn_attention_backward(
-        *x, lse, *of_forward[6:8], None, *of_forward[2:6], 0.0, problem.causal, scale=scale
+        *x, lse, *of_forward[6:8], None, *of_forward[2:6], 0.0, problem.causal, scale=problem.softmax_scale
     )
 
 
 def _flash2_backward(
     problem: AttentionProblem, x: Sequence[torch.Tensor], lse: torch.Tensor, of_forward: tuple[Any, ...]
 ) -> Tensors:
-    scale = problem.softmax_scale
     return _ATEN._scaled_dot_product_flash_attention_backward(
-        *x, lse, *of_forward[2:6], 0.0, problem.causal, *of_forward[6:8], scale=scale
+        *x, lse, *of_forward[2:6], 0.0, problem.causal, *of_forward[6:8], scale=problem.softmax_scale
     )
 
 

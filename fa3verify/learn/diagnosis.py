@@ -54,12 +54,11 @@ def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:
 
 
 def _suspects(game: Elimination, refuted: Sequence[Order]) -> Iterator[_Suspect]:
-    launcher = game.launcher
     for order in refuted[:_MOST]:
         yield partial(_of_order, game, order)
     for family, traits in FAMILIES.items():
-        if launcher.dtype in traits.dtypes and traits.is_reproduced:
-            yield partial(_of_family, launcher, family)
+        if game.launcher.dtype in traits.dtypes and traits.is_reproduced:
+            yield partial(_of_family, game.launcher, family)
 
 
 def _of_order(game: Elimination, order: Order, question: Question, twin: Any) -> Result:

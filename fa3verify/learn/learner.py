@@ -180,8 +180,7 @@ def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: i
 
 def _asked(launcher: Launcher, rng: np.random.Generator) -> Subject:
     """Return the subject with what the kernel takes; raises if it does not take even plain attention."""
-    kernel = launcher.kernel
-    plain = Subject(kernel, Probes(launcher).form, Structure(), False, False)
+    plain = Subject(launcher.kernel, Probes(launcher).form, Structure(), False, False)
     question = plain.normal(rng, 64)
     launcher(question)
     square = replace(question, q=question.k, causal=True)

@@ -123,8 +123,7 @@ def _ring(setup: Setup, trial: Trial) -> Found:
 def _appended(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
     longest = _longest(case)
     config: Any = kernel.code.configure(case.problem)
-    tile_n = config.tile_n
-    tiles = range(tile_n, longest, tile_n)  # a key appended after whole tiles is alone in its own
+    tiles = range(config.tile_n, longest, config.tile_n)  # a key appended after whole tiles is alone in its own
     anywhere = st.integers(1, longest - 1)
     before = draw(st.one_of(anywhere, st.sampled_from(tiles)) if tiles else anywhere)
     return {"before": before, "score": draw(st.sampled_from(("drawn", "lowest")))}

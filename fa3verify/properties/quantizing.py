@@ -72,16 +72,15 @@ def _is_filled(got: Outputs, name: str, setup: Setup) -> np.ndarray:
 
 def _alone(setup: Setup, trial: Trial) -> Found:
     """Quantise every sequence in a call of its own, and compare all its outputs with those of the whole call."""
-    problem = setup.problem
     whole = setup.run()
-    for seq in _whole(problem):
+    for seq in _whole(setup.problem):
         alone = part(setup, seq).run()
         expected = {name: rows[None] for name, rows in _rows(setup, seq, *(whole[name] for name in NAMES)).items()}
         for name in (*(f"{name}_descale" for name in NAMES), "k_mean"):
             if name in whole:
                 expected[name] = whole[name][seq.index : seq.index + 1, :, : alone[name].shape[2]]
         if "lse_correction" in whole:
-            expected["lse_correction"] = problem.rows_lse(whole["lse_correction"], seq)[None]
+            expected["lse_correction"] = setup.problem.rows_lse(whole["lse_correction"], seq)[None]
         yield same_bits(f"sequence {seq.index} alone against the whole call", alone, expected)
 
 

@@ -320,8 +320,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
 
 def _search(search: _Search, max_examples: int, seed: int) -> None:
     """Have Hypothesis check the plainest trial, then independent ones, and shrink the first failure."""
-    law = search.law
-    with independent(f"{law.name} {seed}") as backend:
+    with independent(f"{search.law.name} {seed}") as backend:
 
         @hypothesis.seed(seed)
         @settings(
@@ -336,7 +335,7 @@ def _search(search: _Search, max_examples: int, seed: int) -> None:
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
         )
-        @given(law.draw(search.kernel))
+        @given(search.law.draw(search.kernel))
         def holds(trial: Trial) -> None:
             search.check(trial)
 

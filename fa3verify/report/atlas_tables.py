@@ -103,8 +103,7 @@ def status(row: FamilyRow) -> str:
 
     It is proved where the stated order of operations leaves each output one value, and each output has that value.
     """
-    figures = row.figures
-    return "proved" if figures.get("determined") == 1 and figures.get("outside") == 0 else "searched"
+    return "proved" if row.figures.get("determined") == 1 and row.figures.get("outside") == 0 else "searched"
 
 
 def worst(entry: KernelRun) -> FamilyRow | None:

@@ -243,14 +243,13 @@ def _toward(worst: WorstHead) -> list[Picture]:
     toward = worst.toward
     if not toward or not toward.keys or worst.ratio <= 1:
         return []
-    first = toward.first
     return [
         _signed(
             toward.keys,
             0,
             "key: errors point to its value (up) or away from it (down); where all do, none is to blame",
         ),
-        _signed(toward.offsets, first, "key - diagonal: the same by distance from the diagonal"),
+        _signed(toward.offsets, toward.first, "key - diagonal: the same by distance from the diagonal"),
     ]
 
 

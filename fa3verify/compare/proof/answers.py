@@ -267,14 +267,13 @@ def _merged(ranges: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
 
 def _from_keys(found: Enumerated, call: Batch) -> int:
     """Return the fewest keys of the row's sequence with which a call changes its bits."""
-    planner = found.planner
     was = found.alone.lengths[0]
 
     def bits(batch: Batch, keys: int) -> list[set[RowBits]]:
         """Return the bits of each query, but for the merge of a single part: it changes the sign of a zero at most."""
         (queries, _), *rest = batch.lengths
         own = (queries, keys + batch.behind)
-        rows = planner.bits(Batch(planner.around(own, rest), batch.behind))
+        rows = found.planner.bits(Batch(found.planner.around(own, rest), batch.behind))
         return [{replace(each, is_merged=each.is_merged and len(each.parts) > 1) for each in row} for row in rows]
 
     return next((n for n in range(was[0], was[1]) if bits(call, n) != bits(found.alone, n)), was[1])

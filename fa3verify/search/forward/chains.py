@@ -59,7 +59,6 @@ def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: in
 def _cut_off(row: Row, rng: Rng) -> None:
     """Make products too small for the alignment to the largest one, so that each is lost whole or in part."""
     q_descale = row.colony.q_descale
-    i = row.index
     fmt = row.fmt
     sign = rng.choice([-1.0, 1.0]) if rng.random() < 0.7 else rng.choice([-1.0, 1.0], row.q.size)
     channels = rng.random(row.q.size) < rng.random() ** 0.5
@@ -67,7 +66,7 @@ def _cut_off(row: Row, rng: Rng) -> None:
     if is_narrow and (top := np.abs(row.k).max()) > 0:
         lift = np.exp2(np.floor(np.log2(fmt.max_finite / top)))
         row.k[:] *= lift
-        q_descale[i] = positive(q_descale[i] / lift)
+        q_descale[row.index] = positive(q_descale[row.index] / lift)
     for key in row.some()[:16]:
         lost = _lost(row.q, row.k[key], fmt, sign, int(rng.integers(2)))
         row.k[key] = np.where(channels, lost, row.k[key])

@@ -142,11 +142,10 @@ def _codes(row: Row, rng: Rng) -> None:
 
 def _size(row: Row, rng: Rng) -> None:
     """Make all scores larger or smaller."""
-    colony = row.colony
     reach = 20 if rng.random() < 0.2 else 3
     factor = np.exp2(rng.integers(-reach, reach + 1) if rng.random() < 0.5 else row.step * rng.standard_normal())
     if row.dtype == "e4m3":
-        colony.q_descale[row.index] = positive(colony.q_descale[row.index] * factor)
+        row.colony.q_descale[row.index] = positive(row.colony.q_descale[row.index] * factor)
     else:
         row.q[:] = rounded(row.q * factor, row.dtype)
 

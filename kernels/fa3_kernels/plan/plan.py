@@ -204,8 +204,6 @@ def _combine(problem: AttentionProblem, config: Config, *, is_paged: bool) -> Ca
 def _lockstep(problem: AttentionProblem, config: Config) -> Call:
     """Return the call of the kernel without warp specialisation, which has one CTA per row tile."""
     tile = LOCKSTEP_TILE
-    rows_q = problem.seqlen_q
-    rows_k = problem.seqlen_k
     dtype = TORCH_NAMES[problem.dtype]
     views = tuple(View(name, dtype, tile, 128) for name in ("q", "k", "v", "out"))
     scale, _ = softmax_factors(problem.softmax_scale, 0.0)
@@ -214,14 +212,14 @@ def _lockstep(problem: AttentionProblem, config: Config) -> Call:
         Pointer("lse", "float32"),
         problem.nheads,
         problem.group,
-        rows_q,
+        problem.seqlen_q,
         LaunchNumber("rows_k"),
         scale,
         problem.causal,
-        rows_k % tile != 0,
+        problem.seqlen_k % tile != 0,
         config.intra_wg_overlap,
     )
-    grid = (-(-rows_q // tile), problem.batch * problem.nheads)
+    grid = (-(-problem.seqlen_q // tile), problem.batch * problem.nheads)
     return Call("forward_lockstep", arguments, grid, {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False})
 
 

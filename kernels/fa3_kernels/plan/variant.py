@@ -35,11 +35,10 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     row = config.head_dim * config.bits // 8
     row_v = config.head_dim_v * config.bits // 8
     queries = config.query_slots * config.consumers
-    rings = config.num_stages
     found = {
         "q": (queries, WARPGROUP_ROWS * row),
-        "k": (rings, config.tile_n * row),
-        "v": (rings, config.tile_n * row_v),
+        "k": (config.num_stages, config.tile_n * row),
+        "v": (config.num_stages, config.tile_n * row_v),
     }
     if config.transposes_v:
         found["v_raw"] = found["v"]  # V as loaded, beside V transposed

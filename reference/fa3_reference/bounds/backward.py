@@ -104,7 +104,6 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     """
     if problem.softcap > 0 and model.scores != "fp32":
         raise ValueError(f"a softcap of scores in {model.scores} is not known, got {problem.softcap}")
-    scale = problem.softmax_scale
     is_lost = not is_in_range(problem)  # a factor of 0 or infinity makes NaN even of hidden pairs
     shapes = (problem.q_shape, problem.k_shape, problem.v_shape)
     found = BackwardBound(*(np.full(shape, np.inf if is_lost else 0.0) for shape in shapes))
@@ -119,8 +118,8 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
                 pairs = [pairs_of(problem, h, model) for h in parts]
                 pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]  # without the sink
                 for head, h, x in zip(heads, parts, pairs, strict=True):
-                    problem.rows_q(found.dq, seq)[:, head] = stored(_dq(scale, h, x, model), model)
-                dk, dv = _of_keys(scale, parts, pairs, model)
+                    problem.rows_q(found.dq, seq)[:, head] = stored(_dq(problem.softmax_scale, h, x, model), model)
+                dk, dv = _of_keys(problem.softmax_scale, parts, pairs, model)
                 problem.rows_k(found.dk, seq)[:, kv_head] = stored(dk, model)
                 problem.rows_k(found.dv, seq)[:, kv_head] = stored(dv, model)
     return found
@@ -279,14 +278,13 @@ def _ds(
     error += U_FP32 * (np.abs(ds) + error) + FP32_MIN_NORMAL * (high > 0)
     if p.slope is not None:
         ds, error = _times_slope(problem.softcap, ds, error, p.slope, np.abs(t) + dt, model)
-    scale = problem.softmax_scale
     errors = []
     if model.scales in ("sums", "any"):
         errors.append(rounded_error(ds, error, model.weight))
     if model.scales in ("weights", "any"):
-        errors.append(_rounded_after(scale, ds, error, model.weight))
+        errors.append(_rounded_after(problem.softmax_scale, ds, error, model.weight))
     if model.scales == "any":  # dS may also stay unrounded, or be rounded both before and after softmax_scale
-        errors += [error, _rounded_after(scale, ds, errors[0], model.weight)]
+        errors += [error, _rounded_after(problem.softmax_scale, ds, errors[0], model.weight)]
     return ds, np.max(errors, axis=0)
 
 

@@ -46,8 +46,7 @@ def finish(state: State, head: Head, model: KernelModel) -> SplitResult:
     correlated = np.minimum(np.sqrt(up * (np.maximum(spread, 0.0) + noise)), state.boa + np.abs(o) * up)
     off = np.maximum(state.max_high - state.max, state.max - state.max_low)
     if model.is_blocked:  # the row sum holds the largest weight
-        offset = model.p_offset_log2
-        exponent = off + gamma(3) * (np.abs(state.max) + offset + off)
+        exponent = off + gamma(3) * (np.abs(state.max) + model.p_offset_log2 + off)
         least = np.maximum(least, np.exp2(-exponent) * (1 - model.exp_error))
     least = np.where(least > 0, least, np.nan)  # errors may be as large as the row sum: nothing is known of it
     l_error = _row_sum_error(state, model)

@@ -179,13 +179,12 @@ def _move_maximum(state: State, x: np.ndarray, dx: np.ndarray, log_ratio: float,
 
     Returns the rows, bool (rows,), in which the factor alpha of this move may not be 1.
     """
-    offset = model.largest_offset_log2
     new_max = np.maximum(state.max, x.max(1))
     high = np.maximum(state.max_high, (x + dx).max(1))
     low = np.maximum(state.max_low, (x - dx).max(1))
     stays = (x + dx).max(1) <= state.max_low
     moved = ~np.isneginf(state.max) & (~stays | (model.order.rescale == "contracted"))  # else alpha is exactly 1
-    reach = np.abs(high) + np.abs(state.max_low) + 2 * offset
+    reach = np.abs(high) + np.abs(state.max_low) + 2 * model.largest_offset_log2
     span = high - state.max_low + gamma(2) * reach
     tau = _rounded_maximum(new_max, np.maximum(high - new_max, new_max - low), model)
     if model.is_stated:  # step 3: p and alpha share the rounded maximum
