@@ -31,8 +31,8 @@ from fa3_reports.bench.grids import GRIDS
 from fa3_reports.bits import corner_cases, forward_cases, gap_cases, quantise_cases, recorded_cases
 from fa3_reports.microbench.suite import experiments
 from fa3_reports.mutation.schedule_faults import PLANTED
+from fa3_simulator.backward_consumer import backward_work
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.backward_work import backward_work
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main

@@ -71,7 +71,7 @@ def one_line_errors() -> Iterator[None]:
     except OSError as error:
         fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
     except Exception as error:
-        from fa3_simulator.trace import DeadlockError
+        from fa3_simulator.engine import DeadlockError
 
         if isinstance(error, DeadlockError):
             fail(FINDING, f"the schedule does not end: {error}")

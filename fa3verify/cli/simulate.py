@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
     from fa3_simulator.costs import Costs
     from fa3_simulator.cta import AnyConfig
+    from fa3_simulator.engine import Trace
     from fa3_simulator.footprint import Hazard
     from fa3_simulator.machine import Machine
     from fa3_simulator.program import Program
     from fa3_simulator.run import Estimate
     from fa3_simulator.schedules import TileBlocks
-    from fa3_simulator.trace import Trace
     from fa3verify.files import Json
 
 # Options that --backward does not take.
@@ -190,11 +190,11 @@ def _figures(
     and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
     """
     from fa3_kernels.plan.config import Config
-    from fa3_simulator.compiled import estimated
     from fa3_simulator.cta import machine_of
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
+    from fa3_simulator.vector_work import estimated
     from fa3_simulator.what_if import speedups
 
     overlap = measure(*traced)

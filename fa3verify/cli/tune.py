@@ -143,9 +143,9 @@ def _ranking(
 
 def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Machine) -> ScheduleRow:
     """Return the row of the first of some schedules that take the same time; the others are named in ``alike``."""
-    from fa3_simulator.compiled import estimated
     from fa3_simulator.roofline import roofline
     from fa3_simulator.run import moved_bytes, operations
+    from fa3_simulator.vector_work import estimated
 
     entry = alike[0]
     config = entry.config

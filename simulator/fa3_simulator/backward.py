@@ -9,8 +9,7 @@ both have in common in :mod:`fa3_simulator.backward_consumer`.
 from __future__ import annotations
 
 from fa3_kernels.plan.barriers import WARP_THREADS
-from fa3_simulator.backward_consumer import BackwardConsumer
-from fa3_simulator.backward_resources import BackwardResources
+from fa3_simulator.backward_consumer import BackwardConsumer, BackwardResources
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.our_backward import Paired, Split
 from fa3_simulator.program import Builder, Program, Slot, Stream

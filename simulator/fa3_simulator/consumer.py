@@ -2,7 +2,7 @@
 
 The real kernels are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3
 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp); their differences are listed in :mod:`fa3_kernels.plan.families`.
-:mod:`fa3_simulator.forward` builds the whole CTA, whose loads are in :mod:`fa3_simulator.producer`. With two slots for
+:mod:`fa3_simulator.forward` builds the whole CTA, whose loads are in :mod:`fa3_simulator.forward`. With two slots for
 Q the first Q K^T of a tile is issued with the last P V of the tile before; with one slot a tile begins with its own.
 """
 

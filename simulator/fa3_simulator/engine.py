@@ -1,5 +1,5 @@
 """The discrete-event engine: runs one program on one machine, tick by tick, in the compiled loops of
-:mod:`fa3_simulator.loops`.
+:mod:`fa3_simulator.loops`, and returns its :class:`Trace`.
 
 What happens at one tick has a fixed order, and all numbers are integers, so that a run is reproducible to the tick.
 Model:
@@ -23,6 +23,7 @@ Model:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,51 @@ from fa3_simulator import loops
 from fa3_simulator.costs import RESOURCES, SCALARS, TICKS, Costs
 from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.program import Program
-from fa3_simulator.trace import Burst, DeadlockError, Span, Trace
+
+
+class Span(NamedTuple):
+    """One operation of an actor, from tick to tick; ``row`` is its index in the actor's operations."""
+
+    actor: int
+    row: int
+    start: int
+    stop: int
+
+
+class Burst(NamedTuple):
+    """Tensor core time of one wgmma instruction, issued by operation ``row`` of an actor.
+
+    ``taken`` are the ticks that vector work took from the tensor core since the burst before; they delayed that burst.
+    """
+
+    actor: int
+    row: int
+    start: int
+    stop: int
+    taken: int
+
+
+class DeadlockError(RuntimeError):
+    """A program cannot go on: each unfinished actor waits for something that no actor will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run: ``end`` in ticks, ``busy`` ticks by resource, and when each actor passed its MARKs, in order.
+
+    Where they were recorded, ``spans`` are in order of their end, operations that took no time left out, and
+    ``bursts`` in order of their start.
+    """
+
+    end: int = 0
+    busy: dict[str, int] = field(default_factory=dict)
+    marks: list[list[int]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
+
+    @property
+    def cycles(self) -> float:
+        return self.end / TICKS
 
 
 def _record(*names: str) -> np.dtype:

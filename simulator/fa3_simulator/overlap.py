@@ -1,6 +1,6 @@
 """How well a schedule overlaps: efficiencies, and a ledger that gives every idle tick of the tensor core one cause.
 
-They are computed from a program and its :class:`~fa3_simulator.trace.Trace`. Let T be the time of a run and T_r the
+They are computed from a program and its :class:`~fa3_simulator.engine.Trace`. Let T be the time of a run and T_r the
 busy time of resource r. The tensor efficiency is U = T_tensor / T. The overlap efficiency is B = max_r T_r / T, which
 is 1 when the busiest resource never waits. The hidden softmax is H = 1 - (T - T_tensor) / T_softmax, where T_softmax is
 the vector work of all consumers run alone: 1 when it is hidden altogether, 0 when nothing is. H is negative where the
@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fa3_simulator.costs import ALONE, RESOURCES, Costs
+from fa3_simulator.engine import Trace
 from fa3_simulator.program import Op, Program
-from fa3_simulator.trace import Trace
 
 CAUSES = (
     "prologue",

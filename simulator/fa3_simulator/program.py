@@ -1,6 +1,6 @@
 """A schedule as data: what each warp or warpgroup of a CTA does, in order, and the builder of such programs.
 
-Consumers and producers of the kernels write programs (:mod:`fa3_simulator.consumer`, :mod:`fa3_simulator.producer`).
+Consumers and producers of the kernels write programs (:mod:`fa3_simulator.consumer`, :mod:`fa3_simulator.forward`).
 The same program is read for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
 operation is a row of five integers: the :class:`Op` and up to four operands, which are sizes or indices into the
 program's lists.

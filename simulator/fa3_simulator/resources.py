@@ -1,6 +1,6 @@
 """What the warps of one CTA of a forward share: the slots, mbarriers and named barriers of a configuration.
 
-Those of a backward are in :mod:`fa3_simulator.backward_resources`.
+Those of a backward are in :mod:`fa3_simulator.backward_consumer`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from fa3_simulator.costs import TICKS
+from fa3_simulator.engine import Trace
 from fa3_simulator.program import Op, Program
-from fa3_simulator.trace import Trace
 
 
 class Bar(NamedTuple):

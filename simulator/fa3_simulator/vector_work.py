@@ -1,23 +1,90 @@
 """The vector work of a key block and of a tile of a forward, in warp instructions by class, as compiled.
 
-Consumers add it to their programs by name. Instructions that are no arithmetic are counted in
-:mod:`fa3_simulator.compiled`; the work of a backward is in :mod:`fa3_simulator.backward_work`.
+Consumers add it to their programs by name; the work of a backward is in :mod:`fa3_simulator.backward_consumer`.
+
+Addresses, descriptors of wgmma, moves, predicates and branches are no arithmetic. For our own kernels they are counted
+in the accepted code (``fa3_kernels/audit/audit.json``): the instructions of an unmasked loop, less the arithmetic that
+is charged here by itself. The rows of a tile do not matter, as a warpgroup has 64 of them. A tile that nobody compiled
+is taken to have as many as the most similar tile that was compiled.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 
+from fa3_kernels.audit.evidence import accepted_rows
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.variant import staged_channels
-from fa3_simulator.compiled import STATISTICS_ALU, STATISTICS_MUFU, STATISTICS_SHUFFLES, other_instructions
 from fa3_simulator.program import Work
 from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
 
+# Per key block and warp: the instructions for the running maximum and the rescaling factor of each lane's two rows.
+STATISTICS_ALU = 6
+STATISTICS_MUFU = 2
+STATISTICS_SHUFFLES = 4
+_PLAIN = re.compile(r"(fp16|e4m3)_d(\d+)(?:_v(\d+))?_dense(_chained)?(?:_128_rows)?/forward_fp\d+")
+_CLASSES = ("HGMMA", "QGMMA", "MUFU.EX2", "FFMA", "FMUL", "FADD", "BAR")
+_Step = tuple[bool, bool, int, int, int]  # is e4m3, sums are promoted, channels of Q and of V, keys of a tile
+
+
+@cache
+def _counted() -> dict[_Step, int]:
+    """Return the count of every tile that was compiled; where two have equally many keys, that of the taller one.
+
+    Where maxima are taken by integers, the loop holds code for both ways to take them, with the shuffles of each. The
+    other way is not run, except two comparisons that lead there.
+    """
+    counts: dict[_Step, int] = {}
+    for name, figures in accepted_rows().items():
+        if kernel := _PLAIN.fullmatch(name):
+            dtype, d, v, chained = kernel.groups()
+            is_fp8 = dtype == "e4m3"
+            promotes = is_fp8 and not chained
+            words = figures["loops"][0].split()
+            loop = Counter(dict(zip(words[::2], map(int, words[1::2]), strict=True)))
+            keys = 2 * (loop["MUFU.EX2"] - STATISTICS_MUFU)
+            is_integer = traits_of(OURS).sizes[is_fp8, int(d)].integer_max[promotes][False]
+            maxima = keys // 4 + STATISTICS_ALU + loop["FMNMX"] + 2 if is_integer else loop["FMNMX"]
+            modelled = sum(loop[each] for each in _CLASSES) + maxima + STATISTICS_SHUFFLES + keys // 4  # conversions
+            counts.setdefault((is_fp8, promotes, int(d), int(v or d), keys), loop["instructions"] - modelled)
+    return counts
+
+
+def _step(config: Config) -> _Step:
+    d, v = (config.traits.compiled_head_dim(n, config.is_fp8) for n in (config.head_dim, config.head_dim_v))
+    return config.is_fp8, config.promotion_interval > 0, d, v, config.tile_n
+
+
+def estimated(config: object) -> list[str]:
+    """Return in words what is estimated of a schedule because nobody compiled such a tile.
+
+    It is empty for a tile that was compiled, and for a backward, which does not use these counts.
+    """
+    if not isinstance(config, Config) or (config.traits.is_built_here and _step(config) in _counted()):
+        return []
+    return ["instructions of a step beside its arithmetic"]
+
+
+def other_instructions(config: Config) -> int:
+    """Return how many instructions of a key block are no arithmetic, per warp, counted or estimated.
+
+    For a kernel that is not built here it is the number of its family's table.
+    """
+    if not config.traits.is_built_here:
+        return config.size.other_instructions[config.promotion_interval > 0]
+    *size, v, keys = _step(config)
+    alike = {step[3:]: count for step, count in _counted().items() if [*step[:3]] == size}
+    # the tile with the same channels of V and the same keys, if there is one, else the next best
+    return alike[min(alike, key=lambda tile: (tile[0] != v, tile[1] != keys, -tile[0]))]
+
+
 ELEMENTS_PER_CHUNK = 4  # elements of a lane in a chunk: the granularity at which two warpgroups share a pipe
-STATISTICS_FMA = 6  # multiply-adds for row statistics, per key block; the others are in :mod:`fa3_simulator.compiled`
+STATISTICS_FMA = 6  # multiply-adds for row statistics, per key block
 OTHER_INSTRUCTIONS_LOCKSTEP = 114  # counted in fp16_d128_lockstep, whose consumers load as well
 # Cycles that a warp waits in the code that a tile executes once, by the stall counts of ptxas: 550 to 860 in 16 bits,
 # and 835 to 1220 in FP8.

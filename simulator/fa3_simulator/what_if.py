@@ -11,10 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_simulator.costs import SCALARS, Costs, costs
-from fa3_simulator.engine import simulate
+from fa3_simulator.engine import Trace, simulate
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.trace import Trace
 
 # For each kind of work the constants of a machine, and the scalars of Costs, that are zero where it is free. "copies"
 # are those by TMA, with their time at the port of shared memory, and the transposition of V in FP8.

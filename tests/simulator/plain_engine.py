@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM, TAKEN, TICKS, Costs
 from fa3_simulator.deadlock import waits_in_words
+from fa3_simulator.engine import Burst, DeadlockError, Span, Trace
 from fa3_simulator.program import Op, Program
-from fa3_simulator.trace import Burst, DeadlockError, Span, Trace
 
 TMA = -1  # stands for the copy engine where an actor is expected
 

@@ -11,14 +11,13 @@ from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
-from fa3_simulator import compiled as module
-from fa3_simulator.compiled import estimated, other_instructions
+from fa3_simulator import vector_work as module
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import misfit
-from fa3_simulator.vector_work import other_work, transpose_trip, transpose_trips
+from fa3_simulator.vector_work import estimated, other_instructions, other_work, transpose_trip, transpose_trips
 
 GOLDEN, H200 = accepted_rows(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fa3_kernels.plan.config import Config
 from fa3_simulator import engine
 from fa3_simulator.costs import ALONE, SCALARS, TICKS, costs
+from fa3_simulator.engine import DeadlockError
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
 from fa3_simulator.schedules import TileBlocks
-from fa3_simulator.trace import DeadlockError
 from tests.simulator import plain_engine
 
 H200 = load("h200")

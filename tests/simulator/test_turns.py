@@ -16,11 +16,11 @@ from fa3_simulator import turns as turns_module
 from fa3_simulator.backward_launch import KeyTile, key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule, Turns
 from fa3_simulator.costs import costs
+from fa3_simulator.engine import DeadlockError
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.program import Actor, Op, Program
 from fa3_simulator.run import estimate
-from fa3_simulator.trace import DeadlockError
 from fa3_simulator.turns import makespan, ranks, turns_program, visits
 from tests.simulator import plain_engine
 from tests.simulator.explore import explore

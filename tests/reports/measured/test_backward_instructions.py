@@ -13,7 +13,7 @@ from fa3_kernels.audit.sass import Instruction, parse
 from fa3_kernels.audit.shipped import Launch
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.audit.calls import calls_of
-from fa3_simulator.backward_work import OTHERS, OTHERS_SPLIT
+from fa3_simulator.backward_consumer import OTHERS, OTHERS_SPLIT
 
 pytestmark = pytest.mark.optional
 

@@ -58,7 +58,7 @@ class Size:
     other_instructions : (int, int)
         Instructions of a step that are no arithmetic, chained and promoted: addresses and descriptors of wgmma, moves,
         predicates, branches. Assumed; those of our own kernels are counted in their accepted code, see
-        :mod:`fa3_simulator.compiled`.
+        :mod:`fa3_simulator.vector_work`.
     rows : tuple of int
         Query rows of tiles for which the family has registers.
     registers : (int, int), optional
