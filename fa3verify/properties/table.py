@@ -15,7 +15,6 @@ from fa3verify.properties.layouts import LAYOUT_LAWS
 from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
-from fa3verify.properties.rotation import ROTATION_LAWS
 from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.properties.terms import TERM_LAWS
@@ -35,7 +34,6 @@ LAWS: tuple[Law, ...] = (
     *TERM_LAWS,
     *CALL_LAWS,
     *BIAS_LAWS,
-    *ROTATION_LAWS,
     *QUANTIZE_LAWS,
     *GRADIENT_LAWS,
     *GRADIENT_INPUT_LAWS,

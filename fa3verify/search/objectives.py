@@ -1,6 +1,8 @@
 """The figures that a hunt may maximise: error over bound, error over a stored baseline, the difference of two kernels.
 
-Each is computed for a single case, and some for whole colonies of inputs, which are searched faster.
+Each is computed for a single case, and some for whole colonies of inputs, which are searched faster. Any kernel is
+called for a case by :func:`call_of`, and for a colony of the forward by :class:`Hunted`; our own twins have
+:class:`fa3verify.search.forward.judge.Twin`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fa3_reference.attention import attention
+from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.formats import FORMATS, encode, ulp
@@ -24,16 +26,65 @@ from fa3verify.files import Json
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.judgement import judge
+from fa3verify.kernels import calls, twins
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
-from fa3verify.operations import FORWARD, Output
+from fa3verify.operations import FORWARD, Output, Outputs
 from fa3verify.operations.ratios import error_over_bound
+from fa3verify.properties.law import Setup
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.judge import over_bound, truth_error
-from fa3verify.search.kernels import Hunted, call_of, unrounded
+from fa3verify.search.forward.judge import Pair, Twin, over_bound, truth_error
+
+
+def call_of(kernel: Kernel, case: Case) -> Setup:
+    """Return the call that a case describes; ValueError if the kernel does not take it."""
+    case.check_descales(kernel)
+    if words := kernel.misfit(case.problem):
+        raise ValueError(f"{kernel.name} does not take {case.describe()}: {words}")
+    config = kernel.config_for(case.problem, case.changes)
+    return Setup(kernel, case.problem, kernel.given(case.operands()), config)
+
+
+def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: Any, truth: np.ndarray) -> Outputs:
+    """Return a forward's outputs with out before its last rounding.
+
+    A twin can run without that rounding. Any other kernel returned a rounded out; here it is replaced, in float64, by
+    the number nearest the truth that rounds to it.
+    """
+    if isinstance(kernel.code, twins.Twin):
+        return kernel.code.unrounded(problem, operands, config)._asdict()
+    got = calls.run(kernel, problem, operands, config)
+    out = got["out"].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        half = ulp(out, FORMATS[config.out_dtype]) / 2
+        return got | {"out": np.where(np.isfinite(out), np.clip(truth, out - half, out + half), out)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted(Twin):
+    """Runs a colony on any kernel, in the configuration that the kernel chooses for the colony's problem.
+
+    Only the number of splits is the island's, if a caller of the kernel may choose it.
+    """
+
+    kernel: Kernel
+
+    def config(self, colony: ForwardColony) -> Any:
+        splits = "num_splits" in self.kernel.changeable
+        changes = (("num_splits", colony.island.num_splits),) if splits else ()
+        return self.kernel.config_for(colony.problem, changes)
+
+    def model(self, config: Any) -> KernelModel:
+        return hypotheses.assumed(self.kernel, config)
+
+    def run(self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool) -> Pair:
+        call = (self.kernel, colony.problem, colony.operands, config)
+        got = calls.run(*call) if rounded else unrounded(*call, truth.out)
+        return got["out"], got.get("lse", truth.lse)
+
 
 Unit = Literal["bound", "ulp"]
 LEAST_DIFFERENCE = 2.0**-10  # figure of bits that differ although their values do not, such as those of -0 and +0

@@ -43,7 +43,7 @@ UNROUNDED: frozenset[Source] = frozenset({"output"})
 class Twin:
     """Runs a colony on the twin, in the configuration of the colony's island.
 
-    :class:`fa3verify.search.kernels.Hunted` runs it on any other kernel.
+    :class:`fa3verify.search.objectives.Hunted` runs it on any other kernel.
     """
 
     def config(self, colony: ForwardColony) -> Any:

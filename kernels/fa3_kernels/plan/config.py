@@ -20,8 +20,8 @@ from fa3_kernels.plan.families.record import Size, Traits
 from fa3_kernels.plan.order import Order
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.filled import Filled
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.rules import Filled
 from fa3_reference.rules import require as require
 
 OutDtype = Literal["fp16", "bf16"]

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from fa3_reference.filled import Filled
 from fa3_reference.layout import Cache
 from fa3_reference.problem.shapes import Shapes
-from fa3_reference.rules import is_integer, require
+from fa3_reference.rules import Filled, is_integer, require
 from fa3_reference.score_term import ScoreTerm
 
 Dtype = Literal["fp16", "bf16", "e4m3", "fp32"]

@@ -27,8 +27,7 @@ from fa3verify.search.findings import Findings
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.judge import truth_error
 from fa3verify.search.grounds import grounds_of, value_of
-from fa3verify.search.kernels import call_of, unrounded
-from fa3verify.search.objectives import LEAST_DIFFERENCE, objective_from
+from fa3verify.search.objectives import LEAST_DIFFERENCE, call_of, objective_from, unrounded
 
 BASELINE = gate.shipped_baseline("quick", 0)
 assert BASELINE is not None
