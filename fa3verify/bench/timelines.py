@@ -19,8 +19,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import graphs, kernels
 from fa3verify.files import write_text
 from fa3verify.known.launches import Keywords
-from fa3verify.timed import stamps as measured
-from fa3verify.timed import timing
+from fa3verify.timed import stamps as measured, timing
 
 BLOCKS = 24  # key blocks that are kept, as many as a simulated timeline shows
 PACE = timing.Pace(rounds=5, pause_s=0.1)

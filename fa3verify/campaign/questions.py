@@ -18,8 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import refusals
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import refusals, tasks as campaign
 from fa3verify.campaign.findings import ContractQuestion, Finding, clusters, ordered
 from fa3verify.campaign.introduction import found
 from fa3verify.campaign.plan import judge_cases

@@ -17,11 +17,20 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.scales import QuantScheme, rounding_fields
 from fa3_reference.score_term import BROADCAST, KINDS, VALUES, Kind, ScoreTerm
 from fa3verify.cases.case import Case
-from fa3verify.cases.dimensions import INPUT_KINDS, LONG, ONE_ROTATED, PAGE_SIZES, SCALINGS, SHARED, SIZES, TILE
-from fa3verify.cases.dimensions import Point as Point
-from fa3verify.cases.dimensions import dimensions as dimensions
-from fa3verify.cases.dimensions import head_dims as head_dims
-from fa3verify.cases.dimensions import point as point
+from fa3verify.cases.dimensions import (
+    INPUT_KINDS,
+    LONG,
+    ONE_ROTATED,
+    PAGE_SIZES,
+    SCALINGS,
+    SHARED,
+    SIZES,
+    TILE,
+    Point as Point,
+    dimensions as dimensions,
+    head_dims as head_dims,
+    point as point,
+)
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
 from fa3verify.kernels.record import Kernel

@@ -56,8 +56,7 @@ def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tup
     ``given`` are the texts OLD=NEW of --pair. ValueError for data and options that do not go together.
     """
     from fa3verify.commands import verify
-    from fa3verify.report import against as beside
-    from fa3verify.report import atlas_page, build
+    from fa3verify.report import against as beside, atlas_page, build
 
     if not data:
         raise ValueError("report needs DATA: a run.nc or atlases; or --history DIR")

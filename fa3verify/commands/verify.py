@@ -23,8 +23,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from fa3verify.campaign import atlas, plan, questions, replay_files, shards
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import atlas, plan, questions, replay_files, shards, tasks as campaign
 from fa3verify.campaign.executors import Cluster, fair_share
 from fa3verify.campaign.findings import ContractQuestion, Finding
 from fa3verify.campaign.introduction import FIRST_WORD_S, Only, introduce_all, paced

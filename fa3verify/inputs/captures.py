@@ -23,8 +23,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.files import Json
 from fa3verify.inputs import activations
-from fa3verify.inputs.activations import SUFFIX, Activation, Captured
-from fa3verify.inputs.activations import Capture as Capture
+from fa3verify.inputs.activations import SUFFIX, Activation, Capture as Capture, Captured
 from fa3verify.text import of_error
 
 DIGITS = 16  # hex digits of the SHA-256 that identify a file's content

@@ -10,12 +10,14 @@ from fa3_kernels.plan.config import Config
 from fa3verify.operations.backward import Backward, GradientConfig
 from fa3verify.operations.forward import Forward, ForwardConfig
 from fa3verify.operations.merge import Merge, MergeConfig
-from fa3verify.operations.operation import DESCALES as DESCALES
-from fa3verify.operations.operation import FEATURES as FEATURES
-from fa3verify.operations.operation import Operation as Operation
-from fa3verify.operations.operation import Output as Output
-from fa3verify.operations.operation import Outputs as Outputs
-from fa3verify.operations.operation import WrongOutput as WrongOutput
+from fa3verify.operations.operation import (
+    DESCALES as DESCALES,
+    FEATURES as FEATURES,
+    Operation as Operation,
+    Output as Output,
+    Outputs as Outputs,
+    WrongOutput as WrongOutput,
+)
 from fa3verify.operations.quantize import Quantize, QuantizeConfig
 
 AnyConfig = (

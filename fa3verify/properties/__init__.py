@@ -7,15 +7,12 @@ comparison. It raises :class:`~fa3verify.properties.law.Untaken` if the kernel t
 parameter of a stored trial that is not legal.
 """
 
-from fa3verify.properties.law import SCHEMA as SCHEMA
-from fa3verify.properties.law import Law as Law
-from fa3verify.properties.law import Trial as Trial
-from fa3verify.properties.law import Violation as Violation
-from fa3verify.properties.policy import POLICY as POLICY
-from fa3verify.properties.policy import Rule as Rule
-from fa3verify.properties.runner import LawOutcome as LawOutcome
-from fa3verify.properties.runner import find_law as find_law
-from fa3verify.properties.runner import replay_trial as replay_trial
-from fa3verify.properties.runner import run_law as run_law
-from fa3verify.properties.table import LAWS as LAWS
-from fa3verify.properties.table import check_claims as check_claims
+from fa3verify.properties.law import SCHEMA as SCHEMA, Law as Law, Trial as Trial, Violation as Violation
+from fa3verify.properties.policy import POLICY as POLICY, Rule as Rule
+from fa3verify.properties.runner import (
+    LawOutcome as LawOutcome,
+    find_law as find_law,
+    replay_trial as replay_trial,
+    run_law as run_law,
+)
+from fa3verify.properties.table import LAWS as LAWS, check_claims as check_claims

@@ -21,8 +21,7 @@ from fa3verify.files import Json, of_schema
 from fa3verify.judging import hypotheses
 from fa3verify.judging.verdict import Seen
 from fa3verify.kernels import calls
-from fa3verify.kernels.calls import KernelError as KernelError
-from fa3verify.kernels.calls import Refused as Refused
+from fa3verify.kernels.calls import KernelError as KernelError, Refused as Refused
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Operation, Outputs

@@ -11,8 +11,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
-from hypothesis import assume
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 from hypothesis.strategies import DrawFn
 
 from fa3_reference.merging import NOISE, by_rows, merge

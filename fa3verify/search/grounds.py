@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.introduction import Unavailable
-from fa3verify.campaign.introduction import found as introduced
+from fa3verify.campaign.introduction import Unavailable, found as introduced
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text

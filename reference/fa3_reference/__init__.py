@@ -28,8 +28,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fa3_reference.attention import Attention
-    from fa3_reference.attention import attention as truth
+    from fa3_reference.attention import Attention, attention as truth
     from fa3_reference.bounds.forward import ErrorBound, forward_bound
     from fa3_reference.bounds.model import BackwardModel, KernelModel
     from fa3_reference.bounds.order import SoftmaxOrder

@@ -19,8 +19,7 @@ from fa3_reference.attention import as_float64
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
-from fa3_reference.scales import ROUNDINGS, SHARING, Rounding, num_blocks
-from fa3_reference.scales import QuantScheme as QuantScheme
+from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme as QuantScheme, Rounding, num_blocks
 
 _E4M3 = FORMATS["e4m3"]
 _FP32 = FORMATS["fp32"]

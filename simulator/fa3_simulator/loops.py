@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, TAKEN
-from fa3_simulator.costs import SMEM as SMEM_COLUMN
+from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM as SMEM_COLUMN, TAKEN
 from fa3_simulator.program import Op
 
 # Numba's cache on disk is renewed when this file changes, not when another file does. So the numbers that the loops are

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import gcd
 
-from fa3_kernels.plan.barriers import WARPGROUP_THREADS, slot_threads
-from fa3_kernels.plan.barriers import NamedBarrier as NamedBarrierId
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS, NamedBarrier as NamedBarrierId, slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.variant import SWIZZLED_BYTES, buffers
 from fa3_simulator.backward_schedule import BackwardSchedule

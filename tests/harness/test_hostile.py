@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from fa3verify.campaign import atlas
-from fa3verify.campaign import plan as planned
+from fa3verify.campaign import atlas, plan as planned
 from fa3verify.cases import coverage
 from fa3verify.cli.main import main
 from tests.conftest import subject

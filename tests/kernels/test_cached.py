@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
 from fa3_kernels.gluon import launch

@@ -13,8 +13,7 @@ pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.arguments import Packed

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import AttentionGradients, attention_bwd, sinks_gradient

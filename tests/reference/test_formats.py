@@ -3,8 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from fa3_reference.formats import (
     FORMATS,

@@ -7,8 +7,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.backward import backward_config
 from fa3_kernels.plan.choose import config_of

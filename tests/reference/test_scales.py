@@ -6,8 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_reference.scales import ROUNDINGS, SHARING, Granularity, QuantScheme, Rounding, num_blocks, rounding_fields
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fa3_reference.problem import AttentionProblem
-from fa3_reports import one_query as twin
-from fa3_reports import recordings
+from fa3_reports import one_query as twin, recordings
 
 FOLDER = Path(__file__).parents[2] / "reports/h100/recordings"
 LAUNCHES = [x for file in ("cudnn", "cudnn.corners") for x in recordings.read(FOLDER / f"{file}.xz").launches]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.config import Config
 from fa3_simulator import engine

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.tile_order import assign
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator import engine
-from fa3_simulator import turns as turns_module
+from fa3_simulator import engine, turns as turns_module
 from fa3_simulator.backward_launch import KeyTile, key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule, Turns
 from fa3_simulator.costs import costs

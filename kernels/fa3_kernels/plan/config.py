@@ -21,8 +21,7 @@ from fa3_kernels.plan.order import Order
 from fa3_reference.bounds.device import TANH_REL
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Dtype
-from fa3_reference.rules import Filled
-from fa3_reference.rules import require as require
+from fa3_reference.rules import Filled, require as require
 
 OutDtype = Literal["fp16", "bf16"]
 Setting = bool | int | float | str | tuple[int, ...] | None  # of a field of a configuration

@@ -20,8 +20,7 @@ from fa3_reports.bits import backward, forward, paged, quantise, quantise_accura
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
 from fa3verify.campaign.pool import default_workers, processes
-from fa3verify.campaign.tasks import CallTask
-from fa3verify.campaign.tasks import run as run_tasks
+from fa3verify.campaign.tasks import CallTask, run as run_tasks
 from fa3verify.files import write_text
 from fa3verify.kernels import watch
 from fa3verify.timed.timing import query

@@ -55,8 +55,7 @@ def record(
     """
     with one_line_errors():
         require_device("record")
-        from fa3_reports.bits.record import chosen
-        from fa3_reports.bits.record import record as make
+        from fa3_reports.bits.record import chosen, record as make
 
         out.mkdir(parents=True, exist_ok=True)
         given = {library: chosen(library, which, rounds=rounds, every=every) for library in libraries}

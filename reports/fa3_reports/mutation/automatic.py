@@ -16,8 +16,7 @@ from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import CallTask, Outcome, source_stamp
-from fa3verify.campaign.tasks import run as run_tasks
+from fa3verify.campaign.tasks import CallTask, Outcome, run as run_tasks, source_stamp
 from fa3verify.files import csv_lines, csv_rows, read_text, stored, unpack, write_text
 from fa3verify.known import registry
 

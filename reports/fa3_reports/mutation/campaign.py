@@ -11,8 +11,7 @@ from fa3_reports.mutation.examine import Examination, warm_up
 from fa3_reports.mutation.museum import Exhibit
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import CallTask
-from fa3verify.campaign.tasks import run as run_tasks
+from fa3verify.campaign.tasks import CallTask, run as run_tasks
 from fa3verify.files import csv_text, write_text
 
 Tell = Callable[[str], None]

@@ -16,8 +16,7 @@ from typing import Any
 from fa3verify import operations
 from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, families, family_cases
-from fa3verify.campaign.tasks import CallTask
-from fa3verify.campaign.tasks import run as run_tasks
+from fa3verify.campaign.tasks import CallTask, run as run_tasks
 from fa3verify.judging.family import Figured, family_row
 from fa3verify.judging.gate import bound_rows
 from fa3verify.kernels.record import Kernel

@@ -21,8 +21,7 @@ from fa3_kernels.plan.stamps import COLUMNS
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import kernels, timelines
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.timed import stamps as reader
-from fa3verify.timed import timing
+from fa3verify.timed import stamps as reader, timing
 from fa3verify.timed.timing import LaunchTime
 
 pytestmark = pytest.mark.optional

@@ -16,8 +16,7 @@ from fa3verify.campaign.plan import PARTS, JudgeCover, JudgeFamily, SearchLaw, j
 from fa3verify.campaign.pool import TaskError
 from fa3verify.campaign.results import CaseResult, JudgedCases
 from fa3verify.campaign.run import Introduction
-from fa3verify.campaign.tasks import CallTask, Outcome, execute, is_finding
-from fa3verify.campaign.tasks import run as run_tasks
+from fa3verify.campaign.tasks import CallTask, Outcome, execute, is_finding, run as run_tasks
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.inputs.recipe import Recipe

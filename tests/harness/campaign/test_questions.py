@@ -13,8 +13,7 @@ import fa3verify
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.score_term import ScoreTerm
 from fa3verify import Case, Kernel, Recipe, find_kernel
-from fa3verify.campaign import plan, questions, replay_files
-from fa3verify.campaign import run as runs
+from fa3verify.campaign import plan, questions, replay_files, run as runs
 from fa3verify.campaign.findings import finding
 from fa3verify.campaign.introduction import Only
 from fa3verify.campaign.junit import junit

@@ -13,8 +13,7 @@ import pytest
 import fa3_kernels
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
-from fa3verify.campaign import plan, replay_files
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import plan, replay_files, tasks as campaign
 from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.plan import JudgeCover, JudgeFamily, SearchLaw

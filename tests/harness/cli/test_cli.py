@@ -18,8 +18,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import MOVED, main
-from fa3verify.commands import publish
-from fa3verify.commands import verify as jobs
+from fa3verify.commands import publish, verify as jobs
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.report import atlas_page, build
 

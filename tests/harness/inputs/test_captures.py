@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 import fa3verify
 from fa3_reference.attention import attention
-from fa3verify.campaign import replay_files
-from fa3verify.campaign import tasks as campaign
+from fa3verify.campaign import replay_files, tasks as campaign
 from fa3verify.campaign.findings import MovedFigure
 from fa3verify.campaign.introduction import introduce_all
 from fa3verify.campaign.plan import JudgeCapture, plan

@@ -20,8 +20,7 @@ from fa3verify.kernels.functions import array_kernel, torch_kernel
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
 from fa3verify.operations import WrongOutput
 from fa3verify.properties.layouts import LAYOUTS
-from tests.harness.kernels import serving_kernels as kernels
-from tests.harness.kernels import sinks_gradients
+from tests.harness.kernels import serving_kernels as kernels, sinks_gradients
 from tests.harness.kernels.test_functions import exact
 
 PROBLEM = AttentionProblem(2, 4, 2, 9, 33, 64, causal=True)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.call import RAGGED_ROWS, Pointer, View
 from fa3_kernels.plan.choose import config_of, without_lengths

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.choose import check_tile, config_of
 from fa3_kernels.plan.config import default_config

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.plan.tiles import mask_of, row_tiles, split_ranges
 from fa3_reference.problem import AttentionProblem

@@ -7,8 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.families import OURS, traits_of

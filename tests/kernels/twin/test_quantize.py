@@ -5,8 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.linalg import hadamard
 
 from fa3_kernels.plan.quantizer import MAX_DESCALE, MIN_DESCALE, QuantizeOptions, tile_form, tile_rows

@@ -6,8 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_kernels.twin.convert import encode_f32
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, Operand, operand, operand_b, wgmma

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fa3_kernels.twin.wgmma import TENSOR_FORMATS, operand, operand_b, wgmma
 from tests.kernels import device_inputs as device

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.attention_bwd import sinks_gradient

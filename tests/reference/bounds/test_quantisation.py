@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fa3_reference.attention import attention
 from fa3_reference.bounds.quantisation import EPS_E4M3, predict_error, quantization_bound

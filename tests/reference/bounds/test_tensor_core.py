@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fa3_kernels.twin.wgmma_exact import wgmma_exact
 from fa3_reference.bounds.device import FP32_MAX, TENSOR_CORE, TensorCore

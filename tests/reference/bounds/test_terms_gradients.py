@@ -30,9 +30,9 @@ from tests.reference.bounds.by_hand_backward import (
     product_error,
     rounded_in_scale,
     row_of_weights,
+    stored as stored_by_hand,
     with_ds,
 )
-from tests.reference.bounds.by_hand_backward import stored as stored_by_hand
 from tests.reference.bounds.test_terms_backward import MODELS, drawn, heads_of, times
 
 PLAIN = BackwardModel("bf16")

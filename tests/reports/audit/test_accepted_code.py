@@ -14,8 +14,7 @@ from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import Variant, variant_of
-from fa3_reports.audit import figures as audit
-from fa3_reports.audit import golden as accepted
+from fa3_reports.audit import figures as audit, golden as accepted
 
 FIGURES = {name: row for name, row in accepted.read_rows().items() if accepted.is_compiled(row)}
 ROWS = 2  # rows per thread

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fa3_kernels.gluon import unsupported
-from fa3_reports.audit import figures as audit
-from fa3_reports.audit import golden as accepted
+from fa3_reports.audit import figures as audit, golden as accepted
 
 pytestmark = [
     pytest.mark.optional,

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from fa3_kernels.audit.sass import tensor_loops
-from fa3_reports.audit import figures as audit
-from fa3_reports.audit import golden as accepted
+from fa3_reports.audit import figures as audit, golden as accepted
 from fa3_reports.audit.allowed import ALLOWED_ARRIVES
 from fa3_reports.audit.probes import audited, probes
 

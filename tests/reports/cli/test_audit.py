@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_reports.__main__ import main
-from fa3_reports.audit import figures as audit
-from fa3_reports.audit import golden as accepted
+from fa3_reports.audit import figures as audit, golden as accepted
 from fa3_reports.cli.console import print_audit
 
 FIGURES = {

@@ -10,8 +10,7 @@ import pytest
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.measured import timings as measured
-from fa3_reports.measured import validation as validate
+from fa3_reports.measured import timings as measured, validation as validate
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate
 from fa3verify.files import csv_text, write_text
