@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.inputs import activations
@@ -43,7 +42,7 @@ _LEAST_STD = 2.0**-14
 
 
 @cache
-def _values(parameter: Parameter) -> SearchStrategy[Any]:
+def _values(parameter: Parameter) -> st.SearchStrategy[Any]:
     if parameter.options is not None:
         return st.sampled_from(parameter.options())
     low = parameter.low
@@ -53,7 +52,7 @@ def _values(parameter: Parameter) -> SearchStrategy[Any]:
 
 
 @st.composite
-def edits(draw: DrawFn, problem: AttentionProblem, distribution: str = "normal", std: float = 1.0) -> Edit:
+def edits(draw: st.DrawFn, problem: AttentionProblem, distribution: str = "normal", std: float = 1.0) -> Edit:
     """Draw one edit that fits the problem and keeps the drawn values, of size ``std``, inside every format.
 
     The problem must hold a key; NaN and infinities are never drawn (the NaN policy has its own tests).
@@ -83,7 +82,7 @@ def _families(names: tuple[str, ...] | None) -> tuple[Family, ...]:
 
 @st.composite
 def recipes(
-    draw: DrawFn,
+    draw: st.DrawFn,
     families: tuple[str, ...] | None = None,
     *,
     problem: AttentionProblem | None = None,

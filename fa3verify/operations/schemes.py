@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
@@ -13,7 +12,7 @@ from fa3verify.operations.operation import Configure, Descales, Names
 
 @st.composite
 def small_schemes(
-    draw: DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
+    draw: st.DrawFn, problem: AttentionProblem, features: Names, configure: Configure, descales: Descales
 ) -> QuantScheme:
     """Draw a scheme whose K and V blocks are whole key tiles of the kernel's configuration."""
     tile_n = configure(problem).tile_n

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_kernels.plan.config import Setting
 from fa3verify.cases.case import Case
@@ -41,7 +40,7 @@ def _numeric(setup: Setup, trial: Trial) -> Found:
     yield against_truth(changed, f"{change} against float64")
 
 
-def _shifts(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _shifts(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     query_log2, key_log2 = draw(st.sampled_from(SHIFTS))
     return {
         "channel": draw(st.integers(0, case.problem.head_dim - 1)),

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import Descale
@@ -50,7 +49,7 @@ def _values_scaled(plain: Setup, scaled: Setup, n: int) -> Found:
     yield same_bits(what, {**b, "out": a["out"]}, a)
 
 
-def _partner(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _partner(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     partners = ("softmax_scale", "k_descale") if kernel.dtype == "e4m3" else ("softmax_scale",)
     return {"partner": draw(st.sampled_from(partners)), "exponent": draw(_EXPONENTS)}
 
@@ -74,7 +73,7 @@ def _score_scaling(setup: Setup, trial: Trial) -> Found:
     yield same_bits(f"Q times 2^{n} and {partner} times 2^{-n} against the plain call", moved.run(), plain.run())
 
 
-def _block(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _block(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     if case.scheme is None:
         raise ValueError("blocks of descales go with a quantisation scheme")
     blocks = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from hypothesis import assume, strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.merging import NOISE, by_rows, merge
 from fa3_reference.problem import Descale, Sequence
@@ -36,7 +35,7 @@ def _longest(case: Case, unit: int = 1) -> int:
     return longest
 
 
-def _cut(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _cut(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     """Draw where the keys are cut: at whole blocks of descales, where there are such."""
     unit = 1
     if case.scheme is not None and case.scheme.granularity == "block":
@@ -97,7 +96,7 @@ def _or_inf(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.inf, x)
 
 
-def _rank(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _rank(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     ranks = draw(st.sampled_from(RANKS))
     return {"ranks": ranks, "rank": draw(st.integers(0, ranks - 1))}
 
@@ -119,7 +118,7 @@ def _ring(setup: Setup, trial: Trial) -> Found:
             yield _shards_merge(setup, seq, rows, [*starts, int(stops[-1])])
 
 
-def _appended(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _appended(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     longest = _longest(case)
     config: Any = kernel.code.configure(case.problem)
     tiles = range(config.tile_n, longest, config.tile_n)  # a key appended after whole tiles is alone in its own

@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
@@ -124,7 +123,7 @@ class _Place(NamedTuple):
     channel: int
 
 
-def _draw(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _draw(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     """Draw a place, every second time the last key, which a mask hides from most rows.
 
     Every rule is tried there, taken modulo the sizes of its tensor.

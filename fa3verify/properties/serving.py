@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.cache import Cache, in_cache
 from fa3_reference.formats import FORMATS
@@ -48,7 +47,7 @@ def _sizes(kernel: Kernel) -> tuple[int, ...]:
     return (kernel.page_sizes or PAGE_SIZES) if "paged" in kernel.features else (0,)
 
 
-def _pages(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _pages(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     sizes = st.sampled_from(_sizes(kernel))
     return {"page_size": draw(sizes), "other_size": draw(sizes), "seed": draw(st.integers(1, 99))}
 
@@ -95,7 +94,7 @@ def _appending(setup: Setup, trial: Trial) -> Setup:
     return _stored(setup, Cache(_page(trial), new=new))
 
 
-def _kinds(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _kinds(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     kinds = ("tensor", "head") * ("fp8_cache" in kernel.features) + ("row",) * ("fp8_rows" in kernel.features)
     return _pages(draw, kernel, case) | {"fp8": draw(st.sampled_from(kinds))}
 

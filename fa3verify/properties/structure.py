@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_kernels.plan.config import Setting
 from fa3_reference.problem import AttentionProblem, Sequence
@@ -48,7 +47,7 @@ SWITCHES: dict[str, dict[str, Setting]] = {
 }
 
 
-def _keys(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _keys(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     start = draw(st.integers(0, max(0, case.problem.seqlen_k - 1)))
     return {"start": start, "count": draw(st.sampled_from((1, 2, 64, 128)))}
 
@@ -90,7 +89,7 @@ def _separate(setup: Setup, trial: Trial) -> Found:
             yield same_bits(what, part_of_result(setup, whole, seq), part(setup, seq).run())
 
 
-def _pair(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _pair(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     filled = [seq.index for seq in case.problem.sequences() if seq.seqlen_q]
     return {"sequence": draw(st.sampled_from(filled)), "kv_head": draw(st.integers(0, case.problem.nheads_kv - 1))}
 
@@ -129,7 +128,7 @@ def _reordered(setup: Setup, trial: Trial) -> Found:
     yield same_bits(what, moved, expected)
 
 
-def _poison(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _poison(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     values = ("nan",) if kernel.dtype == "e4m3" else ("nan", "inf")
     return {**_pair(draw, kernel, case), "value": draw(st.sampled_from(values))}
 

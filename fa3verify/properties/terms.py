@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import Array, Sequence
 from fa3_reference.score_term import AXES, KINDS, VALUES, ScoreTerm
@@ -73,7 +72,7 @@ def _others(kernel: Kernel, kind: str) -> list[str]:
 def _of(kinds: frozenset[str], **more: st.SearchStrategy[int]) -> Parameters:
     """Return a function that draws a kind of term among some, a seed, and more."""
 
-    def draw_parameters(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+    def draw_parameters(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
         own = {"kind": st.sampled_from(sorted(kernel.features & kinds)), "seed": st.integers(0, 99)}
         return {name: draw(strategy) for name, strategy in (own | more).items()}
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hypothesis import assume, strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify import operations
@@ -27,7 +26,7 @@ MAX_SEQLEN = 300
 TILE = 128  # keys
 LONG = (1024, 2048, 4096)  # keys in the few laws about accumulator loss
 HEAD_DIMS = (64, 128, 96)  # 96 is padded to 128
-Parameters = Callable[[DrawFn, Kernel, Case], Drawn]
+Parameters = Callable[[st.DrawFn, Kernel, Case], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Wanted:
     max_edits: int = 2
 
 
-def _length(draw: DrawFn, most: int, least: int = 1) -> int:
+def _length(draw: st.DrawFn, most: int, least: int = 1) -> int:
     """Draw a length, every second time one at the edge of a tile.
 
     Hypothesis sees a single choice, so that an edge can shrink to any length.
@@ -76,7 +75,7 @@ _SOME = ("causal", "window")
 _SEVERAL = {"any": ("dense", *_SOME), "some": _SOME, "mostly": ("dense", *_SOME, *_SOME, *_SOME)}
 
 
-def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
+def _mask(draw: st.DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
     kinds = _SEVERAL.get(wanted.masks, (wanted.masks,))
@@ -89,7 +88,7 @@ def _mask(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     return {"window": (left, right)}
 
 
-def _key_lengths(draw: DrawFn, wanted: Wanted, count: int) -> list[int]:
+def _key_lengths(draw: st.DrawFn, wanted: Wanted, count: int) -> list[int]:
     """Draw the keys of ``count`` sequences; where blocks of descales are wanted, more than a tile."""
     if wanted.seqlens_k:
         return [draw(st.sampled_from(wanted.seqlens_k)) for _ in range(count)]
@@ -106,7 +105,7 @@ def _dims(kernel: Kernel) -> tuple[int, ...]:
 
 
 @st.composite
-def small_problems(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> AttentionProblem:
+def small_problems(draw: st.DrawFn, kernel: Kernel, wanted: Wanted) -> AttentionProblem:
     """Draw a problem of at most about CELLS scores that the kernel supports; others are rejected by ``assume``."""
     grouped = "gqa" in kernel.features
     fewest = 3 if wanted.permuted else 1
@@ -166,7 +165,7 @@ def _is_wanted(problem: AttentionProblem, wanted: Wanted) -> bool:
 
 
 @st.composite
-def small_cases(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Case:
+def small_cases(draw: st.DrawFn, kernel: Kernel, wanted: Wanted) -> Case:
     """Draw a case for a kernel."""
     problem = draw(small_problems(kernel, wanted))
     recipe = draw(recipes(wanted.families, problem=problem, max_edits=wanted.max_edits))
@@ -176,7 +175,7 @@ def small_cases(draw: DrawFn, kernel: Kernel, wanted: Wanted) -> Case:
     return Case(kernel.name, problem, recipe, scheme, changes, operation.name)
 
 
-def drawn(**parameters: SearchStrategy[Any]) -> Parameters:
+def drawn(**parameters: st.SearchStrategy[Any]) -> Parameters:
     """Return a function that draws parameters whose strategies are the same in every case."""
     return lambda draw, kernel, case: {name: draw(strategy) for name, strategy in parameters.items()}
 
@@ -236,7 +235,7 @@ def law(
     """
 
     @st.composite
-    def trials(draw: DrawFn, kernel: Kernel) -> Trial:
+    def trials(draw: st.DrawFn, kernel: Kernel) -> Trial:
         case = draw(small_cases(kernel, wanted))
         return Trial(name, case, parameters(draw, kernel, case))
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
@@ -28,7 +27,7 @@ CHUNKS = 3  # of a prefill, at most
 Made = Callable[[Setup], Setup]  # turns the call of a part into another one with the same values
 
 
-def _row(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def _row(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     return {"row": draw(st.integers(0, max(0, case.problem.seqlen_q - 1)))}
 
 
@@ -77,7 +76,7 @@ def _part_agrees(
     return agree(trial, f"{names} against the whole call", got=alone, expected=whole, of=of_part)
 
 
-def chunks(draw: DrawFn, kernel: Kernel, case: Case) -> Drawn:
+def chunks(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
     """Draw the rows at which the chunks of a prefill start, but for the first chunk."""
     starts = st.lists(st.integers(1, max(1, case.problem.seqlen_q - 1)), max_size=CHUNKS - 1, unique=True)
     return {"starts": sorted(draw(starts))}

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from hypothesis.errors import Unsatisfiable
-from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import OURS
@@ -220,7 +219,7 @@ def _draw(
     return found
 
 
-def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int, examples: int, led: bool) -> None:
+def _run(examine: Callable[[Case], None], drawn: st.SearchStrategy[Case], seed: int, examples: int, led: bool) -> None:
     configured = settings(
         max_examples=examples,
         deadline=None,
@@ -234,7 +233,7 @@ def _run(examine: Callable[[Case], None], drawn: SearchStrategy[Case], seed: int
 
 
 @st.composite
-def _alike(draw: DrawFn, kernel: Kernel, island: Island) -> Case:
+def _alike(draw: st.DrawFn, kernel: Kernel, island: Island) -> Case:
     """Draw a case of an island's shape as the suite draws inputs; a softmax_scale of None is the default one."""
     problem = replace(island.problem(1.0, 30.0), softmax_scale=draw(st.sampled_from((None, 0.25, 0.05))))
     recipe = draw(recipes(problem=problem, max_edits=2))
