@@ -1,24 +1,20 @@
-"""The ranking that the verb ``tune`` prints: its records, and their form as text of 80 columns, csv and JSON.
+"""A ranking of schedules as text of 80 columns and as csv, for the verb ``tune``.
 
-The schedules are simulated and ranked in :mod:`fa3_simulator.tune`; :mod:`fa3verify.cli.tune` fills these records.
+:mod:`fa3verify.commands.tune` makes the records that are printed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
 
 import rich_click as click
 
+from fa3_simulator.footprint import Hazard
+from fa3_simulator.held_out import HeldOut
 from fa3verify.cli.simulate import hazards_line
-
-if TYPE_CHECKING:
-    from fa3_simulator.footprint import Hazard
-    from fa3_simulator.held_out import HeldOut
-    from fa3_simulator.machine import Machine
-    from fa3verify.bench.tuning import Built
-    from fa3verify.files import Json
+from fa3verify.commands.tune import MachineRanking, ScheduleRow
+from fa3verify.files import csv_cell, csv_text
 
 CSV_COLUMNS = (
     "problem",
@@ -48,111 +44,8 @@ WIDTH = 80
 SPARE = ("TFLOP/s", "gap")  # columns that are left out, in this order, where lines would be too long
 
 
-class ScheduleRow(NamedTuple):
-    """One schedule of a ranking.
-
-    ``alike`` are other tiles that take the same time. ``measured`` is measured cycles, or in words why there are none;
-    None where nobody measured, as ``built`` is where nobody compiled. ``estimated_counts`` says that such a tile was
-    never compiled, so that some instruction counts of a step are estimates.
-    """
-
-    place: int
-    tile: str
-    splits: int
-    packed: bool
-    stages: int | str
-    p: str
-    schedule: str
-    cycles: int
-    milliseconds: float
-    tflops: float
-    gap: float
-    binds: str
-    busy: float
-    hbm_gb_per_s: float
-    gluon: bool
-    flash3_choice: bool
-    alike: Sequence[str]
-    estimated_counts: bool
-    built: Built | None = None
-    measured: float | str | None = None
-
-    def to_json(self) -> Json:
-        """Return the figures as JSON; what was not compiled or measured has no key."""
-        told = self._asdict()
-        built = told.pop("built")
-        measured = told.pop("measured")
-        if built:
-            told |= built._asdict()
-        if measured is not None:
-            told["not_measured" if isinstance(measured, str) else "measured_cycles"] = measured
-        return told
-
-    def choice(self) -> str:
-        """Return the choices of a launch in words: tile, schedule, parts of the keys, packing."""
-        parts = f", {self.splits} parts" * (self.splits > 1) + ", packed" * self.packed
-        return f"{self.tile} {self.schedule}{parts}"
-
-    def behind(self) -> str:
-        """Return the last column of the table: the schedule, and what compiling and measuring it gave."""
-        parts = [self.schedule]
-        if self.built:
-            registers = f"{self.built.registers} registers, {self.built.spill_bytes} bytes spilled"
-            parts += [registers] if self.built.registers else []
-            parts += [f"! {self.built.note}"] if self.built.note else []
-        if isinstance(self.measured, str):
-            parts.append(f"! not measured: {self.measured}")
-        elif self.measured is not None:
-            parts.append(f"measured {self.measured:.0f} ({self.cycles / self.measured - 1:+.1%})")
-        return ", ".join(parts)
-
-
-class MachineRanking(NamedTuple):
-    """The ranking of schedules for one problem on one machine.
-
-    ``schedules`` is how many fit. ``held_out`` is the simulator's error on timings that it was not fitted to, None if
-    there are none. ``regret_gluon`` and ``regret_flash3`` are how much slower than the first the best launch of a
-    library is, None if it is not among them. ``agreement`` is the rank correlation with measured times, and the regret
-    of the simulated choice; None where nothing was measured. ``not_compiled`` is why --compile did nothing, or empty.
-    """
-
-    problem: str
-    machine: Machine
-    clock_mhz: float
-    kernel: str
-    schedules: int
-    lower_bound_cycles: int
-    lower_bound_binds: str
-    held_out: HeldOut | None
-    shows_peer: bool
-    regret_gluon: float | None
-    regret_flash3: float | None
-    ranked: Sequence[ScheduleRow]
-    hazards: Sequence[Hazard]
-    not_compiled: str = ""
-    agreement: tuple[float, Sequence[float]] | None = None
-
-    def to_json(self) -> Json:
-        """Return the figures as JSON; without --measure and --compile some have no key."""
-        told = self._asdict() | {
-            "machine": self.machine.name,
-            "held_out": self.held_out and self.held_out._asdict(),
-            "assumed_constants": self.machine.assumed(),
-            "ranked": [row.to_json() for row in self.ranked],
-            "hazards": [hazard._asdict() for hazard in self.hazards],
-        }
-        agreement = told.pop("agreement")
-        if agreement:
-            told["tau"], told["regret"] = agreement
-        if not self.not_compiled:
-            del told["not_compiled"]
-        return told
-
-
 def csv_of(found: Sequence[MachineRanking]) -> str:
     """Return the rows of all machines as csv with the columns :data:`CSV_COLUMNS`."""
-    from fa3verify.files import csv_cell, csv_text
-
     lines = [each.to_json() | row.to_json() for each in found for row in each.ranked]
     return csv_text(CSV_COLUMNS, ([csv_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
 

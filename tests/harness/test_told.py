@@ -19,8 +19,8 @@ from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.cli import console, ranking
 from fa3verify.cli.main import main
-from fa3verify.cli.ranking import MachineRanking, ScheduleRow
 from fa3verify.commands.replay import Replayed
+from fa3verify.commands.tune import MachineRanking, ScheduleRow
 from fa3verify.commands.verify import ShardRun
 from fa3verify.judging.verdict import What
 from fa3verify.known import registry
