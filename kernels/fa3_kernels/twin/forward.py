@@ -351,6 +351,7 @@ def _run_blocks(
     No block at all gives output 0 and the lse of an empty row.
     """
     arithmetic = kernel.arithmetic
+    config = kernel.config
     state = softmax.RowState.start(tile.positions.size)
     o = np.zeros((tile.positions.size, keys.v.value.shape[1]), np.float32)
     previous: int | None = None  # the block visited before
@@ -367,7 +368,7 @@ def _run_blocks(
         p, alpha = softmax.update(state, masked, unit, kernel.p_offset_log2, arithmetic, is_guarded)
         ratio = np.float32(1) if previous is None else keys.v_descale[previous] / keys.v_descale[block]
         pending = (p, alpha * ratio, block)
-        if not kernel.config.intra_wg_overlap:
+        if not config.intra_wg_overlap:
             o = _accumulate(o, keys, *pending, kernel)
             pending = None
         previous = block
@@ -375,7 +376,7 @@ def _run_blocks(
         o = _accumulate(o, keys, *pending, kernel)
     if queries.sink is not None and (previous is not None or kernel.order.sinks_without_keys):
         softmax.take_sink(state, queries.sink, unit, kernel.p_offset_log2, arithmetic)
-    empty = kernel.order.lse_empty if kernel.config.num_splits == 1 else softmax.NEG_INF
+    empty = kernel.order.lse_empty if config.num_splits == 1 else softmax.NEG_INF
     inverse, lse = softmax.finalize(state, _lse_factor(unit, kernel), kernel.p_offset_log2, arithmetic, float(empty))
     last = keys.v_descale[previous] if previous is not None else np.float32(1)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -148,13 +148,14 @@ def take_sink(state: RowState, sink: np.ndarray, c: np.ndarray, p_offset_log2: i
     c : float32 (rows,)
         The factor of the block visited last. The maximum of a row that saw no key becomes 0.
     """
+    order = arithmetic.order
     with np.errstate(invalid="ignore", over="ignore"):
         state.row_max = np.where(state.row_max == NEG_INF, np.float32(0), state.row_max)
         base = state.row_max
-        if arithmetic.order.maxima == "unscaled":
+        if order.maxima == "unscaled":
             base = float32.fma(base, c, np.full_like(c, -p_offset_log2))
         exponent = float32.fma(np.full_like(sink, LOG2_E), sink, -base)
-        row_sum = float32.quad_sum(state.thread_sums, far_first=arithmetic.order.quad == "far_first")
+        row_sum = float32.quad_sum(state.thread_sums, far_first=order.quad == "far_first")
         row_sum = arithmetic.flushed(row_sum + arithmetic.ex2(arithmetic.flushed(exponent)))
     # the whole sum goes to one thread, so that finalize adds zeros to it
     state.thread_sums = np.stack([row_sum, *np.zeros((3, row_sum.size), np.float32)], axis=1)
