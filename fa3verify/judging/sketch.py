@@ -139,10 +139,10 @@ def of_case(problem: AttentionProblem, out: np.ndarray, truth: np.ndarray, bound
     )
 
 
+@np.errstate(divide="ignore")
 def _half_octave(ratio: np.ndarray) -> np.ndarray:
     """Return the bin of the histogram of each ratio: 0 and NaN in the first, infinity in the last."""
-    with np.errstate(divide="ignore"):
-        at = np.ceil(2 * np.log2(ratio)) + HALF_OCTAVES
+    at = np.ceil(2 * np.log2(ratio)) + HALF_OCTAVES
     return np.clip(np.nan_to_num(at, nan=0.0, posinf=_BINS, neginf=0.0), 0, _BINS - 1).astype(int)
 
 

@@ -14,14 +14,14 @@ def error_ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(bound), 0.0, ratio)
 
 
+@np.errstate(invalid="ignore")
 def difference(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Return got - truth where an infinity equals itself; any other infinity is infinitely wrong."""
     got = got.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.where(got == truth, 0.0, np.where(np.isinf(got), np.inf, got - truth))
+    return np.where(got == truth, 0.0, np.where(np.isinf(got), np.inf, got - truth))
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def error_over_bound(got: np.ndarray, truth: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Return |got - truth| / bound of each element, as :func:`error_ratio` has it; -inf equals -inf."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return error_ratio(difference(got, truth), bound)
+    return error_ratio(difference(got, truth), bound)

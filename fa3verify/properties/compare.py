@@ -99,10 +99,10 @@ def bits_of(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(f"u{x.itemsize}")
 
 
+@np.errstate(invalid="ignore")
 def other_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return where two arrays of one float dtype differ in bits; every NaN equals every NaN, -0 is not +0."""
-    with np.errstate(invalid="ignore"):
-        return (bits_of(a) != bits_of(b)) & ~(np.isnan(a) & np.isnan(b))
+    return (bits_of(a) != bits_of(b)) & ~(np.isnan(a) & np.isnan(b))
 
 
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:

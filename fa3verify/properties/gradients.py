@@ -138,11 +138,11 @@ def _ungrouped(setup: Setup, trial: Trial) -> Found:
     whole = setup.run()
     apart = spread.run()
 
+    @np.errstate(invalid="ignore")
     def over_groups(of: Outputs) -> Outputs:
         shape = (problem.nheads_kv, problem.group)
-        with np.errstate(invalid="ignore"):
-            wide = {name: of[name].astype(np.float64) for name in ("dk", "dv")}
-            return {name: x.reshape(*x.shape[:-2], *shape, x.shape[-1]).sum(-2) for name, x in wide.items()}
+        wide = {name: of[name].astype(np.float64) for name in ("dk", "dv")}
+        return {name: x.reshape(*x.shape[:-2], *shape, x.shape[-1]).sum(-2) for name, x in wide.items()}
 
     allowed = summed(over_groups(spread.bound()), setup.bound())
     yield within("grouped heads against the sum over copies", whole, over_groups(apart), allowed)

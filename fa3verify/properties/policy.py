@@ -213,9 +213,9 @@ def _broken(effect: Effect, got: Outputs, clean: Outputs, apart: Outputs, channe
     return {name: ~x for name, x in zip(("out", "lse"), shown, strict=True) if name in got}
 
 
+@np.errstate(invalid="ignore")
 def _equal(a: np.ndarray, b: np.ndarray, apart: np.ndarray | float) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        near = (np.abs(a - b) <= apart) & (apart > 0)
+    near = (np.abs(a - b) <= apart) & (apart > 0)
     return near | (a == b) | (np.isnan(a) & np.isnan(b))
 
 

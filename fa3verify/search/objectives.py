@@ -248,33 +248,31 @@ class Difference(Objective):
         of_forward = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
         return of_forward if kernel.operation == FORWARD else None
 
+    @np.errstate(all="ignore")
     def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
         """Return how far the two kernels are apart on every individual."""
         config = kernel.config(colony)
-        with np.errstate(all="ignore"):
-            truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
-            a, b = (
-                side.run(colony, side.config(colony), truth, rounded=False) for side in (kernel, Hunted(self.against))
-            )
-            limit = forward_bound(colony.problem, colony.operands, kernel.model(config))
-            outputs = {o.name: o for o in operations.find(FORWARD).outputs}
-            fmt = FORMATS[config.out_dtype]
-            stored = encode(a[0].astype(np.float64), fmt, "ieee"), encode(b[0].astype(np.float64), fmt, "ieee")
-            slope = np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)) / limit.out
-            unit = self.unit == "bound"
-            told = self.heights(outputs["out"], stored, limit.out if unit else None, config)
-            lse = self.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
-            rows = colony.island.problems
-            size = truth_error(colony, truth.lse.reshape(-1))[0]
-            relative = np.log2(limit.out.reshape(rows, -1) / size)
-            slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
-            return {
-                "out": told,
-                "lse": lse.reshape(-1),
-                "rest": np.maximum(slope, told),
-                "rest_bound": relative,
-                "lse_bound": np.log2(limit.lse).reshape(-1),
-            }
+        truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
+        a, b = (side.run(colony, side.config(colony), truth, rounded=False) for side in (kernel, Hunted(self.against)))
+        limit = forward_bound(colony.problem, colony.operands, kernel.model(config))
+        outputs = {o.name: o for o in operations.find(FORWARD).outputs}
+        fmt = FORMATS[config.out_dtype]
+        stored = encode(a[0].astype(np.float64), fmt, "ieee"), encode(b[0].astype(np.float64), fmt, "ieee")
+        slope = np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)) / limit.out
+        unit = self.unit == "bound"
+        told = self.heights(outputs["out"], stored, limit.out if unit else None, config)
+        lse = self.heights(outputs["lse"], (a[1], b[1]), limit.lse if unit else None, config)
+        rows = colony.island.problems
+        size = truth_error(colony, truth.lse.reshape(-1))[0]
+        relative = np.log2(limit.out.reshape(rows, -1) / size)
+        slope, told = (np.where(np.isnan(x), np.inf, x).reshape(rows, -1) for x in (slope, told))
+        return {
+            "out": told,
+            "lse": lse.reshape(-1),
+            "rest": np.maximum(slope, told),
+            "rest_bound": relative,
+            "lse_bound": np.log2(limit.lse).reshape(-1),
+        }
 
     def to_json(self) -> Json:
         return {"name": "difference", "against": self.against.name, "unit": self.unit}

@@ -193,10 +193,10 @@ def encode(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     return encode_bits(x, fmt, overflow).view(fmt.dtype)
 
 
+@np.errstate(invalid="ignore")
 def decode(bits: np.ndarray, fmt: Format) -> np.ndarray:
     """Return the float64 values of codes (any integer dtype); exact, NaN and Inf included."""
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-        return np.asarray(bits).astype(fmt.bits_dtype).view(fmt.dtype).astype(np.float64)
+    return np.asarray(bits).astype(fmt.bits_dtype).view(fmt.dtype).astype(np.float64)
 
 
 def round_to(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:

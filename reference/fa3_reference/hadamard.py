@@ -63,6 +63,7 @@ def _operands(x: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return x, signs
 
 
+@np.errstate(invalid="ignore")
 def rotate(x: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Rotate the last axis: (x * signs) H / sqrt(head_dim).
 
@@ -88,5 +89,4 @@ def rotate(x: np.ndarray, signs: np.ndarray) -> np.ndarray:
     array([ 1.5, -0.5, -0.5,  1.5])
     """
     x, signs = _operands(x, signs)
-    with np.errstate(invalid="ignore"):
-        return _walsh_hadamard(x * signs)
+    return _walsh_hadamard(x * signs)

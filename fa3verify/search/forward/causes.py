@@ -32,22 +32,22 @@ CAUSES: dict[str, str] = {
 }
 
 
+@np.errstate(all="ignore")
 def cause_of(colony: ForwardColony, row: int, column: int) -> str:
     """Return the first of :data:`CAUSES` whose trigger an individual has, "other" where it has none."""
-    with np.errstate(all="ignore"):
-        lone, _ = colony.alone((row, column))
-        triggers: dict[str, Callable[[], bool]] = {  # in the order of CAUSES
-            "split": lambda: _split(lone, row, column),
-            "softcap": lambda: _softcap(lone, row),
-            "scale product": lambda: _scale_product(lone, row),
-            "raw score": lambda: bool((np.abs(lone.k[row]) @ np.abs(lone.q[row]) >= 2.0**127).any()),
-            "large maximum": lambda: abs(Guide.of(lone).top[row]) >= 2.0**23,
-            "descale ratio": lambda: _descale_ratio(lone),
-            "unnormalised": lambda: _unnormalised(lone, row, column),
-            "flushed": lambda: _flushed(lone, row),
-            "subnormal": lambda: _subnormal(lone, row, column),
-        }
-        return next((cause for cause in CAUSES if cause in triggers and triggers[cause]()), "other")
+    lone, _ = colony.alone((row, column))
+    triggers: dict[str, Callable[[], bool]] = {  # in the order of CAUSES
+        "split": lambda: _split(lone, row, column),
+        "softcap": lambda: _softcap(lone, row),
+        "scale product": lambda: _scale_product(lone, row),
+        "raw score": lambda: bool((np.abs(lone.k[row]) @ np.abs(lone.q[row]) >= 2.0**127).any()),
+        "large maximum": lambda: abs(Guide.of(lone).top[row]) >= 2.0**23,
+        "descale ratio": lambda: _descale_ratio(lone),
+        "unnormalised": lambda: _unnormalised(lone, row, column),
+        "flushed": lambda: _flushed(lone, row),
+        "subnormal": lambda: _subnormal(lone, row, column),
+    }
+    return next((cause for cause in CAUSES if cause in triggers and triggers[cause]()), "other")
 
 
 def _leaves(*values: float) -> bool:

@@ -43,27 +43,27 @@ class Guide:
     cap: float
 
     @classmethod
+    @np.errstate(all="ignore")
     def of(cls, colony: ForwardColony, visible: np.ndarray | None = None) -> Guide:
         """Compute the estimates for a colony; ``visible`` is given where its rows are not those of the island."""
         offset = colony.island.config.p_offset_log2
         visible = colony.island.visible if visible is None else visible
-        with np.errstate(all="ignore"):
-            exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in _scores(colony))
-            top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
-            p, base, row_sum = _weights(colony.island, computed)
-            stored = rounded(p, colony.island.dtype)
-            lost = np.abs(p - stored)
-            size = 8 + np.abs(computed) + np.abs(top)[:, None]
-            lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
-            weights = np.exp2(exact - top[:, None] + offset)
-            scale = np.exp2(base + offset - top[:, None])
-            last = base[:, 0]
-            lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
-            error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
-            inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
-            lost = np.where((stored == 0) | (scale < _FLUSHED), weights, scale * lost)
-            cap = colony.environment.softcap * LOG2_E if colony.island.softcap else 0.0
-            return cls(exact, top, weights, scale * stored, lost, visible, error, inverse, cap)
+        exact, computed = (np.where(visible & (np.abs(x) < np.inf), x, -np.inf) for x in _scores(colony))
+        top = np.where(np.isneginf(exact.max(1)), 0.0, exact.max(1))
+        p, base, row_sum = _weights(colony.island, computed)
+        stored = rounded(p, colony.island.dtype)
+        lost = np.abs(p - stored)
+        size = 8 + np.abs(computed) + np.abs(top)[:, None]
+        lost = np.where(lost > 2.0**-22 * size * p, lost, 0.0)
+        weights = np.exp2(exact - top[:, None] + offset)
+        scale = np.exp2(base + offset - top[:, None])
+        last = base[:, 0]
+        lse = (last.astype(np.float32) + mufu.lg2(row_sum)) * LN2
+        error = np.abs(lse - (top - offset + np.log2(weights.sum(1))) / LOG2_E)
+        inverse = mufu.rcp(row_sum) * np.exp2(top - offset - last)
+        lost = np.where((stored == 0) | (scale < _FLUSHED), weights, scale * lost)
+        cap = colony.environment.softcap * LOG2_E if colony.island.softcap else 0.0
+        return cls(exact, top, weights, scale * stored, lost, visible, error, inverse, cap)
 
     @property
     def lse_errors(self) -> np.ndarray:

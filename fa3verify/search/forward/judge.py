@@ -88,6 +88,7 @@ def over_bound(
     return Judge(partial(judge, bound=bound, kernel=kernel), published, objectives, records)
 
 
+@np.errstate(all="ignore")
 def judge(
     colony: ForwardColony, guide: Guide | None = None, bound: Bound = forward_bound, kernel: Twin = TWIN
 ) -> Ratios:
@@ -104,34 +105,33 @@ def judge(
         output relative to sum P |v|.
     """
     guide = guide or Guide.of(colony)
-    with np.errstate(all="ignore"):
-        (out, got_lse), truth, limit, config = _run(colony, bound, kernel, rounded=False)
-        lse = truth.lse.reshape(-1)
-        size, out_floor, lse_floor = truth_error(colony, lse)
-        out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
-        fmt = FORMATS[config.out_dtype]
-        known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
-        known = known / guide.exact.sum(1)[:, None]
-        # Without a tenth of the bound left there is nothing to divide by.
-        has_rest = (size > _TINY) & (known < 0.9 * out_limit)
-        stored = encode(out.astype(np.float64), fmt, "ieee")
-        return {
-            "out": _ratio(out, exact, out_limit, out_floor),
-            "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
-            "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
-            "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
-            "out_bound": np.log2(out_limit / size),
-            "rest_bound": np.log2((out_limit - known) / size),
-            "lse_bound": np.log2(limit.lse.reshape(-1)),
-        }
+    (out, got_lse), truth, limit, config = _run(colony, bound, kernel, rounded=False)
+    lse = truth.lse.reshape(-1)
+    size, out_floor, lse_floor = truth_error(colony, lse)
+    out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
+    fmt = FORMATS[config.out_dtype]
+    known = guide.rounding @ np.abs(colony.v * colony.per_key(colony.environment.v_descale)).T
+    known = known / guide.exact.sum(1)[:, None]
+    # Without a tenth of the bound left there is nothing to divide by.
+    has_rest = (size > _TINY) & (known < 0.9 * out_limit)
+    stored = encode(out.astype(np.float64), fmt, "ieee")
+    return {
+        "out": _ratio(out, exact, out_limit, out_floor),
+        "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+        "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+        "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+        "out_bound": np.log2(out_limit / size),
+        "rest_bound": np.log2((out_limit - known) / size),
+        "lse_bound": np.log2(limit.lse.reshape(-1)),
+    }
 
 
+@np.errstate(all="ignore")
 def judge_rounded(colony: ForwardColony, bound: Bound = forward_bound, kernel: Twin = TWIN) -> np.ndarray:
     """Return error over bound of what the kernel stores, (problems, columns)."""
-    with np.errstate(all="ignore"):
-        (out, _), truth, limit, _ = _run(colony, bound, kernel, rounded=True)
-        out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
-        return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
+    (out, _), truth, limit, _ = _run(colony, bound, kernel, rounded=True)
+    out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
+    return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
 
 
 def _run(

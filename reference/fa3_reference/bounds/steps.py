@@ -269,11 +269,11 @@ def rounding_error(low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray
     return np.where(high > fmt.max_finite, np.inf, np.where(down == up, known, half_ulp))
 
 
+@np.errstate(over="ignore")
 def rounded(x: np.ndarray, fmt: Format) -> np.ndarray:
     """Round to binary32 and then to a format, both to nearest; float64. A kernel rounds binary32 numbers near x, and
     as this function never decreases, its values at two ends hold theirs in between."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x).astype(np.float32).astype(fmt.dtype).astype(np.float64)
+    return np.asarray(x).astype(np.float32).astype(fmt.dtype).astype(np.float64)
 
 
 def rounded_error(exact: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarray:
