@@ -87,14 +87,6 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode()
 
 
-def unpack(path: Path) -> None:
-    """Put the plain file in the place of a packed one, so that it can be added to."""
-    held = stored(path)
-    if held != path:
-        write_bytes(path, read_bytes(path))
-        held.unlink()
-
-
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text with ``\\n`` line ends, whole or not at all; a packed file is replaced by a packed one."""
     held = stored(path)
@@ -160,14 +152,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no text
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Return the rows of a table, plain or packed; raises as :func:`csv_rows` and :func:`read_bytes` do."""
-    try:
-        return csv_rows(read_text(path), path.name, columns)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is no CSV file: {error}") from None
 
 
 def csv_rows(text: str, name: str, columns: Sequence[str] = ()) -> list[dict[str, str]]:

@@ -21,8 +21,9 @@ from fa3_reports.bench import results
 from fa3_reports.bench.ratios import geometric_mean
 from fa3_reports.device import keys
 from fa3_reports.device.source import Source
+from fa3_reports.stored import read_csv
 from fa3verify.cli.main import main
-from fa3verify.files import PACKED, read_csv
+from fa3verify.files import PACKED
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fa3verify import operations
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
-from fa3verify.files import Json, csv_cell, csv_text
+from fa3verify.files import Json
 from fa3verify.judging.gate import GateRow
 from fa3verify.judging.verdict import PARTS
 from fa3verify.records import plain
@@ -75,11 +75,6 @@ class PageTable:
         """Return the text of a cell; a dash where a row has no text for the column."""
         value = row.get(column.key)
         return DASH if value is None and column.is_text else column.form(value)
-
-    def csv(self) -> str:
-        """Return all values, six significant digits, under their keys."""
-        keys = [column.key for column in self.columns]
-        return csv_text(keys, ([csv_cell(row.get(key)) for key in keys] for row in self.rows))
 
 
 def written(text: str) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fa3_reports.recordings import Recorded, Recording, check, cost, keys_of, refusal
+from fa3_reports.stored import read_csv
 from fa3verify.campaign.pool import processes
 from fa3verify.campaign.tasks import CallTask, run
-from fa3verify.files import csv_lines, read_csv
+from fa3verify.files import csv_lines
 
 # a tenth of the outputs is to have that many keys
 LONG_KEYS = 4096

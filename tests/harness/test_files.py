@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fa3_reports import stored
 from fa3verify import files
 
 
@@ -16,7 +17,7 @@ def test_a_packed_file_is_read_by_the_name_that_it_has_unpacked_and_by_its_own(t
     packed.write_bytes(lzma.compress(b"a\n1\n"))
     assert files.stored(path) == packed
     assert files.read_text(path) == files.read_text(packed) == "a\n1\n"
-    assert files.read_csv(path) == [{"a": "1"}]
+    assert stored.read_csv(path) == [{"a": "1"}]
 
 
 def test_a_packed_file_is_replaced_by_a_packed_one_and_a_plain_one_stays_plain(tmp_path: Path):
@@ -32,9 +33,9 @@ def test_a_packed_file_is_replaced_by_a_packed_one_and_a_plain_one_stays_plain(t
 
 def test_unpacking_leaves_the_plain_file_alone(tmp_path: Path):
     files.write_text(tmp_path / "a.xz", "text")
-    files.unpack(tmp_path / "a")
+    stored.unpack(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    files.unpack(tmp_path / "a")
+    stored.unpack(tmp_path / "a")
     assert (tmp_path / "a").read_text() == "text"
 
 

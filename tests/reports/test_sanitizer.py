@@ -7,7 +7,7 @@ import pytest
 from fa3_kernels.audit.shipped import shipped
 from fa3_reports.cli import sanitize
 from fa3_reports.sanitizer import COLUMNS, DONE, TOOLS, Report, explanation, is_complete, parse
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 EVIDENCE = Path(__file__).parents[2] / "reports" / "h200" / "sanitizer" / "sanitizer.csv"
 HAZARD = "Potential RAW hazard detected"

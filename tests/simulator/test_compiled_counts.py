@@ -11,6 +11,7 @@ from fa3_kernels.audit.shipped import Launch, shipped
 from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
+from fa3_reports.audit.launched import kind_of
 from fa3_simulator import vector_work as module
 from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
@@ -22,7 +23,7 @@ from fa3_simulator.vector_work import estimated, other_instructions, other_work,
 GOLDEN, H200 = accepted_rows(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")
 # Of caches the simulator knows nothing.
-FORWARD = [x for x in shipped() if x.function == "forward" and x.evidence != "paged"]
+FORWARD = [x for x in shipped() if x.function == "forward" and kind_of(x) != "paged"]
 WARP_SPECIALIZED = [x for x in FORWARD if "warp_specialize" not in x.choices]
 # Without a mask, a cap or splits: the loop is that of the plain step.
 PLAIN = [

@@ -10,7 +10,7 @@ import pytest
 
 from fa3_reports.microbench.experiment import digest
 from fa3_reports.microbench.sharing import PASSES, sharing
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 REPORTS = Path(__file__).parents[2] / "reports"
 GPUS = ("h100", "h200")

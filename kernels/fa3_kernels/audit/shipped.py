@@ -31,22 +31,6 @@ class Launch:
     function: Literal["forward", "quantize_qkv", "backward", "append"] = "forward"
     stamps: int = 0
 
-    @property
-    def evidence(self) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
-        """Return the kind of launches that this one belongs to, by which :mod:`.evidence` groups them.
-
-        A forward is one of batched sequences, of packed ones, which are scheduled on the GPU, or of caches and sinks.
-        """
-        if self.function == "quantize_qkv":
-            return "quantize"
-        if self.function == "backward":
-            return "backward"
-        if self.stamps:
-            return "timeline"
-        if self.problem.cache or self.problem.sinks:
-            return "paged"
-        return "packed" if self.problem.is_varlen else "forward"
-
 
 # Kinds of problems that differ in their compiled code: which keys are hidden, how rows lie in tiles, where results go.
 # By name: (seqlen_k, semantics, choices). 1024 keys are whole tiles, 1000 are not.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,10 +88,26 @@ def labelled(name: str, calls: Sequence[Call]) -> dict[str, Call]:
     return found
 
 
+def kind_of(launch: Launch) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
+    """Return the kind of launches that one belongs to, by which :mod:`fa3_kernels.audit.evidence` groups them.
+
+    A forward is one of batched sequences, of packed ones, which are scheduled on the GPU, or of caches and sinks.
+    """
+    if launch.function == "quantize_qkv":
+        return "quantize"
+    if launch.function == "backward":
+        return "backward"
+    if launch.stamps:
+        return "timeline"
+    if launch.problem.cache or launch.problem.sinks:
+        return "paged"
+    return "packed" if launch.problem.is_varlen else "forward"
+
+
 def launch_figures(launch: Launch, call: Call) -> dict[str, object]:
     """The row's group ``launch``: what it is evidence of, grid, hash."""
     digest = launch_sha256(call.arguments, call.grid, call.options)
-    return {"of": launch.evidence, "grid": list(call.grid), "sha256": digest}
+    return {"of": kind_of(launch), "grid": list(call.grid), "sha256": digest}
 
 
 def launches_of(probes: Sequence[Launch]) -> dict[str, dict[str, object]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from fa3_reports import stored
 from fa3_reports.bench.cells import Cell
 from fa3verify import files, records
 from fa3verify.files import Json
@@ -231,7 +232,7 @@ def read(path: Path) -> Results:
 
 def append(path: Path, body: Json) -> None:
     """Append one record and flush it to the disk; a line cut short before it is ended first, a packed file unpacked."""
-    files.unpack(path)
+    stored.unpack(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         file.seek(0)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fa3verify.files import csv_text, read_csv, stored, write_text
+from fa3_reports.stored import read_csv
+from fa3verify.files import csv_text, stored, write_text
 
 Key = tuple[str, ...]
 

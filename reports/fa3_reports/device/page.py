@@ -20,6 +20,7 @@ from fa3_reports.device.blocks import Drawing, Figure, Section, html_text
 from fa3_reports.device.keys import changed_launches, why_stale
 from fa3_reports.device.quoted import figures_of
 from fa3_reports.device.source import Source
+from fa3_reports.stored import table_csv
 from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
@@ -146,7 +147,7 @@ def render(folder: Path) -> dict[str, str]:
         own = context | {"sections": [each for each in sections if each.blocks], "is_front": page == PAGE}
         made = both_pages("device", own, css=css, folder=TEMPLATES)
         files |= {page: made["device.html"], markdown: made["device.md"]}
-    files |= {f"{TABLES}/{table.name}.csv": table.csv() for table in tables.values()}
+    files |= {f"{TABLES}/{table.name}.csv": table_csv(table) for table in tables.values()}
     figures = [figure for section in (*shown, *details) for figure in section.figures]
     drawings = {d.name: d for figure in figures for d in figure.drawings}
     return files | {f"{FIGURES}/{name}.svg": standalone(d, css) for name, d in drawings.items()}

@@ -20,11 +20,12 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.measured.printed import parser_of, printed
 from fa3_reports.measured.validation import accuracy
+from fa3_reports.stored import read_csv
 from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.machine import Machine
 from fa3_simulator.run import estimate, operations
-from fa3verify.files import markdown_table, read_csv
+from fa3verify.files import markdown_table
 
 COLUMNS = (
     "source",

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
+from fa3_reports import stored
 from fa3_simulator.machine import load
 from fa3_simulator.run import in_words
 from fa3_simulator.schedules import switches
@@ -111,7 +112,7 @@ def csv_text(rows: Sequence[Choice]) -> str:
 def read(path: Path) -> list[Choice]:
     """Rows of ``choices.csv``."""
     kinds: tuple[Any, ...] = (int, int, str, str, str, int, int, float)
-    rows = files.read_csv(path, Choice._fields)
+    rows = stored.read_csv(path, Choice._fields)
     return [Choice(*(kind(row[name]) for kind, name in zip(kinds, Choice._fields, strict=True))) for row in rows]
 
 

@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_reports.stored import read_csv
 from fa3_simulator.machine import Constant, Machine, load
-from fa3verify.files import read_csv, stored
+from fa3verify.files import stored
 
 REPEATS = 0.02
 STAMP_CYCLES = 20

@@ -13,11 +13,12 @@ import numpy as np
 import xarray as xr
 
 from fa3_kernels.twin.forward import forward
+from fa3_reports.stored import read_csv
 from fa3_reports.studies import drawn, tables
 from fa3_reports.studies.study import Extent, Records, Study, meaning, pivot, texts
 from fa3verify.campaign import accumulator_loss as loss
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.files import Json, read_csv
+from fa3verify.files import Json
 
 EXACT = "twin.e4m3, exact P V"
 KERNELS = ("twin.e4m3", "twin.e4m3_chained", EXACT)

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from fa3_kernels.plan.config import Config
+from fa3_reports.stored import read_csv
 from fa3_simulator import tune
 from fa3verify.cli.main import main
-from fa3verify.files import read_csv
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
 WIDE = ("--head-dim", 256)  # which has the fewest tiles and schedules to simulate

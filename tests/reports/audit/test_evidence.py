@@ -27,7 +27,7 @@ from fa3_reports.audit.evidence import changed_since
 from fa3_reports.audit.launched import launch_sha256, launches_of
 from fa3_reports.audit.probes import audited, probes
 from fa3_reports.device.keys import SEVERAL
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "kernels" / "fa3_kernels"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 QUANTISER = Path(__file__).parents[3] / "reports" / "h200" / "quantiser"
 

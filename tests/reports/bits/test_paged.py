@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from fa3_reference.cache import gathered, serve
+from fa3_reports.audit.launched import kind_of
 from fa3_reports.audit.probes import probes
 from fa3_reports.bits.paged import FAULTS, control_case, key, twin_bits, with_fault
 from fa3_reports.bits.paged_cases import SIZES, cases, operands
@@ -39,7 +40,7 @@ def test_cases_meet_every_kind_of_cache_at_every_size() -> None:
 
 def test_every_launch_that_ships_is_of_a_kind_that_is_asked() -> None:
     asked = Counter((c.problem.dtype, c.problem.head_dim, c.problem.head_dim_v) for c in cases())
-    shipped = {(x.problem.dtype, x.problem.head_dim, x.problem.head_dim_v) for x in probes() if x.evidence == "paged"}
+    shipped = {(x.problem.dtype, x.problem.head_dim, x.problem.head_dim_v) for x in probes() if kind_of(x) == "paged"}
     assert shipped <= asked.keys()
 
 

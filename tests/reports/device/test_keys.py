@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reports import claims
+from fa3_reports import claims, stored
 from fa3_reports.device import keys, page
 from fa3_reports.device.source import Source
 from fa3verify import files
@@ -81,7 +81,7 @@ def with_another_key(path: Path) -> None:
         text = re.sub(r'("version": ")\d+\.\d+\.\d+"', r'\g<1>0.0.0"', text)
         files.write_text(file, text)
     if path.suffix == ".csv" and not path.name.endswith(".stamps.csv"):
-        rows = files.read_csv(path)
+        rows = stored.read_csv(path)
         for name in {"plan", "ptx_sha256"} & {*rows[0]}:
             rows[-1][name] = "0" * 16
             files.write_text(path, files.csv_text([*rows[0]], (row.values() for row in rows)))

@@ -11,8 +11,8 @@ import numpy as np
 
 from fa3_reports.measured.timings import MeasuredRow, read
 from fa3_reports.measured.validation import CYCLES, compare, figures_of
+from fa3_reports.stored import read_csv
 from fa3_simulator.machine import load
-from fa3verify.files import read_csv
 
 REPORTS = Path(__file__).parents[3] / "reports"
 EVERY = 8  # of the rows of a table this one is simulated again, and the first of each kind of kernel

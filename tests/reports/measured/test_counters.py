@@ -12,10 +12,10 @@ from fa3_kernels.plan.config import default_config
 from fa3_reports.bench.cells import Cell
 from fa3_reports.measured import counters, overlap, timings
 from fa3_reports.measured.counters import METRICS, Launched
+from fa3_reports.stored import read_csv
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import tensor_cycles_per_block
 from fa3_simulator.run import all_tiles
-from fa3verify.files import read_csv
 from tests.sampling import sampled
 
 CELL = Cell("paper", "fp16", 1, 1024, 1024, 4, 4, 128, False)

@@ -10,7 +10,7 @@ import pytest
 
 from fa3_reports.measured import host_rows
 from fa3_reports.measured.host_rows import Cost, check
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 PUBLISHED = Path(__file__).parents[3] / "reports" / "h200" / "speed" / "host" / "host.csv"
 OURS, FLASH3 = Cost("decode", "gluon", 38.75, 56.18), Cost("decode", "flash3", 27.3, 32.86)

@@ -14,10 +14,10 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.stored import read_csv
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import closed_form, roofline
 from fa3_simulator.run import estimate
-from fa3verify.files import read_csv
 
 H100, CLOCK_MHZ = load("h100"), 1500.0
 

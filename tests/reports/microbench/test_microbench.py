@@ -15,7 +15,7 @@ from fa3_reports.microbench.latency import DEPENDENT, PER_PASS
 from fa3_reports.microbench.ptx import VECTOR, repeat, vector
 from fa3_reports.microbench.softmax import Step, convert, exponentials, maxima, pv, qk, rescale
 from fa3_reports.microbench.suite import chosen
-from fa3verify.files import read_csv
+from fa3_reports.stored import read_csv
 
 MULTIPROCESSORS = 132
 NAMES = {
