@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -24,36 +25,31 @@ def reason(a: Any, b: Any, problems: tuple[AttentionProblem, AttentionProblem]) 
     """
     if not isinstance(a, Config) or not isinstance(b, Config):
         return "the kernels do not say how they are launched"
-    parts = [*_family(a, b), *_tiles(a, b, problems), *_splits(a, b, problems), *_formats(a, b)]
-    return "; ".join(parts) or "nothing that is known of the two launches differs"
+    return "; ".join(_differences(a, b, problems)) or "nothing that is known of the two launches differs"
 
 
-def _family(a: Config, b: Config) -> list[str]:
-    if a.family == b.family:
-        return []
+def _differences(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> Iterator[str]:
+    """Yield what two launches have different: order of operations, tiles, parts of the keys, formats."""
     orders = a.traits.order, b.traits.order
     differing = [f.name for f in fields(orders[0]) if getattr(orders[0], f.name) != getattr(orders[1], f.name)]
-    return [f"families {a.family} and {b.family} differ in {', '.join(differing)}" if differing else ""]
-
-
-def _tiles(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
-    if a.tile_n == b.tile_n:
-        return []
-    keys = min(problem.seqlen_k for problem in problems)
-    counts = [-(-keys // config.tile_n) for config in (a, b)]
-    split = f"{keys} keys are {plural(counts[0], 'tile')} against {counts[1]}"
-    return [f"a tile has {a.tile_n} keys against {b.tile_n}, so {split}"]
-
-
-def _splits(a: Config, b: Config, problems: tuple[AttentionProblem, AttentionProblem]) -> list[str]:
-    m = splits_of(a, problems[0])
-    n = splits_of(b, problems[1])
-    if m is not None and m != n:
-        return [f"keys are cut into {plural(m, 'part')} against {n}"]
+    if differing:
+        yield f"families {a.family} and {b.family} differ in {', '.join(differing)}"
+    if a.tile_n != b.tile_n:
+        keys = min(problem.seqlen_k for problem in problems)
+        counts = [-(-keys // config.tile_n) for config in (a, b)]
+        split = f"{keys} keys are {plural(counts[0], 'tile')} against {counts[1]}"
+        yield f"a tile has {a.tile_n} keys against {b.tile_n}, so {split}"
+    splits = [x.traits.sequence_splits(problem, x)[0] for x, problem in zip((a, b), problems, strict=True)]
     lengths = [(problem.seqlen_q, problem.seqlen_k) for problem in problems]
-    # The same number of parts of other ranges: a row's tile sees other keys where the lengths differ.
-    is_cut_elsewhere = m != 1 and problems[0].causal and lengths[0] != lengths[1]
-    return [f"either cuts the keys that a row's tile sees into {m} parts, and the tile is another"] * is_cut_elsewhere
+    if splits[0] != splits[1]:
+        yield f"keys are cut into {plural(splits[0], 'part')} against {splits[1]}"
+    elif splits[0] != 1 and problems[0].causal and lengths[0] != lengths[1]:
+        # The same number of parts of other ranges: a row's tile sees other keys where the lengths differ.
+        yield f"either cuts the keys that a row's tile sees into {splits[0]} parts, and the tile is another"
+    words = {"promotion_interval": "keys of a promoted sum", "out_dtype": "the output format", "dtype": "the dtype"}
+    for name, what in words.items():
+        if getattr(a, name) != getattr(b, name):
+            yield f"{what} {'is' if 'the' in what else 'are'} {getattr(a, name)} against {getattr(b, name)}"
 
 
 def splits_of(config: Any, problem: AttentionProblem) -> int | None:
@@ -65,12 +61,3 @@ def splits_of(config: Any, problem: AttentionProblem) -> int | None:
     1
     """
     return config.traits.sequence_splits(problem, config)[0] if isinstance(config, Config) else None
-
-
-def _formats(a: Config, b: Config) -> list[str]:
-    words = {"promotion_interval": "keys of a promoted sum", "out_dtype": "the output format", "dtype": "the dtype"}
-    return [
-        f"{what} {'is' if 'the' in what else 'are'} {getattr(a, name)} against {getattr(b, name)}"
-        for name, what in words.items()
-        if getattr(a, name) != getattr(b, name)
-    ]

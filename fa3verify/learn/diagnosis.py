@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fa3_kernels.faults.table import Fault, description, faulty
 from fa3_kernels.plan.config import default_config
@@ -18,13 +18,8 @@ from fa3verify.learn.launcher import Launcher, Question, differing
 from fa3verify.learn.rows import KEYS
 from fa3verify.operations.forward import Result
 
+_Suspect = Callable[..., Result]  # an order whose twin is run with a mistake: of a question and ``twin``
 _MOST = 6  # refuted orders that are tried; all are alike but for fields that no launch had separated
-
-
-class _Suspect(Protocol):
-    """An order whose twin is run with a mistake."""
-
-    def __call__(self, question: Question, twin: Any) -> Result: ...
 
 
 def mistakes(game: Elimination, refuted: Sequence[Order]) -> tuple[str, ...]:

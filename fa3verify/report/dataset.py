@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def _cases(found: Run) -> xr.Dataset:
         attributes = {"units": "1" if unit in ("ulp", "nat") else unit, "long_name": meaning}
         if unit in ("ulp", "nat"):
             attributes["comment"] = f"counted in {unit}"
-        data[name] = ("case", np.array([_number(case.measures.get(name)) for case in cases], float), attributes)
+        data[name] = ("case", np.array([case.measures.get(name) for case in cases], float), attributes)
     return xr.Dataset(data)
 
 
@@ -98,7 +97,7 @@ def _table(dim: str, rows: Sequence[Json], texts: Sequence[str], numbers: Mappin
     for name, meaning in numbers.items():
         data[name] = (
             dim,
-            np.array([_number(row.get(name)) for row in rows], float),
+            np.array([row.get(name) for row in rows], float),
             {"units": "1", "long_name": meaning},
         )
     return xr.Dataset(data)
@@ -110,13 +109,6 @@ def _texts(dim: str, values: list[str], meaning: str) -> tuple:
 
 def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _number(value: Any) -> float:
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 _OF_PROVENANCE = ("history", "circumstances_json")  # attributes of the root
