@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.gluon import unsupported
+from fa3_kernels import gluon
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import traits_of
 from fa3_reference.problem import AttentionProblem
@@ -227,7 +227,7 @@ def _launchable(shown: Sequence[list[Ranked]]) -> list[Config]:
 
 def compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:
     """Return the ranking with registers and spills of each schedule, or with why nothing can be compiled here."""
-    if reason := unsupported():
+    if reason := gluon.unsupported():
         return ranking._replace(not_compiled=reason)
     from fa3verify.bench import tuning as tune_build
 
