@@ -37,14 +37,14 @@ _OPTIONS = (
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
-_OF_FORWARD = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
+_BACKWARD_TENSORS = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
 _SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 for _of in ("forward", "inference"):
     _LIBRARY.define(f"{_of}(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
     _LIBRARY.define(f"{_of}_varlen(Tensor q, Tensor k, Tensor v, {_STARTS}, {_OPTIONS}) -> (Tensor, Tensor)")
-_LIBRARY.define(f"backward({_OF_FORWARD}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define(f"backward_varlen({_OF_FORWARD}, {_STARTS}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(f"backward({_BACKWARD_TENSORS}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(f"backward_varlen({_BACKWARD_TENSORS}, {_STARTS}, {_SEMANTICS}) -> (Tensor, Tensor, Tensor)")
 forward_op: Any = torch.ops.fa3verify.forward.default
 forward_varlen_op: Any = torch.ops.fa3verify.forward_varlen.default
 inference_op: Any = torch.ops.fa3verify.inference.default
@@ -127,36 +127,22 @@ def refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -
             raise ValueError(f"{name} is not supported, pass None")
 
 
-def arguments(q: torch.Tensor, options: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales]:
-    """Return the options of an operator, in the order of its schema, as the launch takes them.
+def _of_forward(q: torch.Tensor, rest: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales, Packed | None]:
+    """Return what follows q, k and v in a forward's arguments, as the launch takes it: the starts of packed sequences
+    if there are any, then the options in the order of the schema.
 
     The promotion interval counts for FP8 operands alone. ``deterministic``, the last option, is for the backward.
     """
-    *factors, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = options
+    *packed, of_q, of_k, of_v, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = rest
     interval = interval if q.dtype is torch.float8_e4m3fn else None
     semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
-    return semantics, choices, descales_of(factors[0], factors[1], factors[2], blocks)
+    return semantics, choices, descales_of(of_q, of_k, of_v, blocks), Packed(*packed) if packed else None
 
 
-def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of batched sequences; arguments as :func:`fa3_kernels.api.flash_attn_func`. Returns out and lse."""
-    semantics, choices, descales = arguments(q, options)
-    return forward(q, k, v, semantics, choices, descales=descales)
-
-
-def _forward_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of packed sequences; arguments as :func:`fa3_kernels.api.flash_attn_varlen_func`. Returns out, lse."""
-    semantics, choices, descales = arguments(q, options)
-    return forward(q, k, v, semantics, choices, descales=descales, packed=Packed(cu_q, cu_k, max_q, max_k))
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse; ``rest`` is what :func:`_of_forward` reads."""
+    semantics, choices, descales, packed = _of_forward(q, rest)
+    return forward(q, k, v, semantics, choices, descales=descales, packed=packed)
 
 
 def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]:
@@ -189,9 +175,9 @@ def _backward(
 
 for _name, _function in (
     ("forward", _forward),
-    ("forward_varlen", _forward_varlen),
+    ("forward_varlen", _forward),
     ("inference", _forward),
-    ("inference_varlen", _forward_varlen),
+    ("inference_varlen", _forward),
     ("backward", _backward),
     ("backward_varlen", _backward),
 ):
@@ -237,15 +223,11 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 
 
 class Attention(torch.autograd.Function):
-    """The forward with its gradient, for code that is not traced; arguments are those of the operators.
-
-    Packed sequences are told from batched ones by the number of arguments.
-    """
+    """The forward with its gradient, for code that is not traced; arguments are those of the operators."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        run = _forward_varlen if len(inputs) > 3 + _NUM_OPTIONS else _forward
-        output = run(*inputs)
+        output = _forward(*inputs)
         _keep(ctx, inputs, output)
         return output
 
@@ -262,45 +244,31 @@ def _check(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     semantics: Semantics,
     choices: Choices,
-    descales: Descales = NO_DESCALES,
-    packed: tuple | None = None,
+    descales: Descales,
+    packed: Packed | None,
 ) -> None:
-    """Check a launch as the launch itself does, but only where a traced call has no symbolic sizes."""
+    """Check a launch as the launch itself does, its sizes only where a traced call has no symbolic ones."""
+    lengths = None
+    if packed is not None:
+        check_starts(operands[0], packed)
+        lengths = (packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k)
     seen = tuple(map(operand, operands))
     given = tuple(None if x is None else operand(x) for x in descales[:3])
     sizes = [n for x in (*seen, *filter(None, given)) for n in (*x.shape, *x.strides)]
-    if all(type(n) is int for n in (*sizes, *(packed or ()))):
-        request_of(seen, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=packed)
+    if all(type(n) is int for n in (*sizes, *(lengths or ()))):
+        request_of(seen, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=lengths)
 
 
 @torch.library.register_fake("fa3verify::forward")
-@torch.library.register_fake("fa3verify::inference")
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse of a batched forward as empty tensors, after the checks that a traced call allows."""
-    _check((q, k, v), *arguments(q, options))
-    batch, seqlen_q, nheads, _ = q.shape
-    out = q.new_empty((batch, seqlen_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
-    return out, q.new_empty((batch, nheads, seqlen_q), dtype=torch.float32)
-
-
 @torch.library.register_fake("fa3verify::forward_varlen")
+@torch.library.register_fake("fa3verify::inference")
 @torch.library.register_fake("fa3verify::inference_varlen")
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse of a packed forward as empty tensors, after the checks that a traced call allows."""
-    check_starts(q, Packed(cu_q, cu_k, max_q, max_k))
-    _check((q, k, v), *arguments(q, options), (cu_q.shape[0] - 1, max_q, max_k))
-    total_q, nheads, _ = q.shape
-    out = q.new_empty((total_q, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
-    return out, q.new_empty((nheads, total_q), dtype=torch.float32)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse as empty tensors, after the checks that a traced call allows."""
+    _check((q, k, v), *_of_forward(q, rest))
+    *batch, rows, nheads, _ = q.shape
+    out = q.new_empty((*batch, rows, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
+    return out, q.new_empty((*batch, nheads, rows), dtype=torch.float32)
 
 
 @torch.library.register_fake("fa3verify::backward")
@@ -317,10 +285,6 @@ def _(
 ) -> _Gradients:
     """Return the gradients as empty tensors, after the checks that a traced call allows."""
     semantics, packed, _ = _of_backward(rest)
-    lengths = None
-    if packed is not None:
-        check_starts(q, packed)
-        lengths = (packed.cu_seqlens_q.shape[0] - 1, packed.max_seqlen_q, packed.max_seqlen_k)
-    _check((q, k, v), semantics, Choices(), packed=lengths)
+    _check((q, k, v), semantics, Choices(), NO_DESCALES, packed)
     check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
