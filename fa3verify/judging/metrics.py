@@ -112,6 +112,7 @@ def enclosed(got: Outputs, truth: Outputs, enclosure: Mapping[str, tuple[np.ndar
     }
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def figures(
     operation: Operation, got: Outputs, seen: Outputs, unrounded: Outputs | None, bound: Outputs, config: Any
 ) -> dict[str, float]:
@@ -131,44 +132,43 @@ def figures(
     out = joined(got)
     truth = joined(seen)
     limit = joined(bound)
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = out - truth
-        judged = np.isfinite(truth) & np.isfinite(limit)
-        lost = judged & ~np.isfinite(out)
-        good = judged & ~lost
-        ratio = np.where(judged, ratio, 0.0)
-        exact = np.where(judged, truth, 0.0)
-        rounded = round_to(exact, fmt, "ieee")
-        spacing = ulp(exact, fmt)
-        in_ulp = np.abs(error[good]) / spacing[good]
-        result = {
-            "outputs": out.size,
-            "nonfinite": int(lost.sum()),
-            "unbounded": int((~judged).sum()),
-            "rms": _rms(truth[good]),
-            "rmse_seen": _rms(error[good]),
-            "max_error": float(np.max(np.abs(error[good]), initial=0.0)),
-            "ratio_max": float(np.max(ratio, initial=0.0)),
-            "ratio_median": float(np.median(ratio[judged])) if judged.any() else 0.0,
-            "bias": _gain(out[good], truth[good]),
-            "bit_equal": float(np.mean(rounded[good] == out[good])) if good.any() else 1.0,
-        }
-        quantiles = np.quantile(in_ulp, [0.5, 0.99, 0.999, 1.0]) if in_ulp.size else np.zeros(4)
-        result |= dict(zip(("ulp_p50", "ulp_p99", "ulp_p999", "ulp_max"), map(float, quantiles), strict=True))
-        result["rel_rmse_seen"] = _relative(result["rmse_seen"], result["rms"])
-        finite = good & np.isfinite(rounded)
-        result["rel_rmse_ideal"] = _relative(_rms((rounded - exact)[finite]), result["rms"])
-        if not operation.judges_choices:  # an ideal kernel makes its own choices, of which nothing is known
-            shapes = [seen[output.name].shape for output in main]
-            ranked = judged & np.isfinite(rounded)
-            result["bits_lost"] = _bits_lost((error, rounded - exact, spacing, ranked), shapes)
-        if unrounded is not None:
-            original = joined(unrounded)
-            result["rmse_unrounded"] = _rms((out - original)[good & np.isfinite(original)])
-            result["rel_rmse_unrounded"] = _relative(result["rmse_unrounded"], result["rms"])
-        for output in operation.sides:
-            if output.name in got:
-                result |= _side_figures(output, *(x[output.name] for x in (got, seen, bound)))
+    error = out - truth
+    judged = np.isfinite(truth) & np.isfinite(limit)
+    lost = judged & ~np.isfinite(out)
+    good = judged & ~lost
+    ratio = np.where(judged, ratio, 0.0)
+    exact = np.where(judged, truth, 0.0)
+    rounded = round_to(exact, fmt, "ieee")
+    spacing = ulp(exact, fmt)
+    in_ulp = np.abs(error[good]) / spacing[good]
+    result = {
+        "outputs": out.size,
+        "nonfinite": int(lost.sum()),
+        "unbounded": int((~judged).sum()),
+        "rms": _rms(truth[good]),
+        "rmse_seen": _rms(error[good]),
+        "max_error": float(np.max(np.abs(error[good]), initial=0.0)),
+        "ratio_max": float(np.max(ratio, initial=0.0)),
+        "ratio_median": float(np.median(ratio[judged])) if judged.any() else 0.0,
+        "bias": _gain(out[good], truth[good]),
+        "bit_equal": float(np.mean(rounded[good] == out[good])) if good.any() else 1.0,
+    }
+    quantiles = np.quantile(in_ulp, [0.5, 0.99, 0.999, 1.0]) if in_ulp.size else np.zeros(4)
+    result |= dict(zip(("ulp_p50", "ulp_p99", "ulp_p999", "ulp_max"), map(float, quantiles), strict=True))
+    result["rel_rmse_seen"] = _relative(result["rmse_seen"], result["rms"])
+    finite = good & np.isfinite(rounded)
+    result["rel_rmse_ideal"] = _relative(_rms((rounded - exact)[finite]), result["rms"])
+    if not operation.judges_choices:  # an ideal kernel makes its own choices, of which nothing is known
+        shapes = [seen[output.name].shape for output in main]
+        ranked = judged & np.isfinite(rounded)
+        result["bits_lost"] = _bits_lost((error, rounded - exact, spacing, ranked), shapes)
+    if unrounded is not None:
+        original = joined(unrounded)
+        result["rmse_unrounded"] = _rms((out - original)[good & np.isfinite(original)])
+        result["rel_rmse_unrounded"] = _relative(result["rmse_unrounded"], result["rms"])
+    for output in operation.sides:
+        if output.name in got:
+            result |= _side_figures(output, *(x[output.name] for x in (got, seen, bound)))
     return result
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def error_ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Return |error| / bound with 0/0 = 0; a NaN error is infinitely wrong unless the bound is infinite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.abs(error) / bound
+    ratio = np.abs(error) / bound
     ratio = np.where((error == 0) & (bound == 0), 0.0, ratio)
     ratio = np.where(np.isnan(error), np.inf, ratio)
     return np.where(np.isinf(bound), 0.0, ratio)

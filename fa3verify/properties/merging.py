@@ -71,6 +71,7 @@ def _against_merged(what: str, whole: CallResult, parts: list[Outputs], bounds: 
     return within(what, whole.outputs, expected, summed(limit, whole.bound))
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Outputs]:
     """Merge results of parts of the keys by their lse in float64, and bound the error of the merged one.
 
@@ -82,13 +83,12 @@ def merged(parts: list[Outputs], bounds: list[Outputs]) -> tuple[Outputs, Output
     out = np.stack([p["out"].astype(np.float64) for p in parts])  # (parts, 1, seqlen_q, nheads, head_dim_v)
     off = np.sort([b["lse"] for b in bounds], axis=0)
     each = [b["out"] for b in bounds]
-    with np.errstate(invalid="ignore", over="ignore"):
-        whole, total = merge(out, lse)
-        w = by_rows(np.exp(lse - total))
-        slack = by_rows(np.expm1(off[-1] + off[-2]))
-        error = sum(w[i] * b for i, b in enumerate(each)) + NOISE * np.abs(out).max(0)
-        for i, j in combinations(range(len(parts)), 2):
-            error = error + w[i] * w[j] * slack * (np.abs(out[i] - out[j]) + each[i] + each[j])
+    whole, total = merge(out, lse)
+    w = by_rows(np.exp(lse - total))
+    slack = by_rows(np.expm1(off[-1] + off[-2]))
+    error = sum(w[i] * b for i, b in enumerate(each)) + NOISE * np.abs(out).max(0)
+    for i, j in combinations(range(len(parts)), 2):
+        error = error + w[i] * w[j] * slack * (np.abs(out[i] - out[j]) + each[i] + each[j])
     return {"out": whole, "lse": total}, {"out": _or_inf(error), "lse": _or_inf(off[-1] + NOISE * (1 + np.abs(total)))}
 
 

@@ -187,6 +187,7 @@ def sinks_of(problem: AttentionProblem, sinks: Floats | None) -> NDArray[np.floa
     return as_float64(sinks=(sinks, (problem.nheads,)))[0]
 
 
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def _rows(
     problem: AttentionProblem, operands: tuple[np.ndarray, ...], seq: Sequence, head: int, rows: np.ndarray
 ) -> Attention:
@@ -199,16 +200,15 @@ def _rows(
     lse = np.full(rows.size, sinks[head])
     poisoned = not (np.isfinite(k_head).all() and np.isfinite(v_head).all())
     term = added(problem, given[0], seq, head, rows) if given else None
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        for tile in row_tiles(problem, seq, rows, poisoned):
-            s = cap_and_mask(problem, scaled_scores(problem, q_head[tile.rows], k_head[tile.keys]), None)
-            if problem.term is not None:
-                places = np.full(tile.rows.size, head), tile.rows, np.arange(tile.keys.start, tile.keys.stop)
-                s = modified(problem.term, s, seq.index, *places)
-            where = np.searchsorted(rows, tile.rows)
-            own = None if term is None else term[where, tile.keys]
-            part = _tile_attention(s, tile.visible, v_head[tile.keys], sinks[head], own)
-            out[where], lse[where] = part
+    for tile in row_tiles(problem, seq, rows, poisoned):
+        s = cap_and_mask(problem, scaled_scores(problem, q_head[tile.rows], k_head[tile.keys]), None)
+        if problem.term is not None:
+            places = np.full(tile.rows.size, head), tile.rows, np.arange(tile.keys.start, tile.keys.stop)
+            s = modified(problem.term, s, seq.index, *places)
+        where = np.searchsorted(rows, tile.rows)
+        own = None if term is None else term[where, tile.keys]
+        part = _tile_attention(s, tile.visible, v_head[tile.keys], sinks[head], own)
+        out[where], lse[where] = part
     if term is not None:
         empty = rows_without_keys(problem, seq, term, rows)
         out[empty], lse[empty] = 0.0, sinks[head]

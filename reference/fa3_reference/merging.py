@@ -36,6 +36,7 @@ class MergeOperands(Operands):
         return self.outs.astype(np.float64), self.lses.astype(np.float64)
 
 
+@np.errstate(invalid="ignore", divide="ignore")
 def merge(outs: Floats, lses: Floats) -> Attention:
     """Merge partial results.
 
@@ -62,10 +63,9 @@ def merge(outs: Floats, lses: Floats) -> Attention:
     """
     outs = np.asarray(outs).astype(np.float64, copy=False)
     lses = np.asarray(lses).astype(np.float64, copy=False)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        weights, total, lse = softmax(np.array(lses.reshape(len(lses), -1).T))
-        weights = by_rows((weights / np.where(total == 0, 1.0, total)[:, None]).T.reshape(lses.shape))
-        out = np.where(by_rows(np.isneginf(lses)), 0.0, weights * outs).sum(axis=0)
+    weights, total, lse = softmax(np.array(lses.reshape(len(lses), -1).T))
+    weights = by_rows((weights / np.where(total == 0, 1.0, total)[:, None]).T.reshape(lses.shape))
+    out = np.where(by_rows(np.isneginf(lses)), 0.0, weights * outs).sum(axis=0)
     return Attention(out, lse.reshape(lses.shape[1:]))
 
 

@@ -44,6 +44,7 @@ def _chains(q: np.ndarray, k: np.ndarray, fmt: Format) -> np.ndarray:
     return wgmma(operand(a, fmt.name), operand_b(b, fmt.name)).astype(np.float64)
 
 
+@np.errstate(all="ignore")
 def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: int) -> np.ndarray:
     """Return K (..., width) with products just below the last bit that survives alignment to the largest product.
 
@@ -52,8 +53,7 @@ def _lost(q: np.ndarray, k: np.ndarray, fmt: Format, sign: np.ndarray, shift: in
     exponents = np.where(q * k != 0, np.frexp(q)[1] + np.frexp(k)[1] - 2, -999)  # of operands, not of products
     top = exponents.max(-1, keepdims=True)
     unit = np.ldexp(1.0, top - TENSOR_CORE[fmt.name].align_bits + shift)
-    with np.errstate(all="ignore"):
-        return np.where((exponents < top) & (q != 0), rounded(sign * unit * (1 - fmt.epsilon / 2) / q, fmt.name), k)
+    return np.where((exponents < top) & (q != 0), rounded(sign * unit * (1 - fmt.epsilon / 2) / q, fmt.name), k)
 
 
 def _cut_off(row: Row, rng: Rng) -> None:

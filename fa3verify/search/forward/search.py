@@ -126,15 +126,15 @@ class ForwardSearch(Search):
         return cause_of(colony, *place), self.VIOLATED
 
 
+@np.errstate(all="ignore")
 def _looks(guide: Guide) -> np.ndarray:
     """Return a number for each row that says what it looks like; rows that look alike have the same number.
 
     It combines how many keys matter, how far the median score is below the maximum, and how large the maximum is.
     """
     weights = np.exp2(guide.scores - guide.top[:, None])
-    with np.errstate(all="ignore"):
-        many = np.searchsorted([1.5, 4, 16], weights.sum(1) ** 2 / (weights**2).sum(1))
-        gap = np.searchsorted([1, 20, 100], guide.top - np.median(guide.scores, axis=1))
+    many = np.searchsorted([1.5, 4, 16], weights.sum(1) ** 2 / (weights**2).sum(1))
+    gap = np.searchsorted([1, 20, 100], guide.top - np.median(guide.scores, axis=1))
     large = np.searchsorted([2, 16, 256], np.abs(guide.top))
     return many + 4 * gap + 16 * large
 

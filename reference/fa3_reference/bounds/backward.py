@@ -68,6 +68,7 @@ class Pairs(NamedTuple):
     ds_error: np.ndarray
 
 
+@np.errstate(all="ignore")
 def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> BackwardBound:
     """Bound the rounding error of every element of dQ, dK and dV.
 
@@ -109,19 +110,18 @@ def backward_bound(problem: AttentionProblem, operands: BackwardOperands, model:
     found = BackwardBound(*(np.full(shape, np.inf if is_lost else 0.0) for shape in shapes))
     if is_lost:
         return found
-    with np.errstate(all="ignore"):
-        returned = returned_by(problem, operands, model)
-        for seq in problem.sequences():
-            for kv_head in range(problem.nheads_kv):
-                heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
-                parts = [head_of(problem, operands, returned, seq, head) for head in heads]
-                pairs = [pairs_of(problem, h, model) for h in parts]
-                pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]  # without the sink
-                for head, h, x in zip(heads, parts, pairs, strict=True):
-                    problem.rows_q(found.dq, seq)[:, head] = stored(_dq(problem.softmax_scale, h, x, model), model)
-                dk, dv = _of_keys(problem.softmax_scale, parts, pairs, model)
-                problem.rows_k(found.dk, seq)[:, kv_head] = stored(dk, model)
-                problem.rows_k(found.dv, seq)[:, kv_head] = stored(dv, model)
+    returned = returned_by(problem, operands, model)
+    for seq in problem.sequences():
+        for kv_head in range(problem.nheads_kv):
+            heads = range(kv_head * problem.group, (kv_head + 1) * problem.group)
+            parts = [head_of(problem, operands, returned, seq, head) for head in heads]
+            pairs = [pairs_of(problem, h, model) for h in parts]
+            pairs = [Pairs(*(of[:, : seq.seqlen_k] for of in x)) for x in pairs]  # without the sink
+            for head, h, x in zip(heads, parts, pairs, strict=True):
+                problem.rows_q(found.dq, seq)[:, head] = stored(_dq(problem.softmax_scale, h, x, model), model)
+            dk, dv = _of_keys(problem.softmax_scale, parts, pairs, model)
+            problem.rows_k(found.dk, seq)[:, kv_head] = stored(dk, model)
+            problem.rows_k(found.dv, seq)[:, kv_head] = stored(dv, model)
     return found
 
 

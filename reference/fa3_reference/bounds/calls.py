@@ -25,6 +25,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 _NEIGHBOURS = 2.0**-4
 
 
+@np.errstate(all="ignore")
 def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel) -> ErrorBound:
     """Bound the error of a call as it is made: :func:`forward_bound`, plus what rounding changed operands adds.
 
@@ -66,17 +67,16 @@ def call_bound(problem: AttentionProblem, operands: Operands, model: KernelModel
         # not rotated: the result is the operand, and so is the only product
         is_kept = (x == before) & (size == np.abs(before)) & np.logical_not(is_converted)
         moved.append(np.where(is_kept, 0.0, error))
-    with np.errstate(all="ignore"):
-        q, k, v = (rounded(x, fmt).astype(fmt.dtype) for x in exact)
-        own = forward_bound(plain, Operands(q, k, v, sinks=operands.sinks), replace(model, out_dtype="fp32"))
-        q, k, v = (np.nan_to_num(x, posinf=0.0, neginf=0.0) for x in exact)
-        dq, dk, dv = (np.nan_to_num(x, posinf=np.inf) for x in moved)
-        of_rounding = quantization_bound(plain, q, k, v, dq, dk, dv, *sinks)
-        exact_out = attention(plain, *exact, *sinks).out
-        mean = attention(plain, q, k, np.abs(v), *sinks).out
-        is_moved = any(x.any() for x in moved)  # then P, too, may be rounded to another neighbour
-        out = own.out * (1 + _NEIGHBOURS) + of_rounding.out + is_moved * model.p_format.unit_roundoff * mean
-        if model.out_dtype != "fp32":
-            out = np.where(out > 0, rounded_error(exact_out, out, FORMATS[model.out_dtype]), 0.0)
-        lse = own.lse * (1 + _NEIGHBOURS) + of_rounding.lse
+    q, k, v = (rounded(x, fmt).astype(fmt.dtype) for x in exact)
+    own = forward_bound(plain, Operands(q, k, v, sinks=operands.sinks), replace(model, out_dtype="fp32"))
+    q, k, v = (np.nan_to_num(x, posinf=0.0, neginf=0.0) for x in exact)
+    dq, dk, dv = (np.nan_to_num(x, posinf=np.inf) for x in moved)
+    of_rounding = quantization_bound(plain, q, k, v, dq, dk, dv, *sinks)
+    exact_out = attention(plain, *exact, *sinks).out
+    mean = attention(plain, q, k, np.abs(v), *sinks).out
+    is_moved = any(x.any() for x in moved)  # then P, too, may be rounded to another neighbour
+    out = own.out * (1 + _NEIGHBOURS) + of_rounding.out + is_moved * model.p_format.unit_roundoff * mean
+    if model.out_dtype != "fp32":
+        out = np.where(out > 0, rounded_error(exact_out, out, FORMATS[model.out_dtype]), 0.0)
+    lse = own.lse * (1 + _NEIGHBOURS) + of_rounding.lse
     return ErrorBound(*(np.nan_to_num(x, nan=np.inf, posinf=np.inf) for x in (out, lse)))

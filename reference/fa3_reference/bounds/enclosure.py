@@ -64,6 +64,7 @@ def can_enclose(model: KernelModel) -> bool:
     return model.is_blocked and not model.quantises.said and is_plain and is_known and model.accumulator == "wgmma"
 
 
+@np.errstate(all="ignore")
 def forward_enclosure(problem: AttentionProblem, operands: Operands, model: KernelModel) -> Enclosure:
     """Enclose every element of O and LSE of a kernel whose order of operations is stated.
 
@@ -103,10 +104,9 @@ def forward_enclosure(problem: AttentionProblem, operands: Operands, model: Kern
         raise ValueError("an enclosure does not know sinks")
     out = Interval(np.zeros(problem.out_shape), np.zeros(problem.out_shape))
     lse = Interval(np.full(problem.lse_shape, -np.inf), np.full(problem.lse_shape, -np.inf))
-    with np.errstate(all="ignore"):
-        for tile in tiles(problem, operands, model):
-            for ends in zip(out, lse, *_tile(tile, model), strict=True):
-                tile.put(*ends)
+    for tile in tiles(problem, operands, model):
+        for ends in zip(out, lse, *_tile(tile, model), strict=True):
+            tile.put(*ends)
     return Enclosure(out, lse)
 
 

@@ -57,6 +57,7 @@ class ErrorBound(NamedTuple):
     lse: NDArray[np.float64]
 
 
+@np.errstate(all="ignore")
 def forward_bound(
     problem: AttentionProblem, operands: Operands, model: KernelModel, only: Positions = None
 ) -> ErrorBound:
@@ -100,9 +101,8 @@ def forward_bound(
     """
     out = np.zeros(problem.out_shape)
     lse = np.zeros(problem.lse_shape)
-    with np.errstate(all="ignore"):
-        for tile in tiles(problem, operands, model, only):
-            tile.put(out, lse, *_tile_bound(tile, model))
+    for tile in tiles(problem, operands, model, only):
+        tile.put(out, lse, *_tile_bound(tile, model))
     return ErrorBound(*(np.where(np.isnan(bound), np.inf, bound) for bound in (out, lse)))
 
 

@@ -31,6 +31,7 @@ from fa3_reference.terms import add_to_bias
 _ROUNDINGS = 4  # of an exponent (sink - lse) log2(e): log2(e) for each of the two, and the two products
 
 
+@np.errstate(all="ignore")
 def sinks_gradient_bound(
     problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
 ) -> NDArray[np.float64]:
@@ -63,22 +64,22 @@ def sinks_gradient_bound(
     sinks_of(problem, operands.sinks)
     errors = np.full(problem.nheads, 0.0 if is_in_range(problem) else np.inf)
     sizes = np.zeros(problem.nheads)
-    with np.errstate(all="ignore"):
-        returned = returned_by(problem, operands, model)
-        for seq in problem.sequences():
-            for head in range(problem.nheads):
-                h = head_of(problem, operands, returned, seq, head)
-                if h.sink is None:
-                    errors[head] += 0 * np.sum(h.dout * h.out)  # NaN unless all are finite
-                    continue
-                x = pairs_of(problem, h, model)
-                errors[head] += np.sum(x.ds_error[:, -1])
-                sizes[head] += np.sum(np.abs(x.ds[:, -1]) + x.ds_error[:, -1])
-        rows = sum(seq.seqlen_q for seq in problem.sequences())
-        errors = (errors + gamma(rows + 2) * sizes + rows * 2 * FP32_MIN_NORMAL * (sizes > 0)) * OUTWARD
+    returned = returned_by(problem, operands, model)
+    for seq in problem.sequences():
+        for head in range(problem.nheads):
+            h = head_of(problem, operands, returned, seq, head)
+            if h.sink is None:
+                errors[head] += 0 * np.sum(h.dout * h.out)  # NaN unless all are finite
+                continue
+            x = pairs_of(problem, h, model)
+            errors[head] += np.sum(x.ds_error[:, -1])
+            sizes[head] += np.sum(np.abs(x.ds[:, -1]) + x.ds_error[:, -1])
+    rows = sum(seq.seqlen_q for seq in problem.sequences())
+    errors = (errors + gamma(rows + 2) * sizes + rows * 2 * FP32_MIN_NORMAL * (sizes > 0)) * OUTWARD
     return np.where(np.isfinite(errors) & (sizes < FP32_MAX), errors, np.inf)
 
 
+@np.errstate(all="ignore")
 def _of_given_dots(problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel) -> NDArray[np.float64]:
     # the bound (nheads,) of a kernel that computes D from the dO and O it is given; sums run over rows
     sinks = sinks_of(problem, operands.sinks)[:, None]
@@ -86,31 +87,31 @@ def _of_given_dots(problem: AttentionProblem, operands: BackwardOperands, model:
     error = np.zeros(problem.nheads)
     size = np.zeros(problem.nheads)
     rows = 0
-    with np.errstate(all="ignore"):
-        for seq in problem.sequences():
-            out, dout = (problem.rows_q(x, seq).astype(np.float64) for x in (operands.out, operands.dout))
-            lse = problem.rows_lse(operands.lse, seq).astype(np.float64)  # (nheads, seqlen_q)
-            dlse = np.zeros_like(lse) if operands.dlse is None else problem.rows_lse(operands.dlse, seq)
-            dots = np.sum(out * dout, axis=2).T
-            sizes = np.sum(np.abs(out * dout), axis=2).T
-            depth = model.dots_depth or out.shape[2]
-            flushed = FP32_MIN_NORMAL * (np.sum(np.abs(out) + np.abs(dout), axis=2).T + 2 * out.shape[2])
-            off = (gamma(depth) + 2.0**-44) * sizes + flushed
-            off = off + U_FP32 * (np.abs(dots) + off + np.abs(dlse)) * (operands.dlse is not None)
-            x = (sinks - lse) * LOG2_E
-            reach = (np.abs(sinks) + np.abs(lse)) * LOG2_E
-            shift = LN2 * (gamma(_ROUNDINGS) * reach + U_FP32 * np.abs(x)) + log_error(model.exp_error)
-            p = np.where(is_sink, np.exp2(x), 0.0)
-            p_error = np.where(is_sink, p * np.expm1(shift) + FP32_MIN_NORMAL, 0.0)
-            t = np.abs(dots - dlse)
-            error += np.sum((p + p_error) * off + p_error * t, axis=1)
-            size += np.sum((p + p_error) * (t + off), axis=1)
-            rows += seq.seqlen_q
-        error = error + gamma(rows + 2) * (size + error) + rows * 2 * FP32_MIN_NORMAL * is_sink[:, 0]
-        error = error * OUTWARD
+    for seq in problem.sequences():
+        out, dout = (problem.rows_q(x, seq).astype(np.float64) for x in (operands.out, operands.dout))
+        lse = problem.rows_lse(operands.lse, seq).astype(np.float64)  # (nheads, seqlen_q)
+        dlse = np.zeros_like(lse) if operands.dlse is None else problem.rows_lse(operands.dlse, seq)
+        dots = np.sum(out * dout, axis=2).T
+        sizes = np.sum(np.abs(out * dout), axis=2).T
+        depth = model.dots_depth or out.shape[2]
+        flushed = FP32_MIN_NORMAL * (np.sum(np.abs(out) + np.abs(dout), axis=2).T + 2 * out.shape[2])
+        off = (gamma(depth) + 2.0**-44) * sizes + flushed
+        off = off + U_FP32 * (np.abs(dots) + off + np.abs(dlse)) * (operands.dlse is not None)
+        x = (sinks - lse) * LOG2_E
+        reach = (np.abs(sinks) + np.abs(lse)) * LOG2_E
+        shift = LN2 * (gamma(_ROUNDINGS) * reach + U_FP32 * np.abs(x)) + log_error(model.exp_error)
+        p = np.where(is_sink, np.exp2(x), 0.0)
+        p_error = np.where(is_sink, p * np.expm1(shift) + FP32_MIN_NORMAL, 0.0)
+        t = np.abs(dots - dlse)
+        error += np.sum((p + p_error) * off + p_error * t, axis=1)
+        size += np.sum((p + p_error) * (t + off), axis=1)
+        rows += seq.seqlen_q
+    error = error + gamma(rows + 2) * (size + error) + rows * 2 * FP32_MIN_NORMAL * is_sink[:, 0]
+    error = error * OUTWARD
     return np.where(np.isfinite(error) & (size + error < FP32_MAX), error, np.inf)
 
 
+@np.errstate(all="ignore")
 def bias_gradient_bound(
     problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
 ) -> NDArray[np.float64]:
@@ -135,13 +136,12 @@ def bias_gradient_bound(
     totals = np.zeros((3, *problem.term_shape))
     # dS may be summed before it is rounded, or after, whatever the order says of products
     model = replace(model, scales="any", parts="fp32", out_dtype=model.dtype if "bias" in problem.serving else "fp32")
-    with np.errstate(all="ignore"):
-        returned = returned_by(problem, operands, model)
-        for seq in problem.sequences():
-            for head in range(problem.nheads):
-                x = pairs_of(problem, head_of(problem, operands, returned, seq, head), model, is_capped=False)
-                for total, part in zip(totals, (x.ds, x.ds_error, np.abs(x.ds) + x.ds_error), strict=True):
-                    add_to_bias(total, part[:, : seq.seqlen_k], seq, head)
-        pairs = problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k
-        bound = stored(added([Sum(*totals)], model, pairs // max(1, totals[0].size)), model)
+    returned = returned_by(problem, operands, model)
+    for seq in problem.sequences():
+        for head in range(problem.nheads):
+            x = pairs_of(problem, head_of(problem, operands, returned, seq, head), model, is_capped=False)
+            for total, part in zip(totals, (x.ds, x.ds_error, np.abs(x.ds) + x.ds_error), strict=True):
+                add_to_bias(total, part[:, : seq.seqlen_k], seq, head)
+    pairs = problem.batch * problem.nheads * problem.seqlen_q * problem.seqlen_k
+    bound = stored(added([Sum(*totals)], model, pairs // max(1, totals[0].size)), model)
     return bound if is_in_range(problem) else np.full_like(bound, np.inf)

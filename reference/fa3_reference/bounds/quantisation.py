@@ -136,6 +136,7 @@ def _variances(
     return problem.softmax_scale**2 * from_q, problem.softmax_scale**2 * from_k, from_v
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def quantization_bound(
     problem: AttentionProblem,
     q: np.ndarray,
@@ -191,12 +192,11 @@ def quantization_bound(
     forward = attention(problem, q, k, v, sinks)
     scores = sinks_of(problem, sinks)
     result = ErrorBound(np.zeros(problem.out_shape), np.zeros(problem.lse_shape))
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        for seq, head, tile, query, key in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
-            lse = problem.rows_lse(forward.lse, seq)[head, tile.rows]
-            out_bound, lse_bound = _tile_bound(problem, tile.visible, query, key, lse, scores[head])
-            problem.rows_q(result.out, seq)[tile.rows, head] = out_bound
-            problem.rows_lse(result.lse, seq)[head, tile.rows] = lse_bound
+    for seq, head, tile, query, key in _tiles(problem, (q, dq, forward.out), (k, dk, v, dv)):
+        lse = problem.rows_lse(forward.lse, seq)[head, tile.rows]
+        out_bound, lse_bound = _tile_bound(problem, tile.visible, query, key, lse, scores[head])
+        problem.rows_q(result.out, seq)[tile.rows, head] = out_bound
+        problem.rows_lse(result.lse, seq)[head, tile.rows] = lse_bound
     return result
 
 

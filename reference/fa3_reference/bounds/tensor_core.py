@@ -155,26 +155,26 @@ def _chain(a, powers, b, b_power, c, k_step, align, out):
                 _step(a[:, i, ks], powers[:, i, ks], b[ks, js], b_power[ks, js], c[:, i, js], align, out)
 
 
+@np.errstate(invalid="ignore")
 def _operand(x: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of an operand and their powers (0 for zeros); ValueError for numbers outside its format."""
     x = np.ascontiguousarray(x, np.float64)
     power = np.maximum((x.view(np.int64) & _EXPONENT_BITS).view(np.float64), core.operand.min_normal)
-    with np.errstate(invalid="ignore"):
-        steps = x / (power * core.operand.epsilon)
+    steps = x / (power * core.operand.epsilon)
     if not ((np.abs(x) <= core.operand.max_finite) & (steps == np.rint(steps))).all():
         raise ValueError(f"operands must be finite numbers of {core.operand.name}")
     return x, np.where(x == 0, 0.0, power)
 
 
+@np.errstate(over="ignore")
 def _accumulators(c_low: np.ndarray | None, c_high: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
     # both ends of C (2, m, n); an end of None is zeros
     c = np.zeros((2, *shape))
     for end, given in zip(c, (c_low, c_high), strict=True):
         if given is not None:
             end[...] = given
-    with np.errstate(over="ignore"):
-        if not (c.astype(np.float32) == c).all() or not (c[0] <= c[1]).all():
-            raise ValueError("accumulators must be binary32 numbers without NaN, c_low <= c_high")
+    if not (c.astype(np.float32) == c).all() or not (c[0] <= c[1]).all():
+        raise ValueError("accumulators must be binary32 numbers without NaN, c_low <= c_high")
     return c
 
 
