@@ -1,6 +1,6 @@
 """The ranking of schedules that the verb ``tune`` prints: simulated, and compiled or timed where that was asked for.
 
-The schedules are simulated in :mod:`fa3_simulator.tune`, and :mod:`fa3verify.cli.ranking` prints these records.
+The schedules are simulated in :mod:`fa3_simulator.tune`, and :mod:`fa3verify.cli.tune` prints these records.
 """
 
 from __future__ import annotations

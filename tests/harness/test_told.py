@@ -17,7 +17,7 @@ from fa3_simulator.unbounded import Proof
 from fa3verify import hazards
 from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.replay_files import ReplayFile
-from fa3verify.cli import console, ranking
+from fa3verify.cli import console, tune
 from fa3verify.cli.main import main
 from fa3verify.commands.replay import Replayed
 from fa3verify.commands.tune import MachineRanking, ScheduleRow
@@ -214,12 +214,12 @@ lower bound 28000 cycles (exp2); 17 schedules fit, the best our kernels can be l
 
 
 def test_a_ranking_of_schedules_is_told_whole(capsys):
-    ranking.print_ranking(RANKED, builds=False)
+    tune.print_ranking(RANKED, builds=False)
     split = [row._replace(splits=3, packed=True) for row in RANKED.ranked[:2]]
     measured = RANKED._replace(not_compiled="no ptxas", agreement=(0.874, (0.0123, 0.0)), regret_flash3=0.5)
-    ranking.print_ranking(measured._replace(ranked=split, lower_bound_binds="l2"), builds=False)
-    ranking.print_ranking(RANKED._replace(ranked=split[:1]), builds=True)
+    tune.print_ranking(measured._replace(ranked=split, lower_bound_binds="l2"), builds=False)
+    tune.print_ranking(RANKED._replace(ranked=split[:1]), builds=True)
     assert capsys.readouterr().out.splitlines() == TOLD_RANKING
-    assert ranking.csv_of([RANKED._replace(ranked=RANKED.ranked[:1])]).splitlines()[1:] == [
+    assert tune.csv_of([RANKED._replace(ranked=RANKED.ranked[:1])]).splitlines()[1:] == [
         "b1,h200,1710.4,gluon,1,128x96,1,False,2,reg,pingpong,30000,0.01754,551.6,0.0421,tensor,0.914,812.3,True,False"
     ]

@@ -13,7 +13,7 @@ from fa3verify.cli.main import main
 from fa3verify.compare import compare_over
 from fa3verify.compare.axes import axis_of
 from fa3verify.compare.problems import LONG, SIZES
-from fa3verify.compare.reasons import splits_of
+from fa3verify.compare.run import splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find

@@ -8,7 +8,7 @@ import pytest
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3verify.compare.reasons import reason
+from fa3verify.compare.run import reason
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 300, 128)
 NOTHING = "nothing that is known of the two launches differs"
