@@ -111,7 +111,7 @@ def test_a_captured_graph_survives_the_plans_that_are_dropped() -> None:
     with torch.cuda.graph(graph):
         out = flash_attn_func(q, k, v)
         out_packed = flash_attn_varlen_func(*packed, starts, starts, 300, 300)
-    launch.forget()
+    launch._families.clear()
     filler = [torch.full((1 << 20,), -1, dtype=torch.int64, device="cuda") for _ in range(8)]
     out.zero_()
     graph.replay()

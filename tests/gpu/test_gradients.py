@@ -168,7 +168,7 @@ def test_a_captured_backward_survives_the_plans_that_are_dropped(name: str) -> N
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = run()
-    launch_backward.forget()
+    launch_backward._launches.clear()
     filler = [torch.full((1 << 20,), -1, dtype=torch.int64, device="cuda") for _ in range(8)]
     for x in got:
         x.zero_()

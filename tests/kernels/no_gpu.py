@@ -70,8 +70,8 @@ def no_gpu() -> Iterator[list[Started]]:
             (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0)),
         ):
             patch.setattr(module, member, value, raising=False)
-        for module in (launch, launch_append, launch_backward):
-            module.forget()
+        for kept in (launch._families, launch_append._bound, launch_backward._launches):
+            kept.clear()
         yield started
-        for module in (launch, launch_append, launch_backward):
-            module.forget()
+        for kept in (launch._families, launch_append._bound, launch_backward._launches):
+            kept.clear()

@@ -204,7 +204,7 @@ def test_grids_beyond_cudas_limit_are_refused(started):
 
 
 def test_launches_are_kept_up_to_a_number_and_those_of_a_graph_for_good(started, monkeypatch):
-    monkeypatch.setattr(launch_backward, "MAX_LAUNCHES", 2)
+    monkeypatch.setattr(run, "MAX_KEPT", 2)
     monkeypatch.setattr(run, "_captured", [])
     for seqlen in (10, 20, 30):
         monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda seqlen=seqlen: seqlen == 20)

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, Paged, check_sinks, check_starts
-from fa3_kernels.gluon.run import Operands, PlanOnGpu
+from fa3_kernels.gluon.run import Kept, Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tiles import power_of_two
 
-MAX_REQUESTS = 1024  # that are kept, and plans of each
 _TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _DEFAULT_SEMANTICS = Semantics()
 _DEFAULT_CHOICES = Choices()
@@ -77,7 +76,7 @@ class _Family:
         # int32 counts elements of the output and partial rows, see fa3_kernels.plan.choose.check_outputs
         of_a_row = request.problem.nheads * max(request.choices.num_splits, power_of_two(first.config.head_dim))
         self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
-        self.plans: dict[int, tuple[Plan, PlanOnGpu]] = {}
+        self.plans = Kept()  # by the number of keys
         self.last: tuple = (None, (), {})  # what the last launch was of, its calls and numbers
 
     def plan(self, seqlen_k: int) -> tuple[Plan, PlanOnGpu]:
@@ -89,14 +88,12 @@ class _Family:
         keys = 0 if self.is_packed else seqlen_k
         if self.shares_plans:
             keys = shared_keys(self.request, seqlen_k, self.tile_n)
-        found = self.plans.get(keys)
+        found: tuple[Plan, PlanOnGpu] | None = self.plans.get(keys)
         if found is None:
             is_other = not self.is_packed and keys != self.request.problem.seqlen_k
             request = self.request.with_keys(keys) if is_other else self.request
-            if len(self.plans) >= MAX_REQUESTS:
-                self.plans.clear()
             plan = plan_of(request, self.sms)
-            found = self.plans[keys] = plan, PlanOnGpu(plan.tables, self.device, plan.numbers)
+            return self.plans.keep(keys, (plan, PlanOnGpu(plan.tables, self.device, plan.numbers)))
         return found
 
     def descales(self, given: Descales) -> dict[str, torch.Tensor]:
@@ -116,13 +113,8 @@ class _Family:
         return found
 
 
-_families: dict[tuple, _Family] = {}
+_families = Kept()
 _Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # of q, k and v
-
-
-def forget() -> None:
-    """Drop all kept requests and plans; what a CUDA graph has captured stays valid."""
-    _families.clear()
 
 
 def _family(
@@ -169,7 +161,7 @@ def _family(
         if packed is not None:  # their blocks are of the longest lengths as given
             lengths = (packed.cu_seqlens_q.numel() - 1, packed.max_seqlen_q, packed.max_seqlen_k)
         key += (descales.blocks, lengths, *factors)
-    found = _families.get(key)
+    found: _Family | None = _families.get(key)
     if found is None or k_shape[-3] != v_shape[-3] or q_shape[0] > found.rows_at_most:
         if packed is not None:
             check_starts(q, packed)
@@ -187,9 +179,7 @@ def _family(
         )
         found = _Family(request, q.device)
         if q.numel() and k.numel() and v.numel():  # the strides of an empty tensor were not checked
-            if len(_families) >= MAX_REQUESTS:
-                forget()
-            _families[key] = found
+            _families.keep(key, found)
     return found
 
 

@@ -9,19 +9,13 @@ from __future__ import annotations
 import torch
 
 from fa3_kernels.gluon.arguments import Paged, check_cache
-from fa3_kernels.gluon.launch import MAX_REQUESTS, operand
-from fa3_kernels.gluon.run import PlanOnGpu
+from fa3_kernels.gluon.launch import operand
+from fa3_kernels.gluon.run import Kept, PlanOnGpu
 from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.request import TMA_BYTES
 
-# by what a call depends on: the call, and its kernel once it is compiled
-_bound: dict[tuple, tuple[Call, PlanOnGpu]] = {}
-
-
-def forget() -> None:
-    """Drop all kept calls; what a CUDA graph has captured stays valid."""
-    _bound.clear()
+_bound = Kept()  # by what a call depends on: the call, and its kernel once it is compiled
 
 
 def _check_integers(name: str, x: torch.Tensor, count: int, device: torch.device) -> None:
@@ -99,7 +93,7 @@ def append(
         is_interleaved,
         steps_queries,
     )
-    found = _bound.get(key)
+    found: tuple[Call, PlanOnGpu] | None = _bound.get(key)
     if found is None:
         batch = cache.cu_seqlens_q.numel() - 1
         rotary_dim = _rotary_dim(q, cos, sin)
@@ -109,9 +103,8 @@ def append(
         check_cache(q, cache)
         layouts = (operand(q), operand(k), operand(v), operand(k_cache), operand(v_cache))
         of = Append(*layouts, cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
-        if len(_bound) >= MAX_REQUESTS:
-            _bound.clear()
-        found = _bound[key] = append_call(of), PlanOnGpu({}, device)
+        found = append_call(of), PlanOnGpu({}, device)
+        _bound.keep(key, found)
     call, on_gpu = found
     rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if cos is not None else q
     used = torch.empty_like(cache.seqused_k)

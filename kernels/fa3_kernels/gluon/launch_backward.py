@@ -10,23 +10,17 @@ import torch
 
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.arguments import Packed, check_starts
-from fa3_kernels.gluon.run import Operands, PlanOnGpu
+from fa3_kernels.gluon.run import Kept, Operands, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_of, backward_plan
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.families import OURS
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 
-MAX_LAUNCHES = 1024  # that are kept
 MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks of a sequence, and sequences
 MAX_HEAD_DIM = max(backward_of(OURS).tiles)
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _Ready = tuple[BackwardPlan, PlanOnGpu]  # what launches share that differ in addresses and the number of packed rows
-_launches: dict[tuple, _Ready] = {}
-
-
-def forget() -> None:
-    """Drop all kept plans; what a CUDA graph has captured stays valid."""
-    _launches.clear()
+_launches = Kept()
 
 
 def check_differentiable(dtype: torch.dtype, head_dim: int) -> None:
@@ -160,15 +154,13 @@ def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is
         v.stride(),
         starts,
     )
-    found = _launches.get(key)
+    found: _Ready | None = _launches.get(key)
     if found is None or k.shape[-3] != v.shape[-3]:
         if packed is not None:
             check_starts(q, packed)
         found = _planned(operands, semantics, lengths, is_deterministic)
         if q.numel() and k.numel():  # the strides of an empty tensor were not checked
-            if len(_launches) >= MAX_LAUNCHES:
-                forget()
-            _launches[key] = found
+            _launches.keep(key, found)
     return found
 
 

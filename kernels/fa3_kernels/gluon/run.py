@@ -43,7 +43,7 @@ KERNELS: dict[str, Any] = {
     "backward": backward,
     "backward_finish": backward_finish,
 }
-MAX_DESCRIPTORS = 1024  # that are kept of one view of a plan
+MAX_KEPT = 1024  # requests, plans of each, descriptors of each view of a plan
 Key = tuple[int, ...]  # the address of a tensor, and of its shape and strides what differs between launches of a plan
 Operands = tuple[tuple[Key, torch.Tensor], ...]  # in the order of a call's views: q, k, v and out of a forward
 
@@ -57,6 +57,20 @@ class _Typed:
 
     def data_ptr(self) -> int:
         return self.address
+
+
+class Kept(dict[Any, Any]):
+    """Keeps what launches share, by what it depends on, up to :data:`MAX_KEPT` entries.
+
+    Any of it may be dropped at any time: what a CUDA graph has captured stays valid.
+    """
+
+    def keep(self, key: Any, value: Any) -> Any:
+        """Add a value, after all others are dropped if there are too many, and return it."""
+        if len(self) >= MAX_KEPT:
+            self.clear()
+        self[key] = value
+        return value
 
 
 class LoadedKernel(NamedTuple):
@@ -79,7 +93,7 @@ class Descriptors:
         self.view = view
         self.encoding = encoding
         self.fill = fill
-        self.known: dict[Key, list] = {}
+        self.known = Kept()  # by key
         self.last: tuple = (None, (), (), [])  # of a key all but the address, and the shape and strides of its view
 
     def encode(self, key: Key, x: torch.Tensor) -> list:
@@ -89,10 +103,7 @@ class Descriptors:
             shape, strides = self.view.of(x.shape, x.stride())
             last = self.last = (key[1:], shape, strides, [*shape, *strides])
         _, shape, strides, sizes = last
-        if len(self.known) >= MAX_DESCRIPTORS:
-            self.known.clear()
-        arguments = self.known[key] = [self.fill(key[0], *self.encoding, shape, strides, 0), *sizes]
-        return arguments
+        return self.known.keep(key, [self.fill(key[0], *self.encoding, shape, strides, 0), *sizes])
 
 
 class BoundCall:
