@@ -11,7 +11,7 @@ from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.limits import check_backward
+from fa3_simulator.limits import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
@@ -39,13 +39,13 @@ class KeyTile(NamedTuple):
 
 def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
     """Raise ValueError for a problem that no backward program is written for, for an order that may deadlock, and where
-    :func:`fa3_simulator.limits.check_backward` does.
+    :func:`fa3_simulator.limits.check_launch` does.
     """
     if problem.softcap:
         raise ValueError("the backward is simulated without softcap")
     if schedule.turns == "shift" and (problem.is_varlen or problem.causal or problem.window != (-1, -1)):
         raise ValueError("turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock")
-    check_backward(problem)
+    check_launch(problem, "key")
 
 
 def _of_sequence(

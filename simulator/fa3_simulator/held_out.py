@@ -25,17 +25,18 @@ class HeldOut(NamedTuple):
     error: float
 
 
-FORWARD = {
-    ("flash3", "bf16"): (61, 0.027),
-    ("flash3", "fp16"): (51, 0.025),
-    ("flash3", "e4m3"): (44, 0.023),
-    ("flash4", "bf16"): (12, 0.025),
-    ("flash4", "fp16"): (12, 0.020),
-    ("gluon", "bf16"): (41, 0.035),
-    ("gluon", "fp16"): (155, 0.042),
-    ("gluon", "e4m3"): (163, 0.047),
+TIMED = {
+    "flash3 bf16": (61, 0.027),
+    "flash3 fp16": (51, 0.025),
+    "flash3 e4m3": (44, 0.023),
+    "flash4 bf16": (12, 0.025),
+    "flash4 fp16": (12, 0.020),
+    "gluon bf16": (41, 0.035),
+    "gluon fp16": (155, 0.042),
+    "gluon e4m3": (163, 0.047),
+    "flash3 backward": (63, 0.054),
+    "gluon backward": (40, 0.053),
 }
-BACKWARD = {"flash3": (63, 0.054), "gluon": (40, 0.053)}
 
 
 def held_out(config: AnyConfig) -> HeldOut | None:
@@ -46,11 +47,9 @@ def held_out(config: AnyConfig) -> HeldOut | None:
     >>> held_out(Config("e4m3")).rows
     163
     """
-    if isinstance(config, Config):
-        figures = FORWARD.get((config.family, config.dtype))
-        return figures and HeldOut(f"{config.family} {config.dtype}", *figures)
-    figures = BACKWARD.get(config.family)
-    return figures and HeldOut(f"{config.family} backward", *figures)
+    group = f"{config.family} {config.dtype if isinstance(config, Config) else 'backward'}"
+    figures = TIMED.get(group)
+    return figures and HeldOut(group, *figures)
 
 
 def places(cycles: list[float], error: float) -> list[int]:

@@ -24,7 +24,7 @@ from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.contention import LaunchTiles, launched_tiles, waited_cycles
 from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
-from fa3_simulator.limits import check_forward
+from fa3_simulator.limits import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
 from fa3_simulator.splits import merge_cycles
@@ -131,7 +131,7 @@ def check_problem(problem: AttentionProblem, num_splits: int = 1) -> None:
     """Raise ValueError for a problem that no forward program is written for, and for a launch that is too large."""
     if problem.is_varlen or problem.window != (-1, -1) or problem.softcap:
         raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
-    check_forward(problem, num_splits)
+    check_launch(problem, "row", num_splits)
 
 
 def in_words(problem: AttentionProblem) -> str:

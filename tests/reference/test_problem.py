@@ -14,7 +14,7 @@ from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem, Descale, Operands
-from fa3_simulator.limits import check_backward, check_forward
+from fa3_simulator.limits import check_launch
 
 SMALL = {"batch": 2, "nheads": 4, "nheads_kv": 2, "seqlen_q": 3, "seqlen_k": 5, "head_dim": 64}
 
@@ -92,8 +92,8 @@ def test_what_does_not_know_a_field_of_serving_refuses_it(change):
         lambda problem: default_config(problem, family="flash2"),
         lambda problem: traits_of("flash2").check_reproduced(problem),
         lambda problem: backward_config(problem, family="flash3.dew"),
-        check_forward,
-        check_backward,
+        lambda problem: check_launch(problem, "row"),
+        lambda problem: check_launch(problem, "key"),
     ):
         asked(AttentionProblem(**SMALL))
         with pytest.raises(ValueError, match=f"does not know {name}$"):
