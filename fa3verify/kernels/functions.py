@@ -244,6 +244,8 @@ def _rules(code: ArrayFunction, dtypes: tuple[str, ...], quantises: Quantises | 
     """Return rules of which facts go together, each with whether it is broken."""
     features = code.features
     of_caches = bool(features & {"paged", "seqused_k"})
+    terms = sorted(features & set(KINDS))
+    wide = sorted(set(dtypes) - {"fp16", "bf16"})
     by = quantises or Quantises()
     return (
         (
@@ -281,6 +283,11 @@ def _rules(code: ArrayFunction, dtypes: tuple[str, ...], quantises: Quantises | 
             by.smooth_k and features & {"softcap", "sinks"},
             "smooth_k moves all scores of a row, which a softcap or a sink beside them does not allow",
         ),
+        (
+            "narrow_sinks" in features and wide,
+            f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(wide)}",
+        ),
+        (terms and of_caches, f"a kernel of caches takes no term of scores, got {', '.join(terms)}"),
     )
 
 
@@ -290,15 +297,11 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
     for is_broken, rule in _rules(code, dtypes, facts.get("quantises")):
         if is_broken:
             raise ValueError(rule)
-    if "narrow_sinks" in features and (others := set(dtypes) - {"fp16", "bf16"}):
-        raise ValueError(f"narrow_sinks are of fp16 or bf16, got dtypes {', '.join(sorted(others))}")
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
     operation = operations.find(code.operation)
     taken = sorted(ARRAY_FEATURES & operation.features | operation.serving - {"mods"})
-    if features & set(KINDS) and features & {"paged", "seqused_k"}:
-        raise ValueError(f"a kernel of caches takes no term of scores, got {', '.join(sorted(features & set(KINDS)))}")
     words = (
         *((dtype, get_args(Dtype), "dtype") for dtype in dtypes),
         *((feature, taken, "feature") for feature in sorted(features - {"mods"} | set(facts.get("features", ())))),
