@@ -23,6 +23,7 @@ import fa3verify
 import fa3verify.inputs
 from fa3_kernels.plan.packed_order import PackedOrder
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.adversary.forward import ISLANDS
 from fa3_reports.adversary.gradients import colony as gradients_colony
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3_reports.adversary.search import search_island
@@ -36,7 +37,6 @@ from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.schedules import registers_needed, switches
 from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
-from fa3verify.search.forward import colony as forward_colony
 from tests.kernels.packed_schedule import packed_schedule
 
 FILE = Path(__file__).with_suffix(".json")
@@ -163,7 +163,7 @@ def words() -> Rows:
 
 def searches() -> Rows:
     """What searches breed from a seed, as the published curves were: figures to six digits, inputs exactly."""
-    for island in forward_colony.ISLANDS:
+    for island in ISLANDS:
         yield f"{island.dtype} {island.name}", _rounded(search_island(island.dtype, island.name, [5], 64))
     for island in gradients_colony.ISLANDS:
         rng = np.random.default_rng(2)

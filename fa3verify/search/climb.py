@@ -32,9 +32,6 @@ class Judge:
     ----------
     ratios : callable
         Judges all individuals of a colony; its second argument is the colony's guide, where it is known.
-    published : callable
-        ``published(colony, name)`` returns one of ``records`` as it is reported. It is called for an individual that is
-        alone in its colony.
     objectives : tuple of (str, bool)
         The figures that climb, one after the other with each restart, and whether extremes are tried then.
     records : tuple of str
@@ -44,10 +41,13 @@ class Judge:
     """
 
     ratios: Callable[..., Ratios]
-    published: Callable[[Any, str], np.ndarray]
     objectives: tuple[tuple[str, bool], ...]
     records: tuple[str, ...]
     limit: float = 1.0
+
+    def published(self, colony: Any, name: str) -> np.ndarray:
+        """Return one of ``records`` as it is reported, of an individual that is alone in its colony."""
+        return self.ratios(colony)[name]
 
     def told(self, colony: Any, place: Place, name: str) -> float:
         """Return one of ``records`` of an individual that is alone in its colony."""
@@ -94,9 +94,6 @@ class Search(ABC):
         A colony and the place of an individual in it that joins the first generation, which is else of normal inputs.
     """
 
-    ISLANDS: ClassVar[Sequence[Any]]  # where our own twins are searched
-    JUDGE: ClassVar[Judge]  # of our own twins
-    COLUMNS: ClassVar[str]  # what the records of that are, in words
     individual: ClassVar[Callable[[Json], tuple[Any, Place]]]  # reads what a colony wrote of one
     MUTATIONS: ClassVar[Sequence[Sequence[Callable]]]  # of the genes of each axis
     AGAIN: ClassVar[float]  # how often a child has two mutations
@@ -106,11 +103,11 @@ class Search(ABC):
         self,
         island: Any,
         seed: int | list[int],
-        judge: Judge | None = None,
+        judge: Judge,
         start: tuple[Colony, Place] | None = None,
     ) -> None:
         self.island = island
-        self.judge = judge or self.JUDGE
+        self.judge = judge
         self.rng = np.random.default_rng(seed)
         self.chances = [Chances(kind, self.rng) for kind in self.MUTATIONS]
         self.found = Findings()

@@ -1,8 +1,7 @@
 """The figures that a hunt may maximise: error over bound, error over a stored baseline, the difference of two kernels.
 
 Each is computed for a single case, and some for whole colonies of inputs, which are searched faster. Any kernel is
-called for a case by :func:`call_of`, and for a colony of the forward by :class:`Hunted`; our own twins have
-:class:`fa3verify.search.forward.judge.Twin`.
+called for a case by :func:`call_of`, and for a colony of the forward by :class:`Hunted`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from fa3verify.properties.law import Setup
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.judge import Pair, Twin, over_bound, truth_error
+from fa3verify.search.forward.judge import Pair, judge as judge_colony, truth_error
 
 
 def call_of(kernel: Kernel, case: Case) -> Setup:
@@ -64,7 +63,7 @@ def unrounded(kernel: Kernel, problem: AttentionProblem, operands: Operands, con
 
 
 @dataclass(frozen=True, slots=True)
-class Hunted(Twin):
+class Hunted:
     """Runs a colony on any kernel, in the configuration that the kernel chooses for the colony's problem.
 
     Only the number of splits is the island's, if a caller of the kernel may choose it.
@@ -80,9 +79,8 @@ class Hunted(Twin):
     def model(self, config: Any) -> KernelModel:
         return hypotheses.assumed(self.kernel, config)
 
-    def run(self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool) -> Pair:
-        call = (self.kernel, colony.problem, colony.operands, config)
-        got = calls.run(*call) if rounded else unrounded(*call, truth.out)
+    def run(self, colony: ForwardColony, config: Any, truth: Attention) -> Pair:
+        got = unrounded(self.kernel, colony.problem, colony.operands, config, truth.out)
         return got["out"], got.get("lse", truth.lse)
 
 
@@ -154,8 +152,8 @@ class Ratio(Objective):
             return ErrorBound(**freed(kernel.policy, problem, limit._asdict(), math.inf))
 
         objectives = ("out", True), ("lse", False), ("lse", True), ("out", False), ("lse", True), ("lse", False)
-        of_forward = over_bound(bound, Hunted(kernel), objectives, ("out", "lse"))
-        return of_forward if kernel.operation == FORWARD else None
+        ratios = partial(judge_colony, bound=bound, kernel=Hunted(kernel))
+        return Judge(ratios, objectives, ("out", "lse")) if kernel.operation == FORWARD else None
 
     def to_json(self) -> Json:
         return {"name": "ratio"}
@@ -245,15 +243,14 @@ class Difference(Objective):
         """
         ratios = partial(self._of_colony, Hunted(kernel))
         objectives = ("rest", True), ("lse", True), ("rest", False), ("lse", False)
-        of_forward = Judge(ratios, lambda colony, name: ratios(colony)[name], objectives, ("out", "lse"), math.inf)
-        return of_forward if kernel.operation == FORWARD else None
+        return Judge(ratios, objectives, ("out", "lse"), math.inf) if kernel.operation == FORWARD else None
 
     @np.errstate(all="ignore")
     def _of_colony(self, kernel: Hunted, colony: ForwardColony, guide: Guide | None = None) -> Ratios:
         """Return how far the two kernels are apart on every individual."""
         config = kernel.config(colony)
         truth = attention(colony.problem, *colony.operands.dequantized(colony.problem))
-        a, b = (side.run(colony, side.config(colony), truth, rounded=False) for side in (kernel, Hunted(self.against)))
+        a, b = (side.run(colony, side.config(colony), truth) for side in (kernel, Hunted(self.against)))
         limit = forward_bound(colony.problem, colony.operands, kernel.model(config))
         outputs = {o.name: o for o in operations.find(FORWARD).outputs}
         fmt = FORMATS[config.out_dtype]

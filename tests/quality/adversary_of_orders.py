@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.arithmetic import Source
 from fa3_kernels.twin.forward import forward
-from fa3_reference.attention import Attention
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import Dtype
+from fa3_reports.adversary.forward import Twin, TwinSearch, over_bound
 from fa3_reports.adversary.search import islands_of
 from fa3verify.search.findings import Findings
 from fa3verify.search.forward.colony import ForwardColony, Island
-from fa3verify.search.forward.judge import UNROUNDED, Twin, over_bound
-from fa3verify.search.forward.search import ForwardSearch
+from fa3verify.search.forward.judge import Pair
 
 _IN_TURN = {"factor": "in_turn", "maxima": "unscaled", "keys": "left_to_right"}
 ORDERS: dict[str, Order] = {
@@ -56,23 +53,19 @@ class OrderTwin(Twin):
     def model(self, config: Config) -> KernelModel:
         return config.kernel_model(self.assumed)
 
-    def run(
-        self, colony: ForwardColony, config: Config, truth: Attention, *, rounded: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        ideal: frozenset[Source] = frozenset() if rounded else UNROUNDED
+    def outputs(self, colony: ForwardColony, config: Config, ideal: frozenset[Source]) -> Pair:
         return forward(colony.problem, colony.operands, config, ideal=ideal, order=self.order)
 
 
 def searched(name: str, dtype: Dtype, problems: int, seed: int, assumed: str = "") -> dict[str, Any]:
     """Search every island of a dtype that splits no keys, and return what was met; the bound is that of ``assumed``."""
     judge = over_bound(kernel=OrderTwin(ORDERS[name], ORDERS[assumed or name]))
-    search = type("OrderSearch", (ForwardSearch,), {"JUDGE": judge})
     islands: list[Island] = [island for island in islands_of(dtype) if island.num_splits == 1]  # no split is learned
     total = Findings()
     for index, island in enumerate(islands):
-        one = search(island, [seed, index])
+        one = TwinSearch(island, [seed, index], judge)
         total.add(one.until(-(-problems // len(islands))), is_later=False)
-    best = {record: total.height(record) for record in ForwardSearch.JUDGE.records}
+    best = {record: total.height(record) for record in TwinSearch.JUDGE.records}
     return {"order": name, "dtype": dtype, "problems": total.problems, "above_1": total.above_1, "largest": best}
 
 

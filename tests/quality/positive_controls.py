@@ -25,9 +25,10 @@ from fa3_reference.bounds.device import TENSOR_CORE, U_FP32
 from fa3_reference.bounds.steps import LN2
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import DTYPES, Dtype
+from fa3_reports.adversary.forward import UNROUNDED
 from fa3verify.search.colony import Environment, rounded
 from fa3verify.search.forward.colony import ForwardColony, Island
-from fa3verify.search.forward.judge import UNROUNDED, truth_error
+from fa3verify.search.forward.judge import truth_error
 from tests.quality.weighed_bound import weighed_bound
 
 ROWS, SCREENED = 16, 100_000

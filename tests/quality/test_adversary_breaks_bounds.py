@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from fa3_reference.problem import DTYPES
+from fa3_reports.adversary.forward import TwinSearch, over_bound
 from fa3_reports.adversary.search import island_of, islands_of
 from fa3verify.search.findings import Find
 from fa3verify.search.forward.colony import individual
-from fa3verify.search.forward.judge import over_bound
-from fa3verify.search.forward.search import ForwardSearch
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.quality.weighed_bound import weighed_bound
 from tests.sampling import sampled
@@ -38,7 +37,7 @@ HOLES = {
 def test_every_hole_in_the_bound_of_0_1_0_is_found_again(hole):
     cause, dtype, name = HOLES[hole]
     judge = over_bound(bound_of_0_1_0)
-    run = ForwardSearch(island_of(dtype, name), SEED, judge)
+    run = TwinSearch(island_of(dtype, name), SEED, judge)
     first = run.generation()
     assert np.nanmax(first["out"]) <= 1, "normal inputs stay within the bound"
     while cause not in run.found.violations and run.found.problems < BUDGET:
@@ -70,7 +69,7 @@ def is_hole_of_a_half(find: Find) -> bool:
 @pytest.mark.parametrize("halved", sampled(HALVED, {h for h in HALVED if not h.startswith("scores")}))
 def test_the_bound_with_half_of_a_term_is_broken(halved):
     dtype, name, term = HALVED[halved]
-    run = ForwardSearch(island_of(dtype, name), SEED, over_bound(weighed_bound(**{term: 0.5})))
+    run = TwinSearch(island_of(dtype, name), SEED, over_bound(weighed_bound(**{term: 0.5})))
     while run.found.problems < BUDGET:
         run.generation()
         if any(is_hole_of_a_half(find) for find in run.found.violations.values()):
@@ -81,7 +80,7 @@ def test_the_bound_with_half_of_a_term_is_broken(halved):
 
 def test_no_twin_of_one_island_is_found_beyond_its_bound():
     """A smaller budget than the next test's, of one shape, which comes near the bound all the same."""
-    found = ForwardSearch(island_of("bf16", "few"), SEED).until(200)
+    found = TwinSearch(island_of("bf16", "few"), SEED).until(200)
     assert found.best["out"].value >= 0.8, "the search is weak"
     assert not found.violations
 
@@ -91,7 +90,7 @@ def test_no_twin_of_one_island_is_found_beyond_its_bound():
 def test_no_twin_is_found_beyond_its_bound(dtype):
     """A fixed budget, after which every island is near the bound; the verb ``adversary`` searches for longer."""
     islands = islands_of(dtype)
-    found = {island.name: ForwardSearch(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
+    found = {island.name: TwinSearch(island, SEED).until(CI_BUDGET // len(islands)) for island in islands}
     weak = {name: f.best["out"].value for name, f in found.items() if f.best["out"].value < 0.85}
     assert not weak, "the search is weak"
     beyond = {where: {c: x.value for c, x in f.violations.items()} for where, f in found.items() if f.above_1}

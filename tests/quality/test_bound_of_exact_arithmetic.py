@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_reports.adversary.forward import ISLANDS, judge
 from fa3verify.search.colony import positive, rounded
-from fa3verify.search.forward.colony import ISLANDS, ForwardColony, Island
-from fa3verify.search.forward.judge import judge
+from fa3verify.search.forward.colony import ForwardColony, Island
 
 ROUNDS = 6
 

@@ -1,12 +1,11 @@
 """Islands of the forward, which are shapes and configurations, and their colonies of rows and channels.
 
-:mod:`fa3verify.search.forward.judge` runs kernels on a colony. :data:`ISLANDS` are those on which our own twins are
-searched; for other kernels :mod:`fa3verify.search.grounds` makes islands.
+:mod:`fa3verify.search.grounds` makes islands for a kernel, and :mod:`fa3verify.search.forward.judge` judges colonies.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import ClassVar
 
@@ -251,36 +250,3 @@ def individual(values: Json) -> tuple[ForwardColony, Place]:
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"an individual is incomplete or damaged: {error}") from None
     return colony, place
-
-
-# Few keys let a single operation's error stand alone, whole tiles let errors of one sign add up, several tiles and
-# splits rescale, and a row of more than 16 or 32 channels is a chain of its own.
-_SIXTEEN_BITS = (
-    Island("few", "fp16", 16, 16),
-    Island("tile", "fp16", 128, 128),
-    Island("two tiles", "fp16", 32, 16),
-    Island("tiles", "fp16", 256, 64),
-    Island("splits", "fp16", 96, 16, num_splits=3),
-    Island("chains", "fp16", 16, 16, 32, batch=16, rows=1),
-    Island("softcap", "fp16", 32, 16, softcap=True),
-    Island("causal", "fp16", 96, 32, causal=True),
-)
-_EIGHT_BITS = (
-    Island("few", "e4m3", 32, 32, 2),
-    Island("tile", "e4m3", 128, 128, rows=32, promotion_interval=128),
-    Island("two tiles", "e4m3", 128, 64, 2, promotion_interval=64, descale_tiles=1),
-    Island("chained tiles", "e4m3", 96, 32, 2, descale_tiles=1),
-    Island("parts", "e4m3", 256, 128, rows=32, promotion_interval=64, out_dtype="fp16"),
-    Island("splits", "e4m3", 192, 32, rows=32, num_splits=4, promotion_interval=32, descale_tiles=2),
-    Island("chains", "e4m3", 32, 32, 64, batch=16, rows=1, out_dtype="fp16"),
-    Island("softcap", "e4m3", 32, 32, 2, softcap=True),
-    Island("causal", "e4m3", 96, 32, rows=32, promotion_interval=32, causal=True),
-)
-
-ISLANDS: tuple[Island, ...] = (
-    *_SIXTEEN_BITS,
-    *(replace(island, dtype="bf16") for island in _SIXTEEN_BITS),
-    *_EIGHT_BITS,
-    *(Island("tanh", dtype, 32, 16, rows=32, softcap=True, family="flash3") for dtype in ("fp16", "bf16")),
-    Island("tanh", "e4m3", 32, 32, width=2, softcap=True, family="flash3"),
-)

@@ -9,103 +9,72 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fa3_kernels.plan.families import OURS
-from fa3_kernels.twin.arithmetic import Source
-from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.device import FP32_MIN_NORMAL
-from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.bounds.steps import LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.operations.ratios import difference, error_ratio
-from fa3verify.search.climb import Judge, Ratios
+from fa3verify.search.climb import Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide
 
 Bound = Callable[[AttentionProblem, Operands, KernelModel], ErrorBound]
-# Figures that climb in turn, and whether extremes are tried then (see Judge.objectives).
-OBJECTIVES = (
-    *(("out", True), ("rest", False), ("lse", True)),
-    *(("out", False), ("rest", True), ("lse", False)),
-)
 Pair = tuple[np.ndarray, np.ndarray]
 _TINY = 2.0**-100  # smaller outputs have no errors but underflow
-UNROUNDED: frozenset[Source] = frozenset({"output"})
 
 
-class Twin:
-    """Runs a colony on the twin, in the configuration of the colony's island.
-
-    :class:`fa3verify.search.objectives.Hunted` runs it on any other kernel.
-    """
+class Runs(Protocol):
+    """Runs a colony on a kernel, as :class:`fa3verify.search.objectives.Hunted` does."""
 
     def config(self, colony: ForwardColony) -> Any:
         """Return its configuration for the colony's problem."""
-        return colony.island.config
 
     def model(self, config: Any) -> KernelModel:
         """Return the order of operations that its bound is for."""
-        return config.kernel_model()
+        ...
 
-    def run(
-        self, colony: ForwardColony, config: Any, truth: Attention, *, rounded: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return out, before its last rounding or after it, and lse, which is exact where the kernel has none."""
-        ideal: frozenset[Source] = frozenset() if rounded else UNROUNDED
-        return forward(colony.problem, colony.operands, config, ideal=ideal)
-
-
-TWIN = Twin()
-
-
-def over_bound(
-    bound: Bound = forward_bound,
-    kernel: Twin = TWIN,
-    objectives: tuple[tuple[str, bool], ...] = OBJECTIVES,
-    records: tuple[str, ...] = ("out", "rounded", "lse"),
-) -> Judge:
-    """Return the judge of error over bound of a kernel; beyond 1 the bound is violated.
-
-    Parameters
-    ----------
-    bound : callable
-        A function like :func:`fa3_reference.bounds.forward.forward_bound`.
-    kernel : Twin
-    objectives, records : tuple
-        As :class:`fa3verify.search.climb.Judge` has them.
-    """
-
-    def published(colony: ForwardColony, name: str) -> np.ndarray:
-        return judge_rounded(colony, bound, kernel) if name == "rounded" else judge(colony, None, bound, kernel)[name]
-
-    return Judge(partial(judge, bound=bound, kernel=kernel), published, objectives, records)
+    def run(self, colony: ForwardColony, config: Any, truth: Attention) -> Pair:
+        """Return out before its last rounding and lse, which is exact where the kernel has none."""
+        ...
 
 
 @np.errstate(all="ignore")
-def judge(
-    colony: ForwardColony, guide: Guide | None = None, bound: Bound = forward_bound, kernel: Twin = TWIN
-) -> Ratios:
-    """Run a kernel, the truth and the bound on a colony; ``guide`` is the colony's, where it is known.
+def judge(colony: ForwardColony, guide: Guide | None = None, *, bound: Bound, kernel: Runs) -> Ratios:
+    """Run a kernel, the truth and the bound on a colony.
+
+    Parameters
+    ----------
+    colony : ForwardColony
+    guide : Guide, optional
+        The colony's, where it is known.
+    bound : callable
+        A function like :func:`fa3_reference.bounds.forward.forward_bound`.
+    kernel : Runs
 
     Returns
     -------
     mapping
         Error over bound: ``out`` (problems, columns) before the last rounding, ``rounded`` after it, and ``lse``
         (problems,). ``rounded`` is an estimate: it rounds the output that the kernel has before its last rounding.
-        :func:`judge_rounded` computes the figure that is published, from the output that the kernel stores. ``rest`` is
-        ``out`` after the known errors of rounding and flushing P, which drown all others, are subtracted from error and
-        bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, those of the
+        ``rest`` is ``out`` after the known errors of rounding and flushing P, which drown all others, are subtracted
+        from error and bound. ``out_bound``, ``rest_bound`` and ``lse_bound`` are log2 of the bounds, those of the
         output relative to sum P |v|.
     """
     guide = guide or Guide.of(colony)
-    (out, got_lse), truth, limit, config = _run(colony, bound, kernel, rounded=False)
+    problem = colony.problem
+    operands = colony.operands
+    config = kernel.config(colony)
+    truth = attention(problem, *operands.dequantized(problem))
+    limit = sound_bound(colony, bound)(problem, operands, replace(kernel.model(config), out_dtype="fp32"))
+    out, got_lse = kernel.run(colony, config, truth)
     lse = truth.lse.reshape(-1)
     size, out_floor, lse_floor = truth_error(colony, lse)
     out, exact, out_limit = (x.reshape(len(lse), -1) for x in (out, truth.out, limit.out))
@@ -116,39 +85,17 @@ def judge(
     has_rest = (size > _TINY) & (known < 0.9 * out_limit)
     stored = encode(out.astype(np.float64), fmt, "ieee")
     return {
-        "out": _ratio(out, exact, out_limit, out_floor),
-        "rounded": _ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
-        "lse": _ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
-        "rest": np.where(has_rest, _ratio(out, exact, out_limit - known, out_floor + known), 0.0),
+        "out": ratio(out, exact, out_limit, out_floor),
+        "rounded": ratio(stored, exact, rounded_error(exact, out_limit, fmt), out_floor),
+        "lse": ratio(got_lse.reshape(-1), lse, limit.lse.reshape(-1), lse_floor),
+        "rest": np.where(has_rest, ratio(out, exact, out_limit - known, out_floor + known), 0.0),
         "out_bound": np.log2(out_limit / size),
         "rest_bound": np.log2((out_limit - known) / size),
         "lse_bound": np.log2(limit.lse.reshape(-1)),
     }
 
 
-@np.errstate(all="ignore")
-def judge_rounded(colony: ForwardColony, bound: Bound = forward_bound, kernel: Twin = TWIN) -> np.ndarray:
-    """Return error over bound of what the kernel stores, (problems, columns)."""
-    (out, _), truth, limit, _ = _run(colony, bound, kernel, rounded=True)
-    out, exact, limit = (x.reshape(colony.island.problems, -1) for x in (out, truth.out, limit.out))
-    return _ratio(out, exact, limit, truth_error(colony, truth.lse.reshape(-1))[1])
-
-
-def _run(
-    colony: ForwardColony, bound: Bound, kernel: Twin, *, rounded: bool
-) -> tuple[Pair, Attention, ErrorBound, Any]:
-    """Return what the kernel returns, the truth, the bound, and the kernel's configuration."""
-    problem = colony.problem
-    operands = colony.operands
-    config = kernel.config(colony)
-    truth = attention(problem, *operands.dequantized(problem))
-    model = kernel.model(config)
-    model = model if rounded else replace(model, out_dtype="fp32")
-    limit = _sound_bound(colony, bound)(problem, operands, model)
-    return kernel.run(colony, config, truth, rounded=rounded), truth, limit, config
-
-
-def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
+def sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
     """Return a bound that is infinite for rows in which another family than ours is known to return NaN.
 
     These are rows whose factor of the scores, or the product of descales in it, is below binary32's normal numbers
@@ -167,7 +114,7 @@ def _sound_bound(colony: ForwardColony, bound: Bound) -> Bound:
     return limited
 
 
-def _ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
+def ratio(got: np.ndarray, exact: np.ndarray, limit: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return error over ``limit``, after ``floor`` is subtracted from the error."""
     error = np.abs(difference(got, exact))
     return error_ratio(np.where(np.isfinite(error), np.maximum(error - floor, 0.0), error), limit)

@@ -16,9 +16,8 @@ from fa3verify.search.climb import Ratios, Search, Tried, place_of_largest
 from fa3verify.search.colony import Place
 from fa3verify.search.forward import scores, surroundings, values
 from fa3verify.search.forward.causes import cause_of
-from fa3verify.search.forward.colony import ISLANDS, ForwardColony, individual
+from fa3verify.search.forward.colony import ForwardColony, individual
 from fa3verify.search.forward.guide import Guide
-from fa3verify.search.forward.judge import over_bound
 from fa3verify.search.forward.row import Row
 
 NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first and the last one are open
@@ -27,9 +26,6 @@ NICHES = (-27, 0)  # log2 of a bound: a niche is a binary order, and the first a
 class ForwardSearch(Search):
     """The search on one island of the forward."""
 
-    ISLANDS = ISLANDS
-    JUDGE = over_bound()
-    COLUMNS = "out before and after its last rounding, lse"
     individual = staticmethod(individual)
     MUTATIONS = (scores.MUTATIONS, values.MUTATIONS)
     AGAIN = 0.3

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fa3_reports.adversary.forward import TwinSearch
 from fa3_reports.adversary.gradients.search import GradientSearch
 from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
@@ -15,13 +16,11 @@ from fa3verify.campaign.tasks import CallTask, Outcome, execute
 from fa3verify.files import Json
 from fa3verify.operations import FORWARD
 from fa3verify.records import plain, read
-from fa3verify.search.climb import Search
 from fa3verify.search.findings import Findings
-from fa3verify.search.forward.search import ForwardSearch
 
 SCHEMA = "fa3verify.adversary/2"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
-SEARCHES: dict[str, type[Search]] = {FORWARD: ForwardSearch, "backward": GradientSearch}
+SEARCHES: dict[str, type[TwinSearch | GradientSearch]] = {FORWARD: TwinSearch, "backward": GradientSearch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Adversary:
     found: dict[str, dict[str, Findings]]
 
     @property
-    def search(self) -> type[Search]:
+    def search(self) -> type[TwinSearch | GradientSearch]:
         return SEARCHES[self.operation]
 
     def total(self, dtype: str) -> Findings:

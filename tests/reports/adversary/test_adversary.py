@@ -10,12 +10,11 @@ from click.testing import CliRunner
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reports.__main__ import main
 from fa3_reports.adversary import search as adversary
+from fa3_reports.adversary.forward import ISLANDS, TwinSearch, over_bound
 from fa3_reports.adversary.gradients.search import GradientSearch
 from fa3_reports.adversary.search import islands_of
 from fa3verify.files import json_text
-from fa3verify.search.forward.colony import ISLANDS, individual
-from fa3verify.search.forward.judge import over_bound
-from fa3verify.search.forward.search import ForwardSearch
+from fa3verify.search.forward.colony import individual
 from tests.sampling import sampled
 
 
@@ -72,7 +71,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     assert "foreign.json is not a file of the adversary" in result.output
 
 
-SEEDED = [(ForwardSearch, island) for island in ISLANDS[::5]] + [(GradientSearch, GradientSearch.ISLANDS[0])]
+SEEDED = [(TwinSearch, island) for island in ISLANDS[::5]] + [(GradientSearch, GradientSearch.ISLANDS[0])]
 
 
 @pytest.mark.parametrize(("search", "island"), sampled(SEEDED, [SEEDED[0], SEEDED[-1]]))
@@ -86,7 +85,7 @@ def test_a_seed_decides_the_search(search, island):
 @pytest.mark.parametrize(
     ("search", "words"),
     [
-        (ForwardSearch, "an individual is incomplete or damaged"),
+        (TwinSearch, "an individual is incomplete or damaged"),
         (GradientSearch, "there is no island 'nowhere' of gradients for 'fp16'"),
     ],
 )
@@ -101,7 +100,7 @@ def test_an_individual_that_is_damaged_is_refused(search, words):
 def test_half_the_bound_is_broken_in_every_island_and_what_breaks_it_is_kept():
     broken = over_bound(halved)
     for island in ISLANDS[:2]:
-        found = ForwardSearch(island, 0, broken).until(20 * island.problems)
+        found = TwinSearch(island, 0, broken).until(20 * island.problems)
         assert found.above_1 > 0
         for find in found.violations.values():
             ratios = broken.again(*individual(find.content))

@@ -14,12 +14,21 @@ import numpy as np
 from fa3_reference.attention import Attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.bounds.backward import backward_bound
-from fa3_reports.adversary.gradients.colony import GENES, ISLANDS, GradientColony, individual
+from fa3_reports.adversary.gradients.colony import GENES, ISLANDS, GradientColony, GradientIsland, individual
 from fa3_reports.adversary.gradients.execution import GRADIENTS, execute
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
 from fa3verify.operations.ratios import error_over_bound
 from fa3verify.search.climb import Judge, Ratios, Search
 from fa3verify.search.colony import Place
+
+
+class GradientJudge(Judge):
+    """Reports the largest figure of each individual."""
+
+    __slots__ = ()
+
+    def published(self, colony: GradientColony, name: str) -> np.ndarray:
+        return self.ratios(colony)[name].max(1)
 
 
 def over_bound(bound: Any = backward_bound) -> Judge:
@@ -31,11 +40,8 @@ def over_bound(bound: Any = backward_bound) -> Judge:
         A function like :func:`fa3_reference.bounds.backward.backward_bound`.
     """
 
-    def published(colony: GradientColony, name: str) -> np.ndarray:
-        return judge(colony, bound)[name].max(1)
-
     objectives = tuple((name, wild) for wild in (False, True) for name in GRADIENTS)
-    return Judge(partial(judge, bound=bound), published, objectives, GRADIENTS)
+    return GradientJudge(partial(judge, bound=bound), objectives, GRADIENTS)
 
 
 def judge(colony: GradientColony, bound: Any = backward_bound) -> Ratios:
@@ -71,6 +77,9 @@ class GradientSearch(Search):
     MUTATIONS = (MUTATIONS,)
     AGAIN = 0.4
     VIOLATED = GRADIENTS
+
+    def __init__(self, island: GradientIsland, seed: int | list[int], judge: Judge | None = None) -> None:
+        super().__init__(island, seed, judge or self.JUDGE)
 
     def normal(self) -> GradientColony:
         return GradientColony.normal(self.island, self.rng)
