@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.audit.shipped import Launch
 from fa3_reference.problem import BackwardOperands
 from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.shipped import shipped
 from fa3verify.campaign.pool import processes
 from fa3verify.text import one_line
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_kernels.audit.shipped import shipped
+from fa3_reports.audit.shipped import shipped
 from fa3_reports.cli import sanitize
 from fa3_reports.sanitizer import COLUMNS, DONE, TOOLS, Report, explanation, is_complete, parse
 from fa3_reports.stored import read_csv

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import create_function_from_signature
 
 from fa3_kernels.audit.calls import Call, Descriptor
-from fa3_kernels.audit.sass import parse
 from fa3_kernels.gluon import quantize, run, surplus_barriers
 from fa3_kernels.gluon.assembler import own_ptxas
 from fa3_kernels.gluon.dependent import check_wait
@@ -51,19 +49,14 @@ class FakeTensor:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """PTX, counts of SASS opcodes, and ptxas' own figures: registers, spilled bytes, messages of serialised wgmma."""
+    """PTX, SASS, and ptxas' own figures: registers, spilled bytes, messages of serialised wgmma."""
 
     ptx: str
     sass: str
-    opcodes: Counter
     registers: int
     spill_bytes: int
     smem_bytes: int
     serialisation: tuple[str, ...]
-
-    def count(self, prefix: str) -> int:
-        """SASS instructions whose opcode starts with ``prefix``."""
-        return sum(n for opcode, n in self.opcodes.items() if opcode.startswith(prefix))
 
 
 def compile_call(call: Call) -> Compiled:
@@ -127,7 +120,6 @@ def _report(ptx: str, smem_bytes: int, flags: tuple[str, ...]) -> Compiled:
     return Compiled(
         ptx=ptx,
         sass=sass,
-        opcodes=Counter(instruction.opcode for instruction in parse(sass)[0]),
         registers=int(re.findall(r"Used (\d+) registers", messages)[0]),
         spill_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", messages))),
         smem_bytes=smem_bytes,

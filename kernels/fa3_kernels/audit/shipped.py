@@ -1,7 +1,7 @@
-"""Every compiled kernel that ships, as a list of launches that reach all of them.
+"""Every compiled kernel of attention that ships, as a list of launches that reach all of them.
 
-The audit compiles these launches (:mod:`fa3_kernels.audit.calls`). A new compile-time switch of a kernel needs a launch
-here that turns it on.
+The audit compiles these launches (:mod:`fa3_kernels.audit.calls`) and adds those of the quantiser and of writes to a
+cache, which have no schedule. A new compile-time switch of a kernel needs a launch that turns it on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal
 from fa3_kernels.plan.backward import backward_of
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
 from fa3_kernels.plan.families import OURS
-from fa3_kernels.plan.quantizer import ROTATED_HEAD_DIMS
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Dtype
 
@@ -126,31 +125,6 @@ def _paged(dtype: Dtype, d: int, v: int) -> list[Launch]:
     return launches
 
 
-def _appending() -> list[Launch]:
-    """Return the launches that write to a cache."""
-    lengths: dict[str, Any] = {"seqlens_q": (2, 1), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
-    lengths |= {"head_dim": 128, "causal": True}
-    caches: tuple[tuple[str, Dtype, Cache], ...] = (
-        ("fp16_plain", "fp16", Cache(16, new=(2, 1))),
-        ("bf16_rotated", "bf16", Cache(16, new=(2, 1), rotary_dim=64)),
-        ("fp16_interleaved", "fp16", Cache(0, new=(2, 1), rotary_dim=128, interleaved=True)),
-        ("e4m3_plain", "e4m3", Cache(64, new=(2, 1))),
-    )
-    return [
-        Launch(f"append_{name}", AttentionProblem.varlen(**lengths, dtype=dtype, cache=cache), function="append")
-        for name, dtype, cache in caches
-    ]
-
-
-def _quantisers(d: int) -> list[Launch]:
-    """Return the launches of the quantiser at one head_dim."""
-    problem = AttentionProblem(2, 8, 2, 1000, 1000, d, dtype="bf16")
-    choices: dict[str, dict[str, Any]] = {"plain": {}, "rotated": {"rotate": True}}
-    if d == 128:
-        choices |= {"head": {"scope": "head"}, "k_mean": {"rotate": True, "subtract_k_mean": True}}
-    return [Launch(f"quantize_d{d}_{name}", problem, x, "quantize_qkv") for name, x in choices.items()]
-
-
 # By name, as in _MASKS. Kernels with a fixed order of dQ are compiled apart: causal tiles fold in them, and packed ones
 # go round as dense ones do.
 _BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -179,7 +153,7 @@ def _backward(d: int) -> list[Launch]:
 
 
 def shipped() -> tuple[Launch, ...]:
-    """Return the launches, in the order of every report.
+    """Return the launches of forwards and backwards, in the order of every report.
 
     >>> [x.name for x in shipped()][:2]
     ['fp16_d64_dense', 'fp16_d64_tail']
@@ -187,8 +161,7 @@ def shipped() -> tuple[Launch, ...]:
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
     sizes = (*((d, d) for d in KERNEL_HEAD_DIMS), *_NARROW_V)
     forward = [x for dtype in dtypes for d, v in sizes for x in _of_head_dim(dtype, d, v)]
-    quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
     gradients = (x for d in backward_of(OURS).tiles for x in _backward(d))
     served: list[tuple[Dtype, int, int]] = [(dtype, *size) for dtype in dtypes for size in sizes]
     paged = [x for kind in served if kind[0] != "bf16" or kind[1:] == (128, 128) for x in _paged(*kind)]
-    return (*forward, *quantisers, *gradients, *paged, *_appending())
+    return (*forward, *gradients, *paged)

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from fa3_kernels.audit.sass import counts, tensor_loops
+from fa3_kernels.audit.sass import counts, parse, tensor_loops
 from fa3_reports.audit.allowed import ALLOWED_ARRIVES, ALLOWED_SPILL_BYTES, ALLOWED_UNDEFINED
 from fa3_reports.audit.golden import Figures, is_compiled
 from fa3_reports.audit.registers import undefined_uniform_registers
@@ -62,7 +62,8 @@ def figures_of(code: Any, options: Mapping[str, int]) -> Figures:
         Launch options.
     """
     split = sorted({int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", code.ptx)}, reverse=True)
-    groups = {name: counts(code.opcodes.elements(), prefixes) for name, prefixes in OPCODES.items()}
+    opcodes = [instruction.opcode for instruction in parse(code.sass)[0]]
+    groups = {name: counts(opcodes, prefixes) for name, prefixes in OPCODES.items()}
     fused = len(re.findall(r"\bfma\.rn\.f32\b", code.ptx))
     # Without .rn ptxas may contract them unless told not to; divisions and unrolled loops make FFMA of their own.
     free = len(re.findall(r"\b(?:mul|add|sub)(?:\.ftz)?\.f32\b", code.ptx))

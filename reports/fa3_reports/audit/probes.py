@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.audit.shipped import Launch
 from fa3_kernels.plan.stamps import STEPS
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reports.audit.shipped import shipped
 
 # of the paper's grid (arXiv 2407.08608, section 4.1), by which speed is measured
 HIDDEN = 2048

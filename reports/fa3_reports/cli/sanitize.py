@@ -40,8 +40,8 @@ def sanitize(
         program = shutil.which("compute-sanitizer")
         if program is None:
             fail(ENVIRONMENT, "compute-sanitizer, which is part of the CUDA toolkit, is not on the PATH")
-        from fa3_kernels.audit.shipped import shipped
         from fa3_reports import sanitizer
+        from fa3_reports.audit.shipped import shipped
         from fa3verify.campaign.pool import default_workers
         from fa3verify.cli import console
         from fa3verify.files import csv_text, write_text

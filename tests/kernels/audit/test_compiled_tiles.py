@@ -6,6 +6,7 @@ import pytest
 
 from fa3_kernels.audit.shipped import Launch
 from fa3_reference.problem import AttentionProblem
+from tests.kernels.audit.opcodes import count
 
 pytestmark = pytest.mark.optional
 
@@ -66,4 +67,4 @@ def test_the_clock_kernel_reads_the_counters_once_each_and_stores_both() -> None
     code = compile_kernel(read_clocks, (FakeTensor(gl.int64), SLOTS), num_warps=1)
     for register in ("SR_VIRTUALSMID", "SR_CLOCKLO", "SR_GLOBALTIMERLO"):
         assert code.sass.count(register) == 1
-    assert code.count("STG.E.64") == 2
+    assert count(code, "STG.E.64") == 2

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.quantizer import MEAN_CHUNK_ROWS, MEAN_FINAL_ROWS, MEAN_TREE_ROWS, TileForm, tile_form
+from tests.kernels.audit.opcodes import count
 
 pytestmark = pytest.mark.optional
 
@@ -91,7 +92,7 @@ def test_one_pass_has_only_the_stated_arithmetic(head_dim: int, rows: int, rotat
     assert (
         code.ptx.count("cvt.rn.satfinite.e4m3x2.f32") == form.parts * channels // 2
     )  # one conversion for two elements
-    assert code.count("F2FP.SATFINITE.E4M3") == form.parts * channels // 2
+    assert count(code, "F2FP.SATFINITE.E4M3") == form.parts * channels // 2
 
 
 @each_rotation
@@ -102,10 +103,10 @@ def test_accesses_are_16_bytes_wide_and_nothing_spills(head_dim: int, rows: int,
     fetches = form.parts + 1  # one before the loop
     assert code.spill_bytes == 0
     assert code.registers <= form.registers
-    assert code.count("LDGSTS.E.BYPASS.128") == fetches * channels * 2 // 16 == code.count("LDGSTS")
-    assert code.count("STG.E.128") == form.parts * channels // 16
-    assert code.count("STG") == code.count("STG.E.128") + 2  # the descale, of an empty tile too
-    assert code.count("LDG.E") == code.count("LDG.E.128")  # the signs
+    assert count(code, "LDGSTS.E.BYPASS.128") == fetches * channels * 2 // 16 == count(code, "LDGSTS")
+    assert count(code, "STG.E.128") == form.parts * channels // 16
+    assert count(code, "STG") == count(code, "STG.E.128") + 2  # the descale, of an empty tile too
+    assert count(code, "LDG.E") == count(code, "LDG.E.128")  # the signs
 
 
 @pytest.mark.parametrize("phase", ["one_pass", "amax", "cast"])
@@ -147,4 +148,4 @@ def test_the_sums_of_the_k_mean_are_not_contracted(head_dim: int) -> None:
     for code in (chunks, mean):
         assert code.spill_bytes == 0
         assert not any(name.startswith("fma") for name in arithmetic(code))
-    assert chunks.count("LDG.E.128") > 0
+    assert count(chunks, "LDG.E.128") > 0
