@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3_simulator.footprint import Hazard
-from fa3_simulator.held_out import HeldOut
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
 from fa3verify.cli.simulate import hazards_line, problem_of
-from fa3verify.commands.tune import MachineRanking, ScheduleRow
 from fa3verify.files import csv_cell, csv_text
+
+if TYPE_CHECKING:
+    from fa3_simulator.footprint import Hazard
+    from fa3_simulator.held_out import HeldOut
+    from fa3verify.commands.tune import MachineRanking, ScheduleRow
 
 
 @click.command(epilog=EPILOG)
