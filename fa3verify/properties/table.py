@@ -8,7 +8,6 @@ from fa3verify.properties.bias import BIAS_LAWS
 from fa3verify.properties.bounded import BOUNDED_LAWS
 from fa3verify.properties.calls import CALL_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
-from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.law import Law
 from fa3verify.properties.layouts import LAYOUT_LAWS
@@ -36,7 +35,6 @@ LAWS: tuple[Law, ...] = (
     *BIAS_LAWS,
     *QUANTIZE_LAWS,
     *GRADIENT_LAWS,
-    *GRADIENT_INPUT_LAWS,
 )
 
 

@@ -19,10 +19,8 @@ from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import calls, record
 from fa3verify.known import registry
 from fa3verify.properties import run_law
-from fa3verify.properties.gradient_inputs import GRADIENT_INPUT_LAWS, SHIFTS
-from fa3verify.properties.gradients import GRADIENT_LAWS
+from fa3verify.properties.gradients import GRADIENT_LAWS, SHIFTS
 
-LAWS = (*GRADIENT_LAWS, *GRADIENT_INPUT_LAWS)
 NAME = "twin.flash3.dew.backward.{}"
 CASE = Case(NAME.format("fp16"), AttentionProblem(1, 2, 1, 30, 50, 64), Recipe("normal", seed=2), operation="backward")
 
@@ -89,7 +87,9 @@ def test_a_campaign_has_cases_of_grouped_heads_several_blocks_and_windows() -> N
 
 
 # No twin takes sinks.
-@pytest.mark.parametrize("rule", [law for law in LAWS if law.name != "gradients_with_sinks"], ids=lambda law: law.name)
+@pytest.mark.parametrize(
+    "rule", [law for law in GRADIENT_LAWS if law.name != "gradients_with_sinks"], ids=lambda law: law.name
+)
 def test_the_twin_obeys_every_law_of_gradients(rule) -> None:
     kernel = twin("bf16") if rule.applies(twin("bf16")) else registry.find("twin.backward.bf16")
     outcome = run_law(rule, kernel, max_examples=2, seed=1)
@@ -150,7 +150,7 @@ def test_a_law_finds_a_mistake_around_the_twin(name: str, mistake) -> None:
     def run(problem, operands, config):
         return mistake(problem, operands, sound.code.run(problem, operands, config))
 
-    rule = next(law for law in LAWS if law.name == name)
+    rule = next(law for law in GRADIENT_LAWS if law.name == name)
     outcome = run_law(rule, sound.altered(run=run), max_examples=20, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, outcome.status
 
@@ -163,7 +163,7 @@ def test_far_scores_have_an_lse_beyond_what_binary32_exponentiates(monkeypatch) 
         return sound.code.run(problem, operands, config)
 
     sound = twin()
-    rule = next(law for law in LAWS if law.name == "gradients_of_far_scores")
+    rule = next(law for law in GRADIENT_LAWS if law.name == "gradients_of_far_scores")
     assert run_law(rule, sound.altered(run=run), max_examples=6, seed=0).status == "pass"
     assert min(low for low, _ in seen) < -88 < 88 < max(high for _, high in seen)
     assert len({int(np.sign(low)) for low, _ in seen}) == 2
