@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from fa3_reference.problem import AttentionProblem
 from tests.gpu import dq_paths
 from tests.gpu.dq_paths import SHARE
+from tests.kernels.audit.opcodes import count
 
 pytestmark = pytest.mark.optional
 
@@ -32,7 +33,7 @@ def test_a_kernel_that_hands_dq_on_otherwise_is_refused(name: str, times: int) -
 def test_a_path_adds_a_row_block_in_as_many_instructions_as_its_form_takes(name: str, tma: int, red: int) -> None:
     """Of two warpgroups, each with 32 elements of dQ in a thread."""
     found = dq_paths.compiled(name, PROBLEM)
-    assert (found.count("UTMAREDG"), found.count("RED")) == (tma, red)
+    assert (count(found, "UTMAREDG"), count(found, "RED")) == (tma, red)
     assert not found.serialisation
 
 
