@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     from fa3_simulator.tune import Ranked
     from fa3verify.campaign.run import KernelRun, Run
     from fa3verify.cases.case import Case
-    from fa3verify.checking.check import CheckedCall, assert_attention, check
+    from fa3verify.checking.check import assert_attention, check
+    from fa3verify.checking.checked import CheckedCall
     from fa3verify.commands.replay import Replayed
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
@@ -109,7 +110,7 @@ else:
             "Kernel": "fa3verify.kernels.record",
             "KernelError": "fa3verify.kernels.calls",
             "Case": "fa3verify.cases.case",
-            "CheckedCall": "fa3verify.checking.check",
+            "CheckedCall": "fa3verify.checking.checked",
             "Config": "fa3_kernels.plan.config",
             "Descale": "fa3_reference.problem",
             "Edit": "fa3verify.inputs.edits",

@@ -81,6 +81,10 @@ class AttentionCall:
         Keys of each sequence in a cache that may be longer, those included that the call appended.
     page_table : int32 array (batch, pages), optional
         Pages of each sequence, where k and v are (pages, page_size, kv heads, head_dim).
+    dout : array of the shape of out, optional
+        The gradient of out, which gradients need.
+    dq, dk, dv : arrays of the shapes of q, k and v, optional
+        Gradients that the backward returned; those of k and v are sums over the query heads of a group.
 
     Raises
     ------
@@ -112,6 +116,10 @@ class AttentionCall:
     cache_seqlens: Any = None
     page_table: Any = None
     lse_base: Literal["e", 2] = "e"
+    dout: Any = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
 
     def __post_init__(self) -> None:
         if self.out.ndim != self.q.ndim:
@@ -133,7 +141,26 @@ class AttentionCall:
             raise ValueError(f"k must have as many sequences as q, got {len(self.lengths_k)} and {len(self.lengths_q)}")
         if tuple(self.out.shape) != (expected := (*self.q.shape[:-1], self.v.shape[-1])):
             raise ValueError(f"out must have shape {expected}, got {tuple(self.out.shape)}")
+        for name in ("dout", "dq", "dk", "dv"):
+            given = getattr(self, name)
+            expected = tuple(getattr(self, name[1:]).shape)
+            if given is not None and tuple(given.shape) != expected:
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(given.shape)}")
+        if self.has_gradients and (self.dout is None or self.formats[0] == "e4m3"):
+            raise ValueError("gradients need dout, and operands of fp16, bf16 or fp32")
+        if self.has_gradients and not (self.cache_seqlens is None and self.alibi_slopes is None):
+            raise ValueError("gradients with a cache or alibi_slopes are not checked")
         self.problem(0, 1)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the call has a gradient that can be checked."""
+        return not (self.dq is None and self.dk is None and self.dv is None)
+
+    def heads_of(self, head_kv: int) -> slice:
+        """Return the query heads that read a kv head."""
+        group = self.nheads // self.nheads_kv
+        return slice(head_kv * group, (head_kv + 1) * group)
 
     @property
     def _axis_of_heads(self) -> int:
@@ -204,8 +231,8 @@ class AttentionCall:
         problem = self.problem(sequence, heads.stop - heads.start)
         head_kv = heads.start * self.nheads_kv // self.nheads
         q = np.zeros(problem.q_shape, FORMATS[problem.dtype].dtype)
-        q[0, rows] = on_host(self._queries(self.q, sequence)[rows][:, heads])
-        k, v = (self._keys(x, sequence, head_kv)[None, :, None] for x in (self.k, self.v))
+        q[0, rows] = on_host(self.queries(self.q, sequence)[rows][:, heads])
+        k, v = (self.keys(x, sequence, head_kv)[None, :, None] for x in (self.k, self.v))
         scales = {name: getattr(self, f"{name}_descale") for name in ("q", "k", "v")}
         descales = {
             f"{name}_descale": Descale(np.full((1, n, 1), float(on_host(x)[sequence, head_kv]), np.float32))
@@ -215,17 +242,17 @@ class AttentionCall:
         sinks = None if self.sinks is None else on_host(self.sinks)[heads].astype(np.float32)
         term = None if self._term is None else self._term_of(sequence, heads, problem)
         operands = Operands(q, k, v, **descales, sinks=sinks, term=term)
-        out = on_host(self._queries(self.out, sequence)[rows][:, heads])
+        out = on_host(self.queries(self.out, sequence)[rows][:, heads])
         return CallPart(problem, operands, rows, out, self._lse(sequence, heads, rows))
 
-    def _queries(self, x: Any, sequence: int) -> Any:
+    def queries(self, x: Any, sequence: int) -> Any:
         """Return rows of Q or out of a sequence, (seqlen_q, heads, channels)."""
         if x.ndim == 3:
             start = int(on_host(self.cu_seqlens_q)[sequence])
             return x[start : start + self.lengths_q[sequence]]
         return x[sequence].swapaxes(0, 1) if self.layout == "bhsd" else x[sequence]
 
-    def _keys(self, x: Any, sequence: int, head: int) -> np.ndarray:
+    def keys(self, x: Any, sequence: int, head: int) -> np.ndarray:
         """Return rows of K or V of one head of a sequence, (seqlen_k, channels)."""
         n = self.lengths_k[sequence]
         if self.page_table is not None:

@@ -7,8 +7,8 @@ it as ``fa3verify.check``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,75 +17,24 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
-from fa3verify.cases.tried import spans
 from fa3verify.checking.call import TERMS, AttentionCall, CallPart
+from fa3verify.checking.checked import CheckedCall, Verdict, ranges
+from fa3verify.checking.gradients import CPU_EXP_ERROR, GradientSample, judged_gradients
 from fa3verify.judging import metrics
 from fa3verify.operations.forward import ForwardConfig
 from fa3verify.operations.operation import Accumulator
 from fa3verify.operations.ratios import error_over_bound
 
-Verdict = Literal["pass", "fail", "question"]
 _ROWS_OF_A_PART = 32
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
 _EDGES = 4  # rows at either end of a sequence that are always among those of a part
-_MOST_RANGES = 8  # that are written
+CPU_ROUNDS_MORE = (
+    "would be right with exponentials that err by up to 2^-13 and gradients of blocks that are added in 16 bits, as "
+    "those of torch's kernels for CPUs"
+)
+_NOT_TRIED = "a backward with a forward of its own was not tried at this length: rows='all' does"
 _TILE = 64  # its multiples are row tiles of most kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedCall:
-    """What was found in a call; it is true where nothing is wrong, which is not to say that all of it is right.
-
-    Parameters
-    ----------
-    verdict : {"pass", "fail", "question"}
-        A pass says that nothing wrong was found in these rows. A question is a contract other than FlashAttention-3's,
-        such as another value in rows without a key.
-    rows, rows_of : int
-        Rows of out (one query, one head) that were checked, and that there are.
-    ratio : float
-        Largest error over its bound, of out and lse; above 1 is wrong.
-    seen : str
-        The place of the largest error in the order of its array, with what is there and what is due.
-    wrong : str
-        Heads, queries and channels that leave their bound, or nothing.
-    explained : str
-        What would make the call right, or what contract it keeps; empty where no single one explains every row.
-    bits_lost : float
-        Bits of accuracy that out loses over an ideal kernel, which rounds the exact output once.
-    unjudged : int
-        Values of which nothing is promised, because operands hold NaN or infinities or may overflow.
-    assumed : str
-        The order of operations of which the bound is.
-    """
-
-    verdict: Verdict
-    rows: int
-    rows_of: int
-    ratio: float
-    seen: str
-    wrong: str
-    explained: str
-    bits_lost: float
-    unjudged: int
-    assumed: str
-
-    def __bool__(self) -> bool:
-        return self.verdict != "fail"
-
-    def __str__(self) -> str:
-        word = {"pass": "PASS, nothing wrong in", "fail": "FAIL, errors in", "question": "QUESTION in"}[self.verdict]
-        unjudged = f"{self.unjudged:,} values are not judged, as their operands hold NaN or Inf, or overflow"
-        lines = (
-            f"{word} {self.rows:,} of {self.rows_of:,} rows; "
-            f"largest error {self.ratio:.3g} times its bound, at {self.seen}",
-            self.wrong and f"leaving their bound: {self.wrong}",
-            self.explained,
-            unjudged if self.unjudged else "",
-            f"{self.bits_lost:.2f} bits lost over the ideal kernel; assumed: {self.assumed}",
-        )
-        return "\n".join(filter(None, lines))
 
 
 class _CallRows(NamedTuple):
@@ -172,8 +121,18 @@ def check(
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
     places = tuple(_all(made) if rows == "all" else _sampled(made, rows, seed))
     judged, assumed = _under_best(made, places, models)
-    explained = ("", False) if _passes(judged) else _explanation(made, places, models)
-    return _told(made, judged, f"any order, {assumed}, sums in {sums}", *explained)
+    sample = GradientSample(is_all=rows == "all", seed=seed, accumulator=sums, may_be_cpu=sums == "fp32" != dtype)
+    rounds_more = {name: replace(model, exp_error=CPU_EXP_ERROR) for name, model in models.items()}
+    explained = ("", False)
+    if not _passes(judged):
+        if sample.may_be_cpu and _passes(_under_best(made, places, rounds_more)[0]):
+            explained = (CPU_ROUNDS_MORE, True)
+        else:
+            explained = _explanation(made, lambda call: _passes(_under_best(call, places, models)[0]))
+    told = _told(made, judged, f"any order, {assumed}, sums in {sums}", *explained)
+    if not made.has_gradients:
+        return told
+    return _with_gradients(told, made, sample)
 
 
 def assert_attention(out: object, q: object, k: object, v: object, **given: object) -> None:
@@ -299,10 +258,10 @@ def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]
         yield f"{given[0]}=None", False, {given[0]: None}
 
 
-def _explanation(call: AttentionCall, places: Sequence[_CallRows], models: dict[str, KernelModel]) -> tuple[str, bool]:
-    """Return what one change of the call makes every row right, and whether it is a contract; empty if none does."""
+def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool]) -> tuple[str, bool]:
+    """Return what one change of the call makes it right, and whether it is a contract; empty if none does."""
     for words, is_contract, change in _changes(call):
-        if _passes(_under_best(replace(call, **change), places, models)[0]):
+        if is_right(replace(call, **change)):
             return f"would be right with {words}", is_contract
     return "", False
 
@@ -334,6 +293,27 @@ def _told(
     )
 
 
+def _with_gradients(told: CheckedCall, call: AttentionCall, sample: GradientSample) -> CheckedCall:
+    """Add what is found in the gradients of a call to what was found in its output."""
+    judged = judged_gradients(call, sample)
+    words = f"gradients: {judged.checked}; {judged.assumed}"
+    wrong = "; ".join(x.wrong for x in judged.rows if x.largest > 1)
+    if wrong:
+        words = f"{words}; leaving their bound: {wrong}"
+    found = replace(told, gradients=words)
+    if judged.largest > told.ratio:
+        worst = max(judged.rows, key=lambda x: x.largest)
+        found = replace(found, ratio=worst.largest, seen=worst.place)
+    if not wrong or told.verdict == "fail":
+        return found
+    if sample.may_be_cpu and judged_gradients(call, sample, rounds_more=True).largest <= 1:
+        return replace(found, verdict="question", explained=CPU_ROUNDS_MORE)
+    if judged.is_open:
+        return replace(found, verdict="question", explained=_NOT_TRIED)
+    explained, is_contract = _explanation(call, lambda other: judged_gradients(other, sample).largest <= 1)
+    return replace(found, verdict="question" if is_contract else "fail", explained=explained)
+
+
 def _figures(call: AttentionCall, x: _Judged) -> dict[str, float]:
     """Return the figures of error of a part's out, as of a case of a campaign."""
     truth, bound = ({"out": y.out[0, x.part.rows]} for y in (x.truth, x.bound))
@@ -362,11 +342,5 @@ def _where(judged: Sequence[_Judged], beyond: Sequence[np.ndarray]) -> str:
     heads = {x.place.heads.start + int(i) for x, wrong in pairs for i in np.flatnonzero(wrong.any(axis=0))}
     queries = {int(i) for x, wrong in pairs for i in x.part.rows[wrong.any(axis=1)]}
     channels = {int(i) for x in judged for i in np.flatnonzero((x.out > 1).any(axis=(0, 1)))}
-    each = [f"heads {_spans(heads)}", f"queries {_spans(queries)}", f"channels of out {_spans(channels)}"]
+    each = [f"heads {ranges(heads)}", f"queries {ranges(queries)}", f"channels of out {ranges(channels)}"]
     return f"{sum(int(wrong.sum()) for wrong in beyond):,} rows; {'; '.join(each)}"
-
-
-def _spans(numbers: set[int]) -> str:
-    """Write whole numbers as ranges; if there are many ranges, only the first, the last and the count."""
-    text = spans(numbers)
-    return text if text.count(",") < _MOST_RANGES else f"{min(numbers)} to {max(numbers)} ({len(numbers)} of them)"

@@ -1,0 +1,245 @@
+"""Gradients of a call: dQ of some queries, dK and dV of some keys of one kv head, against float64 and their bound.
+
+A row of dQ needs its own query and all keys. A row of dK or dV needs its own key and all queries if the backward reads
+the lse of the forward and takes D from its out, and else all pairs. Each such block of pairs is a problem of its own,
+whose mask is written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fa3_reference.attention_bwd import AttentionGradients, attention_bwd
+from fa3_reference.bounds.backward import BackwardBound, backward_bound, returned_by
+from fa3_reference.bounds.model import BackwardModel
+from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
+from fa3_reference.score_term import ScoreTerm
+from fa3_reference.terms import added
+from fa3verify.checking.call import AttentionCall, on_host
+from fa3verify.checking.checked import ranges
+from fa3verify.operations.operation import Accumulator
+from fa3verify.operations.ratios import error_over_bound
+
+NAMES = ("dq", "dk", "dv")
+CPU_EXP_ERROR = 2.0**-13  # of an exponential of torch's kernels for CPUs in 16 bits, 2^-13.2 measured (AVX-512)
+_CPU_BLOCK = 256  # rows and keys of a block there, of which each adds to gradients in 16 bits
+_ROWS = 16  # queries, and keys, that are checked of a kv head
+_MOST_PAIRS = 1 << 23  # of queries and keys of all heads of a group, that are computed where rows are sampled
+
+
+class GradientSample(NamedTuple):
+    """Which rows of gradients are checked, and how their sums may be added.
+
+    With ``is_all`` all rows of all heads; else some, which ``seed`` draws, of the first kv head of the sequence with
+    fewest keys and of the last kv head of that with most. ``may_be_cpu`` says that the kernel may be one for CPUs.
+    """
+
+    is_all: bool
+    seed: int
+    accumulator: Accumulator
+    may_be_cpu: bool
+
+
+class GradientRows(NamedTuple):
+    """Rows of one gradient of a kv head of one sequence: what the kernel returned, what is due, and their ratio.
+
+    The arrays are (positions, heads, channels), of which dK and dV have one head.
+    """
+
+    name: str
+    sequence: int
+    head: int
+    positions: np.ndarray
+    got: np.ndarray
+    truth: np.ndarray
+    bound: np.ndarray
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """Errors over their bounds."""
+        return error_over_bound(self.got, self.truth, self.bound)
+
+    @property
+    def largest(self) -> float:
+        """The largest error over its bound."""
+        return float(np.max(self.ratio, initial=0.0))
+
+    @property
+    def wrong(self) -> str:
+        """Which rows leave their bound."""
+        beyond = self.ratio.max(axis=2) > 1
+        heads = {self.head + int(i) for i in np.flatnonzero(beyond.any(axis=0))}
+        rows = {int(i) for i in self.positions[beyond.any(axis=1)]}
+        kind = "queries" if self.name == "dq" else "keys"
+        return f"{self.name} of sequence {self.sequence}, heads {ranges(heads)}, {kind} {ranges(rows)}"
+
+    @property
+    def lines(self) -> int:
+        """Number of rows, each of one head."""
+        return self.got.shape[0] * self.got.shape[1]
+
+    @property
+    def place(self) -> str:
+        """The place of the largest error, what is there, and what is due."""
+        at = tuple(map(int, np.unravel_index(int(np.argmax(self.ratio)), self.got.shape)))
+        kind = "query" if self.name == "dq" else "key"
+        where = f"head {self.head + at[1]}, {kind} {self.positions[at[0]]}, channel {at[2]}"
+        numbers = f"got {float(self.got[at]):.6g}, expected {self.truth[at]:.6g}, bound {self.bound[at]:.3g}"
+        return f"{self.name} of sequence {self.sequence}, {where}: {numbers}"
+
+
+class JudgedGradients(NamedTuple):
+    """What was found in the gradients of a call.
+
+    ``assumed`` is the hypothesis, ``left`` names gradients that were given and not judged, and ``is_open`` says that a
+    hypothesis which would need all pairs of queries and keys was not tried to its end.
+    """
+
+    rows: list[GradientRows]
+    assumed: str
+    left: tuple[str, ...]
+    is_open: bool = False
+
+    @property
+    def largest(self) -> float:
+        """The largest error over its bound."""
+        return max((x.largest for x in self.rows), default=0.0)
+
+    @property
+    def checked(self) -> str:
+        """How many rows of which gradients were checked."""
+        counts = {name: sum(x.lines for x in self.rows if x.name == name) for name in NAMES}
+        told = [f"{n:,} rows of {name}" for name, n in counts.items() if n]
+        told += [f"not {' and '.join(self.left)}, which need lse or rows='all' at this length"] if self.left else []
+        return ", ".join(told)
+
+
+def judged_gradients(call: AttentionCall, sample: GradientSample, *, rounds_more: bool = False) -> JudgedGradients:
+    """Judge gradients of a call under the hypothesis that fits them best.
+
+    Parameters
+    ----------
+    call : AttentionCall
+        One that has dout and at least one of dq, dk and dv.
+    sample : GradientSample
+        Which rows are checked.
+    rounds_more : bool
+        Allow the roundings that torch's kernels for CPUs have beside those of any order.
+
+    Returns
+    -------
+    JudgedGradients
+        A backward that reads out and lse is assumed if the call has its lse, and if that does not fit, or without
+        one, a backward with a forward of its own.
+    """
+    forwards: tuple[Literal["given", "own"], ...] = ("own",) if call.lse is None else ("given", "own")
+    dtype: Dtype = call.formats[0]  # type: ignore[assignment]
+    found = []
+    for forward in forwards:
+        for name, model in BackwardModel.hypotheses(dtype, forward, sample.accumulator).items():
+            if rounds_more:
+                model = replace(model, exp_error=CPU_EXP_ERROR, parts=dtype, tile_m=_CPU_BLOCK, tile_n=_CPU_BLOCK)
+            rows = [x for place in _places(call, sample) for x in _judged(call, place, model, sample)]
+            missing = {x for x in NAMES if getattr(call, x) is not None} - {x.name for x in rows}
+            judged = JudgedGradients(rows, name, tuple(sorted(missing)) if rows else ())
+            if judged.largest <= 1 and not judged.left:
+                return judged
+            found.append(judged)
+    whole = [x for x in found if not x.left]
+    best = min(whole or found, key=lambda x: x.largest)
+    return best._replace(is_open=bool(whole) and any(x.left and x.largest <= 1 for x in found))
+
+
+def _places(call: AttentionCall, sample: GradientSample) -> list[tuple[int, int]]:
+    """Return pairs of a sequence and a kv head."""
+    asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
+    if sample.is_all:
+        return [(i, head) for i in asked for head in range(call.nheads_kv)]
+    return list(dict.fromkeys([(asked[0], 0), (asked[-1], call.nheads_kv - 1)])) if asked else []
+
+
+def _judged(
+    call: AttentionCall, place: tuple[int, int], model: BackwardModel, sample: GradientSample
+) -> Iterator[GradientRows]:
+    """Yield the rows that are judged of one kv head of a sequence."""
+    sequence, head_kv = place
+    rows, keys = (np.arange(n[sequence]) for n in (call.lengths_q, call.lengths_k))
+    rng = np.random.default_rng((sample.seed, *place))
+    some_rows, some_keys = (x if sample.is_all else _some(x, rng) for x in (rows, keys))
+    if call.dq is not None:
+        problem, operands = _block(call, place, some_rows, keys)
+        truth, bound = _truth_and_bound(problem, operands, model)
+        heads = call.heads_of(head_kv)
+        got = on_host(call.queries(call.dq, sequence)[some_rows][:, heads])
+        yield GradientRows("dq", sequence, heads.start, some_rows, got, truth.dq[0], bound.dq[0])
+    pairs = (call.nheads // call.nheads_kv) * rows.size * keys.size
+    is_local = (model.forward, model.dots) == ("given", "out")  # a row of dK or dV then needs no other key
+    if not (sample.is_all or is_local or pairs <= _MOST_PAIRS):
+        return
+    problem, operands = _block(call, place, rows, some_keys if is_local else keys)
+    truth, bound = _truth_and_bound(problem, operands, model)
+    at = slice(None) if is_local else some_keys
+    for name, given in (("dk", call.dk), ("dv", call.dv)):
+        if given is not None:
+            got = call.keys(given, sequence, head_kv)[some_keys, None]
+            due, allowed = (getattr(x, name)[0, at] for x in (truth, bound))
+            yield GradientRows(name, sequence, head_kv, some_keys, got, due, allowed)
+
+
+def _some(positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the first and the last of them, and others that are drawn."""
+    if len(positions) <= _ROWS:
+        return positions
+    return np.unique(np.append(rng.choice(positions, _ROWS - 2, replace=False), positions[[0, -1]]))
+
+
+def _block(
+    call: AttentionCall, place: tuple[int, int], rows: np.ndarray, keys: np.ndarray
+) -> tuple[AttentionProblem, BackwardOperands]:
+    """Return the pairs of some queries and keys of a kv head as a problem, whose mask is written out."""
+    sequence, head_kv = place
+    heads = call.heads_of(head_kv)
+    problem, given, _, out, lse = call.part(sequence, heads, rows)
+    first, stop = problem.visible_keys(rows, problem.seqlen_q, problem.seqlen_k)
+    hidden = (keys < first[:, None]) | (keys >= stop[:, None])
+    scores = np.where(hidden, -np.inf, 0.0)[None]
+    if given.term is not None:
+        (whole,) = problem.sequences()
+        terms = [added(problem, given.term, whole, head, rows)[:, keys] for head in range(problem.nheads)]
+        scores = np.where(hidden, -np.inf, np.stack(terms))
+    is_bias = problem.term is not None and problem.term.kind.startswith("bias")
+    term = ScoreTerm("bias_fp32" if is_bias else "attn_mask", "b" if len(scores) > 1 else "bh")
+    return replace(
+        problem,
+        seqlen_q=len(rows),
+        seqlen_k=len(keys),
+        causal=False,
+        top_left=False,
+        window=(-1, -1),
+        term=term,
+    ), BackwardOperands(
+        given.q[:, rows],
+        given.k[:, keys],
+        given.v[:, keys],
+        sinks=given.sinks,
+        term=scores.astype(np.float32)[None] if is_bias else ~np.isneginf(scores)[None],
+        dout=on_host(call.queries(call.dout, sequence)[rows][:, heads])[None],
+        out=out[None],
+        lse=np.zeros((1, problem.nheads, len(rows)), np.float32) if lse is None else lse[None].astype(np.float32),
+    )
+
+
+def _truth_and_bound(
+    problem: AttentionProblem, operands: BackwardOperands, model: BackwardModel
+) -> tuple[AttentionGradients, BackwardBound]:
+    """Return the exact gradients for the out and lse that the kernel used, and their bound."""
+    term = operands.term
+    assert term is not None
+    q, k, v, dout = (x.astype(np.float64) for x in (operands.q, operands.k, operands.v, operands.dout))
+    forward = returned_by(problem, operands, model)
+    truth = attention_bwd(problem, q, k, v, dout, forward, None, term)
+    return truth, backward_bound(problem, operands, model)
