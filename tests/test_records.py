@@ -22,7 +22,11 @@ GROW = {
     "Times",
     "_Names",
 }
-HAVE_A_DICTIONARY = {"AttentionCall", "CallResult"}  # they remember what they work out, or others inherit
+HAVE_A_DICTIONARY = {
+    "AttentionCall",
+    "CallResult",
+    "CheckedRows",
+}  # they remember what they work out, or others inherit
 NAMED_BASES = {"NamedTuple", "TypedDict", "Protocol"}
 
 

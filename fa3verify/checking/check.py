@@ -9,31 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fa3_reference.attention import Attention, attention
-from fa3_reference.bounds.forward import ErrorBound, forward_bound
+from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
 from fa3verify.checking.call import TERMS, AttentionCall, CallPart
-from fa3verify.checking.checked import CheckedCall, Verdict, ranges
-from fa3verify.checking.gradients import CPU_EXP_ERROR, GradientSample, judged_gradients
+from fa3verify.checking.checked import CheckedCall, CheckedRows, where
+from fa3verify.checking.gradients import CPU_EXP_ERROR, JudgedGradients, judged_gradients
 from fa3verify.judging import metrics
 from fa3verify.operations.forward import ForwardConfig
 from fa3verify.operations.operation import Accumulator
-from fa3verify.operations.ratios import error_over_bound
 
 _ROWS_OF_A_PART = 32
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
 _EDGES = 4  # rows at either end of a sequence that are always among those of a part
-CPU_ROUNDS_MORE = (
+_OF_CPU = (
     "would be right with exponentials that err by up to 2^-13 and gradients of blocks that are added in 16 bits, as "
     "those of torch's kernels for CPUs"
 )
-_NOT_TRIED = "a backward with a forward of its own was not tried at this length: rows='all' does"
 _TILE = 64  # its multiples are row tiles of most kernels
 
 
@@ -46,18 +45,15 @@ class _CallRows(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A part of a call with its truth, and the largest errors over their bounds under one hypothesis."""
+    """A part of a call with its truth, and its rows of out and, where the call has one, of lse."""
 
-    place: _CallRows
     part: CallPart
     truth: Attention
-    bound: ErrorBound
-    out: np.ndarray  # (rows, heads, channels)
-    lse: np.ndarray  # (rows, heads); zeros where the call has none
+    outputs: tuple[CheckedRows, ...]
 
     @property
     def largest(self) -> float:
-        return max(float(np.max(x, initial=0.0)) for x in (self.out, self.lse))
+        return max(x.largest for x in self.outputs)
 
     @property
     def is_of_contract(self) -> np.ndarray:
@@ -121,18 +117,15 @@ def check(
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
     places = tuple(_all(made) if rows == "all" else _sampled(made, rows, seed))
     judged, assumed = _under_best(made, places, models)
-    sample = GradientSample(is_all=rows == "all", seed=seed, accumulator=sums, may_be_cpu=sums == "fp32" != dtype)
-    rounds_more = {name: replace(model, exp_error=CPU_EXP_ERROR) for name, model in models.items()}
-    explained = ("", False)
+    judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
+    gradients = judge(made) if made.has_gradients else None
+    may_be_cpu = sums == "fp32" and dtype != "fp32"
+    reasons = []
     if not _passes(judged):
-        if sample.may_be_cpu and _passes(_under_best(made, places, rounds_more)[0]):
-            explained = (CPU_ROUNDS_MORE, True)
-        else:
-            explained = _explanation(made, lambda call: _passes(_under_best(call, places, models)[0]))
-    told = _told(made, judged, f"any order, {assumed}, sums in {sums}", *explained)
-    if not made.has_gradients:
-        return told
-    return _with_gradients(told, made, sample)
+        reasons.append(_reason_of_output(made, judged, places, models, may_be_cpu))
+    if gradients is not None and gradients.largest > 1:
+        reasons.append(_reason_of_gradients(made, gradients, judge, may_be_cpu))
+    return _told(made, judged, gradients, f"any order, {assumed}, sums in {sums}", reasons)
 
 
 def assert_attention(out: object, q: object, k: object, v: object, **given: object) -> None:
@@ -228,13 +221,15 @@ def _passes(judged: Sequence[_Judged]) -> bool:
 
 def _judged(place: _CallRows, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
     bound = forward_bound(part.problem, part.operands, model, part.rows)
-    out = error_over_bound(part.out, truth.out[0, part.rows], bound.out[0, part.rows])
-    lse = np.zeros(out.shape[:2])
-    if part.lse is not None:
-        exact, allowed = (x[0][:, part.rows] for x in (truth.lse, bound.lse))
-        lse = error_over_bound(part.lse, exact, allowed).T
-    lse = np.where(np.isnan(truth.lse[0][:, part.rows].T), 0.0, lse)
-    return _Judged(place=place, part=part, truth=truth, bound=bound, out=out, lse=lse)
+    at = {"sequence": place.sequence, "head": place.heads.start, "rows": part.rows}
+    out = CheckedRows(name="out", **at, got=part.out, truth=truth.out[0, part.rows], bound=bound.out[0, part.rows])
+    if part.lse is None:
+        return _Judged(part, truth, (out,))
+    exact, allowed = (x[0][:, part.rows].T[:, :, None] for x in (truth.lse, bound.lse))
+    allowed = np.where(np.isnan(exact), np.inf, allowed)
+    return _Judged(
+        part, truth, (out, CheckedRows(name="lse", **at, got=part.lse.T[:, :, None], truth=exact, bound=allowed))
+    )
 
 
 def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]]]:
@@ -258,6 +253,34 @@ def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]
         yield f"{given[0]}=None", False, {given[0]: None}
 
 
+def _reason_of_output(
+    call: AttentionCall,
+    judged: Sequence[_Judged],
+    places: Sequence[_CallRows],
+    models: dict[str, KernelModel],
+    may_be_cpu: bool,
+) -> tuple[str, bool]:
+    """Return in words what would explain that rows leave their bound, and whether it is a contract of its own."""
+    beyond = [np.logical_or.reduce([of.beyond for of in x.outputs]) for x in judged]
+    if all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
+        return "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there", True
+    of_cpu = {name: replace(model, exp_error=CPU_EXP_ERROR) for name, model in models.items()}
+    if may_be_cpu and _passes(_under_best(call, places, of_cpu)[0]):
+        return _OF_CPU, True
+    return _explanation(call, lambda other: _passes(_under_best(other, places, models)[0]))
+
+
+def _reason_of_gradients(
+    call: AttentionCall, found: JudgedGradients, judge: Callable[..., JudgedGradients], may_be_cpu: bool
+) -> tuple[str, bool]:
+    """Return in words what would explain that gradients leave their bound, and whether it is a contract."""
+    if may_be_cpu and judge(call, is_of_cpu=True).largest <= 1:
+        return _OF_CPU, True
+    if found.is_open:
+        return "a backward with a forward of its own was not tried at this length: rows='all' does", True
+    return _explanation(call, lambda other: judge(other).largest <= 1)
+
+
 def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool]) -> tuple[str, bool]:
     """Return what one change of the call makes it right, and whether it is a contract; empty if none does."""
     for words, is_contract, change in _changes(call):
@@ -267,80 +290,36 @@ def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool])
 
 
 def _told(
-    call: AttentionCall, judged: Sequence[_Judged], assumed: str, explained: str, is_contract: bool
+    call: AttentionCall,
+    judged: Sequence[_Judged],
+    gradients: JudgedGradients | None,
+    assumed: str,
+    reasons: Sequence[tuple[str, bool]],
 ) -> CheckedCall:
     """Put what was found into words."""
-    beyond = [(x.out.max(axis=2, initial=0.0) > 1) | (x.lse > 1) for x in judged]
-    if not is_contract and all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
-        explained = "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there"
-        is_contract = True
-    verdict: Verdict = "pass" if _passes(judged) else "question" if is_contract else "fail"
-    figures = [_figures(call, x) for x in judged]
+    checked = [x for of in judged for x in of.outputs] + ([] if gradients is None else gradients.rows)
+    figures = [_figures(call, x.part, x.outputs[0]) for x in judged]
     counts = [each["outputs"] - each["unbounded"] for each in figures]
     lost = math.fsum(each["bits_lost"] * n for each, n in zip(figures, counts, strict=True) if n)
-    worst = max(judged, key=lambda x: x.largest, default=None)
+    worst = max(checked, key=lambda x: x.largest, default=None)
+    is_contract = all(is_contract for _, is_contract in reasons)
     return CheckedCall(
-        verdict=verdict,
-        rows=sum(x.lse.size for x in judged),
+        verdict="pass" if not reasons else "question" if is_contract else "fail",
+        rows=sum(x.outputs[0].beyond.size for x in judged),
         rows_of=sum(call.lengths_q) * call.nheads,
-        ratio=_largest(judged),
-        seen="no query" if worst is None else _place_of(worst),
-        wrong="" if _passes(judged) else _where(judged, beyond),
-        explained="" if verdict == "pass" else explained,
+        ratio=0.0 if worst is None else worst.largest,
+        seen="no query" if worst is None else worst.place,
+        wrong=where(checked),
+        explained="; ".join(dict.fromkeys(words for words, _ in reasons if words)),
         bits_lost=lost / (sum(counts) or 1),
         unjudged=int(sum(each["unbounded"] for each in figures)),
         assumed=assumed,
+        gradients="" if gradients is None else f"gradients: {gradients.checked}; {gradients.assumed}",
     )
 
 
-def _with_gradients(told: CheckedCall, call: AttentionCall, sample: GradientSample) -> CheckedCall:
-    """Add what is found in the gradients of a call to what was found in its output."""
-    judged = judged_gradients(call, sample)
-    words = f"gradients: {judged.checked}; {judged.assumed}"
-    wrong = "; ".join(x.wrong for x in judged.rows if x.largest > 1)
-    if wrong:
-        words = f"{words}; leaving their bound: {wrong}"
-    found = replace(told, gradients=words)
-    if judged.largest > told.ratio:
-        worst = max(judged.rows, key=lambda x: x.largest)
-        found = replace(found, ratio=worst.largest, seen=worst.place)
-    if not wrong or told.verdict == "fail":
-        return found
-    if sample.may_be_cpu and judged_gradients(call, sample, rounds_more=True).largest <= 1:
-        return replace(found, verdict="question", explained=CPU_ROUNDS_MORE)
-    if judged.is_open:
-        return replace(found, verdict="question", explained=_NOT_TRIED)
-    explained, is_contract = _explanation(call, lambda other: judged_gradients(other, sample).largest <= 1)
-    return replace(found, verdict="question" if is_contract else "fail", explained=explained)
-
-
-def _figures(call: AttentionCall, x: _Judged) -> dict[str, float]:
+def _figures(call: AttentionCall, part: CallPart, rows: CheckedRows) -> dict[str, float]:
     """Return the figures of error of a part's out, as of a case of a campaign."""
-    truth, bound = ({"out": y.out[0, x.part.rows]} for y in (x.truth, x.bound))
+    truth, bound = {"out": rows.truth}, {"out": rows.bound}
     config = ForwardConfig(out_dtype=call.formats[1])
-    return metrics.figures(operations.find(operations.FORWARD), {"out": x.part.out}, truth, None, bound, config)
-
-
-def _place_of(x: _Judged) -> str:
-    """Return the place of the largest error of a part, what is there, and what is due."""
-    of_lse = x.part.lse is not None and float(np.max(x.lse, initial=0.0)) > float(np.max(x.out, initial=0.0))
-    ratio = x.lse if of_lse else x.out
-    row, head, *channel = map(int, np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-    query = int(x.part.rows[row])
-    where = f"sequence {x.place.sequence}, head {x.place.heads.start + head}, query {query}"
-    if of_lse and x.part.lse is not None:
-        got, exact, bound = x.part.lse[head, row], x.truth.lse[0, head, query], x.bound.lse[0, head, query]
-        return f"lse of {where}: got {got:.6g}, expected {exact:.6g}, bound {bound:.3g}"
-    at = (0, query, head, channel[0])
-    got = f"got {float(x.part.out[row, head, channel[0]]):.6g}, expected {x.truth.out[at]:.6g}"
-    return f"out of {where}, channel {channel[0]}: {got}, bound {x.bound.out[at]:.3g}"
-
-
-def _where(judged: Sequence[_Judged], beyond: Sequence[np.ndarray]) -> str:
-    """Return which rows leave their bound: how many, and in which heads, queries and channels."""
-    pairs = list(zip(judged, beyond, strict=True))
-    heads = {x.place.heads.start + int(i) for x, wrong in pairs for i in np.flatnonzero(wrong.any(axis=0))}
-    queries = {int(i) for x, wrong in pairs for i in x.part.rows[wrong.any(axis=1)]}
-    channels = {int(i) for x in judged for i in np.flatnonzero((x.out > 1).any(axis=(0, 1)))}
-    each = [f"heads {ranges(heads)}", f"queries {ranges(queries)}", f"channels of out {ranges(channels)}"]
-    return f"{sum(int(wrong.sum()) for wrong in beyond):,} rows; {'; '.join(each)}"
+    return metrics.figures(operations.find(operations.FORWARD), {"out": part.out}, truth, None, bound, config)

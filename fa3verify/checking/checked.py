@@ -2,13 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from fa3verify.cases.tried import spans
+from fa3verify.operations.ratios import error_over_bound
 
 Verdict = Literal["pass", "fail", "question"]
 _MOST_RANGES = 8  # that are written
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRows:
+    """Rows of some heads of one output, and one sequence: what was returned, what is due, and how far it may be off.
+
+    Parameters
+    ----------
+    name : {"out", "lse", "dq", "dk", "dv"}
+        The output.
+    sequence, head : int
+        The sequence, and the first of the heads.
+    rows : int array (rows,)
+        Positions of queries in the sequence, or of keys.
+    got, truth, bound : arrays (rows, heads, channels)
+        lse has one channel; NaN is due nowhere.
+    """
+
+    name: str
+    sequence: int
+    head: int
+    rows: np.ndarray
+    got: np.ndarray
+    truth: np.ndarray
+    bound: np.ndarray
+
+    @cached_property
+    def ratio(self) -> np.ndarray:
+        """Errors over their bounds, (rows, heads, channels)."""
+        return error_over_bound(self.got, self.truth, self.bound)
+
+    @property
+    def largest(self) -> float:
+        """The largest error over its bound."""
+        return float(np.max(self.ratio, initial=0.0))
+
+    @property
+    def beyond(self) -> np.ndarray:
+        """Which rows of which heads leave their bound, bool (rows, heads)."""
+        return self.ratio.max(axis=2, initial=0.0) > 1
+
+    @property
+    def kind(self) -> str:
+        """What a row is of."""
+        return "key" if self.name in ("dk", "dv") else "query"
+
+    @property
+    def place(self) -> str:
+        """The place of the largest error, what is there, and what is due."""
+        at = tuple(map(int, np.unravel_index(int(np.argmax(self.ratio)), self.ratio.shape)))
+        where = f"sequence {self.sequence}, head {self.head + at[1]}, {self.kind} {self.rows[at[0]]}"
+        channel = "" if self.name == "lse" else f", channel {at[2]}"
+        numbers = f"got {float(self.got[at]):.6g}, expected {self.truth[at]:.6g}, bound {self.bound[at]:.3g}"
+        return f"{self.name} of {where}{channel}: {numbers}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +86,9 @@ class CheckedCall:
     seen : str
         The place of the largest error in the order of its array, with what is there and what is due.
     wrong : str
-        Heads, queries and channels of out that leave their bound, or nothing.
+        Which rows of which outputs leave their bound, a line each, or nothing.
     gradients : str
-        How many rows of which gradients were checked, of which kind of backward the bound is, and which of them leave
-        it; empty for a call without.
+        How many rows of which gradients were checked, and of which kind of backward the bound is; empty without any.
     explained : str
         What would make the call right, or what contract it keeps; empty where no single one explains every row.
     bits_lost : float
@@ -71,7 +129,23 @@ class CheckedCall:
         return "\n".join(filter(None, lines))
 
 
-def ranges(numbers: set[int]) -> str:
+def where(checked: Sequence[CheckedRows]) -> str:
+    """Return which rows leave their bound: of each output how many, and in which heads, positions and channels."""
+    told = []
+    for name in dict.fromkeys(x.name for x in checked if x.largest > 1):
+        wrong = [x for x in checked if x.name == name]
+        heads = {x.head + int(i) for x in wrong for i in np.flatnonzero(x.beyond.any(axis=0))}
+        rows = {int(i) for x in wrong for i in x.rows[x.beyond.any(axis=1)]}
+        channels = {int(i) for x in wrong for i in np.flatnonzero((x.ratio > 1).any(axis=(0, 1)))}
+        count = sum(int(x.beyond.sum()) for x in wrong)
+        kinds = "keys" if wrong[0].kind == "key" else "queries"
+        told.append(
+            f"{count:,} rows of {name}, heads {_ranges(heads)}; {kinds} {_ranges(rows)}; channels {_ranges(channels)}"
+        )
+    return "\n".join(told)
+
+
+def _ranges(numbers: set[int]) -> str:
     """Write whole numbers as ranges; if there are many ranges, only the first, the last and the count."""
     text = spans(numbers)
     return text if text.count(",") < _MOST_RANGES else f"{min(numbers)} to {max(numbers)} ({len(numbers)} of them)"

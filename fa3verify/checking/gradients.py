@@ -20,76 +20,14 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
 from fa3_reference.score_term import ScoreTerm
 from fa3_reference.terms import added
 from fa3verify.checking.call import AttentionCall, on_host
-from fa3verify.checking.checked import ranges
+from fa3verify.checking.checked import CheckedRows
 from fa3verify.operations.operation import Accumulator
-from fa3verify.operations.ratios import error_over_bound
 
 NAMES = ("dq", "dk", "dv")
 CPU_EXP_ERROR = 2.0**-13  # of an exponential of torch's kernels for CPUs in 16 bits, 2^-13.2 measured (AVX-512)
 _CPU_BLOCK = 256  # rows and keys of a block there, of which each adds to gradients in 16 bits
 _ROWS = 16  # queries, and keys, that are checked of a kv head
 _MOST_PAIRS = 1 << 23  # of queries and keys of all heads of a group, that are computed where rows are sampled
-
-
-class GradientSample(NamedTuple):
-    """Which rows of gradients are checked, and how their sums may be added.
-
-    With ``is_all`` all rows of all heads; else some, which ``seed`` draws, of the first kv head of the sequence with
-    fewest keys and of the last kv head of that with most. ``may_be_cpu`` says that the kernel may be one for CPUs.
-    """
-
-    is_all: bool
-    seed: int
-    accumulator: Accumulator
-    may_be_cpu: bool
-
-
-class GradientRows(NamedTuple):
-    """Rows of one gradient of a kv head of one sequence: what the kernel returned, what is due, and their ratio.
-
-    The arrays are (positions, heads, channels), of which dK and dV have one head.
-    """
-
-    name: str
-    sequence: int
-    head: int
-    positions: np.ndarray
-    got: np.ndarray
-    truth: np.ndarray
-    bound: np.ndarray
-
-    @property
-    def ratio(self) -> np.ndarray:
-        """Errors over their bounds."""
-        return error_over_bound(self.got, self.truth, self.bound)
-
-    @property
-    def largest(self) -> float:
-        """The largest error over its bound."""
-        return float(np.max(self.ratio, initial=0.0))
-
-    @property
-    def wrong(self) -> str:
-        """Which rows leave their bound."""
-        beyond = self.ratio.max(axis=2) > 1
-        heads = {self.head + int(i) for i in np.flatnonzero(beyond.any(axis=0))}
-        rows = {int(i) for i in self.positions[beyond.any(axis=1)]}
-        kind = "queries" if self.name == "dq" else "keys"
-        return f"{self.name} of sequence {self.sequence}, heads {ranges(heads)}, {kind} {ranges(rows)}"
-
-    @property
-    def lines(self) -> int:
-        """Number of rows, each of one head."""
-        return self.got.shape[0] * self.got.shape[1]
-
-    @property
-    def place(self) -> str:
-        """The place of the largest error, what is there, and what is due."""
-        at = tuple(map(int, np.unravel_index(int(np.argmax(self.ratio)), self.got.shape)))
-        kind = "query" if self.name == "dq" else "key"
-        where = f"head {self.head + at[1]}, {kind} {self.positions[at[0]]}, channel {at[2]}"
-        numbers = f"got {float(self.got[at]):.6g}, expected {self.truth[at]:.6g}, bound {self.bound[at]:.3g}"
-        return f"{self.name} of sequence {self.sequence}, {where}: {numbers}"
 
 
 class JudgedGradients(NamedTuple):
@@ -99,7 +37,7 @@ class JudgedGradients(NamedTuple):
     hypothesis which would need all pairs of queries and keys was not tried to its end.
     """
 
-    rows: list[GradientRows]
+    rows: list[CheckedRows]
     assumed: str
     left: tuple[str, ...]
     is_open: bool = False
@@ -112,22 +50,29 @@ class JudgedGradients(NamedTuple):
     @property
     def checked(self) -> str:
         """How many rows of which gradients were checked."""
-        counts = {name: sum(x.lines for x in self.rows if x.name == name) for name in NAMES}
+        counts = {name: sum(x.beyond.size for x in self.rows if x.name == name) for name in NAMES}
         told = [f"{n:,} rows of {name}" for name, n in counts.items() if n]
         told += [f"not {' and '.join(self.left)}, which need lse or rows='all' at this length"] if self.left else []
         return ", ".join(told)
 
 
-def judged_gradients(call: AttentionCall, sample: GradientSample, *, rounds_more: bool = False) -> JudgedGradients:
+def judged_gradients(
+    call: AttentionCall, *, is_all: bool, seed: int, accumulator: Accumulator, is_of_cpu: bool = False
+) -> JudgedGradients:
     """Judge gradients of a call under the hypothesis that fits them best.
 
     Parameters
     ----------
     call : AttentionCall
         One that has dout and at least one of dq, dk and dv.
-    sample : GradientSample
-        Which rows are checked.
-    rounds_more : bool
+    is_all : bool
+        Whether all rows of all heads are checked; else some, of the first kv head of the sequence with fewest keys
+        and of the last kv head of that with most.
+    seed : int
+        Draws the rows.
+    accumulator : {"either", "fp32", "wgmma", "tf32"}
+        What adds the products.
+    is_of_cpu : bool
         Allow the roundings that torch's kernels for CPUs have beside those of any order.
 
     Returns
@@ -140,10 +85,10 @@ def judged_gradients(call: AttentionCall, sample: GradientSample, *, rounds_more
     dtype: Dtype = call.formats[0]  # type: ignore[assignment]
     found = []
     for forward in forwards:
-        for name, model in BackwardModel.hypotheses(dtype, forward, sample.accumulator).items():
-            if rounds_more:
+        for name, model in BackwardModel.hypotheses(dtype, forward, accumulator).items():
+            if is_of_cpu:
                 model = replace(model, exp_error=CPU_EXP_ERROR, parts=dtype, tile_m=_CPU_BLOCK, tile_n=_CPU_BLOCK)
-            rows = [x for place in _places(call, sample) for x in _judged(call, place, model, sample)]
+            rows = [x for place in _places(call, is_all) for x in _judged(call, place, model, None if is_all else seed)]
             missing = {x for x in NAMES if getattr(call, x) is not None} - {x.name for x in rows}
             judged = JudgedGradients(rows, name, tuple(sorted(missing)) if rows else ())
             if judged.largest <= 1 and not judged.left:
@@ -154,46 +99,57 @@ def judged_gradients(call: AttentionCall, sample: GradientSample, *, rounds_more
     return best._replace(is_open=bool(whole) and any(x.left and x.largest <= 1 for x in found))
 
 
-def _places(call: AttentionCall, sample: GradientSample) -> list[tuple[int, int]]:
+def _places(call: AttentionCall, is_all: bool) -> list[tuple[int, int]]:
     """Return pairs of a sequence and a kv head."""
     asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
-    if sample.is_all:
+    if is_all:
         return [(i, head) for i in asked for head in range(call.nheads_kv)]
     return list(dict.fromkeys([(asked[0], 0), (asked[-1], call.nheads_kv - 1)])) if asked else []
 
 
 def _judged(
-    call: AttentionCall, place: tuple[int, int], model: BackwardModel, sample: GradientSample
-) -> Iterator[GradientRows]:
-    """Yield the rows that are judged of one kv head of a sequence."""
+    call: AttentionCall, place: tuple[int, int], model: BackwardModel, seed: int | None
+) -> Iterator[CheckedRows]:
+    """Yield the rows that are judged of one kv head of a sequence; all of them where there is no seed."""
     sequence, head_kv = place
+    heads = call.heads_of(head_kv)
     rows, keys = (np.arange(n[sequence]) for n in (call.lengths_q, call.lengths_k))
-    rng = np.random.default_rng((sample.seed, *place))
-    some_rows, some_keys = (x if sample.is_all else _some(x, rng) for x in (rows, keys))
+    some_rows, some_keys = (x if seed is None else _some(x, seed) for x in (rows, keys))
     if call.dq is not None:
-        problem, operands = _block(call, place, some_rows, keys)
-        truth, bound = _truth_and_bound(problem, operands, model)
-        heads = call.heads_of(head_kv)
         got = on_host(call.queries(call.dq, sequence)[some_rows][:, heads])
-        yield GradientRows("dq", sequence, heads.start, some_rows, got, truth.dq[0], bound.dq[0])
-    pairs = (call.nheads // call.nheads_kv) * rows.size * keys.size
+        truth, bound = _truth_and_bound(*_block(call, place, some_rows, keys), model)
+        yield CheckedRows(
+            name="dq",
+            sequence=sequence,
+            head=heads.start,
+            rows=some_rows,
+            got=got,
+            truth=truth.dq[0],
+            bound=bound.dq[0],
+        )
     is_local = (model.forward, model.dots) == ("given", "out")  # a row of dK or dV then needs no other key
-    if not (sample.is_all or is_local or pairs <= _MOST_PAIRS):
+    if seed is not None and not is_local and (heads.stop - heads.start) * rows.size * keys.size > _MOST_PAIRS:
         return
-    problem, operands = _block(call, place, rows, some_keys if is_local else keys)
-    truth, bound = _truth_and_bound(problem, operands, model)
+    truth, bound = _truth_and_bound(*_block(call, place, rows, some_keys if is_local else keys), model)
     at = slice(None) if is_local else some_keys
     for name, given in (("dk", call.dk), ("dv", call.dv)):
         if given is not None:
-            got = call.keys(given, sequence, head_kv)[some_keys, None]
-            due, allowed = (getattr(x, name)[0, at] for x in (truth, bound))
-            yield GradientRows(name, sequence, head_kv, some_keys, got, due, allowed)
+            yield CheckedRows(
+                name=name,
+                sequence=sequence,
+                head=head_kv,
+                rows=some_keys,
+                got=call.keys(given, sequence, head_kv)[some_keys, None],
+                truth=getattr(truth, name)[0, at],
+                bound=getattr(bound, name)[0, at],
+            )
 
 
-def _some(positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _some(positions: np.ndarray, seed: int) -> np.ndarray:
     """Return the first and the last of them, and others that are drawn."""
     if len(positions) <= _ROWS:
         return positions
+    rng = np.random.default_rng(seed)
     return np.unique(np.append(rng.choice(positions, _ROWS - 2, replace=False), positions[[0, -1]]))
 
 
@@ -213,7 +169,7 @@ def _block(
         scores = np.where(hidden, -np.inf, np.stack(terms))
     is_bias = problem.term is not None and problem.term.kind.startswith("bias")
     term = ScoreTerm("bias_fp32" if is_bias else "attn_mask", "b" if len(scores) > 1 else "bh")
-    return replace(
+    block = replace(
         problem,
         seqlen_q=len(rows),
         seqlen_k=len(keys),
@@ -221,10 +177,11 @@ def _block(
         top_left=False,
         window=(-1, -1),
         term=term,
-    ), BackwardOperands(
-        given.q[:, rows],
-        given.k[:, keys],
-        given.v[:, keys],
+    )
+    return block, BackwardOperands(
+        q=given.q[:, rows],
+        k=given.k[:, keys],
+        v=given.v[:, keys],
         sinks=given.sinks,
         term=scores.astype(np.float32)[None] if is_bias else ~np.isneginf(scores)[None],
         dout=on_host(call.queries(call.dout, sequence)[rows][:, heads])[None],
