@@ -46,6 +46,7 @@ __all__ = [
     "Result",
     "Run",
     "SoftmaxOrder",
+    "Tolerance",
     "array_kernel",
     "assert_attention",
     "check",
@@ -58,6 +59,7 @@ __all__ = [
     "prepare",
     "replay",
     "simulate",
+    "tolerance",
     "torch_kernel",
     "truth",
     "tune",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from fa3verify.cases.case import Case
     from fa3verify.checking.check import assert_attention, check
     from fa3verify.checking.checked import CheckedCall
+    from fa3verify.checking.tolerance import Tolerance, tolerance
     from fa3verify.commands.replay import Replayed
     from fa3verify.inputs.activations import Activation
     from fa3verify.inputs.captures import load as load_activations
@@ -111,6 +114,8 @@ else:
             "KernelError": "fa3verify.kernels.calls",
             "Case": "fa3verify.cases.case",
             "CheckedCall": "fa3verify.checking.checked",
+            "Tolerance": "fa3verify.checking.tolerance",
+            "tolerance": "fa3verify.checking.tolerance",
             "Config": "fa3_kernels.plan.config",
             "Descale": "fa3_reference.problem",
             "Edit": "fa3verify.inputs.edits",

@@ -7,7 +7,9 @@ it as ``fa3verify.check``.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -28,6 +30,7 @@ from fa3verify.operations.operation import Accumulator
 _ROWS_OF_A_PART = 32
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
+_THREADS = min(8, os.cpu_count() or 1)  # parts at once
 _EDGES = 4  # rows at either end of a sequence that are always among those of a part
 _OF_CPU = (
     "would be right with exponentials that err by up to 2^-13 and gradients of blocks that are added in 16 bits, as "
@@ -36,7 +39,7 @@ _OF_CPU = (
 _TILE = 64  # its multiples are row tiles of most kernels
 
 
-class _CallRows(NamedTuple):
+class CallRows(NamedTuple):
     """Rows of some query heads of one kv head in one sequence."""
 
     sequence: int
@@ -115,7 +118,7 @@ def check(
     dtype, out_dtype = made.formats
     sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
-    places = tuple(_all(made) if rows == "all" else _sampled(made, rows, seed))
+    places = tuple(_all(made) if rows == "all" else sampled(made, rows, seed))
     judged, assumed = _under_best(made, places, models)
     judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
     gradients = judge(made) if made.has_gradients else None
@@ -155,15 +158,15 @@ def assert_attention(out: object, q: object, k: object, v: object, **given: obje
         raise AssertionError(str(checked))
 
 
-def _all(call: AttentionCall) -> Iterator[_CallRows]:
+def _all(call: AttentionCall) -> Iterator[CallRows]:
     group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
-            yield _CallRows(sequence, slice(head, head + group), np.arange(n))
+            yield CallRows(sequence, slice(head, head + group), np.arange(n))
 
 
-def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_CallRows]:
-    """Yield parts until there are enough rows: of the sequences with most and fewest keys, then of others."""
+def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[CallRows]:
+    """Yield parts until there are ``rows``: of the sequences with most and fewest keys, then of others by the seed."""
     rng = np.random.default_rng(seed)
     group = call.nheads // call.nheads_kv
     asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
@@ -182,7 +185,7 @@ def _sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[_CallRows]:
             return
         chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
         left -= len(chosen) * count
-        yield _CallRows(sequence, slice(head, head + count), chosen)
+        yield CallRows(sequence, slice(head, head + count), chosen)
 
 
 def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -195,20 +198,25 @@ def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _under_best(
-    call: AttentionCall, places: Sequence[_CallRows], models: dict[str, KernelModel]
+    call: AttentionCall, places: Sequence[CallRows], models: dict[str, KernelModel]
 ) -> tuple[list[_Judged], str]:
     """Judge parts under the hypothesis that fits them best; one must fit all of them."""
-    parts = [call.part(place.sequence, place.heads, place.rows) for place in places]
-    truths = [attention(p.problem, *p.operands.dequantized(p.problem), only=p.rows) for p in parts]
     best: list[_Judged] = []
     name = next(iter(models))
-    for each, model in models.items():
-        found = [_judged(*x, model) for x in zip(places, parts, truths, strict=True)]
-        if not best or _largest(found) < _largest(best):
-            best, name = found, each
-        if _passes(best):
-            break
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = list(pool.map(lambda place: call.part(place.sequence, place.heads, place.rows), places))
+        truths = list(pool.map(_truth, parts))
+        for each, model in models.items():
+            found = list(pool.map(partial(_judged, model=model), places, parts, truths))
+            if not best or _largest(found) < _largest(best):
+                best, name = found, each
+            if _passes(best):
+                break
     return best, name
+
+
+def _truth(part: CallPart) -> Attention:
+    return attention(part.problem, *part.operands.dequantized(part.problem), only=part.rows)
 
 
 def _largest(judged: Sequence[_Judged]) -> float:
@@ -219,7 +227,7 @@ def _passes(judged: Sequence[_Judged]) -> bool:
     return _largest(judged) <= 1
 
 
-def _judged(place: _CallRows, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
+def _judged(place: CallRows, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
     bound = forward_bound(part.problem, part.operands, model, part.rows)
     at = {"sequence": place.sequence, "head": place.heads.start, "rows": part.rows}
     out = CheckedRows(name="out", **at, got=part.out, truth=truth.out[0, part.rows], bound=bound.out[0, part.rows])
@@ -256,7 +264,7 @@ def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]
 def _reason_of_output(
     call: AttentionCall,
     judged: Sequence[_Judged],
-    places: Sequence[_CallRows],
+    places: Sequence[CallRows],
     models: dict[str, KernelModel],
     may_be_cpu: bool,
 ) -> tuple[str, bool]:
