@@ -10,7 +10,7 @@ import pytest
 
 from fa3_reference.attention import attention
 from fa3_reference.formats import FORMATS
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3_reference.score_term import ScoreTerm
 from fa3verify import assert_attention, check
@@ -31,7 +31,12 @@ def ideal(problem: AttentionProblem, seed: int = 3) -> tuple[dict[str, Any], dic
     truth = attention(problem, *operands.dequantized(problem))
     fmt = FORMATS["bf16" if problem.dtype == "e4m3" else problem.dtype].dtype
     tensors = {"out": truth.out.astype(fmt), "q": operands.q, "k": operands.k, "v": operands.v}
-    said: dict[str, Any] = {"lse": truth.lse.astype(np.float32), "softmax_scale": problem.softmax_scale}
+    return tensors, {"lse": truth.lse.astype(np.float32)} | said_of(problem, operands)
+
+
+def said_of(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
+    """Return what is said of a call of a problem."""
+    said: dict[str, Any] = {"softmax_scale": problem.softmax_scale}
     said |= {name: getattr(problem, name) for name in ("causal", "window", "softcap", "top_left")}
     said |= {"sinks": operands.sinks} if problem.sinks else {}
     for name in ("q_descale", "k_descale", "v_descale"):
@@ -43,7 +48,7 @@ def ideal(problem: AttentionProblem, seed: int = 3) -> tuple[dict[str, Any], dic
         said["layout"] = "bshd"
     if problem.term is not None:
         said[ARGUMENTS.get(problem.term.kind, "bias")] = operands.term
-    return tensors, said
+    return said
 
 
 RIGHT = {
