@@ -282,11 +282,11 @@ def _reason_of_gradients(
     call: AttentionCall, found: JudgedGradients, judge: Callable[..., JudgedGradients], may_be_cpu: bool
 ) -> tuple[str, bool]:
     """Return in words what would explain that gradients leave their bound, and whether it is a contract."""
-    if may_be_cpu and judge(call, is_of_cpu=True).largest <= 1:
+    if may_be_cpu and judge(call, is_of_cpu=True, is_brief=True).largest <= 1:
         return _OF_CPU, True
     if found.is_open:
         return "a backward with a forward of its own was not tried at this length: rows='all' does", True
-    return _explanation(call, lambda other: judge(other).largest <= 1)
+    return _explanation(call, lambda other: judge(other, is_brief=True).largest <= 1)
 
 
 def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool]) -> tuple[str, bool]:

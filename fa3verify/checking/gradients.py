@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +58,13 @@ class JudgedGradients(NamedTuple):
 
 
 def judged_gradients(
-    call: AttentionCall, *, is_all: bool, seed: int, accumulator: Accumulator, is_of_cpu: bool = False
+    call: AttentionCall,
+    *,
+    is_all: bool,
+    seed: int,
+    accumulator: Accumulator,
+    is_of_cpu: bool = False,
+    is_brief: bool = False,
 ) -> JudgedGradients:
     """Judge gradients of a call under the hypothesis that fits them best.
 
@@ -74,6 +81,8 @@ def judged_gradients(
         What adds the products.
     is_of_cpu : bool
         Allow the roundings that torch's kernels for CPUs have beside those of any order.
+    is_brief : bool
+        Look at no further row under a hypothesis that one has refuted.
 
     Returns
     -------
@@ -83,12 +92,17 @@ def judged_gradients(
     """
     forwards: tuple[Literal["given", "own"], ...] = ("own",) if call.lse is None else ("given", "own")
     dtype: Dtype = call.formats[0]  # type: ignore[assignment]
+    own_seed = None if is_all else seed
     found = []
     for forward in forwards:
         for name, model in BackwardModel.hypotheses(dtype, forward, accumulator).items():
             if is_of_cpu:
                 model = replace(model, exp_error=CPU_EXP_ERROR, parts=dtype, tile_m=_CPU_BLOCK, tile_n=_CPU_BLOCK)
-            rows = [x for place in _places(call, is_all) for x in _judged(call, place, model, None if is_all else seed)]
+            rows = []
+            for x in chain.from_iterable(_judged(call, place, model, own_seed) for place in _places(call, is_all)):
+                rows.append(x)
+                if is_brief and x.largest > 1:
+                    break
             missing = {x for x in NAMES if getattr(call, x) is not None} - {x.name for x in rows}
             judged = JudgedGradients(rows, name, tuple(sorted(missing)) if rows else ())
             if judged.largest <= 1 and not judged.left:
