@@ -34,9 +34,14 @@ class CallPart(NamedTuple):
     lse: Array | None
 
 
+def is_torch(x: object) -> bool:
+    """Tell whether an array is torch's."""
+    return type(x).__module__.split(".")[0] == "torch"
+
+
 def on_host(x: Any) -> np.ndarray:
     """Return an array of numpy, torch or JAX, or what numpy makes of other values, as numpy's, bit for bit."""
-    if type(x).__module__.split(".")[0] == "torch":
+    if is_torch(x):
         from fa3verify.tensors.convert import to_numpy
 
         return to_numpy(x)
@@ -232,12 +237,11 @@ class AttentionCall:
         head_kv = heads.start * self.nheads_kv // self.nheads
         q = np.zeros(problem.q_shape, FORMATS[problem.dtype].dtype)
         q[0, rows] = on_host(self.queries(self.q, sequence)[rows][:, heads])
-        k, v = (self.keys(x, sequence, head_kv)[None, :, None] for x in (self.k, self.v))
-        scales = {name: getattr(self, f"{name}_descale") for name in ("q", "k", "v")}
+        k, v = (on_host(self.keys(x, sequence, head_kv))[None, :, None] for x in (self.k, self.v))
         descales = {
-            f"{name}_descale": Descale(np.full((1, n, 1), float(on_host(x)[sequence, head_kv]), np.float32))
-            for (name, x), n in zip(scales.items(), (problem.nheads, 1, 1), strict=True)
-            if x is not None
+            f"{name}_descale": Descale(np.full((1, n, 1), self.descale(name, sequence, head_kv), np.float32))
+            for name, n in (("q", problem.nheads), ("k", 1), ("v", 1))
+            if getattr(self, f"{name}_descale") is not None
         }
         sinks = None if self.sinks is None else on_host(self.sinks)[heads].astype(np.float32)
         term = None if self._term is None else self._term_of(sequence, heads, problem)
@@ -252,16 +256,21 @@ class AttentionCall:
             return x[start : start + self.lengths_q[sequence]]
         return x[sequence].swapaxes(0, 1) if self.layout == "bhsd" else x[sequence]
 
-    def keys(self, x: Any, sequence: int, head: int) -> np.ndarray:
-        """Return rows of K or V of one head of a sequence, (seqlen_k, channels)."""
+    def keys(self, x: Any, sequence: int, head: int) -> Any:
+        """Return rows of K or V of one head of a sequence, (seqlen_k, channels), where they are."""
         n = self.lengths_k[sequence]
         if self.page_table is not None:
             pages = on_host(self.page_table)[sequence][: -(-n // x.shape[1])]
-            return on_host(x[pages][:, :, head]).reshape(-1, x.shape[-1])[:n]
+            return x[pages][:, :, head].reshape(-1, x.shape[-1])[:n]
         if x.ndim == 3:
             start = int(on_host(self.cu_seqlens_k)[sequence])
-            return on_host(x[start : start + n, head])
-        return on_host(x[sequence, head, :n] if self.layout == "bhsd" else x[sequence, :n, head])
+            return x[start : start + n, head]
+        return x[sequence, head, :n] if self.layout == "bhsd" else x[sequence, :n, head]
+
+    def descale(self, name: str, sequence: int, head_kv: int) -> float:
+        """Return the factor of q, k or v, by that name; 1 without one."""
+        given = getattr(self, f"{name}_descale")
+        return 1.0 if given is None else float(on_host(given)[sequence, head_kv])
 
     def _lse(self, sequence: int, heads: slice, rows: np.ndarray) -> np.ndarray | None:
         if self.lse is None:

@@ -20,7 +20,7 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
-from fa3verify.checking.call import TERMS, AttentionCall, CallPart
+from fa3verify.checking.call import TERMS, AttentionCall, CallPart, is_torch
 from fa3verify.checking.checked import CheckedCall, CheckedRows, where
 from fa3verify.checking.gradients import CPU_EXP_ERROR, JudgedGradients, judged_gradients
 from fa3verify.judging import metrics
@@ -31,6 +31,7 @@ _ROWS_OF_A_PART = 32
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
 _THREADS = min(8, os.cpu_count() or 1)  # parts at once
+_MOST_SCREENED = 4  # heads of which rows are checked that a GPU names
 _EDGES = 4  # rows at either end of a sequence that are always among those of a part
 _OF_CPU = (
     "would be right with exponentials that err by up to 2^-13 and gradients of blocks that are added in 16 bits, as "
@@ -73,7 +74,7 @@ def check(
     k: object,
     v: object,
     *,
-    rows: int | Literal["all"] = 128,
+    rows: int | Literal["all"] | None = None,
     seed: int = 0,
     accumulator: Accumulator = "either",
     **call: object,
@@ -85,9 +86,10 @@ def check(
     out, q, k, v : arrays
         Of numpy, torch or JAX, in fp16, bf16, e4m3 or fp32, as :class:`~fa3verify.checking.call.AttentionCall` has
         them. Only what is checked is copied from a GPU.
-    rows : int or "all"
-        Rows (one query, one head) to check, of sequences, heads and queries that docs/check.md names or ``seed``
-        draws; fewer where they would need too many keys.
+    rows : int or "all", optional
+        Rows (one query, one head) to check: 128 by default, of sequences, heads and queries that docs/check.md names or
+        ``seed`` draws; fewer where they would need too many keys. On a GPU 16 by default, which are the farthest from
+        what is due of all rows that are computed there.
     seed : int
         The same seed checks the same rows.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
@@ -118,7 +120,13 @@ def check(
     dtype, out_dtype = made.formats
     sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
-    places = tuple(_all(made) if rows == "all" else sampled(made, rows, seed))
+    screened = 0
+    if rows == "all":
+        places = tuple(_all(made))
+    elif is_torch(out) and (found := _screened(made, rows or 16, seed)):
+        places, screened = found
+    else:
+        places = tuple(sampled(made, rows or 128, seed))
     judged, assumed = _under_best(made, places, models)
     judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
     gradients = judge(made) if made.has_gradients else None
@@ -128,7 +136,8 @@ def check(
         reasons.append(_reason_of_output(made, judged, places, models, may_be_cpu))
     if gradients is not None and gradients.largest > 1:
         reasons.append(_reason_of_gradients(made, gradients, judge, may_be_cpu))
-    return _told(made, judged, gradients, f"any order, {assumed}, sums in {sums}", reasons)
+    told = _told(made, judged, gradients, f"any order, {assumed}, sums in {sums}", reasons)
+    return replace(told, screened=screened)
 
 
 def assert_attention(out: object, q: object, k: object, v: object, **given: object) -> None:
@@ -163,6 +172,24 @@ def _all(call: AttentionCall) -> Iterator[CallRows]:
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
             yield CallRows(sequence, slice(head, head + group), np.arange(n))
+
+
+def _screened(call: AttentionCall, rows: int, seed: int) -> tuple[tuple[CallRows, ...], int] | None:
+    """Return the worst of the rows that are computed on a GPU, of a few heads, and how many these are."""
+    from fa3verify.checking.screen import can_screen, worst_rows
+
+    if not can_screen(call):
+        return None
+    units = [(i, head) for i, n in enumerate(call.lengths_q) if n for head in range(call.nheads_kv)]
+    ranked, count = worst_rows(call, np.random.default_rng(seed).permutation(units).tolist(), rows)
+    chosen: dict[tuple[int, int], list[int]] = {}
+    for sequence, head, row in ranked:
+        if len(chosen) < _MOST_SCREENED or (sequence, head) in chosen:
+            chosen.setdefault((sequence, head), []).append(row)
+        if sum(map(len, chosen.values())) == rows:
+            break
+    parts = (CallRows(i, slice(head, head + 1), np.array(sorted(own))) for (i, head), own in chosen.items())
+    return tuple(parts), count
 
 
 def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[CallRows]:

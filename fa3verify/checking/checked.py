@@ -87,6 +87,8 @@ class CheckedCall:
         The place of the largest error in the order of its array, with what is there and what is due.
     wrong : str
         Which rows of which outputs leave their bound, a line each, or nothing.
+    screened : int
+        Rows that were computed on a GPU, of which those that were checked are the worst; 0 for a sample.
     gradients : str
         How many rows of which gradients were checked, and of which kind of backward the bound is; empty without any.
     explained : str
@@ -110,6 +112,7 @@ class CheckedCall:
     unjudged: int
     assumed: str
     gradients: str = ""
+    screened: int = 0
 
     def __bool__(self) -> bool:
         return self.verdict != "fail"
@@ -117,8 +120,9 @@ class CheckedCall:
     def __str__(self) -> str:
         word = {"pass": "PASS, nothing wrong in", "fail": "FAIL, errors in", "question": "QUESTION in"}[self.verdict]
         unjudged = f"{self.unjudged:,} values are not judged, as their operands hold NaN or Inf, or overflow"
+        worst = f", the worst of {self.screened:,} that were computed on the GPU" if self.screened else ""
         lines = (
-            f"{word} {self.rows:,} of {self.rows_of:,} rows; "
+            f"{word} {self.rows:,} of {self.rows_of:,} rows{worst}; "
             f"largest error {self.ratio:.3g} times its bound, at {self.seen}",
             self.wrong and f"leaving their bound: {self.wrong}",
             self.gradients,

@@ -153,7 +153,7 @@ def _judged(
                 sequence=sequence,
                 head=head_kv,
                 rows=some_keys,
-                got=call.keys(given, sequence, head_kv)[some_keys, None],
+                got=on_host(call.keys(given, sequence, head_kv))[some_keys, None],
                 truth=getattr(truth, name)[0, at],
                 bound=getattr(bound, name)[0, at],
             )
