@@ -77,6 +77,7 @@ def check(
     rows: int | Literal["all"] | None = None,
     seed: int = 0,
     accumulator: Accumulator = "either",
+    pairs: int = 1 << 27,
     **call: object,
 ) -> CheckedCall:
     """Check some rows of the output of attention against float64 and the bound of its rounding errors.
@@ -95,8 +96,11 @@ def check(
     accumulator : {"either", "fp32", "wgmma", "tf32"}
         What adds the products: Hopper's tensor core or binary32, whichever errs more, by default, and binary32 for
         operands of fp32; "fp32" is sharper and fits a CPU.
+    pairs : int
+        Pairs of queries and keys that a GPU computes to find the rows to check, of heads that ``seed`` draws: the
+        default takes about 30 ms of an H200, and 2^32, which is 64 heads of 8,192 rows and keys, 1 s.
     **call : fields of AttentionCall
-        ``layout``, masks, scales, lse, packed sequences and caches.
+        ``layout``, masks, scales, lse, packed sequences, caches and gradients.
 
     Returns
     -------
@@ -123,7 +127,7 @@ def check(
     screened = 0
     if rows == "all":
         places = tuple(_all(made))
-    elif is_torch(out) and (found := _screened(made, rows or 16, seed)):
+    elif is_torch(out) and (found := _screened(made, rows or 16, seed, pairs)):
         places, screened = found
     else:
         places = tuple(sampled(made, rows or 128, seed))
@@ -174,14 +178,14 @@ def _all(call: AttentionCall) -> Iterator[CallRows]:
             yield CallRows(sequence, slice(head, head + group), np.arange(n))
 
 
-def _screened(call: AttentionCall, rows: int, seed: int) -> tuple[tuple[CallRows, ...], int] | None:
+def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[CallRows, ...], int] | None:
     """Return the worst of the rows that are computed on a GPU, of a few heads, and how many these are."""
     from fa3verify.checking.screen import can_screen, worst_rows
 
     if not can_screen(call):
         return None
     units = [(i, head) for i, n in enumerate(call.lengths_q) if n for head in range(call.nheads_kv)]
-    ranked, count = worst_rows(call, np.random.default_rng(seed).permutation(units).tolist(), rows)
+    ranked, count = worst_rows(call, np.random.default_rng(seed).permutation(units).tolist(), rows, pairs)
     chosen: dict[tuple[int, int], list[int]] = {}
     for sequence, head, row in ranked:
         if len(chosen) < _MOST_SCREENED or (sequence, head) in chosen:

@@ -14,7 +14,6 @@ from fa3_reference.formats import FORMATS
 from fa3verify.checking.call import TERMS, AttentionCall
 
 _TILE = 1 << 26  # scores that are held at once: 512 MiB
-_MOST_PAIRS = 1 << 32  # of queries and keys that are computed
 _MOST_UNITS = 64  # kv heads of sequences that are
 
 
@@ -34,7 +33,7 @@ def _is_on_gpu(x: torch.Tensor) -> bool:
 
 
 def worst_rows(
-    call: AttentionCall, units: Sequence[tuple[int, int]], most: int
+    call: AttentionCall, units: Sequence[tuple[int, int]], most: int, most_pairs: int
 ) -> tuple[list[tuple[int, int, int]], int]:
     """Return the rows that are farthest from what is due for their size.
 
@@ -46,6 +45,8 @@ def worst_rows(
         Pairs of a sequence and a kv head, in the order in which they are computed as long as there is room.
     most : int
         Rows of a unit to return.
+    most_pairs : int
+        Pairs of queries and keys to compute, of one head each; a first unit is computed whatever its size.
 
     Returns
     -------
@@ -59,7 +60,7 @@ def worst_rows(
         heads = call.heads_of(head_kv)
         size = (heads.stop - heads.start) * call.lengths_q[sequence]
         pairs += size * call.lengths_k[sequence]
-        if count and pairs > _MOST_PAIRS:
+        if count and pairs > most_pairs:
             break
         count += size
         far = _distances(call, sequence, head_kv).nan_to_num(nan=torch.inf)

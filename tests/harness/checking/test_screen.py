@@ -95,6 +95,5 @@ def test_rows_are_computed_in_tiles_and_units_stop_where_there_is_no_room(monkey
     whole = check(**of_torch(tensors), **of_torch(said))
     monkeypatch.setattr(screen, "_TILE", 2000)
     assert check(**of_torch(tensors), **of_torch(said)) == whole
-    monkeypatch.setattr(screen, "_MOST_PAIRS", 30_000)
-    found = check(**of_torch(tensors), **of_torch(said))
+    found = check(**of_torch(tensors), **of_torch(said), pairs=30_000)
     assert (found.screened, found.rows_of) == (280, 560)
