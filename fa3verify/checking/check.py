@@ -74,7 +74,7 @@ def check(
     k: object,
     v: object,
     *,
-    rows: int | Literal["all"] | None = None,
+    rows: int | Literal["all"] | Sequence[int] | None = None,
     seed: int = 0,
     accumulator: Accumulator = "either",
     pairs: int = 1 << 27,
@@ -87,10 +87,11 @@ def check(
     out, q, k, v : arrays
         Of numpy, torch or JAX, in fp16, bf16, e4m3 or fp32, as :class:`~fa3verify.checking.call.AttentionCall` has
         them. Only what is checked is copied from a GPU.
-    rows : int or "all", optional
+    rows : int, "all" or sequence of int, optional
         Rows (one query, one head) to check: 128 by default, of sequences, heads and queries that docs/check.md names or
         ``seed`` draws; fewer where they would need too many keys. On a GPU 16 by default, which are the farthest from
-        what is due of all rows that are computed there.
+        what is due of all rows that are computed there. A sequence has positions of queries, of which all heads are
+        checked.
     seed : int
         The same seed checks the same rows.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
@@ -125,8 +126,8 @@ def check(
     sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
     screened = 0
-    if rows == "all":
-        places = tuple(_all(made))
+    if isinstance(rows, Sequence):
+        places = tuple(_of_all_heads(made, rows))
     elif is_torch(out) and (found := _screened(made, rows or 16, seed, pairs)):
         places, screened = found
     else:
@@ -171,11 +172,12 @@ def assert_attention(out: object, q: object, k: object, v: object, **given: obje
         raise AssertionError(str(checked))
 
 
-def _all(call: AttentionCall) -> Iterator[CallRows]:
+def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[CallRows]:
     group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
-            yield CallRows(sequence, slice(head, head + group), np.arange(n))
+            positions = np.arange(n)
+            yield CallRows(sequence, slice(head, head + group), positions if rows == "all" else positions[list(rows)])
 
 
 def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[CallRows, ...], int] | None:

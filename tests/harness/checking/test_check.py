@@ -143,6 +143,16 @@ def test_a_small_call_is_checked_whole_whatever_its_groups(seqlen_q: int) -> Non
     assert (found.rows, found.rows_of) == (4 * seqlen_q, 4 * seqlen_q)
 
 
+def test_rows_that_are_named_are_checked_in_all_heads_and_no_others() -> None:
+    tensors, said = ideal(RIGHT["causal"])
+    out = tensors["out"].copy()
+    out[1, 40, 3] *= 1.02
+    found = check(**tensors | {"out": out}, **said, rows=[3, 40])
+    assert (found.verdict, found.rows) == ("fail", 2 * 2 * 4)
+    assert found.wrong.startswith("1 rows of out, heads 3; queries 40;")
+    assert check(**tensors | {"out": out}, **said, rows=[3, 41]).verdict == "pass"
+
+
 def test_heads_that_read_the_kv_head_of_their_number_modulo_are_found_in_the_rows_that_are_drawn_first() -> None:
     tensors, said = ideal(AttentionProblem(1, 8, 4, 200, 300, 32))
     heads = [0, 2, 4, 6, 1, 3, 5, 7]  # of which numbers 0 and 7 read the right kv head
