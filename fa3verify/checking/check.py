@@ -176,8 +176,8 @@ def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[Ca
     group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
-            positions = np.arange(n)
-            yield CallRows(sequence, slice(head, head + group), positions if rows == "all" else positions[list(rows)])
+            asked = np.arange(n) if isinstance(rows, str) else np.array(rows)
+            yield CallRows(sequence, slice(head, head + group), asked)
 
 
 def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[CallRows, ...], int] | None:
