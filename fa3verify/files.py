@@ -34,6 +34,15 @@ def of_schema(values: object, schema: str, what: str) -> Json:
     raise ValueError(f"{what}: expected schema {schema!r}, got {got!r}")
 
 
+def parsed(text: str, schema: str, what: str) -> Json:
+    """Decode JSON as :func:`of_schema` wants it; a ValueError for what is no JSON begins with ``what`` too."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    return of_schema(values, schema, what)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it takes its place, on any error it vanishes.

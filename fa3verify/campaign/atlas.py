@@ -9,7 +9,6 @@ that it needs beside it. A new meaning, or a key more or less, needs a new numbe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from fa3verify import records
 from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.run import KernelRun, Run, verdict_of
-from fa3verify.files import json_text, of_schema, read_text, write_text
+from fa3verify.files import json_text, parsed, read_text, write_text
 from fa3verify.judging.family import CaseResult, FamilyRow
 from fa3verify.judging.verdict import EXIT_CODES
 
@@ -93,11 +92,7 @@ def parse(text: str, name: str) -> Run:
 
     The ValueError of a damaged one is raised from a :class:`fa3verify.records.DamagedError`, which lists every fault.
     """
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{name} is not an atlas: {error}") from None
-    body = of_schema(body, SCHEMA, f"{name} is not an atlas")
+    body = parsed(text, SCHEMA, f"{name} is not an atlas")
     try:
         made = records.read(Run, body, "atlas", whole=True)
         if lines := list(_lacking(made)):

@@ -162,6 +162,7 @@ def introduce(kernel: str, profile: str, captures: tuple[Capture, ...] = ()) -> 
             identity=Identity(**loaded.code.identity()),
             source=_source(kernel),
             head_dims=loaded.head_dims,
+            narrowed=loaded.lacking or None,
         )
     except Exception as error:  # configure is a third party's
         words = f"configuring it failed: {of_error(error)}"

@@ -25,6 +25,7 @@ from fa3verify.cases import space
 from fa3verify.cases.case import Case
 from fa3verify.cases.coverage import COVER
 from fa3verify.cases.practice import practice, probes
+from fa3verify.cases.space import Point
 from fa3verify.files import Json
 from fa3verify.inputs.captures import Capture, pinned
 from fa3verify.judging import gate, hypotheses, sketch
@@ -33,7 +34,7 @@ from fa3verify.judging.judgement import Judgement, judge
 from fa3verify.judging.verdict import BOUND_LAWS
 from fa3verify.kernels import twins, watch
 from fa3verify.kernels.calls import KernelError
-from fa3verify.kernels.record import REFUSALS, Kernel
+from fa3verify.kernels.record import NAMES_OF_REFUSALS, Kernel, Unfilled
 from fa3verify.properties import LawOutcome, find_law, run_law
 from fa3verify.records import read
 from fa3verify.text import Failure
@@ -56,7 +57,12 @@ class JudgeTask(Task):
         return f"{self.kernel}: {self.family}"
 
     @abstractmethod
-    def run(self) -> JudgedCases: ...
+    def cases(self, kernel: Kernel) -> Sequence[Case]:
+        """Return the cases that are judged."""
+
+    def run(self) -> JudgedCases:
+        kernel = found(self.kernel)
+        return JudgedCases(judge_cases(kernel, self.family, self.cases(kernel), is_fail_fast=self.is_fail_fast))
 
     def read(self, value: Any) -> JudgedCases | None:
         return None if value is None else read(JudgedCases, value, self.family, private=True)
@@ -72,10 +78,8 @@ class JudgeFamily(JudgeTask):
     seed: int
     limit: int | None = None
 
-    def run(self) -> JudgedCases:
-        kernel = found(self.kernel)
-        cases = judged_cases(kernel, self.family, PROFILES[self.profile], self.seed)[: self.limit]
-        return JudgedCases(judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast))
+    def cases(self, kernel: Kernel) -> Sequence[Case]:
+        return judged_cases(kernel, self.family, PROFILES[self.profile], self.seed)[: self.limit]
 
     @property
     def estimated_s(self) -> float:
@@ -92,12 +96,10 @@ class JudgeCapture(JudgeTask):
     sha256: str
     index: int
 
-    def run(self) -> JudgedCases:
-        kernel = found(self.kernel)
+    def cases(self, kernel: Kernel) -> Sequence[Case]:
         capture = pinned(self.file, self.sha256).capture
         case = captured_case(kernel, capture, PROFILES[self.profile], self.index)
-        cases = [case] if case else []
-        return JudgedCases(judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast))
+        return [case] if case else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +112,15 @@ class JudgeCover(JudgeTask):
     seed: int
     limit: int | None = None
 
+    def _rows(self, kernel: Kernel) -> list[tuple[Point, Case | None]]:
+        return cover(kernel, PROFILES[self.profile].strength, self.seed)[: self.limit]
+
+    def cases(self, kernel: Kernel) -> Sequence[Case]:
+        return [case for _, case in self._rows(kernel) if case]
+
     def run(self) -> JudgedCases:
-        kernel = found(self.kernel)
-        rows = cover(kernel, PROFILES[self.profile].strength, self.seed)[: self.limit]
-        cases = [case for _, case in rows if case]
-        records = judge_cases(kernel, self.family, cases, is_fail_fast=self.is_fail_fast)
-        return JudgedCases(records, tuple(point for point, _ in rows))
+        rows = self._rows(found(self.kernel))
+        return replace(JudgeTask.run(self), feasible=tuple(point for point, _ in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +137,13 @@ class JudgePractice(JudgeTask):
     def label(self) -> str:
         return f"{self.kernel}: practice {self.part + 1}"
 
+    def cases(self, kernel: Kernel) -> Sequence[Case]:
+        return [*probes(kernel), *practice(kernel, self.profile, self.seed)][self.part :: PARTS]
+
     def run(self) -> JudgedCases:
-        kernel = found(self.kernel)
-        cases = [*probes(kernel), *practice(kernel, self.profile, self.seed)]
-        refusals = tuple(each.__name__ for each in REFUSALS)
-        records = judge_cases(kernel, self.family, cases[self.part :: PARTS], is_fail_fast=self.is_fail_fast)
+        records = JudgeTask.run(self).records
         return JudgedCases(
-            tuple(record for record in records if not record.error or record.error.raised not in refusals)
+            tuple(record for record in records if not record.error or record.error.raised not in NAMES_OF_REFUSALS)
         )
 
 
@@ -184,6 +189,8 @@ def judge_cases(
         watch.trying(f"family {family}", case.to_json)
         try:
             record = _judged(kernel, family, case)
+        except Unfilled:
+            continue
         except Exception as error:  # whatever else a kernel under test leads to is a finding as well
             failure = error.failure if isinstance(error, KernelError) else Failure.of(error)
             record = CaseResult(family, case, {}, error=failure)
@@ -276,19 +283,24 @@ def _judges(
 ) -> list[JudgeTask]:
     """Return the tasks that judge cases of a kernel: covering array, practice, and a task for each family."""
     own = {family_of(capture): (index, capture) for index, capture in enumerate(captures)}
-    name = kernel.name
     judges: list[JudgeTask] = []
     if kernel.covers and (kernel.families or kernel.narrowed):
-        judges.append(JudgeCover(kernel=name, profile=profile, seed=seed, limit=limit))
+        judges.append(JudgeCover(kernel=kernel.name, profile=profile, seed=seed, limit=limit))
         parts = range(PARTS if limit is None else 0)
-        judges += [JudgePractice(kernel=name, profile=profile, seed=seed, part=part) for part in parts]
+        judges += [JudgePractice(kernel=kernel.name, profile=profile, seed=seed, part=part) for part in parts]
     for family in kernel.families:
         if family in own:
             index, capture = own[family]
-            task = JudgeCapture(
-                kernel=name, family=family, profile=profile, index=index, file=capture.file, sha256=capture.sha256
+            judges.append(
+                JudgeCapture(
+                    kernel=kernel.name,
+                    family=family,
+                    profile=profile,
+                    index=index,
+                    file=capture.file,
+                    sha256=capture.sha256,
+                )
             )
-            judges.append(task)
         else:
-            judges.append(JudgeFamily(kernel=name, family=family, profile=profile, seed=seed, limit=limit))
+            judges.append(JudgeFamily(kernel=kernel.name, family=family, profile=profile, seed=seed, limit=limit))
     return judges

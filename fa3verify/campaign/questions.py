@@ -31,7 +31,7 @@ from fa3verify.judging.verdict import BOUND_LAWS, EXIT_CODES, Part, What
 from fa3verify.kernels import watch
 from fa3verify.kernels.names import KernelName, declaration, declaring
 from fa3verify.kernels.policy import CONTRACTS, empty_rows
-from fa3verify.kernels.record import REFUSALS, Kernel
+from fa3verify.kernels.record import NAMES_OF_REFUSALS, Kernel
 from fa3verify.properties import Trial, find_law, replay_trial, run_law
 from fa3verify.properties.law import SCHEMA as TRIAL
 
@@ -40,7 +40,6 @@ MOST_TRIED = 16  # findings of a kernel, of one cause each, that are tried under
 MOST_S = 30.0  # for that, and for twenty calls of a new shape beside
 ASKING_S = 60.0  # for judging again what an interrupted campaign had found
 FRESH = 20  # trials that tell contracts apart that explain as much
-_REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
 ROUNDS = 4  # of a campaign in which a contract may grow: what it opens to be judged may need another
 
 
@@ -194,7 +193,7 @@ def _refused(failures: Sequence[Finding]) -> list[Finding]:
 
     The first of a cause is the smallest: a rule that explains larger ones too is seen at others alone.
     """
-    refused = [each for each in failures if each.raised in _REFUSALS and _is_call(each)]
+    refused = [each for each in failures if each.raised in NAMES_OF_REFUSALS and _is_call(each)]
     return refused[:: max(1, len(refused) // MOST_TRIED)]
 
 

@@ -6,6 +6,7 @@ import rich_click as click
 
 from fa3verify.cli.atlas import atlas
 from fa3verify.cli.bench import bench
+from fa3verify.cli.cases import cases
 from fa3verify.cli.check import check
 from fa3verify.cli.compare import compare
 from fa3verify.cli.declare import declare
@@ -23,7 +24,7 @@ from fa3verify.cli.verify import verify
 from fa3verify.version import __version__
 
 JOURNEYS = {
-    "Judge a kernel": (declare, verify, check, learn, replay, report, kernels, merge, atlas),
+    "Judge a kernel": (declare, verify, check, cases, learn, replay, report, kernels, merge, atlas),
     "Look for the worst": (hunt, compare),
     "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fa3verify import operations
 from fa3verify.cases.coverage import COVER
-from fa3verify.files import of_schema
+from fa3verify.files import parsed
 from fa3verify.judging.family import FamilyRow, Figured
 from fa3verify.judging.verdict import Part, Seen
 from fa3verify.kernels.names import KernelName
@@ -276,11 +276,7 @@ class Baseline:
     @classmethod
     def parse(cls, text: str, name: str) -> Baseline:
         """Read a baseline; ValueError names what is wrong with a damaged or foreign file."""
-        try:
-            body = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{name} is not a baseline: {error}") from None
-        body = of_schema(body, SCHEMA, f"{name} is not a baseline")
+        body = parsed(text, SCHEMA, f"{name} is not a baseline")
         try:
             kernels = {
                 kernel: {

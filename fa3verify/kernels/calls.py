@@ -19,7 +19,7 @@ from fa3verify import operations
 from fa3verify.kernels import loading, watch
 from fa3verify.kernels.arrays import is_plain
 from fa3verify.kernels.handed import MOST_BYTES, unchanged
-from fa3verify.kernels.record import REFUSALS, Kernel
+from fa3verify.kernels.record import REFUSALS, Kernel, Unfilled
 from fa3verify.tensors import interpreter
 from fa3verify.text import Failure, of_error
 
@@ -64,7 +64,8 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
         If the kernel raised ValueError, NotImplementedError or AssertionError, or Triton's interpreter met what it does
         not support.
     KernelError
-        If it raised anything else but KeyboardInterrupt, changed its operands, or returned what it does not declare.
+        If it raised anything else but KeyboardInterrupt and Unfilled, changed its operands, or returned what it does
+        not declare.
     """
     process = os.getpid()
     interpreter.correct()
@@ -78,10 +79,10 @@ def run(kernel: Kernel, problem: AttentionProblem, operands: Operands, config: A
         named = operations.find(kernel.operation).named(returned, problem, config)
     except operations.WrongOutput as error:
         raise KernelError(str(error)) from error
+    except (KeyboardInterrupt, Unfilled):
+        raise
     except REFUSALS as error:
         raise Refused(interpreter.advised(of_error(error))) from error
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a third party's kernel may raise anything, SystemExit included
         kind = Refused if _is_unsupported(error) else KernelError
         raise kind(interpreter.advised(of_error(error))) from error

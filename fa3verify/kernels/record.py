@@ -24,6 +24,11 @@ from fa3verify.text import MOST_BYTES, one_line
 # By name of a kernel without ``head_dims``: head dims that it refused when it was introduced in this process.
 REFUSED: dict[str, frozenset[int]] = {}
 REFUSALS = (ValueError, NotImplementedError, AssertionError)  # what kernels raise of calls that they do not support
+NAMES_OF_REFUSALS = frozenset(raised.__name__ for raised in REFUSALS)
+
+
+class Unfilled(ValueError):
+    """Raised of a call whose output another program has not written yet: it says nothing about the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,10 @@ class Kernel:
         The functions that it has built in (:mod:`fa3verify.kernels.mods`).
     quantises : Quantises
         Of a forward, which operands it quantises itself. Its bound has the errors of that, with ``order`` or without.
+    unasked : frozenset of str
+        Names of properties that cannot be asked of it.
+    lacking : str
+        Why nothing passes it yet; empty if nothing is missing.
 
     Raises
     ------
@@ -176,6 +185,8 @@ class Kernel:
     forward: ForwardOf = "given"
     mods: ScoreTerm | None = None
     quantises: Quantises = Quantises()  # noqa: RUF009 (immutable)
+    unasked: frozenset[str] = frozenset()
+    lacking: str = ""
 
     def __post_init__(self) -> None:
         if self.order is not None and not callable(self.order):

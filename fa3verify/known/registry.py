@@ -11,12 +11,14 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fa3_kernels.plan.config import Config, Setting
 from fa3_kernels.plan.families.learned import read
 from fa3_reference.problem import AttentionProblem
 from fa3verify import operations
+from fa3verify.kernels.filled import CASES, CaseFolder
 from fa3verify.kernels.loading import load, meant
 from fa3verify.kernels.names import KernelName, declaring
 from fa3verify.kernels.record import Kernel
@@ -122,6 +124,8 @@ def is_own(name: str) -> bool:
 def _plain(parts: KernelName) -> Kernel:
     """Return the kernel of a name's base, with the fault that it names; ValueError as :func:`find` says."""
     name = parts.plain
+    if f"{CASES}:" in name:
+        return CaseFolder(Path(name.rpartition(CASES)[0])).kernel(parts.contract)
     if parts.is_reference:
         return load(name)
     known: Mapping[str, Kernel] = TWINS  # without looking for a GPU

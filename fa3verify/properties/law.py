@@ -154,8 +154,8 @@ class Law:
     operations: tuple[str, ...] = (operations.FORWARD,)
 
     def is_claimed(self, kernel: Kernel) -> bool:
-        """Tell whether the law is checked on a kernel: unless it is "invariant" and the kernel does not claim it."""
-        return self.kind != "invariant" or kernel.claims(self.name)
+        """Tell whether the law is checked on a kernel: unless it cannot be asked, or is "invariant" and not claimed."""
+        return self.name not in kernel.unasked and (self.kind != "invariant" or kernel.claims(self.name))
 
     def applies(self, kernel: Kernel) -> bool:
         """Tell whether the law is one of the kernel's operation and the kernel has what it needs."""

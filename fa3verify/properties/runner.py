@@ -24,7 +24,7 @@ from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
 from fa3verify.kernels.arrays import ArrayFunction
-from fa3verify.kernels.record import Kernel
+from fa3verify.kernels.record import Kernel, Unfilled
 from fa3verify.properties.draws import independent
 from fa3verify.properties.law import KernelError, Law, Trial, Untaken, Violation
 from fa3verify.properties.table import LAWS
@@ -150,7 +150,7 @@ class _Search:
         self.called = Tried()
         try:
             violation, under = verdicts(self.law, self.kernel, trial, self.alive)
-        except Untaken:
+        except (Untaken, Unfilled):
             self.examples -= self.best is None  # a trial that says nothing is not counted
             return
         self.asks_bound |= bool(under)
@@ -296,9 +296,9 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
         return LawOutcome(law.name, "not_claimed", statement=law.statement, kind=law.kind)
     search = _Search(law, kernel, shrink_seconds)
     untried = "not_applicable" if kernel.sizes.leaves_out else "not_tried"
-    # Unsatisfiable: the kernel takes no trial. Flaky: it broke the law, and not again on the same trial.
-    with contextlib.suppress(_Broken, _Crash, _Enough, Unsatisfiable, Flaky):
-        _search(search, max_examples, seed)
+    # Flaky: it broke the law, and not again on the same trial.
+    with contextlib.suppress(_Broken, _Crash, _Enough, Flaky):
+        each_trial(law, search.kernel, search.check, max_examples, seed)
     trial, violation = search.best or (None, None)
     optional = tuple((name, returned, trial.describe()) for (name, returned), trial in search.optional.items())
     return LawOutcome(
@@ -318,9 +318,9 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     )
 
 
-def _search(search: _Search, max_examples: int, seed: int) -> None:
-    """Have Hypothesis check the plainest trial, then independent ones, and shrink the first failure."""
-    with independent(f"{search.law.name} {seed}") as backend:
+def each_trial(law: Law, kernel: Kernel, check: Callable[[Trial], object], max_examples: int, seed: int) -> None:
+    """Have Hypothesis check the plainest trial, then independent ones, and shrink the first for which it raises."""
+    with independent(f"{law.name} {seed}") as backend:
 
         @hypothesis.seed(seed)
         @settings(
@@ -335,11 +335,12 @@ def _search(search: _Search, max_examples: int, seed: int) -> None:
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
         )
-        @given(search.law.draw(search.kernel))
+        @given(law.draw(kernel))
         def holds(trial: Trial) -> None:
-            search.check(trial)
+            check(trial)
 
-        holds()
+        with contextlib.suppress(Unsatisfiable):  # the kernel takes no trial
+            holds()
 
 
 def find_law(name: str) -> Law:

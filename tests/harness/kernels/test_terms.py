@@ -200,6 +200,13 @@ def test_drawn_values_are_of_the_format_and_the_shape_and_the_words_hold(kind):
         assert bool(rows.any()) == (values == "none visible")
 
 
+@pytest.mark.parametrize("shared", ["", "q", "k", "hk"])
+def test_a_bias_that_cancels_scores_is_drawn_without_keys_too(shared):
+    problem = AttentionProblem(1, 2, 2, 5, 0, 64, term=ScoreTerm("bias", shared, "cancelling"))
+    q, k, _ = Recipe("normal").draw(problem)
+    np.testing.assert_array_equal(draw_term(problem, q, k, 0), np.zeros(problem.term_shape))
+
+
 def test_a_function_gets_the_terms_that_it_claims_by_name_and_none_where_a_call_has_none():
     seen = []
 
