@@ -48,7 +48,7 @@ def write(out: Path, declared: Json, progress: Callable[[str], None]) -> tuple[i
     ValueError
         For a folder that has cases, an unknown convention, and a misspelt declaration.
     """
-    if any(out.glob("*/")):
+    if any(out.glob("*/q.bin")):
         raise ValueError(f"{out} has cases already: name another folder, or delete it")
     like = declared["like"].removesuffix("_func").replace("_with_", "_").replace("scaled_dot_product_attention", "sdpa")
     write_text(out / DECLARED, json.dumps({"schema": SCHEMA, **declared, "like": like}, indent=1) + "\n")

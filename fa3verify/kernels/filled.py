@@ -80,7 +80,7 @@ class CaseFolder:
             "accumulator": self.declared["accumulator"] or (None if dtype == "fp32" else "either"),
         }
         (kernel,) = array_kernel(self.answer, **facts)
-        filled = [(case / "out.bin").exists() for case in self.path.glob("*/")]
+        filled = [q.with_name("out.bin").exists() for q in self.path.glob("*/q.bin")]
         lacking = f"{filled.count(False):,} of {len(filled):,} cases are not filled in" if False in filled else ""
         return replace(kernel, unasked=_UNASKED, lacking=lacking)
 

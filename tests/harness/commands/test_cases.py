@@ -26,7 +26,7 @@ from fa3verify.kernels.record import Kernel, Unfilled
 from fa3verify.properties import run_law
 from fa3verify.properties.law import Setup, set_up
 from fa3verify.properties.table import LAWS
-from tests.harness.commands.filling import attention, fill
+from tests.harness.commands.filling import attention, fill, read
 
 ROOT = Path(__file__).parents[3]
 SMALL = "max_seqlen_k=140,max_seqlen_q=70,max_nheads=4,max_batch=2"
@@ -125,9 +125,9 @@ def test_the_program_of_the_page_passes_and_its_planted_fault_is_found(tmp_path:
 
 
 def test_nothing_passes_until_every_case_is_filled_in(empty: Path, folder: Path) -> None:
-    assert introduce(CaseFolder(empty).name, "quick").narrowed == (
-        f"{len(list(empty.glob('*/'))):,} of {len(list(empty.glob('*/'))):,} cases are not filled in"
-    )
+    count = len((empty / "cases.jsonl").read_text().splitlines())
+    narrowed = f"{count:,} of {count:,} cases are not filled in"
+    assert introduce(CaseFolder(empty).name, "quick").narrowed == narrowed
     assert findings(empty) == []
     fill(folder)
     assert introduce(CaseFolder(folder).name, "quick").narrowed is None
@@ -172,6 +172,9 @@ def damaged(folder: Path, case: str, how: str) -> None:
         other.rename(folder / "aside")
         own.rename(other)
         (folder / "aside").rename(own)
+    elif how == "declaration":
+        text = (folder / "declared.json").read_text()
+        (folder / "declared.json").write_text(text.replace('"accumulator": null', '"accumulator": "wgmma"'))
     else:
         (own / "out.bin").write_bytes((own / "out.bin").read_bytes()[:-2])
     (folder / "cases.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -183,6 +186,7 @@ def damaged(folder: Path, case: str, how: str) -> None:
         ("operand", "has another k than was written"),
         ("fact", "has no line of case"),
         ("line", "has no line of case"),
+        ("declaration", "has no line of case"),
         ("swapped", "has another q than was written"),
         ("size", "out.bin has 8,958 bytes, and fp16 1 70 4 16 are 8,960"),
     ],
@@ -193,6 +197,22 @@ def test_what_was_changed_in_a_folder_is_a_finding_in_words(how: str, words: str
     label, *told = findings(folder, ("normal",))
     assert label.endswith("normal")
     assert any(words in each for each in told)
+
+
+@pytest.mark.optional
+def test_torchs_attention_passes_by_files_too(tmp_path: Path) -> None:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    folder = tmp_path / "cases"
+    write(folder, declared("sdpa", said=f"@16[features=causal+gqa,min_seqlen=1,{SMALL}]"), lambda label: None)
+    for line in (folder / "cases.jsonl").read_text().splitlines():
+        case = json.loads(line)
+        own = folder / case["case"]
+        q, k, v = (torch.from_numpy(read(own, name, case[name])) for name in "qkv")
+        facts = {"is_causal": case["causal"], "scale": case["softmax_scale"], "enable_gqa": q.shape[1] != k.shape[1]}
+        scaled_dot_product_attention(q, k, v, **facts).numpy().tofile(own / "out.bin")
+    assert findings(folder, ("cover", "peaky", "error_within_bound", "a_lone_key_returns_its_value")) == []
 
 
 def test_an_lse_that_is_left_out_everywhere_is_no_finding(folder: Path) -> None:
