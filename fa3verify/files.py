@@ -34,7 +34,7 @@ def of_schema(values: object, schema: str, what: str) -> Json:
     raise ValueError(f"{what}: expected schema {schema!r}, got {got!r}")
 
 
-def parsed(text: str, schema: str, what: str) -> Json:
+def parsed(text: str | bytes, schema: str, what: str) -> Json:
     """Decode JSON as :func:`of_schema` wants it; a ValueError for what is no JSON begins with ``what`` too."""
     try:
         values = json.loads(text)

@@ -18,7 +18,7 @@ from fa3verify.campaign.findings import Finding, MovedFigure
 from fa3verify.campaign.results import RefutedBy
 from fa3verify.campaign.run import KernelRun, Run, WorstCase
 from fa3verify.cases.case import Case
-from fa3verify.files import Json, parsed, read_text, write_text
+from fa3verify.files import Json, parsed, read_bytes, write_text
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import Part, What
 from fa3verify.properties import LawOutcome
@@ -180,7 +180,7 @@ def _with_paths(kernel: KernelRun, judged: Mapping[tuple[str, str], list[CaseRes
 def read(path: Path) -> ReplayFile:
     """Read a replay file; ValueError names what is wrong with a damaged or foreign one."""
     try:
-        body = parsed(read_text(path), SCHEMA, f"{path} is not a replay file")
+        body = parsed(read_bytes(path), SCHEMA, f"{path} is not a replay file")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     known = {each.name: body[each.name] for each in fields(ReplayFile) if each.name in body}

@@ -43,6 +43,9 @@ class CaseFolder:
     path : Path
         Where ``declared.json`` and ``cases.jsonl`` are: what the program is declared to take and which campaign was
         written, and a line of each case.
+    contract : mapping of str to str, optional
+        What the name of its kernel declares, where a campaign asks for it. Under another contract than the folder's
+        own, other calls may be drawn: those that are not there say nothing then.
 
     Raises
     ------
@@ -52,10 +55,10 @@ class CaseFolder:
         If a file is not there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, contract: Mapping[str, str] | None = None) -> None:
         self.path = path
-        self.declared = parsed((path / DECLARED).read_text(encoding="utf-8"), SCHEMA, f"{path / DECLARED}")
-        self.is_own = True
+        self.declared = parsed((path / DECLARED).read_bytes(), SCHEMA, f"{path / DECLARED}")
+        self.is_own = contract in (None, KernelName.parse(self.name).contract)
         self.lines = frozenset((path / CASES).read_text(encoding="utf-8").splitlines())
 
     @property
@@ -63,21 +66,12 @@ class CaseFolder:
         """Return the name by which a campaign finds its kernel, with all that is declared."""
         return f"{self.path / CASES}:{self.declared['like']}{self.declared['said']}"
 
-    def kernel(self, contract: Mapping[str, str]) -> Kernel:
-        """Return the program that fills it, as a kernel; ValueError for a misspelt declaration.
-
-        Parameters
-        ----------
-        contract : mapping of str to str
-            What its name declares, where a campaign asks for it. Under another contract than the folder's own, other
-            calls may be drawn: those that are not there say nothing then.
-        """
-        self.is_own = contract == KernelName.parse(self.name).contract
-        dtype = self.declared["dtype"]
+    def kernel(self) -> Kernel:
+        """Return the program that fills it, as a kernel; ValueError for a misspelt declaration."""
         facts: Any = facts_of(self.declared["like"], self.answer) | {
             "library": "numpy",
-            "dtypes": (dtype,),
-            "accumulator": self.declared["accumulator"] or (None if dtype == "fp32" else "either"),
+            "dtypes": (self.declared["dtype"],),
+            "accumulator": self.declared["accumulator"] or (None if self.declared["dtype"] == "fp32" else "either"),
         }
         (kernel,) = array_kernel(self.answer, **facts)
         filled = [q.with_name("out.bin").exists() for q in self.path.glob("*/q.bin")]

@@ -125,7 +125,7 @@ def _plain(parts: KernelName) -> Kernel:
     """Return the kernel of a name's base, with the fault that it names; ValueError as :func:`find` says."""
     name = parts.plain
     if f"{CASES}:" in name:
-        return CaseFolder(Path(name.rpartition(CASES)[0])).kernel(parts.contract)
+        return CaseFolder(Path(name.rpartition(CASES)[0]), parts.contract).kernel()
     if parts.is_reference:
         return load(name)
     known: Mapping[str, Kernel] = TWINS  # without looking for a GPU
