@@ -231,17 +231,18 @@ CONVENTIONS = {
 
 
 def near(kernel: Kernel) -> Kernel:
-    """Return a kernel that asks a folder, in which nothing is filled in, and returns what is right but for an ulp."""
+    """Return a kernel that asks an empty folder, and returns what is right but for its last bits."""
 
     def run(problem: Any, operands: Any, config: Any) -> dict[str, np.ndarray]:
         with suppress(Unfilled):
             kernel.code.run(problem, operands, config)
         truth = Setup(kernel, problem, operands, config).truth()
-        with np.errstate(invalid="ignore"):
-            off = {name: x * (1 + 2.0**-11 * (-1) ** np.arange(x.size).reshape(x.shape)) for name, x in truth.items()}
-        return {
-            name: encode(x, FORMATS[config.out_dtype if name == "out" else "fp32"], "ieee") for name, x in off.items()
-        }
+        found = {}
+        for name, fmt, size in (("out", config.out_dtype, 2.0**-14), ("lse", "fp32", 2.0**-24)):
+            with np.errstate(invalid="ignore"):
+                off = truth[name] * (1 + size * (-1) ** np.arange(truth[name].size).reshape(truth[name].shape))
+            found[name] = encode(off, FORMATS[fmt], "ieee")
+        return found
 
     return kernel.altered(run=run)
 
@@ -257,7 +258,7 @@ def test_no_call_of_a_property_depends_on_what_was_returned(like: str, tmp_path:
     assert len(asked) >= 15
     for law in asked:
         outcome = run_law(law, kernel, max_examples=6, seed=0, shrink_seconds=0)
-        assert "LookupError" not in str(outcome.message)
+        assert outcome.status != "fail", outcome.message
 
 
 def test_a_folder_is_found_from_wherever_it_lies(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
