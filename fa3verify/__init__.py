@@ -64,6 +64,7 @@ __all__ = [
     "truth",
     "tune",
     "verify",
+    "watch",
 ]
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     from fa3verify.kernels.record import Identity, Kernel
     from fa3verify.known.registry import find as find_kernel
     from fa3verify.operations.forward import Result
-    from fa3verify.public import judge, kernel, replay, simulate, tune, verify
+    from fa3verify.public import judge, kernel, replay, simulate, tune, verify, watch
 else:
     from fa3_reference.lazy import exporter
 
@@ -153,5 +154,6 @@ else:
             "truth": "fa3_reference.attention:attention",
             "tune": "fa3verify.public",
             "verify": "fa3verify.public",
+            "watch": "fa3verify.public",
         },
     )

@@ -236,7 +236,7 @@ class AttentionCall:
         problem = self.problem(sequence, heads.stop - heads.start)
         head_kv = heads.start * self.nheads_kv // self.nheads
         q = np.zeros(problem.q_shape, FORMATS[problem.dtype].dtype)
-        q[0, rows] = on_host(self.queries(self.q, sequence)[rows][:, heads])
+        q[0, rows] = on_host(self.queries(self.q, sequence)[:, heads][rows])
         k, v = (on_host(self.keys(x, sequence, head_kv))[None, :, None] for x in (self.k, self.v))
         descales = {
             f"{name}_descale": Descale(np.full((1, n, 1), self.descale(name, sequence, head_kv), np.float32))
@@ -246,7 +246,7 @@ class AttentionCall:
         sinks = None if self.sinks is None else on_host(self.sinks)[heads].astype(np.float32)
         term = None if self._term is None else self._term_of(sequence, heads, problem)
         operands = Operands(q, k, v, **descales, sinks=sinks, term=term)
-        out = on_host(self.queries(self.out, sequence)[rows][:, heads])
+        out = on_host(self.queries(self.out, sequence)[:, heads][rows])
         return CallPart(problem, operands, rows, out, self._lse(sequence, heads, rows))
 
     def queries(self, x: Any, sequence: int) -> Any:

@@ -27,8 +27,8 @@ from fa3verify.operations.operation import Accumulator
 NAMES = ("dq", "dk", "dv")
 CPU_EXP_ERROR = 2.0**-13  # of an exponential of torch's kernels for CPUs in 16 bits, 2^-13.2 measured (AVX-512)
 _CPU_BLOCK = 256  # rows and keys of a block there, of which each adds to gradients in 16 bits
-_ROWS = 16  # queries, and keys, that are checked of a kv head
-_MOST_PAIRS = 1 << 23  # of queries and keys of all heads of a group, that are computed where rows are sampled
+SOME_ROWS = 16  # queries, and keys, that are checked of a kv head
+MOST_PAIRS = 1 << 23  # of queries and keys of all heads of a group, that are computed where rows are sampled
 
 
 class JudgedGradients(NamedTuple):
@@ -142,7 +142,7 @@ def _judged(
             bound=bound.dq[0],
         )
     is_local = (model.forward, model.dots) == ("given", "out")  # a row of dK or dV then needs no other key
-    if seed is not None and not is_local and (heads.stop - heads.start) * rows.size * keys.size > _MOST_PAIRS:
+    if seed is not None and not is_local and (heads.stop - heads.start) * rows.size * keys.size > MOST_PAIRS:
         return
     truth, bound = _truth_and_bound(*_block(call, place, rows, some_keys if is_local else keys), model)
     at = slice(None) if is_local else some_keys
@@ -161,10 +161,10 @@ def _judged(
 
 def _some(positions: np.ndarray, seed: int) -> np.ndarray:
     """Return the first and the last of them, and others that are drawn."""
-    if len(positions) <= _ROWS:
+    if len(positions) <= SOME_ROWS:
         return positions
     rng = np.random.default_rng(seed)
-    return np.unique(np.append(rng.choice(positions, _ROWS - 2, replace=False), positions[[0, -1]]))
+    return np.unique(np.append(rng.choice(positions, SOME_ROWS - 2, replace=False), positions[[0, -1]]))
 
 
 def _block(

@@ -21,6 +21,7 @@ from fa3verify.cli.search import hunt
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify
+from fa3verify.cli.watch import watch
 from fa3verify.version import __version__
 
 JOURNEYS = {
@@ -28,6 +29,7 @@ JOURNEYS = {
     "Look for the worst": (hunt, compare),
     "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),
+    "In a program that runs": (watch,),
 }
 MOVED = {  # verbs of earlier versions, and what to call instead
     "adversary": "python -m fa3_reports adversary, from a checkout",

@@ -75,7 +75,7 @@ def test_heads_of_a_group_that_were_not_added_are_wrong_in_rows_that_are_sampled
 
 
 def test_a_long_call_without_lse_says_which_gradients_were_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "_MOST_PAIRS", 100)
+    monkeypatch.setattr(gradients, "MOST_PAIRS", 100)
     tensors, said = differentiated(RIGHT["causal"])
     found = check(**tensors, **said | {"lse": None})
     assert found.verdict == "pass"
@@ -89,7 +89,7 @@ def test_a_long_call_that_only_a_backward_with_its_own_forward_might_explain_is_
     tensors, said = differentiated(RIGHT["causal"])
     said |= {"dk": (1.1 * said["dk"]).astype(np.float16)}
     assert check(**tensors, **said).verdict == "fail"
-    monkeypatch.setattr(gradients, "_MOST_PAIRS", 100)
+    monkeypatch.setattr(gradients, "MOST_PAIRS", 100)
     found = check(**tensors, **said)
     assert (found.verdict, found.explained.split(":")[1]) == ("question", " rows='all' does")
     assert check(**tensors, **said, rows="all").verdict == "fail"
