@@ -98,7 +98,8 @@ if TYPE_CHECKING:
     from fa3verify.kernels.record import Identity, Kernel
     from fa3verify.known.registry import find as find_kernel
     from fa3verify.operations.forward import Result
-    from fa3verify.public import judge, kernel, replay, simulate, tune, verify, watch
+    from fa3verify.public import judge, kernel, replay, simulate, tune, verify
+    from fa3verify.sanitizer import watch
 else:
     from fa3_reference.lazy import exporter
 
@@ -154,6 +155,6 @@ else:
             "truth": "fa3_reference.attention:attention",
             "tune": "fa3verify.public",
             "verify": "fa3verify.public",
-            "watch": "fa3verify.public",
+            "watch": "fa3verify.sanitizer",
         },
     )

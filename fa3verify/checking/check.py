@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
 from fa3verify.checking.call import TERMS, AttentionCall, CallPart, is_torch
-from fa3verify.checking.checked import CheckedCall, CheckedRows, where
+from fa3verify.checking.checked import CheckedCall, CheckedRows, largest, where
 from fa3verify.checking.gradients import CPU_EXP_ERROR, JudgedGradients, judged_gradients
 from fa3verify.judging import metrics
 from fa3verify.operations.forward import ForwardConfig
@@ -38,34 +39,7 @@ _OF_CPU = (
     "those of torch's kernels for CPUs"
 )
 _TILE = 64  # its multiples are row tiles of most kernels
-
-
-class CallRows(NamedTuple):
-    """Rows of some query heads of one kv head in one sequence."""
-
-    sequence: int
-    heads: slice
-    rows: np.ndarray
-
-
-class _Judged(NamedTuple):
-    """A part of a call with its truth, and its rows of out and, where the call has one, of lse."""
-
-    part: CallPart
-    truth: Attention
-    outputs: tuple[CheckedRows, ...]
-
-    @property
-    def largest(self) -> float:
-        return max(x.largest for x in self.outputs)
-
-    @property
-    def is_of_contract(self) -> np.ndarray:
-        """Tell in which rows (rows, heads) no arithmetic says what is due: no key has weight, or NaN is near."""
-        without_weight = np.isneginf(self.truth.lse[0][:, self.part.rows].T)
-        operands = self.part.operands
-        has_nan = not all(np.isfinite(x.astype(np.float32)).all() for x in (operands.k, operands.v))
-        return without_weight | (has_nan & np.isnan(self.part.out.astype(np.float32)).any(axis=2))
+Place = tuple[int, slice, np.ndarray]  # a sequence, query heads of one of its kv heads, and positions of queries
 
 
 def check(
@@ -74,7 +48,7 @@ def check(
     k: object,
     v: object,
     *,
-    rows: int | Literal["all"] | Sequence[int] | None = None,
+    rows: int | Sequence[int] | Literal["all"] | None = None,
     seed: int = 0,
     accumulator: Accumulator = "either",
     pairs: int = 1 << 32,
@@ -125,13 +99,7 @@ def check(
     dtype, out_dtype = made.formats
     sums = "fp32" if dtype == "fp32" and accumulator == "either" else accumulator
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
-    screened = 0
-    if isinstance(rows, Sequence):
-        places = tuple(_of_all_heads(made, rows))
-    elif is_torch(out) and (found := _screened(made, rows or 16, seed, pairs)):
-        places, screened = found
-    else:
-        places = tuple(sampled(made, rows or 128, seed))
+    places, screened = _chosen(made, rows, seed, pairs)
     judged, assumed = _under_best(made, places, models)
     judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
     gradients = judge(made) if made.has_gradients else None
@@ -172,15 +140,26 @@ def assert_attention(out: object, q: object, k: object, v: object, **given: obje
         raise AssertionError(str(checked))
 
 
-def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[CallRows]:
+def _chosen(
+    call: AttentionCall, rows: int | Sequence[int] | Literal["all"] | None, seed: int, pairs: int
+) -> tuple[tuple[Place, ...], int]:
+    """Return the parts to check, and of how many rows that a GPU computed they are the worst."""
+    if isinstance(rows, Sequence):
+        return tuple(_of_all_heads(call, rows)), 0
+    if is_torch(call.out) and (found := _screened(call, rows or 16, seed, pairs)):
+        return found
+    return tuple(sampled(call, rows or 128, seed)), 0
+
+
+def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[Place]:
     group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
         for head in range(0, call.nheads if n else 0, group):
             asked = np.arange(n) if isinstance(rows, str) else np.array(rows)
-            yield CallRows(sequence, slice(head, head + group), asked)
+            yield sequence, slice(head, head + group), asked
 
 
-def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[CallRows, ...], int] | None:
+def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[Place, ...], int] | None:
     """Return the worst of the rows that are computed on a GPU, of a few heads, and how many these are."""
     from fa3verify.checking.screen import can_screen, worst_rows
 
@@ -194,11 +173,11 @@ def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tu
             chosen.setdefault((sequence, head), []).append(row)
         if sum(map(len, chosen.values())) == rows:
             break
-    parts = (CallRows(i, slice(head, head + 1), np.array(sorted(own))) for (i, head), own in chosen.items())
+    parts = ((i, slice(head, head + 1), np.array(sorted(own))) for (i, head), own in chosen.items())
     return tuple(parts), count
 
 
-def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[CallRows]:
+def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[Place]:
     """Yield parts until there are ``rows``: of the sequences with most and fewest keys, then of others by the seed."""
     rng = np.random.default_rng(seed)
     group = call.nheads // call.nheads_kv
@@ -218,7 +197,7 @@ def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[CallRows]:
             return
         chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
         left -= len(chosen) * count
-        yield CallRows(sequence, slice(head, head + count), chosen)
+        yield sequence, slice(head, head + count), chosen
 
 
 def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -231,17 +210,17 @@ def _rows(n: int, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _under_best(
-    call: AttentionCall, places: Sequence[CallRows], models: dict[str, KernelModel]
-) -> tuple[list[_Judged], str]:
+    call: AttentionCall, places: Sequence[Place], models: dict[str, KernelModel]
+) -> tuple[list[tuple[CheckedRows, ...]], str]:
     """Judge parts under the hypothesis that fits them best; one must fit all of them."""
-    best: list[_Judged] = []
+    best: list[tuple[CheckedRows, ...]] = []
     name = next(iter(models))
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(pool.map(lambda place: call.part(place.sequence, place.heads, place.rows), places))
+        parts = list(pool.map(lambda place: call.part(*place), places))
         truths = list(pool.map(_truth, parts))
         for each, model in models.items():
             found = list(pool.map(partial(_judged, model=model), places, parts, truths))
-            if not best or _largest(found) < _largest(best):
+            if not best or largest(chain(*found)) < largest(chain(*best)):
                 best, name = found, each
             if _passes(best):
                 break
@@ -252,25 +231,30 @@ def _truth(part: CallPart) -> Attention:
     return attention(part.problem, *part.operands.dequantized(part.problem), only=part.rows)
 
 
-def _largest(judged: Sequence[_Judged]) -> float:
-    return max((x.largest for x in judged), default=0.0)
+def _passes(judged: Sequence[tuple[CheckedRows, ...]]) -> bool:
+    return largest(chain(*judged)) <= 1
 
 
-def _passes(judged: Sequence[_Judged]) -> bool:
-    return _largest(judged) <= 1
-
-
-def _judged(place: CallRows, part: CallPart, truth: Attention, model: KernelModel) -> _Judged:
+def _judged(place: Place, part: CallPart, truth: Attention, model: KernelModel) -> tuple[CheckedRows, ...]:
+    """Return the rows of out of a part and, where the call has one, of lse."""
     bound = forward_bound(part.problem, part.operands, model, part.rows)
-    at = {"sequence": place.sequence, "head": place.heads.start, "rows": part.rows}
-    out = CheckedRows(name="out", **at, got=part.out, truth=truth.out[0, part.rows], bound=bound.out[0, part.rows])
+    without_weight = np.isneginf(truth.lse[0][:, part.rows].T)
+    has_nan = not all(np.isfinite(x.astype(np.float32)).all() for x in (part.operands.k, part.operands.v))
+    out = CheckedRows(
+        name="out",
+        sequence=place[0],
+        head=place[1].start,
+        rows=part.rows,
+        got=part.out,
+        truth=truth.out[0, part.rows],
+        bound=bound.out[0, part.rows],
+        is_of_contract=without_weight | (has_nan & np.isnan(part.out.astype(np.float32)).any(axis=2)),
+    )
     if part.lse is None:
-        return _Judged(part, truth, (out,))
+        return (out,)
     exact, allowed = (x[0][:, part.rows].T[:, :, None] for x in (truth.lse, bound.lse))
     allowed = np.where(np.isnan(exact), np.inf, allowed)
-    return _Judged(
-        part, truth, (out, CheckedRows(name="lse", **at, got=part.lse.T[:, :, None], truth=exact, bound=allowed))
-    )
+    return out, replace(out, name="lse", got=part.lse.T[:, :, None], truth=exact, bound=allowed)
 
 
 def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]]]:
@@ -296,14 +280,13 @@ def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]
 
 def _reason_of_output(
     call: AttentionCall,
-    judged: Sequence[_Judged],
-    places: Sequence[CallRows],
+    judged: Sequence[tuple[CheckedRows, ...]],
+    places: Sequence[Place],
     models: dict[str, KernelModel],
     may_be_cpu: bool,
 ) -> tuple[str, bool]:
     """Return in words what would explain that rows leave their bound, and whether it is a contract of its own."""
-    beyond = [np.logical_or.reduce([of.beyond for of in x.outputs]) for x in judged]
-    if all((~wrong | x.is_of_contract).all() for wrong, x in zip(beyond, judged, strict=True)):
+    if all((~x.beyond | x.is_of_contract).all() for x in chain(*judged)):
         return "rows that see no key, or keys with NaN, hold what FlashAttention-3 does not return there", True
     of_cpu = {name: replace(model, exp_error=CPU_EXP_ERROR) for name, model in models.items()}
     if may_be_cpu and _passes(_under_best(call, places, of_cpu)[0]):
@@ -332,23 +315,23 @@ def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool])
 
 def _told(
     call: AttentionCall,
-    judged: Sequence[_Judged],
+    judged: Sequence[tuple[CheckedRows, ...]],
     gradients: JudgedGradients | None,
     assumed: str,
     reasons: Sequence[tuple[str, bool]],
 ) -> CheckedCall:
     """Put what was found into words."""
-    checked = [x for of in judged for x in of.outputs] + ([] if gradients is None else gradients.rows)
-    figures = [_figures(call, x.part, x.outputs[0]) for x in judged]
+    checked = [*chain(*judged), *([] if gradients is None else gradients.rows)]
+    figures = [_figures(call, out) for out, *_ in judged]
     counts = [each["outputs"] - each["unbounded"] for each in figures]
     lost = math.fsum(each["bits_lost"] * n for each, n in zip(figures, counts, strict=True) if n)
     worst = max(checked, key=lambda x: x.largest, default=None)
     is_contract = all(is_contract for _, is_contract in reasons)
     return CheckedCall(
         verdict="pass" if not reasons else "question" if is_contract else "fail",
-        rows=sum(x.outputs[0].beyond.size for x in judged),
+        rows=sum(out.beyond.size for out, *_ in judged),
         rows_of=sum(call.lengths_q) * call.nheads,
-        ratio=0.0 if worst is None else worst.largest,
+        ratio=largest(checked),
         seen="no query" if worst is None else worst.place,
         wrong=where(checked),
         explained="; ".join(dict.fromkeys(words for words, _ in reasons if words)),
@@ -359,8 +342,8 @@ def _told(
     )
 
 
-def _figures(call: AttentionCall, part: CallPart, rows: CheckedRows) -> dict[str, float]:
-    """Return the figures of error of a part's out, as of a case of a campaign."""
-    truth, bound = {"out": rows.truth}, {"out": rows.bound}
+def _figures(call: AttentionCall, out: CheckedRows) -> dict[str, float]:
+    """Return the figures of error of rows of out, as of a case of a campaign."""
     config = ForwardConfig(out_dtype=call.formats[1])
-    return metrics.figures(operations.find(operations.FORWARD), {"out": part.out}, truth, None, bound, config)
+    got, truth, bound = ({"out": x} for x in (out.got, out.truth, out.bound))
+    return metrics.figures(operations.find(operations.FORWARD), got, truth, None, bound, config)

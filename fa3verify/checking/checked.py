@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -30,6 +30,8 @@ class CheckedRows:
         Positions of queries in the sequence, or of keys.
     got, truth, bound : arrays (rows, heads, channels)
         lse has one channel; NaN is due nowhere.
+    is_of_contract : bool array (rows, heads), or bool
+        Where no arithmetic says what is due: no key has weight, or NaN is near.
     """
 
     name: str
@@ -39,6 +41,7 @@ class CheckedRows:
     got: np.ndarray
     truth: np.ndarray
     bound: np.ndarray
+    is_of_contract: np.ndarray | bool = False
 
     @cached_property
     def ratio(self) -> np.ndarray:
@@ -131,6 +134,11 @@ class CheckedCall:
             f"{self.bits_lost:.2f} bits lost over the ideal kernel; assumed: {self.assumed}",
         )
         return "\n".join(filter(None, lines))
+
+
+def largest(checked: Iterable[CheckedRows]) -> float:
+    """Return the largest error over its bound."""
+    return max((x.largest for x in checked), default=0.0)
 
 
 def where(checked: Sequence[CheckedRows]) -> str:

@@ -21,7 +21,7 @@ from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype
 from fa3_reference.score_term import ScoreTerm
 from fa3_reference.terms import added
 from fa3verify.checking.call import AttentionCall, on_host
-from fa3verify.checking.checked import CheckedRows
+from fa3verify.checking.checked import CheckedRows, largest
 from fa3verify.operations.operation import Accumulator
 
 NAMES = ("dq", "dk", "dv")
@@ -46,7 +46,7 @@ class JudgedGradients(NamedTuple):
     @property
     def largest(self) -> float:
         """The largest error over its bound."""
-        return max((x.largest for x in self.rows), default=0.0)
+        return largest(self.rows)
 
     @property
     def checked(self) -> str:

@@ -17,7 +17,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.formats import BY_DTYPE, FORMATS
 from fa3verify.checking.call import AttentionCall, on_host
-from fa3verify.checking.check import CallRows, sampled
+from fa3verify.checking.check import Place, sampled
 from fa3verify.checking.checked import CheckedRows
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels.calls import run
@@ -152,14 +152,14 @@ def tolerance(
     )
 
 
-def _rows(call: AttentionCall, place: CallRows, model: KernelModel) -> CheckedRows:
+def _rows(call: AttentionCall, place: Place, model: KernelModel) -> CheckedRows:
     """Return rows of out of an ideal kernel."""
-    part = call.part(place.sequence, place.heads, place.rows)
+    part = call.part(*place)
     truth = attention(part.problem, *part.operands.dequantized(part.problem), only=part.rows).out[0, part.rows]
     return CheckedRows(
         name="out",
-        sequence=place.sequence,
-        head=place.heads.start,
+        sequence=place[0],
+        head=place[1].start,
         rows=part.rows,
         got=truth.astype(part.out.dtype),
         truth=truth,

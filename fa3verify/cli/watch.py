@@ -26,7 +26,7 @@ def watch(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     Exit code of the script; if that is 0, 1 where a call was wrong, and 5 where none was checked.
     """
     with one_line_errors():
-        from fa3verify.public import watch
+        from fa3verify.sanitizer import watch
 
         watching = watch(**options)
     raise Exit(watching.run(script, arguments))
