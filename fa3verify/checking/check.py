@@ -23,7 +23,7 @@ from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
 from fa3verify.checking.call import TERMS, AttentionCall, CallPart, is_torch
 from fa3verify.checking.checked import CheckedCall, CheckedRows, largest, where
-from fa3verify.checking.gradients import CPU_EXP_ERROR, JudgedGradients, judged_gradients
+from fa3verify.checking.gradients import CPU_EXP_ERROR, Judged, judged_gradients
 from fa3verify.judging import metrics
 from fa3verify.operations.forward import ForwardConfig
 from fa3verify.operations.operation import Accumulator
@@ -102,13 +102,13 @@ def check(
     places, screened = _chosen(made, rows, seed, pairs)
     judged, assumed = _under_best(made, places, models)
     judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
-    gradients = judge(made) if made.has_gradients else None
+    gradients: Judged = judge(made) if made.has_gradients else ([], "", False)
     may_be_cpu = sums == "fp32" and dtype != "fp32"
     reasons = []
     if not _passes(judged):
         reasons.append(_reason_of_output(made, judged, places, models, may_be_cpu))
-    if gradients is not None and gradients.largest > 1:
-        reasons.append(_reason_of_gradients(made, gradients, judge, may_be_cpu))
+    if largest(gradients[0]) > 1:
+        reasons.append(_reason_of_gradients(made, gradients[2], judge, may_be_cpu))
     told = _told(made, judged, gradients, f"any order, {assumed}, sums in {sums}", reasons)
     return replace(told, screened=screened)
 
@@ -295,14 +295,14 @@ def _reason_of_output(
 
 
 def _reason_of_gradients(
-    call: AttentionCall, found: JudgedGradients, judge: Callable[..., JudgedGradients], may_be_cpu: bool
+    call: AttentionCall, is_open: bool, judge: Callable[..., Judged], may_be_cpu: bool
 ) -> tuple[str, bool]:
     """Return in words what would explain that gradients leave their bound, and whether it is a contract."""
-    if may_be_cpu and judge(call, is_of_cpu=True, is_brief=True).largest <= 1:
+    if may_be_cpu and largest(judge(call, is_of_cpu=True, is_brief=True)[0]) <= 1:
         return _OF_CPU, True
-    if found.is_open:
+    if is_open:
         return "a backward with a forward of its own was not tried at this length: rows='all' does", True
-    return _explanation(call, lambda other: judge(other, is_brief=True).largest <= 1)
+    return _explanation(call, lambda other: largest(judge(other, is_brief=True)[0]) <= 1)
 
 
 def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool]) -> tuple[str, bool]:
@@ -316,12 +316,12 @@ def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool])
 def _told(
     call: AttentionCall,
     judged: Sequence[tuple[CheckedRows, ...]],
-    gradients: JudgedGradients | None,
+    gradients: Judged,
     assumed: str,
     reasons: Sequence[tuple[str, bool]],
 ) -> CheckedCall:
     """Put what was found into words."""
-    checked = [*chain(*judged), *([] if gradients is None else gradients.rows)]
+    checked = [*chain(*judged), *gradients[0]]
     figures = [_figures(call, out) for out, *_ in judged]
     counts = [each["outputs"] - each["unbounded"] for each in figures]
     lost = math.fsum(each["bits_lost"] * n for each, n in zip(figures, counts, strict=True) if n)
@@ -338,7 +338,7 @@ def _told(
         bits_lost=lost / (sum(counts) or 1),
         unjudged=int(sum(each["unbounded"] for each in figures)),
         assumed=assumed,
-        gradients="" if gradients is None else f"gradients: {gradients.checked}; {gradients.assumed}",
+        gradients=gradients[1],
     )
 
 

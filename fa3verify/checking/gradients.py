@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -31,30 +31,7 @@ SOME_ROWS = 16  # queries, and keys, that are checked of a kv head
 MOST_PAIRS = 1 << 23  # of queries and keys of all heads of a group, that are computed where rows are sampled
 
 
-class JudgedGradients(NamedTuple):
-    """What was found in the gradients of a call.
-
-    ``assumed`` is the hypothesis, ``left`` names gradients that were given and not judged, and ``is_open`` says that a
-    hypothesis which would need all pairs of queries and keys was not tried to its end.
-    """
-
-    rows: list[CheckedRows]
-    assumed: str
-    left: tuple[str, ...]
-    is_open: bool = False
-
-    @property
-    def largest(self) -> float:
-        """The largest error over its bound."""
-        return largest(self.rows)
-
-    @property
-    def checked(self) -> str:
-        """How many rows of which gradients were checked."""
-        counts = {name: sum(x.beyond.size for x in self.rows if x.name == name) for name in NAMES}
-        told = [f"{n:,} rows of {name}" for name, n in counts.items() if n]
-        told += [f"not {' and '.join(self.left)}, which need lse or rows='all' at this length"] if self.left else []
-        return ", ".join(told)
+Judged = tuple[list[CheckedRows], str, bool]  # rows; what was checked, in words; whether a hypothesis is left open
 
 
 def judged_gradients(
@@ -65,7 +42,7 @@ def judged_gradients(
     accumulator: Accumulator,
     is_of_cpu: bool = False,
     is_brief: bool = False,
-) -> JudgedGradients:
+) -> Judged:
     """Judge gradients of a call under the hypothesis that fits them best.
 
     Parameters
@@ -86,14 +63,15 @@ def judged_gradients(
 
     Returns
     -------
-    JudgedGradients
+    list of CheckedRows, str, bool
         A backward that reads out and lse is assumed if the call has its lse, and if that does not fit, or without
-        one, a backward with a forward of its own.
+        one, a backward with a forward of its own; the words say which. The last is whether a hypothesis that would need
+        all pairs of queries and keys was not tried to its end, where the others do not fit.
     """
     forwards: tuple[Literal["given", "own"], ...] = ("own",) if call.lse is None else ("given", "own")
     dtype: Dtype = call.formats[0]  # type: ignore[assignment]
     own_seed = None if is_all else seed
-    found = []
+    found: list[Judged] = []
     for forward in forwards:
         for name, model in BackwardModel.hypotheses(dtype, forward, accumulator).items():
             if is_of_cpu:
@@ -103,14 +81,22 @@ def judged_gradients(
                 rows.append(x)
                 if is_brief and x.largest > 1:
                     break
-            missing = {x for x in NAMES if getattr(call, x) is not None} - {x.name for x in rows}
-            judged = JudgedGradients(rows, name, tuple(sorted(missing)) if rows else ())
-            if judged.largest <= 1 and not judged.left:
-                return judged
-            found.append(judged)
-    whole = [x for x in found if not x.left]
-    best = min(whole or found, key=lambda x: x.largest)
-    return best._replace(is_open=bool(whole) and any(x.left and x.largest <= 1 for x in found))
+            left = sorted({x for x in NAMES if getattr(call, x) is not None} - {x.name for x in rows}) if rows else []
+            words = f"gradients: {_counts(rows, left)}; {name}"
+            if largest(rows) <= 1 and not left:
+                return rows, words, False
+            found.append((rows, words, bool(left)))
+    whole = [x for x in found if not x[2]]
+    rows, words, _ = min(whole or found, key=lambda x: largest(x[0]))
+    return rows, words, bool(whole) and any(is_left and largest(own) <= 1 for own, _, is_left in found)
+
+
+def _counts(rows: list[CheckedRows], left: list[str]) -> str:
+    """Say how many rows of which gradients were checked, and which gradients were not."""
+    counts = {name: sum(x.beyond.size for x in rows if x.name == name) for name in NAMES}
+    told = [f"{n:,} rows of {name}" for name, n in counts.items() if n]
+    told += [f"not {' and '.join(left)}, which need lse or rows='all' at this length"] if left else []
+    return ", ".join(told)
 
 
 def _places(call: AttentionCall, is_all: bool) -> list[tuple[int, int]]:
