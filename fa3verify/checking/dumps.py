@@ -35,7 +35,8 @@ def load(path: Path) -> dict[str, object]:
     Returns
     -------
     dict of str to array
-        Numpy arrays, or torch tensors of a .pt; scalars as numbers, texts or booleans of Python.
+        Numpy arrays, or torch tensors of a .pt; scalars as numbers, texts or booleans of Python, a window as two
+        numbers.
 
     Raises
     ------
@@ -53,6 +54,8 @@ def load(path: Path) -> dict[str, object]:
         found = stored(path)
     else:
         raise ValueError(f"{path} must end in .npz, .safetensors or .pt")
+    if "window" in found:
+        found["window"] = tuple(int(x) for x in found["window"])
     return {name: x.item() if getattr(x, "ndim", 1) == 0 else x for name, x in found.items()}
 
 
