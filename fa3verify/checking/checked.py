@@ -90,10 +90,6 @@ class CheckedCall:
         The place of the largest error in the order of its array, with what is there and what is due.
     wrong : str
         Which rows of which outputs leave their bound, a line each, or nothing.
-    screened : int
-        Rows that were computed on a GPU, of which those that were checked are the worst; 0 for a sample.
-    gradients : str
-        How many rows of which gradients were checked, and of which kind of backward the bound is; empty without any.
     explained : str
         What would make the call right, or what contract it keeps; empty where no single one explains every row.
     bits_lost : float
@@ -102,6 +98,10 @@ class CheckedCall:
         Values of which nothing is promised, because operands hold NaN or infinities or may overflow.
     assumed : str
         The order of operations of which the bound is.
+    gradients : str
+        How many rows of which gradients were checked, and of which kind of backward the bound is; empty without any.
+    screened : int
+        Rows that were computed on a GPU, of which those that were checked are the worst; 0 for a sample.
     """
 
     verdict: Verdict

@@ -86,7 +86,8 @@ def test_a_misspelt_fact_is_named_with_those_that_exist(declare):
 
 
 def test_facts_of_a_kernel_are_fields_of_its_record_and_options_of_its_maker():
-    fields = set(fa3verify.Kernel.__dataclass_fields__) - {"dtype", "code", "operation", "fault", "forward"}
+    of_code = {"dtype", "code", "operation", "fault", "forward", "unasked", "lacking"}
+    fields = set(fa3verify.Kernel.__dataclass_fields__) - of_code
     options = {"dtypes", "layout", "out_dtype", "library", "gradients", "merge"}
     options |= {"lse_base", "lse_layout", "groups", "packed", "cache_layout"}
     sizes = set(Sizes.__dataclass_fields__) - {"head_dims_v"}
