@@ -45,21 +45,28 @@ def ratio_of(operation: Any, config: Any, problem: AttentionProblem, operands: A
     return float(min(ratios))
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+@pytest.mark.parametrize(
+    "problem",
+    [PROBLEMS[0], *(pytest.param(x, marks=pytest.mark.nightly) for x in PROBLEMS[1:])],
+    ids=["causal", "window", "packed"],
+)
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("e4m3", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("fault", [None, *Fault], ids=lambda fault: fault.value if fault else "sound")
-def test_what_the_bound_finds_in_outputs_check_finds_and_nothing_else(fault: Fault | None, dtype: Any) -> None:
-    for problem in PROBLEMS:
-        problem = replace(problem, dtype=dtype)
-        operands = called(problem)
-        config = default_config(problem)
-        got = (faulty(fault) if fault else forward)(problem, operands, config)
-        named = {"out": got.out, "lse": got.lse}
-        is_wrong = ratio_of(Forward(), ForwardConfig(problem.dtype, config.out_dtype), problem, operands, named) > 1
-        found = check(q=operands.q, k=operands.k, v=operands.v, **named, **said_of(problem, operands), rows="all")
-        assert (found.verdict != "pass") == is_wrong, f"{problem}\n{found}"
-        assert fault is not None or not is_wrong
+def test_what_the_bound_finds_in_outputs_check_finds_and_nothing_else(
+    fault: Fault | None, problem: AttentionProblem, dtype: Any
+) -> None:
+    problem = replace(problem, dtype=dtype)
+    operands = called(problem)
+    config = default_config(problem)
+    got = (faulty(fault) if fault else forward)(problem, operands, config)
+    named = {"out": got.out, "lse": got.lse}
+    is_wrong = ratio_of(Forward(), ForwardConfig(problem.dtype, config.out_dtype), problem, operands, named) > 1
+    found = check(q=operands.q, k=operands.k, v=operands.v, **named, **said_of(problem, operands), rows="all")
+    assert (found.verdict != "pass") == is_wrong, f"{problem}\n{found}"
+    assert fault is not None or not is_wrong
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [None, *BackwardFault], ids=lambda fault: fault.value if fault else "sound")
 def test_what_the_bound_finds_in_gradients_check_finds_and_nothing_else(fault: BackwardFault | None) -> None:
     for problem in PROBLEMS:

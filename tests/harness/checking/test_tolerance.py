@@ -17,7 +17,7 @@ SHAPE = (1, 8, 1024, 128)
 ROWS = re.findall(r"^\| (fp16|bf16|e4m3|fp32) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "empty_rows", "window", "softcap", "e4m3", "packed", "binary32"])
+@pytest.mark.parametrize("name", ["empty_rows", "softcap", "e4m3", "packed", "binary32"])
 def test_no_output_of_an_ideal_kernel_is_beyond_the_pair_or_the_bound(name: str) -> None:
     tensors, said = ideal(RIGHT[name])
     found = tolerance(tensors["q"], tensors["k"], tensors["v"], **said | {"lse": None})
@@ -52,7 +52,10 @@ def test_a_shape_without_values_is_refused() -> None:
         tolerance(SHAPE, SHAPE, SHAPE, layout="bhsd")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[name for name, _ in ROWS])
+SLOW = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("row", [pytest.param(x, marks=() if x[0] == "bf16" else SLOW, id=x[0]) for x in ROWS])
 def test_the_table_of_the_page_is_what_is_computed(row: tuple[str, str]) -> None:
     dtype: Any = row[0]
     found = tolerance(SHAPE, SHAPE, SHAPE, values="normal", dtype=dtype, layout="bhsd", causal=True)

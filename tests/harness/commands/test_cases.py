@@ -67,6 +67,7 @@ def findings(folder: Path, few: tuple[str, ...] = FEW) -> list[str]:
     return []
 
 
+@pytest.mark.nightly
 def test_right_programs_pass_in_any_order_of_their_sums(folder: Path) -> None:
     for program in (attention, partial(attention, order=-1, weights=np.float16)):
         fill(folder, program)
@@ -98,7 +99,10 @@ MUSEUM_OF_OUTPUTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", MUSEUM)
+OFTEN = ("kv head by remainder", "lse in base 2", "last key dropped")  # the others are nightly
+
+
+@pytest.mark.parametrize("what", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.nightly) for x in MUSEUM])
 def test_a_wrong_program_is_found_by_its_files(what: str, folder: Path) -> None:
     fill(folder, partial(attention, **MUSEUM[what]))
     assert findings(folder, FEW[:1] if "NaN" in what or "mask added" in what else FEW)
@@ -199,6 +203,7 @@ def test_what_was_changed_in_a_folder_is_a_finding_in_words(how: str, words: str
     assert any(words in each for each in told)
 
 
+@pytest.mark.nightly
 @pytest.mark.optional
 def test_torchs_attention_passes_by_files_too(tmp_path: Path) -> None:
     import torch
@@ -215,6 +220,7 @@ def test_torchs_attention_passes_by_files_too(tmp_path: Path) -> None:
     assert findings(folder, ("cover", "peaky", "error_within_bound", "a_lone_key_returns_its_value")) == []
 
 
+@pytest.mark.nightly
 def test_an_lse_that_is_left_out_everywhere_is_no_finding(folder: Path) -> None:
     fill(folder)
     for file in folder.glob("*/lse.bin"):
@@ -247,6 +253,7 @@ def near(kernel: Kernel) -> Kernel:
     return kernel.altered(run=run)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("like", CONVENTIONS)
 def test_no_call_of_a_property_depends_on_what_was_returned(like: str, tmp_path: Path) -> None:
     """The calls that were drawn by exact outputs are those that a campaign makes of other ones."""
@@ -261,6 +268,7 @@ def test_no_call_of_a_property_depends_on_what_was_returned(like: str, tmp_path:
         assert outcome.status != "fail", outcome.message
 
 
+@pytest.mark.nightly
 def test_a_folder_is_found_from_wherever_it_lies(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(folder)
     moved = folder.rename(tmp_path / "another")
