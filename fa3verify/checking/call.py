@@ -34,14 +34,9 @@ class CallPart(NamedTuple):
     lse: Array | None
 
 
-def is_torch(x: object) -> bool:
-    """Tell whether an array is torch's."""
-    return type(x).__module__.split(".")[0] == "torch"
-
-
 def on_host(x: Any) -> np.ndarray:
     """Return an array of numpy, torch or JAX, or what numpy makes of other values, as numpy's, bit for bit."""
-    if is_torch(x):
+    if type(x).__module__.split(".")[0] == "torch":
         from fa3verify.tensors.convert import to_numpy
 
         return to_numpy(x)
@@ -127,6 +122,7 @@ class AttentionCall:
     dv: Any = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "window", tuple(int(x) for x in self.window))
         if self.out.ndim != self.q.ndim:
             raise ValueError(f"out must have the dimensions of q, got shapes {self.out.shape} and {self.q.shape}")
         if self.q.ndim == 3 and self.cu_seqlens_q is None:
@@ -164,8 +160,7 @@ class AttentionCall:
 
     def heads_of(self, head_kv: int) -> slice:
         """Return the query heads that read a kv head."""
-        group = self.nheads // self.nheads_kv
-        return slice(head_kv * group, (head_kv + 1) * group)
+        return slice(head_kv * self.group, (head_kv + 1) * self.group)
 
     @property
     def _axis_of_heads(self) -> int:
@@ -180,6 +175,21 @@ class AttentionCall:
     def nheads_kv(self) -> int:
         """Number of kv heads."""
         return self.k.shape[-2 if self.page_table is not None or self.k.ndim == 3 else self._axis_of_heads]
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a kv head."""
+        return self.nheads // self.nheads_kv
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether out is a tensor of torch on a GPU."""
+        return bool(getattr(self.out, "is_cuda", False))
+
+    @cached_property
+    def asked(self) -> list[int]:
+        """Sequences that have queries, those with fewest keys first."""
+        return sorted((i for i, n in enumerate(self.lengths_q) if n), key=lambda i: self.lengths_k[i])
 
     @cached_property
     def lengths_q(self) -> tuple[int, ...]:
@@ -247,7 +257,8 @@ class AttentionCall:
         term = None if self._term is None else self._term_of(sequence, heads, problem)
         operands = Operands(q, k, v, **descales, sinks=sinks, term=term)
         out = on_host(self.queries(self.out, sequence)[:, heads][rows])
-        return CallPart(problem, operands, rows, out, self._lse(sequence, heads, rows))
+        lse = None if self.lse is None else on_host(self.lse_of(sequence, heads)[:, rows]) * self.lse_unit
+        return CallPart(problem, operands, rows, out, lse)
 
     def queries(self, x: Any, sequence: int) -> Any:
         """Return rows of Q or out of a sequence, (seqlen_q, heads, channels)."""
@@ -272,14 +283,17 @@ class AttentionCall:
         given = getattr(self, f"{name}_descale")
         return 1.0 if given is None else float(on_host(given)[sequence, head_kv])
 
-    def _lse(self, sequence: int, heads: slice, rows: np.ndarray) -> np.ndarray | None:
-        if self.lse is None:
-            return None
-        if self.q.ndim == 3:
-            found = self.lse[heads][:, rows + int(on_host(self.cu_seqlens_q)[sequence])]
-        else:
-            found = self.lse[sequence, heads][:, rows]
-        return on_host(found) * (np.log(2) if self.lse_base == 2 else 1.0)
+    def lse_of(self, sequence: int, heads: slice) -> Any:
+        """Return the lse of some heads of a sequence as the call has it, (heads, seqlen_q), where it is."""
+        if self.q.ndim == 4:
+            return self.lse[sequence, heads]
+        start = int(on_host(self.cu_seqlens_q)[sequence])
+        return self.lse[heads, start : start + self.lengths_q[sequence]]
+
+    @property
+    def lse_unit(self) -> float:
+        """What the lse of the call is multiplied with to be in nats; float64, so that nothing is rounded."""
+        return np.log(2) if self.lse_base == 2 else 1.0
 
     @cached_property
     def _term(self) -> tuple[ScoreTerm, Any] | None:

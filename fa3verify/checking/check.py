@@ -21,7 +21,7 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3verify import operations
-from fa3verify.checking.call import TERMS, AttentionCall, CallPart, is_torch
+from fa3verify.checking.call import TERMS, AttentionCall, CallPart
 from fa3verify.checking.checked import CheckedCall, CheckedRows, largest, where
 from fa3verify.checking.gradients import CPU_EXP_ERROR, Judged, judged_gradients
 from fa3verify.judging import metrics
@@ -103,7 +103,7 @@ def check(
     judged, assumed = _under_best(made, places, models)
     judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
     gradients: Judged = judge(made) if made.has_gradients else ([], "", False)
-    may_be_cpu = sums == "fp32" and dtype != "fp32"
+    may_be_cpu = sums == "fp32" and dtype != "fp32" and not made.is_on_gpu
     reasons = []
     if not _passes(judged):
         reasons.append(_reason_of_output(made, judged, places, models, may_be_cpu))
@@ -146,45 +146,28 @@ def _chosen(
     """Return the parts to check, and of how many rows that a GPU computed they are the worst."""
     if isinstance(rows, Sequence):
         return tuple(_of_all_heads(call, rows)), 0
-    if is_torch(call.out) and (found := _screened(call, rows or 16, seed, pairs)):
-        return found
+    if call.is_on_gpu:
+        from fa3verify.checking.screen import can_screen, worst_rows
+
+        if can_screen(call):
+            worst, count = worst_rows(call, seed=seed, rows=rows or 16, heads=_MOST_SCREENED, pairs=pairs)
+            return tuple((i, slice(head, head + 1), np.array(own)) for (i, head), own in worst.items()), count
     return tuple(sampled(call, rows or 128, seed)), 0
 
 
 def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[Place]:
-    group = call.nheads // call.nheads_kv
     for sequence, n in enumerate(call.lengths_q):
-        for head in range(0, call.nheads if n else 0, group):
-            asked = np.arange(n) if isinstance(rows, str) else np.array(rows)
-            yield sequence, slice(head, head + group), asked
-
-
-def _screened(call: AttentionCall, rows: int, seed: int, pairs: int) -> tuple[tuple[Place, ...], int] | None:
-    """Return the worst of the rows that are computed on a GPU, of a few heads, and how many these are."""
-    from fa3verify.checking.screen import can_screen, worst_rows
-
-    if not can_screen(call):
-        return None
-    units = [(i, head) for i, n in enumerate(call.lengths_q) if n for head in range(call.nheads_kv)]
-    ranked, count = worst_rows(call, np.random.default_rng(seed).permutation(units).tolist(), rows, pairs)
-    chosen: dict[tuple[int, int], list[int]] = {}
-    for sequence, head, row in ranked:
-        if len(chosen) < _MOST_SCREENED or (sequence, head) in chosen:
-            chosen.setdefault((sequence, head), []).append(row)
-        if sum(map(len, chosen.values())) == rows:
-            break
-    parts = ((i, slice(head, head + 1), np.array(sorted(own))) for (i, head), own in chosen.items())
-    return tuple(parts), count
+        for head_kv in range(call.nheads_kv if n else 0):
+            yield sequence, call.heads_of(head_kv), np.arange(n) if isinstance(rows, str) else np.array(rows)
 
 
 def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[Place]:
     """Yield parts until there are ``rows``: of the sequences with most and fewest keys, then of others by the seed."""
     rng = np.random.default_rng(seed)
-    group = call.nheads // call.nheads_kv
-    asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
-    pairs = [(i, head) for i in asked for head in range(call.nheads)]
+    group = call.group
+    pairs = [(i, head) for i in call.asked for head in range(call.nheads)]
     # The last head of the first group and the first of the last are those that a wrong map of heads to kv heads moves.
-    named = [(asked[-1], group - 1), (asked[0], call.nheads - group)] if asked else []
+    named = [(call.asked[-1], group - 1), (call.asked[0], call.nheads - group)] if call.asked else []
     units = [
         (i, head, 1) if call.lengths_q[i] > 2 * _EDGES else (i, head - head % group, group)  # heads that share keys
         for i, head in [*named, *(pairs[at] for at in rng.permutation(len(pairs)))]
@@ -217,9 +200,9 @@ def _under_best(
     name = next(iter(models))
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(lambda place: call.part(*place), places))
-        truths = list(pool.map(_truth, parts))
+        truths = list(pool.map(truth_of, parts))
         for each, model in models.items():
-            found = list(pool.map(partial(_judged, model=model), places, parts, truths))
+            found = list(pool.map(partial(rows_of, model=model), places, parts, truths))
             if not best or largest(chain(*found)) < largest(chain(*best)):
                 best, name = found, each
             if _passes(best):
@@ -227,7 +210,8 @@ def _under_best(
     return best, name
 
 
-def _truth(part: CallPart) -> Attention:
+def truth_of(part: CallPart) -> Attention:
+    """Compute the rows of a part in float64."""
     return attention(part.problem, *part.operands.dequantized(part.problem), only=part.rows)
 
 
@@ -235,7 +219,7 @@ def _passes(judged: Sequence[tuple[CheckedRows, ...]]) -> bool:
     return largest(chain(*judged)) <= 1
 
 
-def _judged(place: Place, part: CallPart, truth: Attention, model: KernelModel) -> tuple[CheckedRows, ...]:
+def rows_of(place: Place, part: CallPart, truth: Attention, model: KernelModel) -> tuple[CheckedRows, ...]:
     """Return the rows of out of a part and, where the call has one, of lse."""
     bound = forward_bound(part.problem, part.operands, model, part.rows)
     without_weight = np.isneginf(truth.lse[0][:, part.rows].T)

@@ -93,7 +93,7 @@ class CheckedCall:
     explained : str
         What would make the call right, or what contract it keeps; empty where no single one explains every row.
     bits_lost : float
-        Bits of accuracy that out loses over an ideal kernel, which rounds the exact output once.
+        Bits of accuracy that out loses in these rows over an ideal kernel, which rounds the exact output once.
     unjudged : int
         Values of which nothing is promised, because operands hold NaN or infinities or may overflow.
     assumed : str

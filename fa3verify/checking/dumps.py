@@ -35,8 +35,7 @@ def load(path: Path) -> dict[str, object]:
     Returns
     -------
     dict of str to array
-        Numpy arrays, or torch tensors of a .pt; scalars as numbers, texts or booleans of Python, a window as two
-        numbers.
+        Numpy arrays, or torch tensors of a .pt; scalars as numbers, texts or booleans of Python.
 
     Raises
     ------
@@ -54,8 +53,6 @@ def load(path: Path) -> dict[str, object]:
         found = stored(path)
     else:
         raise ValueError(f"{path} must end in .npz, .safetensors or .pt")
-    if "window" in found:
-        found["window"] = tuple(int(x) for x in found["window"])
     return {name: x.item() if getattr(x, "ndim", 1) == 0 else x for name, x in found.items()}
 
 

@@ -101,10 +101,9 @@ def _counts(rows: list[CheckedRows], left: list[str]) -> str:
 
 def _places(call: AttentionCall, is_all: bool) -> list[tuple[int, int]]:
     """Return pairs of a sequence and a kv head."""
-    asked = sorted((i for i, n in enumerate(call.lengths_q) if n), key=lambda i: call.lengths_k[i])
     if is_all:
-        return [(i, head) for i in asked for head in range(call.nheads_kv)]
-    return list(dict.fromkeys([(asked[0], 0), (asked[-1], call.nheads_kv - 1)])) if asked else []
+        return [(i, head) for i in call.asked for head in range(call.nheads_kv)]
+    return list(dict.fromkeys([(call.asked[0], 0), (call.asked[-1], call.nheads_kv - 1)])) if call.asked else []
 
 
 def _judged(
@@ -128,7 +127,7 @@ def _judged(
             bound=bound.dq[0],
         )
     is_local = (model.forward, model.dots) == ("given", "out")  # a row of dK or dV then needs no other key
-    if seed is not None and not is_local and (heads.stop - heads.start) * rows.size * keys.size > MOST_PAIRS:
+    if seed is not None and not is_local and call.group * rows.size * keys.size > MOST_PAIRS:
         return
     truth, bound = _truth_and_bound(*_block(call, place, rows, some_keys if is_local else keys), model)
     at = slice(None) if is_local else some_keys

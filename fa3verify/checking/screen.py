@@ -5,81 +5,93 @@ It ranks rows and judges none: those that it names are checked against the truth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from fa3_reference.formats import FORMATS
 from fa3verify.checking.call import TERMS, AttentionCall
 
-_TILE = 1 << 26  # scores that are held at once: 512 MiB
-_MOST_UNITS = 64  # kv heads of sequences that are
+_MOST_UNITS = 64  # kv heads of sequences that are computed
+_LSE = 1e-4  # an error of lse that ranks as one of a unit roundoff of out; those of right kernels are far below it
+_SCORES = 1 << 26  # that are held at once: 512 MiB
 
 
 def can_screen(call: AttentionCall) -> bool:
-    """Whether the call is on a GPU, and of masks that this module knows.
+    """Tell whether the call is on a GPU, and of masks that this module knows.
 
     Parameters
     ----------
     call : AttentionCall
-        Of torch.
+        Of any library.
     """
-    return _is_on_gpu(call.out) and all(getattr(call, name) is None for name in TERMS)
-
-
-def _is_on_gpu(x: torch.Tensor) -> bool:
-    return x.is_cuda
+    return call.is_on_gpu and all(getattr(call, name) is None for name in TERMS)
 
 
 def worst_rows(
-    call: AttentionCall, units: Sequence[tuple[int, int]], most: int, most_pairs: int
-) -> tuple[list[tuple[int, int, int]], int]:
-    """Return the rows that are farthest from what is due for their size.
+    call: AttentionCall, *, seed: int, rows: int, heads: int, pairs: int, scores: int = _SCORES
+) -> tuple[dict[tuple[int, int], list[int]], int]:
+    """Return the rows that are farthest from what is due for their size, NaN before numbers.
 
     Parameters
     ----------
     call : AttentionCall
         One that can be screened.
-    units : sequence of (int, int)
-        Pairs of a sequence and a kv head, in the order in which they are computed as long as there is room.
-    most : int
-        Rows of a unit to return.
-    most_pairs : int
-        Pairs of queries and keys to compute, of one head each; a first unit is computed whatever its size.
+    seed : int
+        Draws the order in which kv heads of sequences are computed as long as there is room.
+    rows : int
+        Rows to return.
+    heads : int
+        Heads that they may be of.
+    pairs : int
+        Pairs of queries and keys to compute, of one head each; a first kv head is computed whatever its size.
+    scores : int
+        Pairs that are held at once, of which each takes some 30 bytes.
 
     Returns
     -------
-    list of (sequence, query head, query), int
-        The worst first, NaN before numbers; and how many rows, of one head each, were computed.
+    dict of (sequence, query head) to list of int, int
+        Queries in rising order, by their head; and how many rows, of one head each, were computed.
     """
+    units = [(i, head) for i, n in enumerate(call.lengths_q) if n for head in range(call.nheads_kv)]
     ranked: list[tuple[float, int, int, int]] = []
     count = 0
-    pairs = 0
-    for sequence, head_kv in units[:_MOST_UNITS]:
-        heads = call.heads_of(head_kv)
-        size = (heads.stop - heads.start) * call.lengths_q[sequence]
-        pairs += size * call.lengths_k[sequence]
-        if count and pairs > most_pairs:
+    left = pairs
+    for sequence, head_kv in np.random.default_rng(seed).permutation(units)[:_MOST_UNITS].tolist():
+        size = call.group * call.lengths_q[sequence]
+        left -= size * call.lengths_k[sequence]
+        if count and left < 0:
             break
         count += size
-        far = _distances(call, sequence, head_kv).nan_to_num(nan=torch.inf)
-        values, at = far.flatten().topk(min(most, far.numel()))
+        far = _distances(call, sequence, head_kv, scores).nan_to_num(nan=torch.inf)
+        values, at = far.flatten().topk(min(rows, far.numel()))
         for value, i in zip(values.tolist(), at.tolist(), strict=True):
-            ranked.append((value, sequence, heads.start + i % far.shape[1], i // far.shape[1]))
-    return [(sequence, head, row) for _, sequence, head, row in sorted(ranked, reverse=True)], count
+            ranked.append((value, sequence, call.heads_of(head_kv).start + i % call.group, i // call.group))
+    chosen: dict[tuple[int, int], list[int]] = {}
+    for _, sequence, head, row in sorted(ranked, reverse=True):
+        if len(chosen) < heads or (sequence, head) in chosen:
+            chosen[sequence, head] = sorted([*chosen.get((sequence, head), []), row])
+        if sum(map(len, chosen.values())) == rows:
+            break
+    return chosen, count
 
 
-def _distances(call: AttentionCall, sequence: int, head_kv: int) -> torch.Tensor:
-    """Return errors of out over about what rounding makes of them, float64 (seqlen_q, heads of a group)."""
-    due, size = exact_out(call, sequence, head_kv)
-    out = call.queries(call.out, sequence)[:, call.heads_of(head_kv)].double()
+def _distances(call: AttentionCall, sequence: int, head_kv: int, scores: int) -> torch.Tensor:
+    """Return errors of out and lse over about what rounding makes of them, float64 (seqlen_q, heads of a group)."""
+    due, size, exact = exact_out(call, sequence, head_kv, scores)
+    heads = call.heads_of(head_kv)
+    out = call.queries(call.out, sequence)[:, heads].double()
     of_p, of_out = (FORMATS[name] for name in call.formats)
     allowed = of_p.unit_roundoff * size + of_out.unit_roundoff * due.abs() + of_out.min_subnormal
-    return ((out - due).abs() / allowed).amax(2)
+    far = ((out - due).abs() / allowed).amax(2)
+    if call.lse is None:
+        return far
+    lse = call.lse_of(sequence, heads).T.double() * call.lse_unit
+    return torch.maximum(far, torch.where(lse == exact, 0, (lse - exact).abs() / (_LSE * (1 + exact.abs()))))
 
 
-def exact_out(call: AttentionCall, sequence: int, head_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_out(
+    call: AttentionCall, sequence: int, head_kv: int, scores: int = _SCORES
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute attention of the query heads of a kv head where the tensors are.
 
     Parameters
@@ -88,14 +100,17 @@ def exact_out(call: AttentionCall, sequence: int, head_kv: int) -> tuple[torch.T
         One that can be screened.
     sequence, head_kv : int
         The sequence, and the kv head.
+    scores : int
+        Pairs of queries and keys that are held at once.
 
     Returns
     -------
-    float64 tensors (seqlen_q, heads of a group, head_dim_v)
-        The exact out, 0 in rows that see no key, and the same sums of absolute values of V.
+    float64 tensors
+        The exact out (seqlen_q, heads of a group, head_dim_v), 0 in rows that see no key; the same sums of absolute
+        values of V; and the exact lse (seqlen_q, heads of a group).
     """
     heads = call.heads_of(head_kv)
-    problem = call.problem(sequence, heads.stop - heads.start)
+    problem = call.problem(sequence, call.group)
     factors = {name: call.descale(name, sequence, head_kv) for name in "qkv"}
     q = call.queries(call.q, sequence)[:, heads].double() * (problem.softmax_scale * factors["q"] * factors["k"])
     k = call.keys(call.k, sequence, head_kv).double()
@@ -103,7 +118,7 @@ def exact_out(call: AttentionCall, sequence: int, head_kv: int) -> tuple[torch.T
     ends = problem.visible_keys(np.arange(len(q)), len(q), len(k))
     first, stop = (torch.as_tensor(x, device=q.device)[:, None, None] for x in ends)
     keys = torch.arange(len(k), device=q.device)
-    height = max(1, _TILE // (q.shape[1] * max(1, len(k))))
+    height = max(1, scores // (call.group * max(1, len(k))))
     found = []
     for rows in (slice(a, a + height) for a in range(0, len(q), height)):
         s = q[rows] @ k.T
@@ -113,6 +128,6 @@ def exact_out(call: AttentionCall, sequence: int, head_kv: int) -> tuple[torch.T
         if call.sinks is not None:
             s = torch.cat([s, call.sinks[heads].double()[None, :, None].expand(len(s), -1, 1)], 2)
         p = s.softmax(2)[:, :, : len(k)].nan_to_num(nan=0.0)  # of rows that see no key
-        found.append((p @ v, p @ v.abs()))
-    due, size = map(torch.cat, zip(*found, strict=True))
-    return due, size
+        found.append((p @ v, p @ v.abs(), s.logsumexp(2)))
+    due, size, lse = map(torch.cat, zip(*found, strict=True))
+    return due, size, lse

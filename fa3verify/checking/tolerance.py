@@ -17,7 +17,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.formats import BY_DTYPE, FORMATS
 from fa3verify.checking.call import AttentionCall, on_host
-from fa3verify.checking.check import Place, sampled
+from fa3verify.checking.check import Place, rows_of, sampled, truth_of
 from fa3verify.checking.checked import CheckedRows
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels.calls import run
@@ -87,16 +87,16 @@ class Tolerance:
 
 
 def tolerance(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: object,
+    k: object,
+    v: object,
     *,
     values: Literal["", "normal"] = "",
     dtype: Literal["fp16", "bf16", "e4m3", "fp32"] = "bf16",
     rows: int = 128,
     seed: int = 0,
     accumulator: Accumulator = "either",
-    **call: Any,
+    **call: object,
 ) -> Tolerance:
     """Say how far right outputs of a call may be from exact ones, as a bound by element and as one atol and rtol.
 
@@ -130,17 +130,19 @@ def tolerance(
     >>> found.rtol, 0 < found.atol < 1e-2, set(found.passed_by_bound) <= set(found.passed_by(1e-2, 1e-2))
     (0.00390625, True, True)
     """
+    operands: list[Any] = [q, k, v]
     if isinstance(q, tuple):
         if values != "normal":
             raise ValueError("a shape has no tolerance, as errors grow with values: give arrays, or values='normal'")
         rng = np.random.default_rng(seed)
-        q, k, v = (rng.normal(size=x).astype(FORMATS[dtype].dtype) for x in (q, k, v))
-    of_q: Any = BY_DTYPE[on_host(q[:0]).dtype].name
+        operands = [rng.normal(size=shape).astype(FORMATS[dtype].dtype) for shape in operands]
+    of_q: Any = BY_DTYPE[on_host(operands[0][:0]).dtype].name
     fmt = FORMATS["bf16" if of_q == "e4m3" else of_q]
-    made = AttentionCall(out=np.zeros((*q.shape[:-1], v.shape[-1]), fmt.dtype), q=q, k=k, v=v, **call)
+    out = np.zeros((*operands[0].shape[:-1], operands[2].shape[-1]), fmt.dtype)
+    made = AttentionCall(out=out, q=operands[0], k=operands[1], v=operands[2], **call)  # type: ignore[arg-type]
     sums = "fp32" if of_q == "fp32" and accumulator == "either" else accumulator
     name, model = next(iter(KernelModel.hypotheses(of_q, fmt.name, sums).items()))
-    looked = tuple(_rows(made, place, model) for place in sampled(made, rows, seed))
+    looked = tuple(_ideal(made, place, model) for place in sampled(made, rows, seed))
     rtol = fmt.unit_roundoff
     missing = [(x.bound - rtol * np.abs(x.truth))[np.isfinite(x.bound)] for x in looked]
     return Tolerance(
@@ -152,19 +154,11 @@ def tolerance(
     )
 
 
-def _rows(call: AttentionCall, place: Place, model: KernelModel) -> CheckedRows:
+def _ideal(call: AttentionCall, place: Place, model: KernelModel) -> CheckedRows:
     """Return rows of out of an ideal kernel."""
     part = call.part(*place)
-    truth = attention(part.problem, *part.operands.dequantized(part.problem), only=part.rows).out[0, part.rows]
-    return CheckedRows(
-        name="out",
-        sequence=place[0],
-        head=place[1].start,
-        rows=part.rows,
-        got=truth.astype(part.out.dtype),
-        truth=truth,
-        bound=forward_bound(part.problem, part.operands, model, part.rows).out[0, part.rows],
-    )
+    out, *_ = rows_of(place, part, truth_of(part), model)
+    return replace(out, got=out.truth.astype(part.out.dtype))
 
 
 def _planted(call: AttentionCall, model: KernelModel) -> Iterator[tuple[str, CheckedRows]]:

@@ -107,9 +107,8 @@ def _cancelling(problem: AttentionProblem, q: NDArray[np.float64], k: NDArray[np
     bias = np.zeros(problem.term_shape)
     for b, h in np.ndindex(bias.shape[:2]):
         rows = scaled_scores(problem, q[b, : bias.shape[2], h], k[b, : bias.shape[3], h // problem.group])
-        bias[b, h, :, : rows.shape[1]] = -cap_and_mask(
-            problem, rows, None
-        )  # without keys the bias has one all the same
+        # Without keys the bias has one all the same.
+        bias[b, h, :, : rows.shape[1]] = -cap_and_mask(problem, rows, None)
     return np.clip(np.nan_to_num(bias), -_LARGEST, _LARGEST)
 
 

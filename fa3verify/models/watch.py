@@ -39,8 +39,8 @@ from fa3verify.operations.operation import Accumulator
 from fa3verify.tensors.convert import to_torch
 
 _MOST_DUMPS = 8
-_MOST_WORST = 8  # rows of a call on a GPU that are checked, the worst of those that are computed there
-_MOST_PAIRS = 1 << 27  # of queries and keys that are, about 20 ms of an H200
+# On a GPU: the worst rows of one head, pairs that are computed, in about 20 ms of an H200, and held at once, in 0.5 GB.
+_SCREEN = {"rows": 8, "heads": 1, "pairs": 1 << 27, "scores": 1 << 24}
 _MOST_ELEMENTS = 1 << 28  # of a tensor that is searched for NaN and infinities
 
 
@@ -50,13 +50,13 @@ class Watch(WatchReport):
     def __init__(
         self,
         *,
-        one_in: float = 100,
-        budget: float = 0.02,
-        rows: int = 32,
-        seed: int = 0,
-        memory_bytes: int = 1 << 26,
-        folder: str | Path = "fa3verify-watch",
-        raises: bool = False,
+        one_in: float,
+        budget: float,
+        rows: int,
+        seed: int,
+        memory_bytes: int,
+        folder: str | Path,
+        raises: bool,
     ) -> None:
         super().__init__(one_in, budget, seed, int(os.environ.get("RANK", "0")), Path(folder))
         self._rows = rows
@@ -71,7 +71,7 @@ class Watch(WatchReport):
         if lookers:
             raise ValueError("another watch is running, and there is one at a time")
         torch.overrides.get_testing_overrides()  # torch keeps this table of functions: of the originals
-        if torch.cuda.is_available():  # its float64 is loaded
+        if torch.cuda.is_initialized():  # its float64 is loaded; a program that has no GPU yet is not given one
             x = torch.zeros(1, 16, 1, 16, device="cuda", dtype=torch.bfloat16)
             check(x, x, x, x, layout="bshd")
         parts = (self._wrapped(target_of("", SDPA, lambda: None)), lambda: self._is_drawn("", math.inf))
@@ -144,9 +144,8 @@ class Watch(WatchReport):
             again = target.signature.bind(*args, **kwargs)
             given.apply_defaults()
             facts = target.read(given.arguments)
-            for name, operand in reversed(
-                [*zip("qkv", [*target.signature.parameters][target.swaps :])]
-            ):  # gradients arrive as without
+            operands = [*target.signature.parameters][target.swaps :][:3]
+            for name, operand in zip("vkq", operands[::-1], strict=True):  # so that gradients are added as without
                 again.arguments[operand] = held.alias(name, given.arguments[operand])
             args = again.args
             kwargs = again.kwargs
@@ -198,7 +197,7 @@ class Watch(WatchReport):
             head_kv = head * call.nheads_kv // call.nheads
             size = call.q.itemsize * (call.q.shape[-1] + call.v.shape[-1])
             keys = call.lengths_k[sequence]
-            rows = call.lengths_q[sequence] * call.nheads // call.nheads_kv
+            rows = call.lengths_q[sequence] * call.group
             judge = functools.partial(self._judge, site, _accumulator(call.q), sum(call.lengths_q) * call.nheads)
             # Gradients of some rows are computed without all pairs where lse is known, or dQ alone is checked.
             is_local = lse is not None or rows * keys > MOST_PAIRS
@@ -214,11 +213,9 @@ class Watch(WatchReport):
         with self._spending("outputs"):
             worst: Facts = {}
             if can_screen(call):
-                units = [(i, h) for i, n in enumerate(call.lengths_q) if n for h in range(call.nheads_kv)]
-                self._random.shuffle(units)
-                ranked, screened = worst_rows(call, units, _MOST_WORST, _MOST_PAIRS)
-                sequence, head, _ = ranked[0]
-                worst = {"rows": sorted(row for *own, row in ranked if own == [sequence, head]), "screened": screened}
+                chosen, screened = worst_rows(call, seed=self._random.getrandbits(32), **_SCREEN)
+                (((sequence, head), worst_of_head),) = chosen.items()
+                worst = {"rows": worst_of_head, "screened": screened}
             part = cut(call, sequence, slice(head, head + 1)) | worst
         judge("outputs", keys * size, f"sequence {sequence}, head {head}", part)
 

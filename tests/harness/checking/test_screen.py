@@ -23,9 +23,7 @@ SCREENED = [name for name, problem in RIGHT.items() if problem.term is None]
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from fa3verify.checking import screen
-
-    monkeypatch.setattr(screen, "_is_on_gpu", lambda x: True)
+    monkeypatch.setattr(AttentionCall, "is_on_gpu", True)
 
 
 def of_torch(given: dict[str, Any]) -> dict[str, Any]:
@@ -72,6 +70,27 @@ def test_what_is_computed_there_is_the_truth_in_float64(name: str) -> None:
         truth = attention(part.problem, *part.operands.dequantized(part.problem)).out[0]
         exact = screen.exact_out(call, sequence, head)[0].numpy()
         assert np.allclose(exact, truth, rtol=1e-12, atol=1e-13)
+        lse = attention(part.problem, *part.operands.dequantized(part.problem)).lse[0].T
+        assert np.allclose(screen.exact_out(call, sequence, head)[2].numpy(), lse, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["causal", "packed"])
+def test_one_wrong_lse_of_a_row_whose_out_is_right_is_found(name: str) -> None:
+    tensors, said = ideal(RIGHT[name])
+    lse = said["lse"].copy()
+    lse.reshape(-1)[-7] += 0.01
+    found = check(**of_torch(tensors), **of_torch(said | {"lse": lse}))
+    assert found.verdict == "fail", str(found)
+    assert found.wrong.startswith("1 rows of lse, ")
+
+
+def test_roundings_of_kernels_for_cpus_excuse_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, said = ideal(AttentionProblem(1, 1, 1, 1, 1, 32))
+    lse = said["lse"] + np.float32(8e-5)  # as exponentials that are 2^-13.6 off make it
+    given = of_torch(tensors) | of_torch(said | {"lse": lse}) | {"accumulator": "fp32"}
+    assert check(**given).verdict == "fail"
+    monkeypatch.setattr(AttentionCall, "is_on_gpu", False)
+    assert check(**given).verdict == "question"
 
 
 def test_nan_in_out_comes_first() -> None:
@@ -93,7 +112,8 @@ def test_rows_are_computed_in_tiles_and_units_stop_where_there_is_no_room(monkey
 
     tensors, said = ideal(AttentionProblem(2, 4, 2, 70, 100, 32, causal=True))
     whole = check(**of_torch(tensors), **of_torch(said))
-    monkeypatch.setattr(screen, "_TILE", 2000)
+    whole_rows = screen.exact_out
+    monkeypatch.setattr(screen, "exact_out", lambda *given: whole_rows(*given[:3], 2000))
     assert check(**of_torch(tensors), **of_torch(said)) == whole
     found = check(**of_torch(tensors), **of_torch(said), pairs=30_000)
     assert (found.screened, found.rows_of) == (280, 560)

@@ -14,6 +14,7 @@ import pytest
 
 import fa3verify
 from fa3_reference.problem import AttentionProblem
+from fa3verify.checking.call import AttentionCall
 from fa3verify.checking.dumps import load
 
 torch = pytest.importorskip("torch")
@@ -252,7 +253,7 @@ def with_one_wrong_row(
 def test_one_wrong_row_of_one_head_is_found_in_any_drawn_call_whose_rows_are_all_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fa3verify.checking.screen._is_on_gpu", lambda x: True)  # a CPU computes as a GPU does
+    monkeypatch.setattr(AttentionCall, "is_on_gpu", True)  # a CPU computes as a GPU does
     monkeypatch.setattr(F, "scaled_dot_product_attention", with_one_wrong_row)
     q, k, v = torch.randn(3, 2, 6, 300, 32, generator=torch.Generator().manual_seed(1)).half()
     for seed in range(5):
