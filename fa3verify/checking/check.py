@@ -101,7 +101,7 @@ def check(
     models = KernelModel.hypotheses(dtype, out_dtype, sums)  # type: ignore[arg-type]
     places, screened = _chosen(made, rows, seed, pairs)
     judged, assumed = _under_best(made, places, models)
-    judge = partial(judged_gradients, is_all=rows == "all", seed=seed, accumulator=sums)
+    judge = partial(judged_gradients, seed=None if rows == "all" else seed, accumulator=sums)
     gradients: Judged = judge(made) if made.has_gradients else ([], "", False)
     may_be_cpu = sums == "fp32" and dtype != "fp32" and not made.is_on_gpu
     reasons = []
@@ -164,12 +164,12 @@ def _of_all_heads(call: AttentionCall, rows: Sequence[int] | str) -> Iterator[Pl
 def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[Place]:
     """Yield parts until there are ``rows``: of the sequences with most and fewest keys, then of others by the seed."""
     rng = np.random.default_rng(seed)
-    group = call.group
     pairs = [(i, head) for i in call.asked for head in range(call.nheads)]
     # The last head of the first group and the first of the last are those that a wrong map of heads to kv heads moves.
-    named = [(call.asked[-1], group - 1), (call.asked[0], call.nheads - group)] if call.asked else []
+    named = [(call.asked[-1], call.group - 1), (call.asked[0], call.nheads - call.group)] if call.asked else []
+    # Of short sequences all heads that share keys are one part.
     units = [
-        (i, head, 1) if call.lengths_q[i] > 2 * _EDGES else (i, head - head % group, group)  # heads that share keys
+        (i, head, 1) if call.lengths_q[i] > 2 * _EDGES else (i, head - head % call.group, call.group)
         for i, head in [*named, *(pairs[at] for at in rng.permutation(len(pairs)))]
     ]
     left = rows

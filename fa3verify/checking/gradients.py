@@ -37,8 +37,7 @@ Judged = tuple[list[CheckedRows], str, bool]  # rows; what was checked, in words
 def judged_gradients(
     call: AttentionCall,
     *,
-    is_all: bool,
-    seed: int,
+    seed: int | None,
     accumulator: Accumulator,
     is_of_cpu: bool = False,
     is_brief: bool = False,
@@ -49,11 +48,9 @@ def judged_gradients(
     ----------
     call : AttentionCall
         One that has dout and at least one of dq, dk and dv.
-    is_all : bool
-        Whether all rows of all heads are checked; else some, of the first kv head of the sequence with fewest keys
-        and of the last kv head of that with most.
-    seed : int
-        Draws the rows.
+    seed : int, optional
+        Draws the rows that are checked of the first kv head of the sequence with fewest keys and of the last kv head of
+        that with most; None checks all rows of all heads.
     accumulator : {"either", "fp32", "wgmma", "tf32"}
         What adds the products.
     is_of_cpu : bool
@@ -70,14 +67,13 @@ def judged_gradients(
     """
     forwards: tuple[Literal["given", "own"], ...] = ("own",) if call.lse is None else ("given", "own")
     dtype: Dtype = call.formats[0]  # type: ignore[assignment]
-    own_seed = None if is_all else seed
     found: list[Judged] = []
     for forward in forwards:
         for name, model in BackwardModel.hypotheses(dtype, forward, accumulator).items():
             if is_of_cpu:
                 model = replace(model, exp_error=CPU_EXP_ERROR, parts=dtype, tile_m=_CPU_BLOCK, tile_n=_CPU_BLOCK)
             rows = []
-            for x in chain.from_iterable(_judged(call, place, model, own_seed) for place in _places(call, is_all)):
+            for x in chain.from_iterable(_judged(call, place, model, seed) for place in _places(call, seed)):
                 rows.append(x)
                 if is_brief and x.largest > 1:
                     break
@@ -99,9 +95,9 @@ def _counts(rows: list[CheckedRows], left: list[str]) -> str:
     return ", ".join(told)
 
 
-def _places(call: AttentionCall, is_all: bool) -> list[tuple[int, int]]:
+def _places(call: AttentionCall, seed: int | None) -> list[tuple[int, int]]:
     """Return pairs of a sequence and a kv head."""
-    if is_all:
+    if seed is None:
         return [(i, head) for i in call.asked for head in range(call.nheads_kv)]
     return list(dict.fromkeys([(call.asked[0], 0), (call.asked[-1], call.nheads_kv - 1)])) if call.asked else []
 

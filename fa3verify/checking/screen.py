@@ -55,11 +55,10 @@ def worst_rows(
     units = [(i, head) for i, n in enumerate(call.lengths_q) if n for head in range(call.nheads_kv)]
     ranked: list[tuple[float, int, int, int]] = []
     count = 0
-    left = pairs
     for sequence, head_kv in np.random.default_rng(seed).permutation(units)[:_MOST_UNITS].tolist():
         size = call.group * call.lengths_q[sequence]
-        left -= size * call.lengths_k[sequence]
-        if count and left < 0:
+        pairs -= size * call.lengths_k[sequence]
+        if count and pairs < 0:
             break
         count += size
         far = _distances(call, sequence, head_kv, scores).nan_to_num(nan=torch.inf)
@@ -83,7 +82,7 @@ def _distances(call: AttentionCall, sequence: int, head_kv: int, scores: int) ->
     of_p, of_out = (FORMATS[name] for name in call.formats)
     allowed = of_p.unit_roundoff * size + of_out.unit_roundoff * due.abs() + of_out.min_subnormal
     far = ((out - due).abs() / allowed).amax(2)
-    if call.lse is None:
+    if exact is None:
         return far
     lse = call.lse_of(sequence, heads).T.double() * call.lse_unit
     return torch.maximum(far, torch.where(lse == exact, 0, (lse - exact).abs() / (_LSE * (1 + exact.abs()))))
@@ -91,7 +90,7 @@ def _distances(call: AttentionCall, sequence: int, head_kv: int, scores: int) ->
 
 def exact_out(
     call: AttentionCall, sequence: int, head_kv: int, scores: int = _SCORES
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute attention of the query heads of a kv head where the tensors are.
 
     Parameters
@@ -107,7 +106,7 @@ def exact_out(
     -------
     float64 tensors
         The exact out (seqlen_q, heads of a group, head_dim_v), 0 in rows that see no key; the same sums of absolute
-        values of V; and the exact lse (seqlen_q, heads of a group).
+        values of V; and the exact lse (seqlen_q, heads of a group), None where the call has no lse.
     """
     heads = call.heads_of(head_kv)
     problem = call.problem(sequence, call.group)
@@ -120,6 +119,7 @@ def exact_out(
     keys = torch.arange(len(k), device=q.device)
     height = max(1, scores // (call.group * max(1, len(k))))
     found = []
+    lse = []
     for rows in (slice(a, a + height) for a in range(0, len(q), height)):
         s = q[rows] @ k.T
         if problem.softcap:
@@ -128,6 +128,8 @@ def exact_out(
         if call.sinks is not None:
             s = torch.cat([s, call.sinks[heads].double()[None, :, None].expand(len(s), -1, 1)], 2)
         p = s.softmax(2)[:, :, : len(k)].nan_to_num(nan=0.0)  # of rows that see no key
-        found.append((p @ v, p @ v.abs(), s.logsumexp(2)))
-    due, size, lse = map(torch.cat, zip(*found, strict=True))
-    return due, size, lse
+        found.append((p @ v, p @ v.abs()))
+        if call.lse is not None:
+            lse.append(s.logsumexp(2))
+    due, size = map(torch.cat, zip(*found, strict=True))
+    return due, size, torch.cat(lse) if lse else None
