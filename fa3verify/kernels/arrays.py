@@ -18,7 +18,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.merging import MergeOperands
 from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
-from fa3verify.kernels.handed import unchanged
+from fa3verify.kernels.handed import current, unchanged
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed, adjacent, interleaved, laid, stacked
 from fa3verify.kernels.record import always_launchable
 from fa3verify.operations import FEATURES, FORWARD
@@ -128,6 +128,7 @@ class ArrayFunction:
     groups: Groups = "adjacent"
     launchable: Callable[..., object] = always_launchable
     identity: Callable[[], Mapping[str, str | None]] = dict
+    is_handed: bool = True
 
     @property
     def operation(self) -> str:
@@ -221,8 +222,13 @@ class ArrayFunction:
                 inputs |= {"out": self._given(operands.out, problem), "lse": self._given_lse(operands.lse)}
             options |= {} if operands.dlse is None else {"dlse": self._given_lse(operands.dlse)}
         call: Callable[..., Any] = self._by_autograd if self.gradients == "autograd" else self.function
-        with unchanged(inputs | options):
-            returned = call(*inputs.values(), **options)
+        arrangement = current()
+        arguments = arrangement.given = arrangement.give(inputs | options)
+        inputs, options = ({name: arguments[name] for name in names} for names in (inputs, options))
+        with unchanged(arguments):
+            returned = arrangement.returned = arrangement.call(lambda: call(*inputs.values(), **options))
+        if arrangement.slack:
+            returned = self._without_slack(problem, returned)
         if self.gradients:
             named = [*_GRADIENTS, *(f"d{name}" for name in ("sinks", *BIASES) if name in problem.serving)]
             gradients = {name: self._array(x) for name, x in zip(named, returned) if x is not None}
@@ -236,6 +242,14 @@ class ArrayFunction:
         return self._result(
             problem, original, self._array(out), None if lse is None else self._lse(self._array(lse), _LN2)
         )
+
+    def _without_slack(self, problem: AttentionProblem, returned: Any) -> Any:
+        """Return packed outputs, or gradients, without the tokens behind the last sequence."""
+        queries, keys = problem.q_shape[0], problem.k_shape[0]
+        if self.gradients:
+            return tuple(x[:n] for x, n in zip(returned, (queries, keys, keys)))
+        out, *rest = returned if isinstance(returned, tuple) else (returned,)
+        return out[:queries], *(x[:queries] if self.lse_layout == "sh" else x[..., :queries] for x in rest)
 
     def _merged(self, problem: AttentionProblem, operands: MergeOperands, config: MergeConfig) -> Result:
         """Merge parts in one call, or two at a time in their order; the only part of all is returned as it is."""

@@ -1,9 +1,15 @@
-"""A check that a kernel has not changed the arrays that it was called with, on whatever device they are."""
+"""How a kernel is handed its arguments: as they lie in memory, and with a check that it has not changed them.
+
+Kernels of arrays get contiguous arguments unless a caller arranges them otherwise (:func:`arranged`), as properties do
+that ask what a kernel makes of views. This works on the tensors themselves, whatever device they are on.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +17,41 @@ import numpy as np
 from fa3verify.operations import WrongOutput
 
 MOST_BYTES = 2**26  # of an array that spans more memory only the elements are compared, not what lies between
+
+
+@dataclass(slots=True)
+class Arrangement:
+    """How the arguments of calls are arranged: ``give`` gets all of them by name and returns those that a kernel gets.
+
+    ``slack`` is how many tokens packed arrays have behind those of the last sequence, which outputs have as well.
+    ``call`` calls the kernel. ``given`` and ``returned`` are the last call's arguments, and what it returned before
+    that was copied.
+    """
+
+    give: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    slack: int = 0
+    call: Callable[[Callable[[], Any]], Any] = lambda kernel: kernel()
+    given: dict[str, Any] = field(default_factory=dict)
+    returned: Any = None
+
+
+_CURRENT: ContextVar[Arrangement | None] = ContextVar("arrangement", default=None)
+
+
+@contextlib.contextmanager
+def arranged(give: Callable[[dict[str, Any]], dict[str, Any]] = dict, **rest: Any) -> Iterator[Arrangement]:
+    """Arrange all calls of kernels of tensors in a ``with`` block, in this thread; fields are as in Arrangement."""
+    arrangement = Arrangement(give, **rest)
+    token = _CURRENT.set(arrangement)
+    try:
+        yield arrangement
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> Arrangement:
+    """Return the arrangement of this thread's calls; outside of :func:`arranged` one that changes nothing."""
+    return _CURRENT.get() or Arrangement()
 
 
 @contextlib.contextmanager

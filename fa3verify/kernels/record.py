@@ -57,7 +57,12 @@ class Identity:
 
 
 class Code(Protocol):
-    """The four functions of a kernel that are called. A class that inherits them need not write the last two."""
+    """The four functions of a kernel that are called. A class that inherits them need not write the last two.
+
+    ``is_handed`` says that its arguments are arranged by :mod:`fa3verify.kernels.handed`.
+    """
+
+    is_handed: bool
 
     def configure(self, problem: AttentionProblem, /) -> AnyConfig:
         """Return the operation's configuration, for a forward a ``Config``.
@@ -96,6 +101,7 @@ class Functions:
     configure: Callable[[AttentionProblem], AnyConfig]
     launchable: Callable[..., object] = always_launchable
     identity: Callable[[], Mapping[str, str | None]] = dict
+    is_handed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +253,7 @@ class Kernel:
         Kernel
             The new kernel; this one stays as it is.
         """
-        known = {field.name: getattr(self.code, field.name) for field in fields(Functions)}
+        known = {f.name: getattr(self.code, f.name, f.default) for f in fields(Functions)}
         return replace(self, code=Functions(**(known | functions)))
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:

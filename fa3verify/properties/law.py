@@ -8,7 +8,7 @@ anywhere. Laws are written with :func:`fa3verify.properties.trials.law` and run 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -143,6 +143,10 @@ class Law:
         :class:`Untaken`.
     operations : tuple of str
         Operations whose kernels obey it.
+    walk : callable, optional
+        For a law whose trials are not drawn: ``walk(kernel, examples)`` yields them one after the other, for a time
+        that grows with the examples of a campaign. It is sent whether the last one failed, and may then yield smaller
+        ones.
     """
 
     name: str
@@ -152,6 +156,7 @@ class Law:
     draw: Callable[[Kernel], SearchStrategy[Trial]]
     check: Callable[[Kernel, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
+    walk: Callable[[Kernel, int], Generator[Trial, bool | None, None]] | None = None
 
     def is_claimed(self, kernel: Kernel) -> bool:
         """Tell whether the law is checked on a kernel: unless it cannot be asked, or is "invariant" and not claimed."""

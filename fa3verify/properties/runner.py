@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
@@ -208,6 +208,8 @@ def verdicts(
     under : mapping of str to Violation or None
         The result under each hypothesis; empty if the law asked for no bound, so that hypotheses do not matter.
     """
+    if law.walk:  # such a law asks for no bound, and may run a kernel in several threads
+        return checked(law, kernel, trial), {}
     sides = hypotheses.under(kernel)
     run = _Recorded(kernel)
     results = {}
@@ -298,7 +300,10 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     untried = "not_applicable" if kernel.sizes.leaves_out else "not_tried"
     # Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Flaky):
-        each_trial(law, search.kernel, search.check, max_examples, seed)
+        if law.walk:
+            _walk(law.walk(kernel, max_examples), search)
+        else:
+            each_trial(law, search.kernel, search.check, max_examples, seed)
     trial, violation = search.best or (None, None)
     optional = tuple((name, returned, trial.describe()) for (name, returned), trial in search.optional.items())
     return LawOutcome(
@@ -316,6 +321,20 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
         tried=search.tried.noted(),
         optional=optional,
     )
+
+
+def _walk(trials: Generator[Trial, bool | None, None], search: _Search) -> None:
+    """Check the trials that a law itself chooses."""
+    failed: bool | None = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            trial = trials.send(failed)
+            try:
+                search.check(trial)
+            except (_Broken, _Crash):
+                failed = True
+            else:
+                failed = False
 
 
 def each_trial(law: Law, kernel: Kernel, check: Callable[[Trial], object], max_examples: int, seed: int) -> None:

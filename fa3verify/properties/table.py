@@ -6,14 +6,16 @@ from collections.abc import Iterable
 
 from fa3verify.properties.bias import BIAS_LAWS
 from fa3verify.properties.bounded import BOUNDED_LAWS
-from fa3verify.properties.calls import CALL_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
+from fa3verify.properties.handing import HANDING_LAWS
+from fa3verify.properties.indices import INDEX_LAWS
 from fa3verify.properties.law import Law
 from fa3verify.properties.layouts import LAYOUT_LAWS
 from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
+from fa3verify.properties.reuse import REUSE_LAWS
 from fa3verify.properties.serving import SERVING_LAWS
 from fa3verify.properties.structure import STRUCTURE_LAWS
 from fa3verify.properties.terms import TERM_LAWS
@@ -29,9 +31,11 @@ LAWS: tuple[Law, ...] = (
     *EXACT_LAWS,
     *POLICY_LAWS,
     *LAYOUT_LAWS,
+    *INDEX_LAWS,
+    *HANDING_LAWS,
     *SERVING_LAWS,
     *TERM_LAWS,
-    *CALL_LAWS,
+    *REUSE_LAWS,
     *BIAS_LAWS,
     *QUANTIZE_LAWS,
     *GRADIENT_LAWS,

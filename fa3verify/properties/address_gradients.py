@@ -1,0 +1,122 @@
+"""Operands of gradients whose right outputs name the places that they were read from.
+
+Where a row has one key, its gradients by Q and K are 0. So keys come in pairs, and a row attends to the two of a pair
+equally: P = 1/2, and dS = dO (V1 - V2) / 4 and its negative. Half of the channels hold the code of the pair, in which
+the scores are; in the others Q is 0 and K a whole number of the key's own. So dQ = dS (K1 - K2) names the keys, dK =
+dS Q the rows, and dV = dO / 2 rows and channels. A row that sees one key of its pair has dS = 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, BackwardOperands
+from fa3verify.operations import Outputs
+from fa3verify.properties.addresses import (
+    Addressed,
+    as_lse,
+    codebook,
+    lengths_of,
+    loudness,
+    mixed,
+    positions,
+)
+
+_WHOLE = 4  # whole numbers of K and V are below it
+_TELLING = 4  # one in so many channels of dO is 1 or -1, the others are 0
+_RELATIVE = 2.0**-5  # of the sizes that a gradient adds up: roundings of P, dS and the sum are far below
+
+
+def addressed_gradients(problem: AttentionProblem, *, seed: int = 0, alike: str = "") -> Addressed:
+    """Return a call for gradients whose outputs name addresses.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Without softcap, terms, sinks, ``qv`` and a cache, of 16 or 32 bits.
+    seed : int
+        Seed of the operands.
+    alike : str
+        "dout" for a dO that is 1 everywhere, so that it may be expanded.
+    """
+    queries, lengths_k = lengths_of(problem)
+    of, row = positions(queries)
+    owner, place = positions(lengths_k)
+    heads, heads_kv = np.arange(problem.nheads), np.arange(problem.nheads_kv)
+    kv = heads // problem.group
+    channels, width = problem.head_dim, problem.head_dim_v
+    pairs = max(1, (int(lengths_k.max()) + 1) // 2)
+    codes = codebook(pairs, half := max((pairs - 1).bit_length(), channels // 2))
+    turns = mixed(seed, np.arange(problem.batch)[:, None], heads_kv) % pairs
+    # Channels of numbers by key and head, in turn: a table would cost a gather, and no two rows need differ in each.
+    own = mixed(seed + 1, owner[:, None], place[:, None], heads_kv)[..., None]
+    k = np.concatenate(
+        [
+            codes[(place[:, None] // 2 + turns[owner]) % pairs],
+            (own >> np.arange(channels - half) % 30) % _WHOLE,
+        ],
+        axis=-1,
+    ).astype(np.float32)
+    v = ((own >> (np.arange(width) + 7) % 30) % _WHOLE).astype(np.float32)
+    first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
+    visible = np.maximum(stop - first, 0)
+    number = row[:, None] * problem.group + heads % problem.group
+    target = first + (number + number // 7 + mixed(seed + 2, of[:, None], heads)) % np.maximum(visible, 1)
+    loud = loudness(problem, pairs, half)
+    sizes = loud * (4 + mixed(seed + 3, of[:, None], row[:, None], heads) % 4) / 4
+    q = np.zeros((len(of), problem.nheads, channels), np.float32)
+    q[..., :half] = codes[(target // 2 + turns[of][:, kv]) % pairs] * sizes[..., None]
+    signs = mixed(seed + 4, of[:, None], row[:, None], heads)[..., None] >> np.arange(width) % 30
+    tells = (np.arange(width) + row[:, None, None] + heads[:, None]) % _TELLING == 0
+    dout = np.ones(signs.shape, np.float32) if alike else np.where(tells, signs % 2 * 2 - 1, 0).astype(np.float32)
+    ends = (np.cumsum(lengths_k) - lengths_k)[of][:, None]
+    one = target // 2 * 2
+    keys = np.stack([one, one + 1])
+    seen = (keys >= first) & (keys < stop)
+    tokens = np.where(seen, keys + ends, 0)
+    return _call(problem, (q, k, v, dout), tokens, seen, sizes * half * problem.softmax_scale)
+
+
+def _call(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], tokens: np.ndarray, seen: np.ndarray, scores: np.ndarray
+) -> Addressed:
+    """Return the call whose rows attend to two tokens, (2, queries, nheads), those of them that are ``seen``."""
+    q, k, v, dout = arrays
+    kv = np.arange(problem.nheads) // problem.group
+    count = seen.sum(0)
+    p = seen / np.maximum(count, 1)
+    values, keys = v[tokens, kv], k[tokens, kv]
+    out = (p[..., None] * values).sum(0)
+    ds = p * ((dout * values).sum(-1) - (dout * out).sum(-1)) * problem.softmax_scale
+    terms = {
+        "dq": ds[..., None] * keys,
+        "dk": ds[..., None] * q,
+        "dv": p[..., None] * dout,
+    }
+    due: Outputs = {"dq": terms["dq"].sum(0)}
+    sizes: Outputs = {"dq": np.abs(terms["dq"]).sum(0)}
+    for name, x in (("dk", k), ("dv", v)):
+        due[name], sizes[name] = np.zeros(x.shape), np.zeros(x.shape)
+        np.add.at(due[name], (tokens, kv), terms[name])
+        np.add.at(sizes[name], (tokens, kv), np.abs(terms[name]))
+    shapes = {"dq": problem.q_shape, "dk": problem.k_shape, "dv": problem.v_shape}
+    dtype = FORMATS[problem.dtype].dtype
+    lse = np.where(count > 0, scores + np.log(np.maximum(count, 1)), -np.inf).astype(np.float32)
+    stored = [x.astype(dtype) for x in (*arrays, out)]
+    shaped = [
+        x.reshape(shape)
+        for x, shape in zip(
+            stored, (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape), strict=True
+        )
+    ]
+    largest = {name: float(size.max(initial=0)) for name, size in sizes.items()}
+    return Addressed(
+        problem,
+        BackwardOperands(*shaped[:3], dout=shaped[3], out=shaped[4], lse=as_lse(problem, lse)),
+        {name: due[name].reshape(shape).astype(np.float32) for name, shape in shapes.items()},
+        {
+            name: (_RELATIVE * sizes[name] + 2.0**-10 * min(1.0, largest[name])).reshape(shape)
+            for name, shape in shapes.items()
+        },
+    )

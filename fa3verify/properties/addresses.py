@@ -1,0 +1,276 @@
+"""Operands whose right output names the place that it was read from, so that no truth has to be computed.
+
+Keys are of classes: key j of a sequence is of class j modulo their number. K holds the code of its class, +1 or -1 in
+each channel, and Q that of one key which the row sees: the row attends to the visible keys of that class alone, to all
+alike. V holds small whole numbers, drawn for each sequence, head and key. An output is their mean over a few keys, so
+that another sequence, head, key or row that was read moves it by more than any rounding does. Where keys are many, each
+channel of V is that of every so many of them, and 0 in between: a row then checks hundreds of keys.
+
+A row differs from its neighbours in its class, and in the size of Q, which lse shows. All this costs a few passes over
+the operands, so that sizes are limited by the kernel alone. Gradients have operands of their own
+(:mod:`fa3verify.properties.address_gradients`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fa3_reference.cache import rotated
+from fa3_reference.formats import FORMATS
+from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
+from fa3verify.operations import Outputs
+from fa3verify.properties.law import Violation
+
+Integers = NDArray[np.int64]
+_TABLE = 4096  # rows of whole numbers, of which every key has one
+_NATS = 16.0  # by which scores of other classes lie below a row's own, at least
+_MOST_CLASSES = 61  # unless keys are so many that a row would add too many of them
+_SIZES = (4, 5, 6, 7)  # of rows of Q, in quarters
+_LSE_NATS = 0.2  # by which an lse may be off: sizes of Q move it by four nats and more
+_UNIT = 0.45  # of a whole number, by which a sum over V may be off
+_EDGES = 8  # one in so many rows attends to its first visible key, and one to its last
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """A call whose outputs name addresses: what is due, and the largest error that is allowed, by output.
+
+    ``allowed`` is infinite in rows that see no key.
+    """
+
+    problem: AttentionProblem
+    operands: Operands
+    due: Outputs
+    allowed: Outputs
+
+    def violation(self, what: str, got: Outputs) -> Violation | None:
+        """Return the first place where outputs are not due; None if there is none."""
+        for name, due in self.due.items():
+            if name not in got:
+                continue
+            x = got[name].astype(np.float32)
+            with np.errstate(invalid="ignore"):
+                wrong = ~(np.abs(x - due) <= self.allowed[name])
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                words = f"{what}: {name}{list(at)}: got {float(x[at])!r}, expected {float(due[at])!r}"
+                return Violation(f"{words}; {int(wrong.sum()):,} of {wrong.size:,} values differ")
+        return None
+
+
+def positions(lengths: Integers) -> tuple[Integers, Integers]:
+    """Return the sequence of every token, and its place in there, for sequences of such lengths behind each other."""
+    of = np.repeat(np.arange(len(lengths)), lengths)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def lengths_of(problem: AttentionProblem) -> tuple[Integers, Integers]:
+    """Return the number of queries and of keys of every sequence."""
+    queries, keys = (
+        np.array((n,) * problem.batch if of is None else of, np.int64)
+        for of, n in ((problem.seqlens_q, problem.seqlen_q), (problem.seqlens_k, problem.seqlen_k))
+    )
+    return queries, keys
+
+
+def mixed(seed: int, *numbers: Integers) -> Integers:
+    """Return numbers below 2^31 that look random, one for each combination of whole numbers."""
+    x = np.full(np.broadcast_shapes(*(n.shape for n in numbers)), seed + 1, np.uint64)
+    for n in numbers:
+        x = (x ^ n.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        x ^= x >> np.uint64(29)
+    return (x >> np.uint64(33)).astype(np.int64)
+
+
+def codebook(classes: int, channels: int) -> NDArray[np.float32]:
+    """Return the code of each class, +1 or -1 in every channel; two differ in channels // bits of them at least."""
+    bits = max(1, (classes - 1).bit_length())
+    return (2.0 * (np.arange(classes)[:, None] >> np.arange(channels) % bits & 1) - 1).astype(np.float32)
+
+
+def loudness(problem: AttentionProblem, classes: int, channels: int) -> float:
+    """Return the power of two by which Q is multiplied, so that keys of other classes have no weight."""
+    repeats = channels // max(1, (classes - 1).bit_length())
+    return 2.0 ** math.ceil(math.log2(_NATS / (2 * repeats * problem.softmax_scale)))
+
+
+def as_lse(problem: AttentionProblem, x: np.ndarray) -> np.ndarray:
+    """Return one number for each row and head, (queries, nheads), in the layout of lse."""
+    return x.T if problem.is_varlen else x.reshape(problem.batch, problem.seqlen_q, -1).swapaxes(1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """The keys of a call, as packed tensors have them: starts of sequences, number of classes, the turn of classes in
+    each sequence and head, V, and its sums over a key and those of its class in front of it.
+    """
+
+    starts: Integers
+    classes: int
+    turns: Integers
+    v: np.ndarray
+    sums: NDArray[np.uint8]
+
+
+@lru_cache(8)
+def _tables(seed: int, levels: int, width: int, dtype: Dtype) -> tuple[NDArray[np.uint8], np.ndarray]:
+    """Return rows of whole numbers from 1 to ``levels``, as integers and in a format."""
+    table = np.random.default_rng(seed).integers(1, levels, (_TABLE, width), np.uint8, endpoint=True)
+    return table, table.astype(FORMATS[dtype].dtype)
+
+
+def _keys(problem: AttentionProblem, seed: int, alike: str, levels: int, most: int) -> _Keys:
+    """Draw V, whole numbers from 1 to ``levels``, so that a sum has at most ``most`` of them."""
+    queries, keys = lengths_of(problem)
+    longest, rows, width = int(keys.max()), int(queries.max()) * problem.group, problem.head_dim_v
+    fewest = math.ceil(longest / (most * width))
+    classes = max(1, min(longest, max(min(rows, _MOST_CLASSES), fewest)))
+    of, place = positions(keys)
+    heads = np.arange(problem.nheads_kv) * ("heads" not in alike)
+    table, stored = _tables(seed, levels, width, problem.dtype)
+    which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % _TABLE
+    shares = math.ceil(math.ceil(longest / classes) / most)
+    turn = place // classes % shares
+    own = np.arange(shares)[:, None] == np.arange(width) % shares  # the channels of every key, by its turn
+
+    def laid(rows: np.ndarray) -> np.ndarray:
+        x = np.take(rows, which, axis=0)
+        return np.multiply(x, np.take(own, turn, axis=0)[:, None], out=x) if shares > 1 else x
+
+    sums = laid(table)
+    v = laid(stored.view(f"u{stored.itemsize}")).view(stored.dtype)
+    starts = np.cumsum(keys) - keys
+    for start, n in zip(starts, keys, strict=True):
+        for first in range(start + classes, start + n, classes):
+            stop = min(first + classes, start + n)
+            sums[first:stop] += sums[first - classes : stop - classes]
+    turns = mixed(seed, (np.arange(problem.batch) * ("batch" not in alike))[:, None], heads) % classes
+    return _Keys(starts=starts, classes=classes, turns=turns, v=v, sums=sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What the rows of a call attend to, each (queries, nheads): one of its keys, the first and the last one of the
+    class, their number, 0 where the row sees no key, and the sum of V over them.
+    """
+
+    of: Integers
+    row: Integers
+    target: Integers
+    count: Integers
+    total: NDArray[np.float32]
+
+
+def _rows(problem: AttentionProblem, keys: _Keys, seed: int) -> _Rows:
+    queries, lengths_k = lengths_of(problem)
+    of, row = positions(queries)
+    first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
+    visible = np.maximum(stop - first, 0)
+    heads = np.arange(problem.nheads)
+    number = row[:, None] * problem.group + heads % problem.group
+    turn = number + number // keys.classes * 5 + mixed(seed + 1, of[:, None], heads)
+    edge = mixed(seed + 2, of[:, None], number) % _EDGES
+    chosen = np.where(edge == 0, 0, np.where(edge == 1, visible - 1, turn % np.maximum(visible, 1)))
+    sees = np.broadcast_to(visible > 0, chosen.shape)
+    low = np.where(sees, first + chosen % keys.classes, 0)
+    high = np.where(sees, stop - 1 - (visible - 1 - chosen) % keys.classes, 0)
+    start, head = keys.starts[of][:, None], np.broadcast_to(heads // problem.group, chosen.shape)
+    within = np.minimum(start + high, max(0, len(keys.sums) - 1)), head
+    in_front = np.maximum(start + low - keys.classes, 0), head
+    total = np.zeros((*chosen.shape, problem.head_dim_v), np.float32)
+    if len(keys.sums):
+        total += keys.sums[within]
+        total -= np.where((low >= keys.classes)[..., None], keys.sums[in_front], 0)
+    count = np.where(sees, (high - low) // keys.classes + 1, 0)
+    return _Rows(of=of, row=row, target=first + chosen, count=count, total=total * sees[..., None])
+
+
+def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_coarse: bool = False) -> Addressed:
+    """Return a forward call whose outputs name addresses.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+        Without softcap, terms and ``qv``, whose keys are stored in its own format.
+    seed : int
+        Seed of V and of what rows attend to.
+    alike : str
+        Along which axes K and V are the same, "batch" or "heads" or both in one text: they may then be expanded.
+    is_coarse : bool
+        Whether the kernel rounds its operands or P to few bits: no two of V's numbers are then added.
+    """
+    is_coarse |= problem.dtype == "e4m3"
+    keys = _keys(problem, seed, alike, 4 if is_coarse else 15, 1 if is_coarse else 4)
+    rows = _rows(problem, keys, seed)
+    heads = np.arange(problem.nheads)
+    turns = keys.turns[rows.of][:, heads // problem.group]
+    steps = np.array(_SIZES)[mixed(seed + 3, rows.of[:, None], rows.row[:, None], heads) % len(_SIZES)]
+    sizes = np.where(problem.sinks, 1, steps / 4) * loudness(problem, keys.classes, problem.head_dim)
+    codes = codebook(keys.classes, problem.head_dim)
+    q = codes[(rows.target + turns) % keys.classes] * sizes[..., None].astype(np.float32)
+    owner, place = positions(lengths_of(problem)[1])
+    dtype = FORMATS[problem.dtype].dtype
+    k = np.take(codes.astype(dtype), (place[:, None] + keys.turns[owner]) % keys.classes, axis=0)
+    scores = sizes * (problem.head_dim * problem.softmax_scale)
+    heard = mixed(seed + 4, heads) % 2 * problem.sinks  # a sink weighs as much as a key, or nothing
+    sinks = (scores.flat[0] - np.where(heard, 0, 2 * _NATS)).astype(np.float32) if problem.sinks else None
+    sees = rows.count > 0
+    shares = np.where(sees, rows.count + heard, 1)
+    operands, factors = _stored(problem, (q, k, keys.v), sinks, seed)
+    unit = (factors[rows.of][:, heads // problem.group] / shares)[..., None]
+    shape = problem.out_shape
+    return Addressed(
+        problem,
+        operands,
+        {
+            "out": (rows.total * unit).astype(np.float32).reshape(shape),
+            "lse": as_lse(problem, (scores + np.log(shares)).astype(np.float32)),
+        },
+        {
+            "out": np.where(sees[..., None], _UNIT * unit, np.inf).reshape(*shape[:-1], 1),
+            "lse": as_lse(problem, np.where(sees, _LSE_NATS, np.inf)),
+        },
+    )
+
+
+def _stored(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], sinks: np.ndarray | None, seed: int
+) -> tuple[Operands, NDArray[np.float32]]:
+    """Return operands of packed arrays in the format of a problem, and by how much V is multiplied, (batch, nheads_kv).
+
+    Keys of e4m3 have descales, powers of two that differ from sequence to sequence and from head to head. What the call
+    rotates is turned back before.
+    """
+    q, k, v = (x.reshape(shape) for x, shape in zip(arrays, (problem.q_shape, problem.k_shape, problem.v_shape)))
+    if problem.is_rotated:
+        q, k = unrotated(problem, q, k)
+    dtype = FORMATS[problem.dtype].dtype
+    factors = np.ones((problem.batch, problem.nheads_kv), np.float32)
+    descales: dict[str, Any] = {}
+    if problem.dtype == "e4m3":
+        ones = factors[..., None]
+        powers = mixed(seed + 5, np.arange(problem.batch)[:, None], np.arange(problem.nheads_kv)) % 3
+        factors = 0.5 ** powers.astype(np.float32)
+        of_q = Descale(np.repeat(ones, problem.group, axis=1))
+        descales = {"q_descale": of_q, "k_descale": Descale(ones), "v_descale": Descale(factors[..., None])}
+    with np.errstate(over="ignore"):
+        return Operands(q.astype(dtype), k.astype(dtype, copy=False), v, sinks=sinks, **descales), factors
+
+
+def unrotated(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the rotary embedding of a call makes Q and appended keys of, before it."""
+    cache = problem.cache
+    assert cache is not None
+    flips = np.ones(problem.head_dim)  # a rotation between two of these reflections turns the other way
+    flips[1 : cache.rotary_dim : 2] = -1
+    if not cache.interleaved:
+        flips = np.ones(problem.head_dim)
+        flips[cache.rotary_dim // 2 : cache.rotary_dim] = -1
+    back_q, back_k = rotated(problem, q * flips, k * flips)
+    return back_q * flips, back_k * flips

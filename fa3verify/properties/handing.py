@@ -1,0 +1,246 @@
+"""Laws about how a call is handed over: views are read by their strides, and nothing is read that belongs to nobody.
+
+The calls are those whose outputs name addresses, with their arguments arranged in other ways
+(:mod:`fa3verify.properties.views`). A kernel that refuses a view says so by one of
+:data:`fa3verify.kernels.record.REFUSALS`, and is not asked further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.kernels.handed import arranged
+from fa3verify.kernels.record import Kernel
+from fa3verify.properties.addressed_calls import call_of, calls, case_of, is_asked
+from fa3verify.properties.law import Law, Refused, Trial, Untaken, Violation
+from fa3verify.properties.views import EXPANDED, POOLS, PROJECTION, SLOW, blank, is_numpy, is_tensor, joined, viewed, views_of
+
+Arguments = dict[str, Any]
+ALL = "all arguments"
+_SLACK = 5  # tokens behind the last sequence
+_MANY = 30  # examples of a campaign from which all views are asked
+_MORE = 37  # by which max_seqlen is larger than any sequence
+_PERTURB, _MMAP_THRESHOLD = -6, -3  # options of glibc's mallopt
+
+
+def arguments_of(kernel: Kernel, problem: AttentionProblem) -> Arguments:
+    """Return the arguments of a call by name; empty if the kernel is no function that gets them, or fails."""
+    noted: Arguments = {}
+
+    def note(arguments: Arguments) -> Arguments:
+        noted.update(arguments)
+        return arguments
+
+    with arranged(note), contextlib.suppress(Exception):
+        call_of(kernel, problem)[0].run()
+    return noted
+
+
+def _viewed(name: str, view: str) -> Callable[[Arguments], Arguments]:
+    """Return how one argument, or all, or two that share memory, become views."""
+
+    def give(arguments: Arguments) -> Arguments:
+        if view in POOLS or view == PROJECTION:
+            return arguments | joined(arguments, view)
+        asked = arguments if name == ALL else {name: arguments[name]}
+        return arguments | {each: viewed(x, view) for each, x in asked.items() if view in (*views_of(x), EXPANDED)}
+
+    return give
+
+
+def _views(kernel: Kernel, examples: int) -> Iterator[Trial]:
+    """Yield a trial for each view of each argument of a few small calls, then of all arguments, and of those in one."""
+    for problem in calls(kernel):
+        arguments = arguments_of(kernel, problem)
+        case = case_of(kernel, problem)
+        left_out = SLOW if examples < _MANY else frozenset()
+        own = {name: [view for view in views_of(x) if view not in left_out] for name, x in arguments.items()}
+        shared = [view for view in (*POOLS, PROJECTION) if joined(arguments, view)]
+        everywhere = dict.fromkeys(view for views in own.values() for view in views if "beyond" not in view)
+        asked = [*((name, view) for name, views in own.items() for view in views)]
+        asked += [(ALL, view) for view in (*shared, *everywhere)]
+        for name, view in asked:
+            yield Trial(VIEWS_LAW, case, {"of": name, "as": view, "alike": ""})
+        for alike in ("batch", "heads") if kernel.operation == "forward" else ("dout",):
+            for name in ("k", "v") if alike != "dout" else ("dout",):
+                if name in arguments:
+                    yield Trial(VIEWS_LAW, case, {"of": name, "as": EXPANDED, "alike": alike})
+
+
+def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
+    name, view, alike = (str(trial.parameters[each]) for each in ("of", "as", "alike"))
+    setup, due = call_of(kernel, trial.case.problem, alike=alike)
+    try:
+        with arranged(_viewed(name, view)):
+            got = setup.run()
+    except (Refused, MemoryError) as error:
+        raise Untaken(f"{name}, {view}: {error}") from None
+    return due.violation(f"{name}, {view}", got)
+
+
+# What a call does not hand over, and how it is changed.
+
+
+def _larger_maxima(problem: AttentionProblem, arguments: Arguments) -> Arguments:
+    return {name: x + _MORE for name, x in arguments.items() if name.startswith("max_seqlen")}
+
+
+def _slack(problem: AttentionProblem, arguments: Arguments) -> Arguments:
+    """Return packed arguments with tokens behind those of the last sequence, of garbage."""
+    if not problem.is_varlen or problem.cache:
+        return {}
+    found = {}
+    for name, x in arguments.items():
+        if name not in ("q", "k", "v", "dout", "out", "lse"):
+            continue
+        tokens = problem.k_shape[0] if name in ("k", "v") else problem.q_shape[0]
+        axis = list(x.shape).index(tokens) if name == "lse" else 0
+        longer = blank(x, tuple(n + _SLACK * (a == axis) for a, n in enumerate(x.shape)))
+        longer[(slice(None),) * axis + (slice(tokens),)] = x
+        found[name] = longer
+    return found
+
+
+def _entries(entry: int | None, problem: AttentionProblem, arguments: Arguments) -> Arguments:
+    """Return a page table with other entries behind those of each sequence; None stands for the first one's pages."""
+    table = arguments.get("page_table")
+    if table is None or problem.cache is None or problem.seqlens_k is None:
+        return {}
+    found = np.array(table) if is_numpy(table) else table.clone()
+    pads = problem.cache.leftpad or (0,) * problem.batch
+    for row, n, pad in zip(found, problem.seqlens_k, pads, strict=False):
+        row[-(-(n + pad) // problem.cache.page_size) :] = int(found[0, 0]) if entry is None else entry
+    return {"page_table": found}
+
+
+UNREAD: Mapping[str, Callable[[AttentionProblem, Arguments], Arguments]] = {
+    "max_seqlen larger than any sequence": _larger_maxima,
+    "tokens behind the last sequence": _slack,
+    **{
+        f"table entries behind a sequence: {words}": lambda problem, arguments, entry=entry: _entries(
+            entry, problem, arguments
+        )
+        for words, entry in (("-1", -1), ("2^30", 2**30), ("pages of another", None))
+    },
+}
+FRESH = "fresh memory"
+NAN_BEHIND, FULL = "NaN behind every sequence", "full to the last place"
+
+
+@contextlib.contextmanager
+def garbage_in_fresh_memory() -> Iterator[None]:
+    """Fill memory that is allocated in a ``with`` block, on a CPU by glibc and on a GPU by torch, with NaN or very
+    large numbers.
+
+    Arrays below a kilobyte, which numpy takes from memory that it keeps, and other C libraries are left out.
+    """
+    libc = ctypes.CDLL(None)
+    perturb = getattr(libc, "mallopt", lambda option, value: 0) if sys.platform == "linux" else lambda *of: 0
+    torch = sys.modules.get("torch")
+    is_on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    perturb(_MMAP_THRESHOLD, 2**30)  # larger blocks would be fresh pages of zeros
+    perturb(_PERTURB, 0xFF ^ 0x7F)
+    try:
+        if not is_on_gpu:
+            yield
+            return
+        assert torch is not None
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what `empty` returns in this mode alone
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    finally:
+        perturb(_PERTURB, 0)
+        perturb(_MMAP_THRESHOLD, 128 * 1024)
+
+
+def _unread(kernel: Kernel, examples: int) -> Iterator[Trial]:
+    """Yield a trial for each thing that no kernel may read, in each of a few small calls that have it."""
+    for problem in calls(kernel):
+        arguments = arguments_of(kernel, problem)
+        case = case_of(kernel, problem)
+        names = [name for name, change in UNREAD.items() if change(problem, arguments)]
+        cached = {NAN_BEHIND: {"behind": "nan"}, FULL: {"spare": 0}} if problem.cache else {}
+        for name in (*names, FRESH):
+            yield Trial(UNREAD_LAW, case, {"of": name})
+        for name, changes in cached.items():
+            changed = replace(problem, cache=replace(problem.cache, **changes))
+            yield Trial(UNREAD_LAW, case_of(kernel, changed), {"of": name})
+
+
+def _check_unread(kernel: Kernel, trial: Trial) -> Violation | None:
+    name = trial.choice("of", (*UNREAD, FRESH, NAN_BEHIND, FULL))
+    problem = trial.case.problem
+    setup, due = call_of(kernel, problem)
+    change = UNREAD.get(name, lambda problem, arguments: {})
+    slack = _SLACK if change is _slack else 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(arranged(lambda arguments: arguments | change(problem, arguments), slack=slack))
+        if name == FRESH:
+            stack.enter_context(garbage_in_fresh_memory())
+        got = setup.run()
+    return due.violation(name, got)
+
+
+def walked(trials: Callable[[Kernel, int], Iterator[Trial]]) -> Callable[..., Generator[Trial, bool | None, None]]:
+    """Return the walk over a law's trials that ends at the first failure."""
+
+    def walk(kernel: Kernel, examples: int) -> Generator[Trial, bool | None, None]:
+        for trial in trials(kernel, examples):
+            if (yield trial):
+                return
+
+    return walk
+
+
+def drawn_from(trials: Callable[[Kernel, int], Iterator[Trial]]) -> Callable[[Kernel], SearchStrategy[Trial]]:
+    """Return a strategy of the first trials of a walk."""
+    return lambda kernel: st.sampled_from(list(islice(trials(kernel, 1), 20)))
+
+
+def is_handed(kernel: Kernel) -> bool:
+    """Tell whether a kernel is a function of tensors, whose arguments can be arranged."""
+    return is_asked(kernel) and getattr(kernel.code, "is_handed", False)
+
+
+VIEWS_LAW, UNREAD_LAW = "views_are_read_by_their_strides", "nothing_else_is_read"
+HANDING_LAWS = (
+    Law(
+        name=VIEWS_LAW,
+        statement="each argument by itself, and all together, may be a view: strided, transposed, expanded, behind an "
+        "offset, unaligned, part of a pool or of one projection, or with elements 2^31 apart; a kernel may refuse it",
+        kind="bounded",
+        needs=is_handed,
+        draw=drawn_from(_views),
+        check=_check_view,
+        operations=("forward", "backward"),
+        walk=walked(_views),
+    ),
+    Law(
+        name=UNREAD_LAW,
+        statement="a larger max_seqlen, tokens behind the last sequence, entries of a page table and places of a cache "
+        "that belong to none, and what fresh memory holds change no output",
+        kind="bounded",
+        needs=is_handed,
+        draw=drawn_from(_unread),
+        check=_check_unread,
+        operations=("forward", "backward"),
+        walk=walked(_unread),
+    ),
+)

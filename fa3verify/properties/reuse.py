@@ -1,0 +1,330 @@
+"""The law that no call leaves a trace in another: calls whose outputs name addresses, one after the other and at once.
+
+A call is repeated after others of its shapes that differ in data, lengths, mask or scale; in the same memory and as a
+replayed CUDA graph; after an exception and a pause; from another thread, and from two at once; with other global seeds
+and another default dtype. What it leaves outside of its outputs is compared as well, and hundreds of small calls show a
+rare loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fa3_reference.problem import AttentionProblem
+from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels.handed import arranged, current
+from fa3verify.kernels.record import Kernel
+from fa3verify.operations import Outputs
+from fa3verify.properties.addressed_calls import call_of, calls, case_of, is_asked
+from fa3verify.properties.addresses import Addressed
+from fa3verify.properties.compare import same_bits
+from fa3verify.properties.handing import drawn_from, walked
+from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation
+from fa3verify.properties.views import is_numpy, is_tensor
+
+NAME = "calls_leave_no_trace"
+_PAUSE_S = 0.3
+_SECONDS = 0.5  # of repeated calls, for each example of a campaign
+_AT_ONCE = 8  # calls of each of two threads
+Call = tuple[Setup, Addressed]
+Found = Iterator[Violation | None]
+
+
+def _variants(kernel: Kernel, problem: AttentionProblem) -> Iterator[AttentionProblem]:
+    """Yield problems whose tensors have the shapes of a problem's: of another scale, mask, and other lengths."""
+    changes: list[dict[str, Any]] = [{"softmax_scale": problem.softmax_scale * 2}]
+    changes += [{"causal": not problem.causal, "window": (-1, -1)}, {"causal": False, "window": (3, 2)}]
+    if problem.seqlens_q is not None and problem.seqlens_k is not None:
+        changes.append({"seqlens_q": problem.seqlens_q[::-1], "seqlens_k": problem.seqlens_k[::-1]})
+    if problem.cache is not None and not problem.cache.new:
+        fewer = tuple(max(1, n // 3) for n in problem.seqlens_k or ())
+        pages = sum(-(-n // (problem.cache.page_size or 1)) for n in problem.seqlens_k or ())
+        left = sum(-(-n // (problem.cache.page_size or 1)) for n in fewer)
+        cache = replace(problem.cache, spare=problem.cache.spare + pages - left, leftpad=(), shared=False)
+        changes.append({"seqlens_k": fewer, "seqlen_k": max(fewer), "cache": cache})
+    for change in changes:
+        with contextlib.suppress(ValueError):
+            changed = replace(problem, **change)
+            if kernel.supports(changed):
+                yield changed
+
+
+def _family(kernel: Kernel, problem: AttentionProblem) -> list[Call]:
+    """Return the call, one of other data, and those of its variants, the longest lengths last."""
+    own = [call_of(kernel, problem), call_of(kernel, problem, seed=1)]
+    return [*own, *(call_of(kernel, each, seed=2) for each in _variants(kernel, problem))]
+
+
+def _again(call: Call, words: str) -> Violation | None:
+    setup, due = call
+    return due.violation(words, setup.run())
+
+
+def _after_others(family: list[Call], trial: Trial) -> Found:
+    first = family[0][0].run()
+    for i, call in enumerate((*family, *family[::-1])):
+        yield _again(call, f"call {i + 2}, after others of its shapes")
+    if family[0][0].kernel.claims(NAME):
+        yield same_bits("the first call again", family[0][0].run(), first)
+
+
+class _SameMemory:
+    """Gives calls whose arguments lie where those of their name, shape and dtype lay before."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.placed(name, x) if is_tensor(x) else x for name, x in arguments.items()}
+
+    def placed(self, name: str, x: Any) -> Any:
+        key = (name, tuple(x.shape), str(x.dtype))
+        held = self.held.setdefault(key, np.empty_like(x) if is_numpy(x) else x.clone())
+        if is_numpy(x):
+            held.flags.writeable = True
+        held[...] = x
+        if is_numpy(x):
+            held.flags.writeable = x.flags.writeable
+        return held
+
+
+def _in_the_same_memory(family: list[Call], trial: Trial) -> Found:
+    with arranged(_SameMemory()):
+        for i, call in enumerate((*family, *family[::-1])):
+            yield _again(call, f"call {i + 1}, in the memory of the one before")
+
+
+class _Graph:
+    """Captures the first call as a CUDA graph in fixed memory, and replays it for later ones."""
+
+    def __init__(self) -> None:
+        self.give = _SameMemory()
+        self.graph: Any = None
+        self.returned: Any = None
+
+    def __call__(self, kernel: Callable[[], Any]) -> Any:
+        import torch
+
+        if self.graph is None:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                kernel()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.returned = kernel()
+            self.graph = graph
+        self.graph.replay()
+        torch.cuda.synchronize()
+        return self.returned
+
+
+def _as_a_graph(family: list[Call], trial: Trial) -> Found:
+    """Replay a graph of the shortest call for others whose arguments differ in their tensors alone, and back."""
+    graph = _Graph()
+    short, *others = sorted(family, key=lambda call: call[0].problem.seqlen_k)
+    alike = [call for call in others if call[0].problem.softmax_scale == short[0].problem.softmax_scale]
+    alike = [call for call in alike if _mask(call) == _mask(short)]
+    with arranged(graph.give, call=graph):
+        try:
+            short[0].run()
+        except KernelError as error:
+            raise Untaken(f"it cannot be captured: {error}") from None
+        shapes = set(graph.give.held)
+        for i, call in enumerate((*alike, short)):
+            yield _again(call, f"replay {i + 1} of a CUDA graph")
+            if set(graph.give.held) != shapes:
+                raise Untaken("its arguments have other shapes")
+
+
+def _mask(call: Call) -> tuple[object, ...]:
+    problem = call[0].problem
+    return problem.causal, problem.window, problem.seqlen_q
+
+
+def _after_an_exception(family: list[Call], trial: Trial) -> Found:
+    def broken(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: x[..., :3] if name in ("k", "k_cache") else x for name, x in arguments.items()}
+
+    yield _again(family[0], "the first call")
+    with arranged(broken), contextlib.suppress(KernelError):
+        family[0][0].run()
+    for call in family:
+        yield _again(call, "after a call that could not succeed")
+
+
+def _after_a_pause(family: list[Call], trial: Trial) -> Found:
+    for _ in range(2):
+        yield _again(family[0], "before and after a pause")
+        time.sleep(_PAUSE_S)
+
+
+def _with_other_seeds(family: list[Call], trial: Trial) -> Found:
+    """Seed all generators otherwise, and tell whether a call has set them to a state of its own."""
+    states = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 (the state that kernels share is what is changed)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(seed)
+        yield _again(family[0], "with other global seeds")
+        states.append(_generators())
+    if reset := [name for name, state in states[0].items() if state == states[1][name]]:
+        yield Violation(f"it sets the state of {' and '.join(reset)}")
+
+
+def _generators() -> dict[str, object]:
+    states: dict[str, object] = {"random": random.getstate(), "numpy.random": np.random.get_state()[1].tobytes()}  # type: ignore[union-attr]  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    return states | ({"torch's generator": torch.get_rng_state().numpy().tobytes()} if torch else {})
+
+
+def _with_another_default(family: list[Call], trial: Trial) -> Found:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise Untaken("torch is not imported")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield _again(family[0], "with a default dtype of float64")
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_threads(family: list[Call], trial: Trial) -> Found:
+    """Call from another thread, then from two at once."""
+    found: list[Violation | BaseException | None] = []
+
+    def work(call: Call, count: int) -> None:
+        try:
+            found.extend(_again(call, f"{1 + (count > 1)} threads at once") for _ in range(count))
+        except BaseException as error:  # it is raised in the thread that began this one
+            found.append(error)
+
+    for members, count in ((family[:1], 1), (family[:2], _AT_ONCE), (family[-2:], _AT_ONCE)):
+        threads = [threading.Thread(target=work, args=(call, count), daemon=True) for call in members]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+        yield each
+
+
+def _outside() -> dict[str, object]:
+    """Return what a call must leave as it is, by name."""
+    found: dict[str, object] = {"the environment": dict(os.environ), "the working directory": os.getcwd()}
+    found["numpy's handling of errors"] = np.geterr()
+    if torch := sys.modules.get("torch"):
+        found |= {
+            "torch's default dtype": torch.get_default_dtype(),
+            "torch's number of threads": torch.get_num_threads(),
+            "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "whether torch computes gradients": torch.is_grad_enabled(),
+            "the precision of torch's products": torch.get_float32_matmul_precision(),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            found["the current stream"] = torch.cuda.current_stream()
+            found["the current device"] = torch.cuda.current_device()
+    return found
+
+
+def _outside_stays(family: list[Call], trial: Trial) -> Found:
+    """Compare what is outside of a call, its argument's memory, and what an earlier call returned."""
+    with arranged() as arrangement:
+        before = _outside()
+        yield _again(family[0], "the first call")
+        after = _outside()
+        if changed := [name for name, value in before.items() if value != after[name]]:
+            yield Violation(f"it changes {' and '.join(changed)}")
+        returned = _parts(arrangement.returned)
+        shared = [name for name, x in arrangement.given.items() if is_tensor(x) and any(_overlap(x, y) for y in returned)]
+        if shared:
+            yield Violation(f"what it returns lies in the memory of {' and '.join(shared)}")
+        copies = [np.array(x) if is_numpy(x) else x.clone() for x in returned]
+        for call in family[1:]:
+            yield _again(call, "the next call")
+        if any(bool((x != copy).any() & (x == x).all()) for x, copy in zip(returned, copies, strict=True)):
+            yield Violation("a later call changes what an earlier one returned")
+
+
+def _parts(returned: Any) -> list[Any]:
+    return [x for x in (returned if isinstance(returned, (tuple, list)) else (returned,)) if is_tensor(x)]
+
+
+def _overlap(x: Any, y: Any) -> bool:
+    """Tell whether two arrays, or two tensors, lie in the same memory."""
+    if is_numpy(x) or is_numpy(y):
+        return is_numpy(x) and is_numpy(y) and np.may_share_memory(x, y)
+    return bool(x.numel()) and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def _often(family: list[Call], trial: Trial) -> Found:
+    """Call as often as there is time; how often a loss must be, so as to be seen, follows from the count of calls."""
+    until = time.monotonic() + _SECONDS * trial.integer("examples", 1, 10**6)
+    count = 0
+    while time.monotonic() < until:
+        call = family[count % len(family)]
+        yield _again(call, f"call {count + 1:,}")
+        count += 1
+
+
+STEPS: Mapping[str, Callable[[list[Call], Trial], Found]] = {
+    "after other calls of its shapes": _after_others,
+    "in the same memory": _in_the_same_memory,
+    "as a CUDA graph": _as_a_graph,
+    "after an exception": _after_an_exception,
+    "after a pause": _after_a_pause,
+    "with other global seeds": _with_other_seeds,
+    "with another default dtype": _with_another_default,
+    "in threads": _in_threads,
+    "what lies outside": _outside_stays,
+    "again and again": _often,
+}
+_OF_TENSORS = ("in the same memory", "after an exception", "what lies outside")
+
+
+def _trials(kernel: Kernel, examples: int) -> Iterator[Trial]:
+    problems = calls(kernel)
+    for i, problem in enumerate(problems):
+        for name in STEPS:
+            is_taken = name not in _OF_TENSORS or getattr(kernel.code, "is_handed", False)
+            if name == "as a CUDA graph":
+                is_taken = kernel.device.startswith("cuda") and getattr(kernel.code, "is_handed", False)
+            if is_taken and (i == 0 or name not in ("after a pause", "again and again")):
+                yield Trial(NAME, case_of(kernel, problem), {"of": name, "examples": examples})
+
+
+def _check(kernel: Kernel, trial: Trial) -> Violation | None:
+    name = trial.choice("of", tuple(STEPS))
+    family = _family(kernel, trial.case.problem)
+    return next(filter(None, STEPS[name](family, trial)), None)
+
+
+REUSE_LAWS = (
+    Law(
+        name=NAME,
+        statement="a call gives the same after others of its shapes with other data, lengths, masks and scales, in the "
+        "same memory, as a CUDA graph, after an exception and a pause, in threads, with other seeds and defaults; it "
+        "leaves nothing else changed, and is right each of hundreds of times",
+        kind="agreement",
+        needs=is_asked,
+        draw=drawn_from(_trials),
+        check=_check,
+        operations=("forward", "backward"),
+        walk=walked(_trials),
+    ),
+)

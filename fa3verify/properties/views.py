@@ -1,0 +1,181 @@
+"""How the arguments of a call lie in memory: views that callers hold, each with the same numbers as a contiguous tensor.
+
+They are made of numpy arrays and of torch tensors alike, on whatever device. The memory between the elements is filled
+with bytes that are NaN, or very large numbers, so that what is read there shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+_AXES = ("first axis", "second axis", "third axis", "last axis")
+_GARBAGE = 0x7F  # in every byte: NaN of e4m3 and fp16, and a very large number of the others
+Blank = Callable[[tuple[int, ...]], Any]
+View = Callable[[Any, Blank], Any]
+
+
+def is_numpy(x: Any) -> bool:
+    """Tell whether an argument is a numpy array."""
+    return isinstance(x, np.ndarray)
+
+
+def is_tensor(x: Any) -> bool:
+    """Tell whether an argument is an array or a tensor of one axis or more."""
+    return is_numpy(x) or hasattr(x, "untyped_storage")
+
+
+def blank(like: Any, shape: tuple[int, ...]) -> Any:
+    """Return a contiguous tensor of another one's kind, dtype and device, filled with garbage."""
+    size = math.prod(shape) * like.itemsize
+    if is_numpy(like):
+        return np.full(size, _GARBAGE, np.uint8).view(like.dtype).reshape(shape)
+    import torch
+
+    return torch.full((size,), _GARBAGE, dtype=torch.uint8, device=like.device).view(like.dtype).reshape(shape)
+
+
+def laid(x: Any, view: View) -> Any:
+    """Return a view of a tensor's numbers; read-only where the array is."""
+    return _filled(view(x, lambda shape: blank(x, shape)), x)
+
+
+def _filled(view: Any, x: Any) -> Any:
+    """Copy a tensor's numbers into a view, and return it."""
+    view[...] = x
+    if is_numpy(x):
+        view.flags.writeable = x.flags.writeable
+    return view
+
+
+def _swapped(x: Any, axes: tuple[int, ...], made: Blank) -> Any:
+    """Return a view whose memory has the axes of ``x`` in another order, given as places from the last axis."""
+    front = tuple(range(len(x.shape) - len(axes)))
+    order = (*front, *(len(x.shape) + a for a in axes))
+    back = tuple(np.argsort(order).tolist())
+    memory = made(tuple(x.shape[a] for a in order))
+    return memory.transpose(back) if is_numpy(x) else memory.permute(back)
+
+
+def _longer(x: Any, axis: int, front: int, behind: int, made: Blank) -> Any:
+    """Return a part of a tensor that is longer along an axis."""
+    axis %= len(x.shape)
+    shape = tuple(n + (front + behind) * (a == axis) for a, n in enumerate(x.shape))
+    return made(shape)[(slice(None),) * axis + (slice(front, front + x.shape[axis]),)]
+
+
+def _offset(x: Any, elements: int, made: Blank) -> Any:
+    """Return a contiguous tensor that begins so many elements behind the begin of its memory."""
+    size = math.prod(x.shape)
+    return made((size + elements,))[elements:].reshape(x.shape)
+
+
+VIEWS: Mapping[str, View] = {
+    "channels 2 apart": lambda x, made: made((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2],
+    "channels backwards": lambda x, made: made(x.shape)[..., ::-1],
+    "channels of a wider tensor": lambda x, made: _longer(x, -1, 8, 8, made),
+    "heads and tokens swapped": lambda x, made: _swapped(x, (-2, -3, -1), made),
+    "channels first": lambda x, made: _swapped(x, (-1, -3, -2), made),
+    "tokens last": lambda x, made: _swapped(x, (-2, -1, -3), made),
+    "room behind the last axis but one": lambda x, made: _longer(x, -2, 1, 2, made),
+    "room behind the last axis but two": lambda x, made: _longer(x, -3, 2, 5, made),
+    "half of a pool": lambda x, made: made((2, *x.shape))[1],
+    "halves of pages": lambda x, made: made((x.shape[0], 2, *x.shape[1:]))[:, 1],
+    "every second": lambda x, made: made((2 * x.shape[0], *x.shape[1:]))[::2],
+    "behind an offset": lambda x, made: _offset(x, 64, made),
+    "unaligned": lambda x, made: _offset(x, 1, made),
+}
+_LEAST_AXES = {
+    "channels of a wider tensor": 2,
+    "room behind the last axis but one": 2,
+    "halves of pages": 2,
+    "channels first": 3,
+    "tokens last": 3,
+    "heads and tokens swapped": 3,
+    "room behind the last axis but two": 3,
+}
+WIDE = "64-bit integers"
+EXPANDED = "expanded"
+POOLS = {"halves of one pool": 0, "halves of each page": 1}
+PROJECTION = "parts of one projection"
+PAIRS = (("k", "v"), ("k_cache", "v_cache"))
+FAR = {f"{axis} beyond 2^{bits} elements": (i, 2**bits) for bits in (31, 16, 32, 15) for i, axis in enumerate(_AXES)}
+SLOW = frozenset(name for name, (_, n) in FAR.items() if n in (2**32, 2**15))  # asked where there is time
+
+
+def views_of(x: Any) -> tuple[str, ...]:
+    """Return the names of the views that an argument can have by itself; none of what is no tensor, and of an empty
+    one.
+    """
+    if not is_tensor(x) or not x.shape or not math.prod(x.shape):
+        return ()
+    names = (name for name in VIEWS if len(x.shape) >= _LEAST_AXES.get(name, 1))
+    names = (name for name in names if is_numpy(x) or name != "channels backwards")
+    longer = (name for name, (axis, _) in FAR.items() if axis < len(x.shape) > 1 and x.shape[axis] > 1)
+    return (*names, *[WIDE] * str(x.dtype).endswith("int32"), *longer)
+
+
+def viewed(x: Any, name: str) -> Any:
+    """Return a view of an argument, by its name; MemoryError where there is not so much address space."""
+    if name in FAR:
+        return _far(x, *FAR[name])
+    if name == WIDE:
+        return x.astype(np.int64) if is_numpy(x) else x.long()
+    return laid(x, VIEWS[name]) if name != EXPANDED else _expanded(x)
+
+
+def joined(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return K and V, or Q, K and V, as views of one tensor, by name; nothing where their shapes do not allow that."""
+    if name == PROJECTION:
+        given = {each: arguments[each] for each in ("q", "k", "v") if each in arguments}
+        if len(given) < 3 or len({(*x.shape[:-2], x.shape[-1]) for x in given.values()}) > 1:
+            return {}
+        ends = np.cumsum([x.shape[-2] for x in given.values()]).tolist()
+        one = given["q"]
+        whole = blank(one, (*one.shape[:-2], ends[-1], one.shape[-1]))
+        parts = [whole[..., end - x.shape[-2] : end, :] for end, x in zip(ends, given.values(), strict=True)]
+    else:
+        axis = POOLS[name]
+        pairs = ({each: arguments[each] for each in pair if each in arguments} for pair in PAIRS)
+        given = next((pair for pair in pairs if len({x.shape for x in pair.values()}) == 1 and len(pair) > 1), {})
+        if not given:
+            return {}
+        one = next(iter(given.values()))
+        whole = blank(one, (*one.shape[:axis], 2, *one.shape[axis:]))
+        parts = [whole[(slice(None),) * axis + (i,)] for i in (0, 1)]
+    return {each: _filled(part, x) for part, (each, x) in zip(parts, given.items(), strict=True)}
+
+
+def _expanded(x: Any) -> Any:
+    """Return a tensor without memory for the axes along which it is the same."""
+    one = x
+    for axis, n in enumerate(x.shape):
+        first = one[(slice(None),) * axis + (slice(1),)]
+        one = first if n and bool((first == one).all()) else one
+    return np.broadcast_to(one.copy(), x.shape) if is_numpy(x) else one.clone().expand(x.shape)
+
+
+def _far(x: Any, axis: int, beyond: int) -> Any:
+    """Return a view whose last element along an axis lies more than ``beyond`` elements behind its first.
+
+    MemoryError where there is not so much address space; on a CPU what lies between is never touched.
+    """
+    strides = _contiguous(x.shape)
+    strides[axis] = max(strides[axis], -(-beyond // max(1, x.shape[axis] - 1)) + 1)
+    size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, strides))
+    if is_numpy(x):
+        memory = np.empty(size, x.dtype)
+        view = as_strided(memory, x.shape, tuple(n * x.itemsize for n in strides))
+    else:
+        import torch
+
+        view = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(tuple(x.shape), tuple(strides))
+    return _filled(view, x)
+
+
+def _contiguous(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[a + 1 :]) for a in range(len(shape))]
