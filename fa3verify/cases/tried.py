@@ -7,12 +7,12 @@ sizes themselves, of calls that returned and whose outputs were compared with so
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.kernels.arrays import is_plain
+from fa3_reference.problem import AttentionProblem
 from fa3verify.operations.operation import needed_features
 from fa3verify.records import OLDER
 
@@ -26,7 +26,7 @@ _FEATURES = {  # words for features that a problem may need
     "gqa": "grouped heads",
     "head_dim_v": "another head_dim of V",
 }
-LAYOUT = "contiguous"  # in C order, from an address that vectors of 16 bytes may be read from
+LAYOUT = "contiguous"
 REPEATED = ("repeated_run_is_identical", "calls_leave_no_trace")  # the properties that compare runs of one call
 
 
@@ -53,7 +53,9 @@ class SizesTried:
     not_tried : tuple of str
         In words, what was not tried; empty before :func:`concluded`.
     layouts : tuple of (str, str)
-        Operands that a kernel got as they lay in memory, each with how it lay.
+        Arguments that a kernel got as views, each with how it lay in memory.
+    asked : tuple of (str, str)
+        Sizes that were asked one by one, and what else was changed of calls, each in words.
     """
 
     calls: int = 0
@@ -69,6 +71,7 @@ class SizesTried:
     repeated_runs: bool = False
     not_tried: tuple[str, ...] = ()
     layouts: tuple[tuple[str, str], ...] = field(default=(), metadata=OLDER)
+    asked: tuple[tuple[str, str], ...] = field(default=(), metadata=OLDER)
 
 
 class Tried:
@@ -76,10 +79,10 @@ class Tried:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.sizes: dict[str, set[Any]] = {name: set() for name in (*SIZES, "features", "layouts")}
+        self.sizes: dict[str, set[Any]] = {name: set() for name in (*SIZES, "features", "layouts", "asked")}
 
-    def add(self, problem: AttentionProblem, operands: Operands | None = None, views: Iterable[str] = ()) -> None:
-        """Note one call; ``views`` names the operands that the kernel gets as they lie in memory."""
+    def add(self, problem: AttentionProblem) -> None:
+        """Note one call."""
         self.update(
             SizesTried(
                 calls=1,
@@ -91,7 +94,6 @@ class Tried:
                 seqlen_q=(problem.seqlen_q,),
                 seqlen_k=(problem.seqlen_k,),
                 features=tuple(needed_features(problem)),
-                layouts=tuple((name, _layout(getattr(operands, name))) for name in views),
             )
         )
 
@@ -160,25 +162,22 @@ def concluded(
     )
 
 
-def _layout(x: Any) -> str:
-    """Return how a numpy array lies in memory: contiguous, broadcast, unaligned or strided."""
-    moved = "broadcast" if 0 in x.strides else "unaligned" if x.flags.c_contiguous else "strided"
-    return LAYOUT if is_plain(x) else moved
-
-
 def _fixed(layouts: Iterable[tuple[str, str]]) -> list[str]:
     """Return which of Q, K and V were contiguous in every call."""
-    return sorted({"q", "k", "v"} - {name for name, kind in layouts if kind != LAYOUT})
+    return sorted({"q", "k", "v"} - {name.removesuffix("_cache") for name, _ in layouts})
 
 
 def _laid(layouts: Iterable[tuple[str, str]]) -> str:
     """Return how tensors lay, in words.
 
-    >>> _laid([("q", "strided"), ("q", "contiguous"), ("q", "unaligned")]), _laid([])
-    ('strided and unaligned (k and v contiguous)', 'contiguous')
+    >>> _laid([("q", "unaligned"), ("k", "unaligned"), ("k", "expanded")]), _laid([])
+    ('contiguous, k in 2 other ways and q in 1 (v contiguous)', 'contiguous')
     """
-    kinds = sorted({kind for _, kind in layouts} - {LAYOUT}) or [LAYOUT]
-    words = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+    counts = Counter(name for name, _ in layouts)
+    if not counts:
+        return LAYOUT
+    ways = [f"{name} in {n}{' other ways' * (i == 0)}" for i, (name, n) in enumerate(sorted(counts.items()))]
+    words = f"{LAYOUT}, {' and '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))}"
     fixed = _fixed(layouts)
     return f"{words} ({' and '.join(fixed)} {LAYOUT})" if 0 < len(fixed) < 3 else words
 
@@ -193,7 +192,7 @@ def common(found: Sequence[SizesTried]) -> SizesTried:
         return first
     shared: Any = {
         name: tuple(x for x in getattr(first, name) if all(x in getattr(other, name) for other in others))
-        for name in (*SIZES, "layouts")
+        for name in (*SIZES, "layouts", "asked")
     }
     shared |= {name: (min(max(getattr(each, name), default=0) for each in found),) for name in _LONGEST}
     shared |= {"layout": _laid(shared["layouts"]), "repeated_runs": all(each.repeated_runs for each in found)}
@@ -221,7 +220,7 @@ def line(found: Sequence[SizesTried | None]) -> str:
     return (
         f"tried{' of each kernel' if len(ran) > 1 else ''} head_dim {words['head_dim']}; "
         f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
-        f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
+        f"groups {words['group']}; sequences {words['sequences']}; {calls}; tensors {words['layout']}; "
         f"repeated runs {words['repeated_runs']}"
     )
 

@@ -20,7 +20,7 @@ from fa3_kernels.plan.config import Setting
 from fa3_reference.cache import check_written, serve
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Descale, Operands
 from fa3verify import operations
-from fa3verify.kernels.handed import unchanged
+from fa3verify.kernels.handed import current, unchanged
 from fa3verify.known.libraries import Unsupported, library
 from fa3verify.known.peers import PEERS
 from fa3verify.tensors.convert import to_gpu, to_numpy
@@ -161,14 +161,17 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
     operation = "backward" if isinstance(operands, BackwardOperands) else operations.FORWARD
     serves = name in PEERS and PEERS[name].serves
     tensors = served(problem, operands) if serves else given(problem, operands)
-    named = tensors if isinstance(tensors, dict) else tensors._asdict()
+    arrangement = current()
+    known = tensors if isinstance(tensors, dict) else {key: x for key, x in tensors._asdict().items() if x is not None}
+    named = arrangement.given = arrangement.give(known)
+    tensors = named if isinstance(tensors, dict) else type(tensors)(**named)
     with unchanged(named):
-        output = loaded(name, operation)(problem, tensors, options)()
+        output = arrangement.call(loaded(name, operation)(problem, tensors, options))
         torch.cuda.synchronize()
     if problem.cache is not None:
         after = (to_numpy(named["k_cache"]), to_numpy(named["v_cache"]))
         check_written(problem, operands, serve(problem, operands), after)
-    results = output[:2] if isinstance(output, LaunchOutput) else output
+    results = arrangement.returned = output[:2] if isinstance(output, LaunchOutput) else output
     return tuple(None if x is None else to_numpy(x) for x in results)
 
 

@@ -65,6 +65,7 @@ def _code(name: str, operation: str) -> Functions:
         configure=partial(_configure, name, operation),
         launchable=partial(_options, name, operation),
         identity=partial(_identity, name),
+        is_handed=True,
     )
 
 

@@ -11,25 +11,39 @@ import contextlib
 import ctypes
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.files import Json
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.addressed_calls import call_of, calls, case_of, is_asked
-from fa3verify.properties.law import Law, Refused, Trial, Untaken, Violation
-from fa3verify.properties.views import EXPANDED, POOLS, PROJECTION, SLOW, blank, is_numpy, is_tensor, joined, viewed, views_of
+from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
+from fa3verify.properties.views import (
+    EXPANDED,
+    FAR,
+    POOLS,
+    PROJECTION,
+    SLOW,
+    VIEWS,
+    WIDE,
+    blank,
+    is_numpy,
+    joined,
+    viewed,
+    views_of,
+)
 
 Arguments = dict[str, Any]
 ALL = "all arguments"
 _SLACK = 5  # tokens behind the last sequence
+SECONDS = 0.5  # of a walk for each example of a campaign
 _MANY = 30  # examples of a campaign from which all views are asked
 _MORE = 37  # by which max_seqlen is larger than any sequence
 _PERTURB, _MMAP_THRESHOLD = -6, -3  # options of glibc's mallopt
@@ -60,27 +74,33 @@ def _viewed(name: str, view: str) -> Callable[[Arguments], Arguments]:
     return give
 
 
-def _views(kernel: Kernel, examples: int) -> Iterator[Trial]:
-    """Yield a trial for each view of each argument of a few small calls, then of all arguments, and of those in one."""
+def _views(kernel: Kernel, examples: int) -> Walk:
+    """Yield trials of each view of each argument, of all arguments, and of those that lie in one tensor, in any order:
+    a slow kernel is asked some of each.
+    """
+    until = time.monotonic() + SECONDS * examples
+    left_out = SLOW if examples < _MANY else frozenset()
+    trials = []
     for problem in calls(kernel):
         arguments = arguments_of(kernel, problem)
         case = case_of(kernel, problem)
-        left_out = SLOW if examples < _MANY else frozenset()
         own = {name: [view for view in views_of(x) if view not in left_out] for name, x in arguments.items()}
         shared = [view for view in (*POOLS, PROJECTION) if joined(arguments, view)]
-        everywhere = dict.fromkeys(view for views in own.values() for view in views if "beyond" not in view)
-        asked = [*((name, view) for name, views in own.items() for view in views)]
-        asked += [(ALL, view) for view in (*shared, *everywhere)]
-        for name, view in asked:
-            yield Trial(VIEWS_LAW, case, {"of": name, "as": view, "alike": ""})
-        for alike in ("batch", "heads") if kernel.operation == "forward" else ("dout",):
-            for name in ("k", "v") if alike != "dout" else ("dout",):
-                if name in arguments:
-                    yield Trial(VIEWS_LAW, case, {"of": name, "as": EXPANDED, "alike": alike})
+        everywhere = dict.fromkeys(view for views in own.values() for view in views if view not in FAR)
+        asked = [(name, view, "") for name, views in own.items() for view in views]
+        asked += [(ALL, view, "") for view in (*shared, *everywhere)]
+        alike = {"k": ("batch", "heads"), "v": ("batch", "heads")} if kernel.operation == "forward" else {"dout": ("dout",)}
+        asked += [(name, EXPANDED, way) for name, ways in alike.items() if name in arguments for way in ways]
+        trials += [Trial(VIEWS_LAW, case, {"of": name, "as": view, "alike": way}) for name, view, way in asked]
+    Random(0).shuffle(trials)
+    for trial in trials:
+        if time.monotonic() > until or (yield trial):
+            return
 
 
 def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
-    name, view, alike = (str(trial.parameters[each]) for each in ("of", "as", "alike"))
+    name, alike = str(trial.parameters["of"]), trial.choice("alike", ("", "batch", "heads", "dout"))
+    view = trial.choice("as", (*VIEWS, *FAR, *POOLS, PROJECTION, WIDE, EXPANDED))
     setup, due = call_of(kernel, trial.case.problem, alike=alike)
     try:
         with arranged(_viewed(name, view)):
@@ -135,6 +155,7 @@ UNREAD: Mapping[str, Callable[[AttentionProblem, Arguments], Arguments]] = {
         for words, entry in (("-1", -1), ("2^30", 2**30), ("pages of another", None))
     },
 }
+_LOUD = "table entries behind a sequence: 2^30"  # which a kernel may refuse by an IndexError
 FRESH = "fresh memory"
 NAN_BEHIND, FULL = "NaN behind every sequence", "full to the last place"
 
@@ -170,18 +191,21 @@ def garbage_in_fresh_memory() -> Iterator[None]:
         perturb(_MMAP_THRESHOLD, 128 * 1024)
 
 
-def _unread(kernel: Kernel, examples: int) -> Iterator[Trial]:
+def _unread(kernel: Kernel, examples: int) -> Walk:
     """Yield a trial for each thing that no kernel may read, in each of a few small calls that have it."""
     for problem in calls(kernel):
         arguments = arguments_of(kernel, problem)
         case = case_of(kernel, problem)
         names = [name for name, change in UNREAD.items() if change(problem, arguments)]
+        if kernel.device.startswith("cuda"):  # torch's own indexing would end the process
+            names = [name for name in names if name != _LOUD]
         cached = {NAN_BEHIND: {"behind": "nan"}, FULL: {"spare": 0}} if problem.cache else {}
-        for name in (*names, FRESH):
-            yield Trial(UNREAD_LAW, case, {"of": name})
+        cases = dict.fromkeys((*names, FRESH), case)
         for name, changes in cached.items():
-            changed = replace(problem, cache=replace(problem.cache, **changes))
-            yield Trial(UNREAD_LAW, case_of(kernel, changed), {"of": name})
+            cases[name] = case_of(kernel, replace(problem, cache=replace(problem.cache, **changes)))
+        for name, each in cases.items():
+            if (yield Trial(UNREAD_LAW, each, {"of": name})):
+                return
 
 
 def _check_unread(kernel: Kernel, trial: Trial) -> Violation | None:
@@ -194,24 +218,19 @@ def _check_unread(kernel: Kernel, trial: Trial) -> Violation | None:
         stack.enter_context(arranged(lambda arguments: arguments | change(problem, arguments), slack=slack))
         if name == FRESH:
             stack.enter_context(garbage_in_fresh_memory())
-        got = setup.run()
+        try:
+            got = setup.run()
+        except KernelError as error:
+            if name == _LOUD and isinstance(error.__cause__, IndexError):
+                raise Untaken(f"{name}: {error}") from None
+            raise
     return due.violation(name, got)
 
 
-def walked(trials: Callable[[Kernel, int], Iterator[Trial]]) -> Callable[..., Generator[Trial, bool | None, None]]:
-    """Return the walk over a law's trials that ends at the first failure."""
-
-    def walk(kernel: Kernel, examples: int) -> Generator[Trial, bool | None, None]:
-        for trial in trials(kernel, examples):
-            if (yield trial):
-                return
-
-    return walk
-
-
-def drawn_from(trials: Callable[[Kernel, int], Iterator[Trial]]) -> Callable[[Kernel], SearchStrategy[Trial]]:
-    """Return a strategy of the first trials of a walk."""
-    return lambda kernel: st.sampled_from(list(islice(trials(kernel, 1), 20)))
+def asked(what: str, trials: list[Trial]) -> Json:
+    """Return in words what trials have asked, as a row of what was tried."""
+    names = dict.fromkeys(str(trial.parameters["of"]) for trial in trials)
+    return {"asked": ((what, ", ".join(names)),) if names else ()}
 
 
 def is_handed(kernel: Kernel) -> bool:
@@ -227,10 +246,11 @@ HANDING_LAWS = (
         "offset, unaligned, part of a pool or of one projection, or with elements 2^31 apart; a kernel may refuse it",
         kind="bounded",
         needs=is_handed,
-        draw=drawn_from(_views),
+        draw=None,
         check=_check_view,
+        asked=lambda trials: {"layouts": tuple(sorted((str(t.parameters["of"]), str(t.parameters["as"])) for t in trials))},
         operations=("forward", "backward"),
-        walk=walked(_views),
+        walk=_views,
     ),
     Law(
         name=UNREAD_LAW,
@@ -238,9 +258,10 @@ HANDING_LAWS = (
         "that belong to none, and what fresh memory holds change no output",
         kind="bounded",
         needs=is_handed,
-        draw=drawn_from(_unread),
+        draw=None,
         check=_check_unread,
+        asked=lambda trials: asked("not to be read", trials),
         operations=("forward", "backward"),
-        walk=walked(_unread),
+        walk=_unread,
     ),
 )

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from itertools import islice
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
+from fa3verify.cases.tried import spans
+from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.addressed_calls import call_of, case_of, is_addressable, is_asked
 from fa3verify.properties.ladder import LADDERS, coarse, ladders, problem_of, work
-from fa3verify.properties.law import Law, Trial, Untaken, Violation
+from fa3verify.properties.law import Law, Trial, Untaken, Violation, Walk
 
 SECONDS = 1.0  # of a walk for each example of a campaign
+MOST = max(ladder.top for ladder in LADDERS.values())
 _SHARE = 0.2  # of the time that is left, which one call may take
 NAME = "every_index_is_read_where_it_lies"
 
 
 def _check(kernel: Kernel, trial: Trial) -> Violation | None:
-    size, n = trial.choice("of", tuple(LADDERS)), trial.integer("n", 1, 2**21)
+    size, n = trial.choice("of", tuple(LADDERS)), trial.integer("n", 1, MOST)
     try:
         setup, due = call_of(kernel, trial.case.problem, seed=trial.integer("seed", 0, 99))
         got = setup.run()
@@ -29,7 +28,7 @@ def _check(kernel: Kernel, trial: Trial) -> Violation | None:
     return due.violation(f"{size} {n:,}", got)
 
 
-def walk(kernel: Kernel, examples: int) -> Generator[Trial, bool, None]:
+def walk(kernel: Kernel, examples: int) -> Walk:
     """Yield trials from coarse to fine; what is sent says whether the last one failed, and ends the walk.
 
     A failure is followed by smaller sizes, down to the smallest that fails, if all above it do.
@@ -79,9 +78,11 @@ def _order(kernel: Kernel) -> Iterator[tuple[str, int]]:
         yield from ((name, n) for name, top in tops.items() if n < top)
 
 
-def _trials(kernel: Kernel) -> SearchStrategy[Trial]:
-    """Return a strategy of the first trials of a walk."""
-    return st.sampled_from(list(islice(walk(kernel, 1), 20)))
+def _asked(trials: list[Trial]) -> Json:
+    sizes: dict[str, set[int]] = {}
+    for trial in trials:
+        sizes.setdefault(str(trial.parameters["of"]), set()).add(trial.integer("n", 1, MOST))
+    return {"asked": tuple((name, spans(of)) for name, of in sizes.items())}
 
 
 INDEX_LAWS = (
@@ -91,8 +92,9 @@ INDEX_LAWS = (
         "size up to the largest of practice, one at a time; within the roundings of whole numbers",
         kind="bounded",
         needs=lambda kernel: kernel.mods is None and is_asked(kernel),
-        draw=_trials,
+        draw=None,
         check=_check,
+        asked=_asked,
         operations=("forward", "backward"),
         walk=walk,
     ),

@@ -29,6 +29,7 @@ from fa3verify.text import Failure, one_line
 
 SCHEMA = "fa3verify.trial/1"
 Drawn = dict[str, object]  # parameters of a trial by name: JSON values, which the law checks when it reads them
+Walk = Generator["Trial", bool, None]
 Kind = Literal["exact", "invariant", "agreement", "bounded"]
 
 
@@ -136,27 +137,30 @@ class Law:
         them; of all others, that the calls differ by no more than the sum of their bounds.
     needs : callable
         Tells whether a kernel has what the law needs.
-    draw : callable
-        Returns the Hypothesis strategy of trials for a kernel.
+    draw : callable, optional
+        Returns the Hypothesis strategy of trials for a kernel; None for a law that chooses them itself.
     check : callable
         Returns None if the law holds. It may raise :class:`KernelError`, which the runner makes a violation of, and
         :class:`Untaken`.
     operations : tuple of str
         Operations whose kernels obey it.
     walk : callable, optional
-        For a law whose trials are not drawn: ``walk(kernel, examples)`` yields them one after the other, for a time
-        that grows with the examples of a campaign. It is sent whether the last one failed, and may then yield smaller
-        ones.
+        Of a law that chooses its trials: ``walk(kernel, examples)`` yields them one after the other, for a time that
+        grows with the examples of a campaign. It is sent whether the last one failed, and then yields smaller ones or
+        ends.
+    asked : callable, optional
+        Returns fields of :class:`fa3verify.cases.tried.SizesTried` that say what trials that hold have asked.
     """
 
     name: str
     statement: str
     kind: Kind
     needs: Callable[[Kernel], bool]
-    draw: Callable[[Kernel], SearchStrategy[Trial]]
+    draw: Callable[[Kernel], SearchStrategy[Trial]] | None
     check: Callable[[Kernel, Trial], Violation | None]
     operations: tuple[str, ...] = (operations.FORWARD,)
-    walk: Callable[[Kernel, int], Generator[Trial, bool | None, None]] | None = None
+    walk: Callable[[Kernel, int], Walk] | None = None
+    asked: Callable[[list[Trial]], Json] | None = None
 
     def is_claimed(self, kernel: Kernel) -> bool:
         """Tell whether the law is checked on a kernel: unless it cannot be asked, or is "invariant" and not claimed."""

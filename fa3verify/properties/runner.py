@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,10 +23,9 @@ from fa3verify.cases.tried import SizesTried, Tried
 from fa3verify.files import Json
 from fa3verify.judging import hypotheses
 from fa3verify.kernels import watch
-from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import Kernel, Unfilled
 from fa3verify.properties.draws import independent
-from fa3verify.properties.law import KernelError, Law, Trial, Untaken, Violation
+from fa3verify.properties.law import KernelError, Law, Trial, Untaken, Violation, Walk
 from fa3verify.properties.table import LAWS
 from fa3verify.records import PRIVATE
 
@@ -99,6 +98,7 @@ class _Search:
         self.called = Tried()  # the sizes of calls in the trial that is under way
         self.best: tuple[Trial, Violation] | None = None
         self.trial: Trial | None = None
+        self.passed: list[Trial] = []
         self.optional: dict[tuple[str, bool], Trial] = {}
         self.against: dict[str, tuple[Trial, Violation] | None] = dict.fromkeys(hypotheses.under(kernel))
         self.failed: Mapping[str, Violation | None] = {}  # the best failure, under each hypothesis that was alive then
@@ -118,14 +118,13 @@ class _Search:
     def _counted(self, kernel: Kernel):
         """Return a function that runs the kernel and counts what it returns, until there is a failure."""
         operation = operations.find(kernel.operation)
-        views = kernel.code.views if isinstance(kernel.code, ArrayFunction) else ()
 
         def run(problem: AttentionProblem, operands: Operands, config: Any) -> Any:
             returned = kernel.code.run(problem, operands, config)
             named = operation.named(returned, problem, config)
             if self.best is None:
                 self.outputs += sum(x.size for x in named.values())
-                self.called.add(problem, operands, views)
+                self.called.add(problem)
             for output in operation.sides:
                 if output.optional and output.is_due(problem) and self.trial:
                     self.optional.setdefault((output.name, output.name in named), self.trial)
@@ -158,6 +157,7 @@ class _Search:
             self.classes |= classes_of(self.kernel, trial.case)
             self.tried.update(self.called.noted())
         if violation is None:
+            self.passed.append(trial)
             if self.best is None:
                 self.against |= {name: (trial, v) for name, v in under.items() if v}
             return
@@ -301,7 +301,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     # Flaky: it broke the law, and not again on the same trial.
     with contextlib.suppress(_Broken, _Crash, _Enough, Flaky):
         if law.walk:
-            _walk(law.walk(kernel, max_examples), search)
+            _walked(law.walk(kernel, max_examples), search)
         else:
             each_trial(law, search.kernel, search.check, max_examples, seed)
     trial, violation = search.best or (None, None)
@@ -318,27 +318,29 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
         violation=violation,
         classes=frozenset(search.classes),
         hypotheses=search.settled,
-        tried=search.tried.noted(),
+        tried=replace(search.tried.noted(), **(law.asked(search.passed) if law.asked else {})),
         optional=optional,
     )
 
 
-def _walk(trials: Generator[Trial, bool | None, None], search: _Search) -> None:
+def _walked(trials: Walk, search: _Search) -> None:
     """Check the trials that a law itself chooses."""
-    failed: bool | None = None
-    with contextlib.suppress(StopIteration):
-        while True:
+    trial = next(trials, None)
+    while trial is not None:
+        failed = False
+        try:
+            search.check(trial)
+        except (_Broken, _Crash):
+            failed = True
+        with contextlib.suppress(StopIteration):
             trial = trials.send(failed)
-            try:
-                search.check(trial)
-            except (_Broken, _Crash):
-                failed = True
-            else:
-                failed = False
+            continue
+        return
 
 
 def each_trial(law: Law, kernel: Kernel, check: Callable[[Trial], object], max_examples: int, seed: int) -> None:
     """Have Hypothesis check the plainest trial, then independent ones, and shrink the first for which it raises."""
+    assert law.draw is not None
     with independent(f"{law.name} {seed}") as backend:
 
         @hypothesis.seed(seed)

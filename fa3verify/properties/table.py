@@ -11,7 +11,6 @@ from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.handing import HANDING_LAWS
 from fa3verify.properties.indices import INDEX_LAWS
 from fa3verify.properties.law import Law
-from fa3verify.properties.layouts import LAYOUT_LAWS
 from fa3verify.properties.merging import MERGING_LAWS
 from fa3verify.properties.policy import POLICY_LAWS
 from fa3verify.properties.quantizing import QUANTIZE_LAWS
@@ -30,7 +29,6 @@ LAWS: tuple[Law, ...] = (
     *STRUCTURE_LAWS,
     *EXACT_LAWS,
     *POLICY_LAWS,
-    *LAYOUT_LAWS,
     *INDEX_LAWS,
     *HANDING_LAWS,
     *SERVING_LAWS,

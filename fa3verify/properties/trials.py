@@ -206,11 +206,8 @@ WITH_MODS = frozenset(
         "empty_rows_are_zero",
         "grouped_heads_equal_repeated_heads",
         "neighbours_never_leak",
-        "layouts_change_no_value",
-        "offsets_beyond_32_bits",
         "keys_that_a_term_hides_never_matter",
         "rows_that_a_term_empties_are_zero",
-        "calls_leave_no_trace",
     ]
 )
 

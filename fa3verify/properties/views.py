@@ -47,8 +47,8 @@ def laid(x: Any, view: View) -> Any:
 def _filled(view: Any, x: Any) -> Any:
     """Copy a tensor's numbers into a view, and return it."""
     view[...] = x
-    if is_numpy(x):
-        view.flags.writeable = x.flags.writeable
+    if is_numpy(x) and not x.flags.writeable:
+        view.flags.writeable = False
     return view
 
 

@@ -199,6 +199,14 @@ _TRIED = (  # field of SizesTried, and its words in the table
 )
 
 
+def handed(found: tried.SizesTried) -> dict[str, str]:
+    """Return in words how arguments lay, which sizes were asked one by one, and how else calls were changed."""
+    views: dict[str, list[str]] = {}
+    for name, view in found.layouts:
+        views.setdefault(f"{name} as a view", []).append(view)
+    return {name: ", ".join(each) for name, each in views.items()} | dict(found.asked)
+
+
 def what_was_tried(run: Run) -> PageTable:
     """Return the table of sizes that were tried, a column for each kernel; runs of older versions have no row."""
     sizes = {
@@ -207,6 +215,9 @@ def what_was_tried(run: Run) -> PageTable:
         if kernel.tried
     }
     rows = [{"what": head, **{name: words[key] for name, words in sizes.items()}} for key, head in _TRIED if sizes]
+    asked = {kernel.name: handed(kernel.tried) for kernel in run.kernels if kernel.tried}
+    heads = dict.fromkeys(head for words in asked.values() for head in words)
+    rows += [{"what": head, **{name: words.get(head, DASH) for name, words in asked.items()}} for head in heads]
     columns = [PageColumn("size", "what"), *(PageColumn(name, name) for name in sizes)]
     return PageTable("tried", "What was tried", columns, rows)
 
