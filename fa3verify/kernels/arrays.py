@@ -47,11 +47,6 @@ _ARGUMENTS = {  # of terms of scores, by kind; None in a call without the term
 }
 
 
-def is_plain(x: np.ndarray) -> bool:
-    """Tell whether an array is contiguous and begins at an address that vectors of 16 bytes may be read from."""
-    return bool(x.flags.c_contiguous) and x.__array_interface__["data"][0] % 16 == 0
-
-
 @dataclass(frozen=True, slots=True)
 class ArrayFunction:
     """The code of a kernel that is one function: a record, so that it can travel to worker processes.
@@ -135,12 +130,6 @@ class ArrayFunction:
         """Return what it computes: a name in :data:`fa3verify.operations.OPERATIONS`."""
         return "backward" if self.gradients else "merge" if self.merge else FORWARD
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        """Return the names of operands that the function gets with their strides; all others are copied."""
-        is_copied = self.device != "cpu" or self.gradients or self.merge or self.packed
-        return () if is_copied else ("q",) if self.features & _OF_CACHES else ("q", "k", "v")
-
     def configure(self, problem: AttentionProblem) -> Config | ForwardConfig | GradientConfig | MergeConfig:
         """Return a configuration of which only the formats are true; nothing else is known of a user's function.
 
@@ -211,7 +200,7 @@ class ArrayFunction:
         stored = {name: np.array(x) for name, x in arrays.items()} if problem.cache is not None else {}
         names = ("q", "k", "v") if problem.cache is None else ("q", "k_cache", "v_cache")
         given = {name: laid(self.cache_layout, name, arrays.pop(name)) for name in names}
-        inputs = {name: self._operand(x, problem) for name, x in stacked(self.packed, given).items()}
+        inputs = {name: self._given(x, problem) for name, x in stacked(self.packed, given).items()}
         if "qv" in arrays:
             arrays["qv"] = self._layout(arrays["qv"], problem)
         options = self._options(problem, operands) | {name: self._foreign(x) for name, x in arrays.items()}
@@ -248,8 +237,10 @@ class ArrayFunction:
         queries, keys = problem.q_shape[0], problem.k_shape[0]
         if self.gradients:
             return tuple(x[:n] for x, n in zip(returned, (queries, keys, keys)))
-        out, *rest = returned if isinstance(returned, tuple) else (returned,)
-        return out[:queries], *(x[:queries] if self.lse_layout == "sh" else x[..., :queries] for x in rest)
+        if not isinstance(returned, tuple):
+            return returned[:queries]
+        out, lse = returned
+        return out[:queries], lse[:queries] if self.lse_layout == "sh" else lse[..., :queries]
 
     def _merged(self, problem: AttentionProblem, operands: MergeOperands, config: MergeConfig) -> Result:
         """Merge parts in one call, or two at a time in their order; the only part of all is returned as it is."""
@@ -310,17 +301,6 @@ class ArrayFunction:
         from fa3verify.tensors.convert import to_torch
 
         return to_torch(x, self.device)
-
-    def _operand(self, x: np.ndarray, problem: AttentionProblem) -> Any:
-        """Return Q, K or V as the function gets it: a view stays a view, with its strides."""
-        laid = self._layout(x, problem)
-        if is_plain(x) or self.device != "cpu":
-            return self._foreign(laid)
-        if self.library == "numpy":
-            return laid
-        from fa3verify.tensors.convert import view_as_torch
-
-        return view_as_torch(laid)
 
     def _array(self, x: Any) -> np.ndarray:
         if self.library == "numpy":

@@ -17,8 +17,7 @@ import numpy as np
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify import operations
 from fa3verify.kernels import loading, watch
-from fa3verify.kernels.arrays import is_plain
-from fa3verify.kernels.handed import MOST_BYTES, unchanged
+from fa3verify.kernels.handed import unchanged
 from fa3verify.kernels.record import REFUSALS, Kernel, Unfilled
 from fa3verify.tensors import interpreter
 from fa3verify.text import Failure, of_error
@@ -101,7 +100,7 @@ def _is_unsupported(error: BaseException | None) -> bool:
 
 
 def sealed(operands: Operands) -> Operands:
-    """Return a copy of operands whose arrays are read-only and lie in memory as theirs do."""
+    """Return a copy of operands whose arrays are read-only."""
     copies = {f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)}
     return replace(operands, **copies)
 
@@ -112,23 +111,6 @@ def _sealed(x: Any) -> Any:
         return replace(x, values=_sealed(x.values))
     if x is None:
         return None
-    x = np.array(x) if is_plain(x) else _laid(x)
+    x = np.array(x, order="C")
     x.flags.writeable = False
     return x
-
-
-def _laid(x: np.ndarray) -> np.ndarray:
-    """Return a copy of a view with the same strides and the same address modulo 16, as vector loads need it.
-
-    The memory between its elements is filled with codes that a kernel must not read. A view that spans more memory than
-    :data:`MOST_BYTES` is not copied.
-    """
-    low, high = np.lib.array_utils.byte_bounds(x)
-    if high - low > MOST_BYTES:
-        return x.view()
-    start = x.__array_interface__["data"][0]
-    memory = np.full(high - low + 64, 0x7F, np.uint8)  # NaN of e4m3, and a large number of the others
-    first = -memory.__array_interface__["data"][0] % 16 + start % 16
-    copy = np.ndarray(x.shape, x.dtype, memory, first + start - low, x.strides)
-    copy[...] = x
-    return copy

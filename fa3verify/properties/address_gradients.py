@@ -107,7 +107,9 @@ def _call(
     shaped = [
         x.reshape(shape)
         for x, shape in zip(
-            stored, (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape), strict=True
+            stored,
+            (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape),
+            strict=True,
         )
     ]
     largest = {name: float(size.max(initial=0)) for name, size in sizes.items()}

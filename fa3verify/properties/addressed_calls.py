@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.case import Case
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.address_gradients import addressed_gradients
 from fa3verify.properties.addresses import Addressed, addressed
-from fa3verify.properties.ladder import LADDERS, ladders, problem_of
-from fa3verify.properties.law import Setup
+from fa3verify.properties.ladder import batched, cached, ladders, packed, rotated
+from fa3verify.properties.law import KernelError, Setup
 
 _NEAR = 2.0**-5  # of the largest output, by which two runs of one call may differ where no address is known
-_SMALL = (  # ladders whose calls of a small size differ in what a kernel is handed, with that size
-    ("queries", 5),
-    ("keys", 37),
-    ("packed keys", 19),
-    ("keys in pages", 37),
-    ("keys in rows", 37),
-    ("appended keys", 3),
-    ("rotary positions", 21),
-)
+
+
+class Watch:
+    """Seconds of work since it was made: of this process, or where that waits for others a quarter of those that have
+    passed, so that a busy machine asks a kernel as much as an idle one.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.process_time(), time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return max(time.process_time() - self._began[0], (time.monotonic() - self._began[1]) / 4)
 
 
 def is_addressable(problem: AttentionProblem) -> bool:
@@ -37,10 +47,30 @@ def is_asked(kernel: Kernel) -> bool:
 
 
 def calls(kernel: Kernel) -> tuple[AttentionProblem, ...]:
-    """Return small problems of each kind that a kernel is handed: batched, packed, in pages and rows, with new keys."""
-    known = ladders(kernel)
-    problems = (problem_of(kernel, LADDERS[name], n) for name, n in _SMALL if name in known)
-    return tuple(dict.fromkeys(problem for problem in problems if problem is not None))
+    """Return small problems of each kind that a kernel is handed: batched and packed, of as many queries as keys and of
+    fewer, of one key, over pages and rows, with new keys and rotary positions.
+    """
+    is_causal = "causal" in kernel.features
+    of_cache: tuple[tuple[str, Json], ...] = (
+        ("paged", {}),
+        ("seqused_k", {"page_size": 0}),
+        ("append", {"new": (3, 2)}),
+    )
+    makers: tuple[tuple[str, Callable[[], AttentionProblem]], ...] = (
+        ("", lambda: batched(kernel, causal=is_causal)),
+        ("", lambda: batched(kernel, queries=7, keys=7, group=1)),
+        ("", lambda: batched(kernel, queries=1, keys=1, group=1)),
+        ("varlen", lambda: packed(kernel, (3, 1, 5), (9, 4, 19), causal=is_causal)),
+        ("varlen", lambda: packed(kernel, (4, 6), (4, 6), group=2)),
+        *((name, partial(cached, kernel, (2, 2), (37, 20), **of)) for name, of in of_cache),
+        ("rotary", lambda: rotated(kernel, (37, 20))),
+    )
+    problems = []
+    for name, make in makers:
+        with contextlib.suppress(ValueError):
+            if not name or name in kernel.features:
+                problems.append(kernel.fitted(make()))
+    return tuple(dict.fromkeys(problem for problem in problems if kernel.supports(problem)))
 
 
 def call_of(kernel: Kernel, problem: AttentionProblem, *, seed: int = 0, alike: str = "") -> tuple[Setup, Addressed]:
@@ -57,8 +87,14 @@ def call_of(kernel: Kernel, problem: AttentionProblem, *, seed: int = 0, alike: 
     if kernel.mods is None and is_addressable(problem):
         return setup, found
     due = {name: x.astype(np.float32) for name, x in setup.run().items()}
-    allowed = {name: np.full(x.shape, _NEAR * np.abs(x).max(initial=0, where=np.isfinite(x))) for name, x in due.items()}
+    largest = {name: np.abs(x).max(initial=0, where=np.isfinite(x)) for name, x in due.items()}
+    allowed = {name: np.full(x.shape, _NEAR * largest[name]) for name, x in due.items()}
     return setup, Addressed(problem, found.operands, due, allowed)
+
+
+def is_short_of_memory(error: KernelError) -> bool:
+    """Tell whether a call failed because there was not so much memory, or address space."""
+    return isinstance(error.__cause__, MemoryError) or "OutOfMemory" in str(error) or "allocate" in str(error)
 
 
 def case_of(kernel: Kernel, problem: AttentionProblem) -> Case:

@@ -150,7 +150,8 @@ def _keys(problem: AttentionProblem, seed: int, alike: str, levels: int, most: i
         for first in range(start + classes, start + n, classes):
             stop = min(first + classes, start + n)
             sums[first:stop] += sums[first - classes : stop - classes]
-    turns = mixed(seed, (np.arange(problem.batch) * ("batch" not in alike))[:, None], heads) % classes
+    turned = (np.arange(problem.batch) * ("batch" not in alike))[:, None], heads
+    turns = mixed(seed, *(x * ("queries" not in alike) for x in turned)) % classes
     return _Keys(starts=starts, classes=classes, turns=turns, v=v, sums=sums)
 
 
@@ -167,15 +168,16 @@ class _Rows:
     total: NDArray[np.float32]
 
 
-def _rows(problem: AttentionProblem, keys: _Keys, seed: int) -> _Rows:
+def _rows(problem: AttentionProblem, keys: _Keys, seed: int, alike: str) -> _Rows:
     queries, lengths_k = lengths_of(problem)
     of, row = positions(queries)
     first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
     visible = np.maximum(stop - first, 0)
     heads = np.arange(problem.nheads)
     number = row[:, None] * problem.group + heads % problem.group
-    turn = number + number // keys.classes * 5 + mixed(seed + 1, of[:, None], heads)
-    edge = mixed(seed + 2, of[:, None], number) % _EDGES
+    owner, turned, number = (x * ("queries" not in alike) for x in (of[:, None], heads, number))
+    turn = number + number // keys.classes * 5 + mixed(seed + 1, owner, turned)
+    edge = mixed(seed + 2, owner, number) % _EDGES
     chosen = np.where(edge == 0, 0, np.where(edge == 1, visible - 1, turn % np.maximum(visible, 1)))
     sees = np.broadcast_to(visible > 0, chosen.shape)
     low = np.where(sees, first + chosen % keys.classes, 0)
@@ -201,16 +203,18 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     seed : int
         Seed of V and of what rows attend to.
     alike : str
-        Along which axes K and V are the same, "batch" or "heads" or both in one text: they may then be expanded.
+        "batch" or "heads" where K and V are the same along that axis, "queries" where Q is the same everywhere: they
+        may then be expanded.
     is_coarse : bool
         Whether the kernel rounds its operands or P to few bits: no two of V's numbers are then added.
     """
     is_coarse |= problem.dtype == "e4m3"
     keys = _keys(problem, seed, alike, 4 if is_coarse else 15, 1 if is_coarse else 4)
-    rows = _rows(problem, keys, seed)
+    rows = _rows(problem, keys, seed, alike)
     heads = np.arange(problem.nheads)
     turns = keys.turns[rows.of][:, heads // problem.group]
-    steps = np.array(_SIZES)[mixed(seed + 3, rows.of[:, None], rows.row[:, None], heads) % len(_SIZES)]
+    whose = (x * ("queries" not in alike) for x in (rows.of[:, None], rows.row[:, None], heads))
+    steps = np.array(_SIZES)[mixed(seed + 3, *whose) % len(_SIZES)]
     sizes = np.where(problem.sinks, 1, steps / 4) * loudness(problem, keys.classes, problem.head_dim)
     codes = codebook(keys.classes, problem.head_dim)
     q = codes[(rows.target + turns) % keys.classes] * sizes[..., None].astype(np.float32)
@@ -234,7 +238,7 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
         },
         {
             "out": np.where(sees[..., None], _UNIT * unit, np.inf).reshape(*shape[:-1], 1),
-            "lse": as_lse(problem, np.where(sees, _LSE_NATS, np.inf)),
+            "lse": as_lse(problem, np.where(sees, _LSE_NATS + is_coarse * scores / 16, np.inf)),
         },
     )
 

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import sys
 import warnings
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
@@ -23,7 +22,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.files import Json
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import call_of, calls, case_of, is_asked
+from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked, is_short_of_memory
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import (
     EXPANDED,
@@ -42,6 +41,11 @@ from fa3verify.properties.views import (
 
 Arguments = dict[str, Any]
 ALL = "all arguments"
+# What may be expanded where operands are the same, by operation.
+_ALIKE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "forward": {"batch": ("k", "v"), "heads": ("k", "v"), "queries": ("q",)},
+    "backward": {"dout": ("dout",)},
+}
 _SLACK = 5  # tokens behind the last sequence
 SECONDS = 0.5  # of a walk for each example of a campaign
 _MANY = 30  # examples of a campaign from which all views are asked
@@ -78,7 +82,7 @@ def _views(kernel: Kernel, examples: int) -> Walk:
     """Yield trials of each view of each argument, of all arguments, and of those that lie in one tensor, in any order:
     a slow kernel is asked some of each.
     """
-    until = time.monotonic() + SECONDS * examples
+    watch = Watch()
     left_out = SLOW if examples < _MANY else frozenset()
     trials = []
     for problem in calls(kernel):
@@ -89,24 +93,28 @@ def _views(kernel: Kernel, examples: int) -> Walk:
         everywhere = dict.fromkeys(view for views in own.values() for view in views if view not in FAR)
         asked = [(name, view, "") for name, views in own.items() for view in views]
         asked += [(ALL, view, "") for view in (*shared, *everywhere)]
-        alike = {"k": ("batch", "heads"), "v": ("batch", "heads")} if kernel.operation == "forward" else {"dout": ("dout",)}
-        asked += [(name, EXPANDED, way) for name, ways in alike.items() if name in arguments for way in ways]
+        asked += [
+            (name, EXPANDED, way) for way, names in _ALIKE[kernel.operation].items() for name in names if name in own
+        ]
         trials += [Trial(VIEWS_LAW, case, {"of": name, "as": view, "alike": way}) for name, view, way in asked]
     Random(0).shuffle(trials)
+    trials.sort(key=lambda trial: trial.parameters["as"] not in (*POOLS, PROJECTION, EXPANDED))
     for trial in trials:
-        if time.monotonic() > until or (yield trial):
+        if watch.seconds > SECONDS * examples or (yield trial):
             return
 
 
 def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
-    name, alike = str(trial.parameters["of"]), trial.choice("alike", ("", "batch", "heads", "dout"))
+    name, alike = str(trial.parameters["of"]), trial.choice("alike", ("", *_ALIKE[kernel.operation]))
     view = trial.choice("as", (*VIEWS, *FAR, *POOLS, PROJECTION, WIDE, EXPANDED))
     setup, due = call_of(kernel, trial.case.problem, alike=alike)
     try:
         with arranged(_viewed(name, view)):
             got = setup.run()
-    except (Refused, MemoryError) as error:
-        raise Untaken(f"{name}, {view}: {error}") from None
+    except KernelError as error:
+        if isinstance(error, Refused) or is_short_of_memory(error):
+            raise Untaken(f"{name}, {view}: {error}") from None
+        raise
     return due.violation(f"{name}, {view}", got)
 
 
@@ -233,6 +241,11 @@ def asked(what: str, trials: list[Trial]) -> Json:
     return {"asked": ((what, ", ".join(names)),) if names else ()}
 
 
+def _seen_as(trial: Trial) -> tuple[str, str]:
+    """Return which argument a trial has as a view, and how it lies."""
+    return str(trial.parameters["of"]), str(trial.parameters["as"])
+
+
 def is_handed(kernel: Kernel) -> bool:
     """Tell whether a kernel is a function of tensors, whose arguments can be arranged."""
     return is_asked(kernel) and getattr(kernel.code, "is_handed", False)
@@ -248,7 +261,7 @@ HANDING_LAWS = (
         needs=is_handed,
         draw=None,
         check=_check_view,
-        asked=lambda trials: {"layouts": tuple(sorted((str(t.parameters["of"]), str(t.parameters["as"])) for t in trials))},
+        asked=lambda trials: {"layouts": tuple(dict.fromkeys(_seen_as(trial) for trial in trials))},
         operations=("forward", "backward"),
         walk=_views,
     ),

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Generator, Iterator
+from itertools import zip_longest
 
 from fa3verify.cases.tried import spans
 from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import call_of, case_of, is_addressable, is_asked
+from fa3verify.properties.addressed_calls import Watch, call_of, case_of, is_addressable, is_asked, is_short_of_memory
 from fa3verify.properties.ladder import LADDERS, coarse, ladders, problem_of, work
-from fa3verify.properties.law import Law, Trial, Untaken, Violation, Walk
+from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 
-SECONDS = 1.0  # of a walk for each example of a campaign
+SECONDS = 1.5  # of a walk for each example of a campaign
 MOST = max(ladder.top for ladder in LADDERS.values())
-_SHARE = 0.2  # of the time that is left, which one call may take
+_SHARE = 0.25  # of the time that is left, which one call may take
+_SMALL, _MIDDLE = 65, 513  # sizes that are asked before the ends of ladders: up to the one, and the other
 NAME = "every_index_is_read_where_it_lies"
 
 
 def _check(kernel: Kernel, trial: Trial) -> Violation | None:
     size, n = trial.choice("of", tuple(LADDERS)), trial.integer("n", 1, MOST)
+    setup, due = call_of(kernel, trial.case.problem, seed=trial.integer("seed", 0, 99))
     try:
-        setup, due = call_of(kernel, trial.case.problem, seed=trial.integer("seed", 0, 99))
         got = setup.run()
-    except MemoryError:
-        raise Untaken(f"{size} {n:,} does not fit in memory") from None
+    except KernelError as error:
+        if isinstance(error, Refused) or is_short_of_memory(error):
+            raise Untaken(f"{size} {n:,}: {error}") from None
+        raise
     return due.violation(f"{size} {n:,}", got)
+
+
+class _Climb:
+    """The climb of a kernel's ladders: which sizes were asked, how long they took, and which ladders have ended."""
+
+    def __init__(self, kernel: Kernel, seconds: float) -> None:
+        self.kernel = kernel
+        self.watch = Watch()
+        self.limit_s = seconds
+        self.asked: dict[str, set[int]] = {name: set() for name in ladders(kernel)}
+        self.pace_s: dict[str, float] = {}  # of a unit of work, by ladder
+        self.over: set[str] = set()
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.limit_s - self.watch.seconds)
+
+    def step(self, name: str, n: int, share: float = math.inf) -> Generator[Trial, bool, bool | None]:
+        """Yield the trial of a size and return whether it failed; None without one.
+
+        If it would take more than a share of the time that is left, the ladder ends, with the largest size that does
+        not.
+        """
+        problem = problem_of(self.kernel, LADDERS[name], n)
+        if n in self.asked[name] or problem is None or not is_addressable(problem):
+            return None
+        expected_s = self.pace_s.get(name, 0.0) * work(problem)
+        if expected_s > share * self.left_s:
+            self.over.add(name)
+            n = int(n * share * self.left_s / expected_s)
+            smaller = n > 2 * max(self.asked[name])
+            return (yield from self.step(name, n)) if smaller else None
+        self.asked[name].add(n)
+        watch = Watch()
+        failed = yield Trial(NAME, case_of(self.kernel, problem), {"of": name, "n": n, "seed": n % 7})
+        self.pace_s[name] = watch.seconds / work(problem)
+        return failed
 
 
 def walk(kernel: Kernel, examples: int) -> Walk:
@@ -33,47 +74,32 @@ def walk(kernel: Kernel, examples: int) -> Walk:
 
     A failure is followed by smaller sizes, down to the smallest that fails, if all above it do.
     """
-    until = time.monotonic() + SECONDS * examples
-    pace: dict[str, float] = {}
-    over: set[str] = set()
-    asked: set[tuple[str, int]] = set()
-
-    def trial(name: str, n: int) -> Generator[Trial, bool, bool | None]:
-        """Yield the trial of a size unless it would take too long, and return whether it failed; None without one."""
-        problem = problem_of(kernel, LADDERS[name], n)
-        if problem is None or not is_addressable(problem):
-            return None
-        if pace.get(name, 0.0) * work(problem) > _SHARE * (until - time.monotonic()):
-            over.add(name)
-            return None
-        asked.add((name, n))
-        began = time.monotonic()
-        failed = yield Trial(NAME, case_of(kernel, problem), {"of": name, "n": n, "seed": n % 7})
-        pace[name] = (time.monotonic() - began) / work(problem)
-        return failed
-
-    for name, n in _order(kernel):
-        if time.monotonic() > until:
+    climb = _Climb(kernel, SECONDS * examples)
+    for name, n in _order(climb):
+        if not climb.left_s:
             return
-        if (name, n) in asked or name in over:
-            continue
-        if (yield from trial(name, n)):
-            good, bad = max((m for of, m in asked if of == name and m < n), default=0), n
+        if name not in climb.over and (yield from climb.step(name, n, _SHARE)):
+            bad = max(climb.asked[name])
+            good = max((m for m in climb.asked[name] if m < bad), default=0)
             while bad - good > 1:
                 middle = (good + bad) // 2
-                if (yield from trial(name, middle)):
+                if (yield from climb.step(name, middle)):
                     bad = middle
                 else:
                     good = middle
             return
 
 
-def _order(kernel: Kernel) -> Iterator[tuple[str, int]]:
-    """Yield sizes of all ladders in turn: the coarse ones, then each from 1 on."""
-    tops = {name: ladder.top for name, ladder in ladders(kernel).items()}
+def _order(climb: _Climb) -> Iterator[tuple[str, int]]:
+    """Yield sizes of all ladders in turn: a few small ones, the ends, others in between, then each from 1 on."""
+    tops = {name: LADDERS[name].top for name in climb.asked}
     rungs = {name: list(coarse(top)) for name, top in tops.items()}
-    for i in range(max(map(len, rungs.values()), default=0)):
-        yield from ((name, of[i]) for name, of in rungs.items() if i < len(of))
+    first = {
+        name: [n for n in of if n <= _SMALL or n in (_MIDDLE, tops[name] - 1, tops[name])] for name, of in rungs.items()
+    }
+    for sizes in (first, rungs):
+        for row in zip_longest(*sizes.values()):
+            yield from ((name, n) for name, n in zip(sizes, row, strict=True) if n)
     for n in range(1, max(tops.values(), default=0)):
         yield from ((name, n) for name, top in tops.items() if n < top)
 

@@ -47,23 +47,30 @@ def _heads(kernel: Kernel, nheads_kv: int, group: int) -> dict[str, Any]:
     return {"nheads": nheads_kv * group, "nheads_kv": nheads_kv, "head_dim": channels(kernel), "dtype": kernel.dtype}
 
 
-def _batched(kernel: Kernel, batch: int = 2, queries: int = 3, keys: int = 19, **other: Any) -> AttentionProblem:
+def batched(kernel: Kernel, batch: int = 2, queries: int = 3, keys: int = 19, **other: Any) -> AttentionProblem:
     """Return a problem whose other sizes are tiny: two kv heads, each of a group of two."""
     heads = _heads(kernel, other.pop("nheads_kv", 2), other.pop("group", 2))
     return AttentionProblem(batch=batch, seqlen_q=queries, seqlen_k=keys, **heads, **other)
 
 
-def _packed(kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], **other: Any) -> AttentionProblem:
+def packed(kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], **other: Any) -> AttentionProblem:
+    """Return a problem of packed sequences with two kv heads."""
     heads = _heads(kernel, other.pop("nheads_kv", 2), other.pop("group", 1))
     return AttentionProblem.varlen(queries, keys, **heads, **other)
 
 
-def _cached(kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], **of: Any) -> AttentionProblem:
+def cached(
+    kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], *, is_causal: bool = False, **of: Any
+) -> AttentionProblem:
     """Return a problem whose keys lie in pages, of 16 keys unless the kernel declares other sizes, or in rows."""
-    heads = of.pop("heads", {})
-    if "page_size" not in of:
-        of["page_size"] = page_size(kernel)
-    return _packed(kernel, queries, keys, cache=Cache(**of), **heads)
+    cache = Cache(**{"page_size": page_size(kernel)} | of)
+    return packed(kernel, queries, keys, causal=is_causal, cache=cache)
+
+
+def rotated(kernel: Kernel, keys: tuple[int, int]) -> AttentionProblem:
+    """Return a problem that appends two keys to each sequence, with the whole head rotated by positions."""
+    is_causal = "causal" in kernel.features
+    return cached(kernel, (2, 2), keys, new=(2, 2), rotary_dim=channels(kernel) // 16 * 16, is_causal=is_causal)
 
 
 def page_size(kernel: Kernel) -> int:
@@ -92,68 +99,67 @@ def _masked(kernel: Kernel, n: int) -> dict[str, Any]:
 
 _DECODING: dict[str, Any] = {"operations": ("forward",)}
 LADDERS: Mapping[str, Ladder] = {
-    "batch": Ladder(4096, lambda kernel, n: _batched(kernel, n, keys=5)),
-    "heads": Ladder(256, lambda kernel, n: _batched(kernel, nheads_kv=n, group=1, sinks="sinks" in kernel.features)),
-    "kv heads": Ladder(256, lambda kernel, n: _batched(kernel, nheads_kv=n), frozenset({"gqa"})),
-    "group": Ladder(128, lambda kernel, n: _batched(kernel, group=n), frozenset({"gqa"})),
-    "queries": Ladder(131072, lambda kernel, n: _batched(kernel, queries=n, **_beside(n))),
-    "keys": Ladder(1048576, lambda kernel, n: _batched(kernel, keys=n, **_beside(n), **_masked(kernel, n))),
-    "batch times heads": Ladder(70000, lambda kernel, n: _batched(kernel, -(-n // 16), 1, 5, nheads_kv=16, group=1)),
-    "sequences": Ladder(1024, lambda kernel, n: _packed(kernel, *_sequences(n)), frozenset({"varlen"})),
+    "batch": Ladder(4096, lambda kernel, n: batched(kernel, n, keys=5)),
+    "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, sinks="sinks" in kernel.features)),
+    "kv heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n), frozenset({"gqa"})),
+    "group": Ladder(128, lambda kernel, n: batched(kernel, group=n), frozenset({"gqa"})),
+    "queries": Ladder(131072, lambda kernel, n: batched(kernel, queries=n, **_beside(n))),
+    "keys": Ladder(1048576, lambda kernel, n: batched(kernel, keys=n, **_beside(n), **_masked(kernel, n))),
+    "batch times heads": Ladder(70000, lambda kernel, n: batched(kernel, -(-n // 16), 1, 5, nheads_kv=16, group=1)),
+    "sequences": Ladder(1024, lambda kernel, n: packed(kernel, *_sequences(n)), frozenset({"varlen"})),
     "packed queries": Ladder(
-        262144, lambda kernel, n: _packed(kernel, (n, 2, 3), (5, 7, 4), nheads_kv=1 + n % 2), frozenset({"varlen"})
+        262144, lambda kernel, n: packed(kernel, (n, 2, 3), (5, 7, 4), nheads_kv=1 + n % 2), frozenset({"varlen"})
     ),
     "packed keys": Ladder(
-        262144, lambda kernel, n: _packed(kernel, (2, 3, 1), (5, n, 7), nheads_kv=1 + n % 2), frozenset({"varlen"})
+        262144, lambda kernel, n: packed(kernel, (2, 3, 1), (5, n, 7), nheads_kv=1 + n % 2), frozenset({"varlen"})
     ),
     "window": Ladder(
-        65536, lambda kernel, n: _batched(kernel, 1, 3, 2 * n + 40, window=(n, 0 if n % 2 else -1)), frozenset({"window"})
+        65536,
+        lambda kernel, n: batched(kernel, 1, 3, 2 * n + 40, window=(n, n % 2 - 1)),
+        frozenset({"window"}),
     ),
     "chunk": Ladder(
         65536,
-        lambda kernel, n: _batched(kernel, 1, 3, n + n // 2 + 3, attention_chunk=n, **_masked(kernel, 1)),
+        lambda kernel, n: batched(kernel, 1, 3, n + n // 2 + 3, attention_chunk=n, **_masked(kernel, 1)),
         frozenset({"attention_chunk"}),
         **_DECODING,
     ),
-    "sequences of a cache": Ladder(1024, lambda kernel, n: _cached(kernel, (1,) * n, _sequences(n)[1]), **_DECODING),
-    "keys in pages": Ladder(262144, lambda kernel, n: _cached(kernel, (3, 3), (n, 5)), PAGED, **_DECODING),
-    "keys in rows": Ladder(262144, lambda kernel, n: _cached(kernel, (3, 3), (n, 5), page_size=0), ROWS, **_DECODING),
+    "sequences of a cache": Ladder(1024, lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1]), **_DECODING),
+    "keys in pages": Ladder(262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5)), PAGED, **_DECODING),
+    "keys in rows": Ladder(262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), page_size=0), ROWS, **_DECODING),
     "page size": Ladder(
-        2048, lambda kernel, n: _cached(kernel, (2, 2), (2 * n + 1, n), page_size=n), PAGED, **_DECODING
+        2048, lambda kernel, n: cached(kernel, (2, 2), (2 * n + 1, n), page_size=n), PAGED, **_DECODING
     ),
     "pages": Ladder(
-        70000, lambda kernel, n: _cached(kernel, (2, 2, 2), (n * page_size(kernel), 5, 40)), PAGED, **_DECODING
+        70000, lambda kernel, n: cached(kernel, (2, 2, 2), (n * page_size(kernel), 5, 40)), PAGED, **_DECODING
     ),
     "keys in front of a sequence": Ladder(
         65536,
-        lambda kernel, n: _cached(kernel, (2, 2), (9, 20), page_size=0, leftpad=(n, n // 2)),
+        lambda kernel, n: cached(kernel, (2, 2), (9, 20), page_size=0, leftpad=(n, n // 2)),
         ROWS | {"leftpad"},
         **_DECODING,
     ),
     "rows of a cache": Ladder(
         1024,
-        lambda kernel, n: _cached(kernel, (1,) * n, _sequences(n)[1], page_size=0, indexed=True),
+        lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1], page_size=0, indexed=True),
         ROWS | {"batch_idx"},
         **_DECODING,
     ),
     "appended keys": Ladder(
-        8192, lambda kernel, n: _cached(kernel, (2, 2), (n + 21, n), new=(n, n)), frozenset({"append"}), **_DECODING
+        8192, lambda kernel, n: cached(kernel, (2, 2), (n + 21, n), new=(n, n)), frozenset({"append"}), **_DECODING
     ),
     "rotary positions": Ladder(
-        131072,
-        lambda kernel, n: _cached(
-            kernel, (2, 2), (n + 2, 9), new=(2, 2), rotary_dim=channels(kernel) // 16 * 16, heads=_masked(kernel, 1)
-        ),
-        frozenset({"rotary"}),
-        **_DECODING,
+        131072, lambda kernel, n: rotated(kernel, (n + 2, 9)), frozenset({"rotary"}), **_DECODING
     ),
 }
 
 
 def work(problem: AttentionProblem) -> int:
     """Return what the time of a call goes with: its elements and its scores."""
-    scores = sum((seq.seqlen_q + 8) * (seq.seqlen_k + 8) for seq in problem.sequences()) if problem.is_varlen else (
-        problem.batch * (problem.seqlen_q + 8) * (problem.seqlen_k + 8)
+    scores = (
+        sum((seq.seqlen_q + 8) * (seq.seqlen_k + 8) for seq in problem.sequences())
+        if problem.is_varlen
+        else (problem.batch * (problem.seqlen_q + 8) * (problem.seqlen_k + 8))
     )
     elements = math.prod(problem.q_shape) + 2 * math.prod(problem.k_shape)
     return scores * problem.nheads + 4 * elements

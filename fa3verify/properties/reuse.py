@@ -22,18 +22,20 @@ from typing import Any
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.files import Json
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import WrongOutput
-from fa3verify.properties.addressed_calls import call_of, calls, case_of, is_asked
+from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked
 from fa3verify.properties.addresses import Addressed
 from fa3verify.properties.compare import same_bits
 from fa3verify.properties.handing import asked
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
-from fa3verify.properties.views import is_numpy, is_tensor
+from fa3verify.properties.views import copied, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
+_OFTEN = "again and again"
 _PAUSE_S = 0.3
 _SECONDS = 0.25  # of repeated calls, for each example of a campaign
 _AT_ONCE = 8  # calls of each of two threads
@@ -41,29 +43,30 @@ Call = tuple[Setup, Addressed]
 Found = Iterator[Violation | None]
 
 
-def _variants(kernel: Kernel, problem: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Yield problems whose tensors have the shapes of a problem's: of another scale, mask, and other lengths."""
-    changes: list[dict[str, Any]] = [{"softmax_scale": problem.softmax_scale * 2}]
-    changes += [{"causal": not problem.causal, "window": (-1, -1)}, {"causal": False, "window": (3, 2)}]
-    if problem.seqlens_q is not None and problem.seqlens_k is not None:
-        changes.append({"seqlens_q": problem.seqlens_q[::-1], "seqlens_k": problem.seqlens_k[::-1]})
-    if problem.cache is not None and not problem.cache.new:
-        fewer = tuple(max(1, n // 3) for n in problem.seqlens_k or ())
-        pages = sum(-(-n // (problem.cache.page_size or 1)) for n in problem.seqlens_k or ())
-        left = sum(-(-n // (problem.cache.page_size or 1)) for n in fewer)
-        cache = replace(problem.cache, spare=problem.cache.spare + pages - left, leftpad=(), shared=False)
-        changes.append({"seqlens_k": fewer, "seqlen_k": max(fewer), "cache": cache})
+def _family(kernel: Kernel, problem: AttentionProblem) -> list[Call]:
+    """Return the call, one of other data, and others whose tensors have its shapes: of another scale and mask, and of
+    other lengths.
+    """
+    changes: list[Json] = [
+        {"softmax_scale": problem.softmax_scale * 2},
+        {"causal": not problem.causal, "window": (-1, -1)},
+        {"causal": False, "window": (3, 2)},
+    ]
+    cache, queries, keys = problem.cache, problem.seqlens_q, problem.seqlens_k
+    if queries and keys:
+        changes.append({"seqlens_q": queries[::-1], "seqlens_k": keys[::-1]})
+    if cache and keys and not cache.new:
+        fewer = tuple(max(1, n // 3) for n in keys)
+        pages = [sum(-(-n // (cache.page_size or n)) for n in lengths) for lengths in (keys, fewer)]
+        spare = cache.spare + pages[0] - pages[1] if cache.page_size else cache.spare + max(keys) - max(fewer)
+        shorter = replace(cache, spare=spare, leftpad=(), shared=False)
+        changes.append({"seqlens_k": fewer, "seqlen_k": max(fewer), "cache": shorter})
+    problems = [problem, problem]
     for change in changes:
         with contextlib.suppress(ValueError):
-            changed = replace(problem, **change)
-            if kernel.supports(changed):
-                yield changed
-
-
-def _family(kernel: Kernel, problem: AttentionProblem) -> list[Call]:
-    """Return the call, one of other data, and those of its variants, the longest lengths last."""
-    own = [call_of(kernel, problem), call_of(kernel, problem, seed=1)]
-    return [*own, *(call_of(kernel, each, seed=2) for each in _variants(kernel, problem))]
+            problems.append(replace(problem, **change))
+    taken = [each for each in problems if kernel.supports(each)]
+    return [call_of(kernel, each, seed=i % 3) for i, each in enumerate(taken)]
 
 
 def _again(call: Call, words: str) -> Violation | None:
@@ -71,10 +74,10 @@ def _again(call: Call, words: str) -> Violation | None:
     return due.violation(words, setup.run())
 
 
-def _after_others(family: list[Call], trial: Trial) -> Found:
+def _in_turn(family: list[Call], trial: Trial) -> Found:
     first = family[0][0].run()
     for i, call in enumerate((*family, *family[::-1])):
-        yield _again(call, f"call {i + 2}, after others of its shapes")
+        yield _again(call, f"call {i + 2}, of the shapes of those before")
     if family[0][0].kernel.claims(NAME):
         yield same_bits("the first call again", family[0][0].run(), first)
 
@@ -85,12 +88,11 @@ class _SameMemory:
     def __init__(self) -> None:
         self.held: dict[tuple[Any, ...], Any] = {}
 
-    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.placed(name, x) if is_tensor(x) else x for name, x in arguments.items()}
+    def __call__(self, arguments: Json) -> Json:
+        return {name: self._placed(name, x) if is_tensor(x) else x for name, x in arguments.items()}
 
-    def placed(self, name: str, x: Any) -> Any:
-        key = (name, tuple(x.shape), str(x.dtype))
-        held = self.held.setdefault(key, np.empty_like(x) if is_numpy(x) else x.clone())
+    def _placed(self, name: str, x: Any) -> Any:
+        held = self.held.setdefault((name, tuple(x.shape), str(x.dtype)), copied(x))
         if is_numpy(x):
             held.flags.writeable = True
         held[...] = x
@@ -101,8 +103,7 @@ class _SameMemory:
 
 def _in_the_same_memory(family: list[Call], trial: Trial) -> Found:
     with arranged(_SameMemory()):
-        for i, call in enumerate((*family, *family[::-1])):
-            yield _again(call, f"call {i + 1}, in the memory of the one before")
+        yield from _in_turn(family, trial)
 
 
 class _Graph:
@@ -132,30 +133,25 @@ class _Graph:
 
 
 def _as_a_graph(family: list[Call], trial: Trial) -> Found:
-    """Replay a graph of the shortest call for others whose arguments differ in their tensors alone, and back."""
+    """Replay a graph of the shortest call for those whose arguments differ from its own in their tensors alone."""
     graph = _Graph()
     short, *others = sorted(family, key=lambda call: call[0].problem.seqlen_k)
-    alike = [call for call in others if call[0].problem.softmax_scale == short[0].problem.softmax_scale]
-    alike = [call for call in alike if _mask(call) == _mask(short)]
+    bare: Json = {"seqlens_k": None, "seqlens_q": None, "seqlen_k": 1, "cache": None}
+    said = [replace(setup.problem, **bare) for setup, _ in (short, *others)]
     with arranged(graph.give, call=graph):
         try:
             short[0].run()
         except KernelError as error:
             raise Untaken(f"it cannot be captured: {error}") from None
-        shapes = set(graph.give.held)
-        for i, call in enumerate((*alike, short)):
-            yield _again(call, f"replay {i + 1} of a CUDA graph")
-            if set(graph.give.held) != shapes:
-                raise Untaken("its arguments have other shapes")
-
-
-def _mask(call: Call) -> tuple[object, ...]:
-    problem = call[0].problem
-    return problem.causal, problem.window, problem.seqlen_q
+        shapes = len(graph.give.held)
+        for call in (*(call for call, own in zip(others, said[1:], strict=True) if own == said[0]), short):
+            violation = _again(call, "a replayed CUDA graph")
+            if len(graph.give.held) == shapes:  # else its arguments have other shapes than those that were captured
+                yield violation
 
 
 def _after_an_exception(family: list[Call], trial: Trial) -> Found:
-    def broken(arguments: dict[str, Any]) -> dict[str, Any]:
+    def broken(arguments: Json) -> Json:
         return {name: x[..., :3] if name in ("k", "k_cache") else x for name, x in arguments.items()}
 
     yield _again(family[0], "the first call")
@@ -252,10 +248,10 @@ def _outside_stays(family: list[Call], trial: Trial) -> Found:
         if changed := [name for name, value in before.items() if value != after[name]]:
             yield Violation(f"it changes {' and '.join(changed)}")
         returned = _parts(arrangement.returned)
-        shared = [name for name, x in arrangement.given.items() if is_tensor(x) and any(_overlap(x, y) for y in returned)]
-        if shared:
+        tensors = {name: x for name, x in arrangement.given.items() if is_tensor(x)}
+        if shared := [name for name, x in tensors.items() if any(_overlap(x, y) for y in returned)]:
             yield Violation(f"what it returns lies in the memory of {' and '.join(shared)}")
-        copies = [np.array(x) if is_numpy(x) else x.clone() for x in returned]
+        copies = [copied(x) for x in returned]
         for call in family[1:]:
             yield _again(call, "the next call")
         if any(bool((x != copy).any() & (x == x).all()) for x, copy in zip(returned, copies, strict=True)):
@@ -276,12 +272,12 @@ def _overlap(x: Any, y: Any) -> bool:
 def _often(family: list[Call], trial: Trial) -> Found:
     """Call as often as there is time, or as often as before: once with its arguments made anew, once with the same."""
     known = trial.integer("calls", 0, 10**9)
-    until = time.monotonic() + _SECONDS * trial.integer("examples", 1, 10**6)
+    watch, limit_s = Watch(), _SECONDS * trial.integer("examples", 1, 10**6)
     setup, due = call_of(family[0][0].kernel, _tiny(family[0][0]))
 
     def repeated(kernel: Callable[[], Any]) -> Any:
         first, count = kernel(), 1
-        while count < known if known else time.monotonic() < until:
+        while count < known if known else watch.seconds < limit_s:
             count += 1
             if not all(map(_alike, _parts(kernel()), _parts(first))):
                 raise WrongOutput(f"returned something else in call {count:,} of the same arguments")
@@ -290,9 +286,8 @@ def _often(family: list[Call], trial: Trial) -> Found:
 
     with arranged(call=repeated):
         yield due.violation("the first of many calls", setup.run())
-    until = time.monotonic() + _SECONDS * trial.integer("examples", 1, 10**6)
     for count in count_of(1):
-        if time.monotonic() > until:
+        if watch.seconds > 2 * limit_s:
             return
         yield _again(family[count % len(family)], f"call {count:,}")
 
@@ -313,7 +308,7 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 STEPS: Mapping[str, Callable[[list[Call], Trial], Found]] = {
-    "after other calls of its shapes": _after_others,
+    "after other calls of its shapes": _in_turn,
     "in the same memory": _in_the_same_memory,
     "as a CUDA graph": _as_a_graph,
     "after an exception": _after_an_exception,
@@ -322,22 +317,22 @@ STEPS: Mapping[str, Callable[[list[Call], Trial], Found]] = {
     "with another default dtype": _with_another_default,
     "in threads": _in_threads,
     "what lies outside": _outside_stays,
-    "again and again": _often,
+    _OFTEN: _often,
 }
-_OF_TENSORS = ("in the same memory", "after an exception", "what lies outside")
+_OF_TENSORS = ("in the same memory", "as a CUDA graph", "after an exception", "what lies outside")
 
 
 def _trials(kernel: Kernel, examples: int) -> Walk:
-    problems = calls(kernel)
-    for i, problem in enumerate(problems):
-        for name in STEPS:
-            is_taken = name not in _OF_TENSORS or getattr(kernel.code, "is_handed", False)
-            if name == "as a CUDA graph":
-                is_taken = kernel.device.startswith("cuda") and getattr(kernel.code, "is_handed", False)
-            if is_taken and (i == 0 or name not in ("after a pause", "again and again")):
-                often = {"examples": examples, "calls": 0} if name == "again and again" else {}
-                if (yield Trial(NAME, case_of(kernel, problem), {"of": name} | often)):
-                    return
+    is_handed = getattr(kernel.code, "is_handed", False)
+    left_out = set() if is_handed else set(_OF_TENSORS)
+    if not kernel.device.startswith("cuda"):
+        left_out.add("as a CUDA graph")
+    for problem in calls(kernel):
+        for name in [each for each in STEPS if each not in left_out]:
+            own = {"of": name} | ({"examples": examples, "calls": 0} if name == _OFTEN else {})
+            if (yield Trial(NAME, case_of(kernel, problem), own)):
+                return
+        left_out |= {_OFTEN, "after a pause"}  # once is enough
 
 
 def _check(kernel: Kernel, trial: Trial) -> Violation | None:

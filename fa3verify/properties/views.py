@@ -1,4 +1,4 @@
-"""How the arguments of a call lie in memory: views that callers hold, each with the same numbers as a contiguous tensor.
+"""Views that callers hold: how arguments of a call may lie in memory, each with the numbers of a contiguous tensor.
 
 They are made of numpy arrays and of torch tensors alike, on whatever device. The memory between the elements is filled
 with bytes that are NaN, or very large numbers, so that what is read there shows.
@@ -27,6 +27,11 @@ def is_numpy(x: Any) -> bool:
 def is_tensor(x: Any) -> bool:
     """Tell whether an argument is an array or a tensor of one axis or more."""
     return is_numpy(x) or hasattr(x, "untyped_storage")
+
+
+def copied(x: Any) -> Any:
+    """Return a contiguous copy of an array or a tensor."""
+    return np.array(x, order="C") if is_numpy(x) else x.contiguous().clone()
 
 
 def blank(like: Any, shape: tuple[int, ...]) -> Any:
@@ -100,9 +105,9 @@ _LEAST_AXES = {
 }
 WIDE = "64-bit integers"
 EXPANDED = "expanded"
-POOLS = {"halves of one pool": 0, "halves of each page": 1}
+POOLS = {"parts of one pool": 0, "parts of each page": 1, "side by side in each head": -1}  # the axis of the parts
 PROJECTION = "parts of one projection"
-PAIRS = (("k", "v"), ("k_cache", "v_cache"))
+_TOGETHER = (("q", "k", "v"), ("k", "v"), ("k_cache", "v_cache"))
 FAR = {f"{axis} beyond 2^{bits} elements": (i, 2**bits) for bits in (31, 16, 32, 15) for i, axis in enumerate(_AXES)}
 SLOW = frozenset(name for name, (_, n) in FAR.items() if n in (2**32, 2**15))  # asked where there is time
 
@@ -139,14 +144,14 @@ def joined(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         whole = blank(one, (*one.shape[:-2], ends[-1], one.shape[-1]))
         parts = [whole[..., end - x.shape[-2] : end, :] for end, x in zip(ends, given.values(), strict=True)]
     else:
-        axis = POOLS[name]
-        pairs = ({each: arguments[each] for each in pair if each in arguments} for pair in PAIRS)
-        given = next((pair for pair in pairs if len({x.shape for x in pair.values()}) == 1 and len(pair) > 1), {})
+        groups = ({each: arguments[each] for each in group if each in arguments} for group in _TOGETHER)
+        given = next((of for of in groups if len(of) > 1 and len({x.shape for x in of.values()}) == 1), {})
         if not given:
             return {}
         one = next(iter(given.values()))
-        whole = blank(one, (*one.shape[:axis], 2, *one.shape[axis:]))
-        parts = [whole[(slice(None),) * axis + (i,)] for i in (0, 1)]
+        axis = POOLS[name] % len(one.shape)
+        whole = blank(one, (*one.shape[:axis], len(given), *one.shape[axis:]))
+        parts = [whole[(slice(None),) * axis + (i,)] for i in range(len(given))]
     return {each: _filled(part, x) for part, (each, x) in zip(parts, given.items(), strict=True)}
 
 
@@ -164,9 +169,10 @@ def _far(x: Any, axis: int, beyond: int) -> Any:
 
     MemoryError where there is not so much address space; on a CPU what lies between is never touched.
     """
-    strides = _contiguous(x.shape)
-    strides[axis] = max(strides[axis], -(-beyond // max(1, x.shape[axis] - 1)) + 1)
-    size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, strides))
+    others = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+    strides = [math.prod(others[a + 1 :]) for a in range(len(others))]
+    strides[axis] = max(math.prod(others), -(-beyond // (x.shape[axis] - 1)) + 1)
+    size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, strides, strict=True))
     if is_numpy(x):
         memory = np.empty(size, x.dtype)
         view = as_strided(memory, x.shape, tuple(n * x.itemsize for n in strides))
@@ -175,7 +181,3 @@ def _far(x: Any, axis: int, beyond: int) -> Any:
 
         view = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(tuple(x.shape), tuple(strides))
     return _filled(view, x)
-
-
-def _contiguous(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[a + 1 :]) for a in range(len(shape))]

@@ -5,7 +5,6 @@ bfloat16 and e4m3 are passed as integers of the same bits, as neither library kn
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -37,14 +36,6 @@ def to_torch(x: np.ndarray, device: str = "cpu") -> torch.Tensor:
     if x.dtype not in _BY_NUMPY:
         return torch.from_numpy(x).to(device)
     return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).to(device).view(_BY_NUMPY[x.dtype])
-
-
-def view_as_torch(x: np.ndarray) -> torch.Tensor:
-    """Return a tensor on the CPU over the very memory of an array, with its strides."""
-    bits = x if x.itemsize == 4 else x.view(np.int16 if x.itemsize == 2 else np.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of read-only arrays; the caller checks that none changed
-        return torch.from_numpy(bits).view(_BY_NUMPY.get(x.dtype, torch.float32))
 
 
 def memory_of(x: torch.Tensor, most_bytes: int) -> torch.Tensor:
