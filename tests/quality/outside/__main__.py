@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,13 @@ REQUIRED = 0.95  # share of the wrong kernels that must be found
 
 
 def judge(name: str, is_wrong: bool) -> dict[str, Any]:
-    """Run the command and return its exit code, its verdict and what it names first."""
-    module = "wrong" if is_wrong else "right"
+    """Judge one of this folder's kernels."""
+    module, (kind, words) = ("wrong", WRONG[name]) if is_wrong else ("right", ("right", RIGHT[name]))
+    return judged(f"tests.quality.outside.{module}:{name}", kind, words)
+
+
+def judged(reference: str, kind: str, words: str, most_seconds: float | None = None) -> dict[str, Any]:
+    """Run the command and return its exit code, its verdict and what it names first; -1 where its time ran out."""
     with tempfile.TemporaryDirectory() as folder:
         options = [
             "--quick",
@@ -34,19 +40,33 @@ def judge(name: str, is_wrong: bool) -> dict[str, Any]:
             "--out",
             folder,
             "--quiet",
-            *(["--fail-fast"] if is_wrong else []),
+            *([] if kind == "right" else ["--fail-fast"]),
         ]
-        command = [sys.executable, "-m", "fa3verify", "verify", f"tests.quality.outside.{module}:{name}", *options]
+        command = [sys.executable, "-m", "fa3verify", "verify", reference, *options]
         began = time.monotonic()
-        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # so that its workers can be stopped with it
+        ) as process:
+            try:
+                said = process.communicate(timeout=most_seconds)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said = process.communicate()
+                code = -1
         seconds = time.monotonic() - began
         summary = Path(folder) / "summary.json"
         found = json.loads(summary.read_text()) if summary.exists() else {"verdict": "no report", "failures": []}
+    verdict = "time limit" if code == -1 else found["verdict"]
     first = next(iter(found["failures"]), {})
-    kind, words = WRONG[name] if is_wrong else ("right", RIGHT[name])
     told = {"where": first.get("what", ""), "message": str(first.get("message", ""))[:200]}
-    row = {"name": name, "class": kind, "words": words, "exit": ran.returncode, "verdict": found["verdict"]}
-    return row | told | {"seconds": round(seconds, 1), "said": ran.stdout[-300:] + ran.stderr[-300:]}
+    row = {"name": reference.rpartition(":")[2], "class": kind, "words": words, "exit": code, "verdict": verdict}
+    return row | told | {"seconds": round(seconds, 1), "said": said[0][-300:] + said[1][-300:]}
 
 
 def is_right(row: dict[str, Any]) -> bool:

@@ -1,0 +1,37 @@
+"""Each wrong kernel of calls is really wrong, by a call that it takes and that shows it, and no room is too large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fa3verify
+from tests.quality.calls.museum import EXHIBITS, ROOMS
+
+WRONG = [name for name, exhibit in EXHIBITS.items() if exhibit.kind != "right"]
+RIGHT = [name for name in EXHIBITS if name not in WRONG]
+LEAST = {"serving": 35, "sizes": 20, "strides": 20, "state": 18, "gradients": 20, "quantiser": 7, "numerics": 10}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * EXHIBITS[name].nightly) for name in WRONG]
+)
+def test_each_wrong_kernel_is_wrong_somewhere(name):
+    exhibit = EXHIBITS[name]
+    assert exhibit.witness is not None
+    assert exhibit.witness(exhibit)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_kernel_is_loaded_by_its_reference():
+    for exhibit in EXHIBITS.values():
+        assert fa3verify.find_kernel(exhibit.reference).name == exhibit.reference
+
+
+def test_the_museum_has_kernels_of_every_class():
+    held = [EXHIBITS[name].kind for name in WRONG]
+    assert {kind: held.count(kind) >= least for kind, least in LEAST.items()} == dict.fromkeys(LEAST, True)
+    assert len(RIGHT) >= 40
+    assert all(len(Path(str(room.__file__)).read_text().splitlines()) <= 400 for room in ROOMS)
