@@ -43,11 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     Returns 1 where a right one fails or too few wrong ones are found.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="*")
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of classes or names")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
-    todo = [e for name, e in EXHIBITS.items() if any(fnmatchcase(word, asked.only) for word in (name, e.kind))]
+    words = {name: (name, exhibit.kind) for name, exhibit in EXHIBITS.items()}
+    todo = [EXHIBITS[name] for name in words if any(fnmatchcase(x, y) for x in words[name] for y in asked.only)]
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(asked.jobs) as pool:
         for row in pool.map(judge, todo):

@@ -272,7 +272,7 @@ def random_rounding(q, k, v, **o):
 
     def finish(x):
         bits = np.ascontiguousarray(x, F).view(np.uint32)
-        noise = own.integers(0, 2**12, bits.shape, np.uint32)  # an eighth of the last place of bf16, and less
+        noise = own.integers(0, 2**12, bits.shape, np.uint32)  # up to a sixteenth of the last place of bf16
         return np.where(np.isfinite(x) & (np.abs(x) < 1e38), (bits + noise).view(F), x)
 
     return attend(q, k, v, finish=finish, **o)

@@ -115,7 +115,7 @@ def spare_entries(q, k, v, *, page_table, **o):
 def minus_one_ends(q, k, v, *, page_table, cache_seqlens, **o):
     ends = (page_table < 0).argmax(1)[(page_table < 0).any(1)] * k.shape[1]
     return cached(
-        q, k, v, page_table=page_table, cache_seqlens=np.minimum(cache_seqlens, min(ends, default=2**31)), **o
+        q, k, v, page_table=page_table, cache_seqlens=np.minimum(cache_seqlens, min(ends, default=2**31 - 1)), **o
     )
 
 
