@@ -171,15 +171,13 @@ def _laid(layouts: Iterable[tuple[str, str]]) -> str:
     """Return how tensors lay, in words.
 
     >>> _laid([("q", "unaligned"), ("k", "unaligned"), ("k", "expanded")]), _laid([])
-    ('contiguous, k in 2 other ways and q in 1 (v contiguous)', 'contiguous')
+    ('contiguous and viewed (k in 2 ways and q in 1)', 'contiguous')
     """
     counts = Counter(name for name, _ in layouts)
     if not counts:
         return LAYOUT
-    ways = [f"{name} in {n}{' other ways' * (i == 0)}" for i, (name, n) in enumerate(sorted(counts.items()))]
-    words = f"{LAYOUT}, {' and '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))}"
-    fixed = _fixed(layouts)
-    return f"{words} ({' and '.join(fixed)} {LAYOUT})" if 0 < len(fixed) < 3 else words
+    ways = [f"{name} in {n}{' ways' * (i == 0)}" for i, (name, n) in enumerate(sorted(counts.items()))]
+    return f"{LAYOUT} and viewed ({' and '.join(filter(None, (', '.join(ways[:-1]), ways[-1])))})"
 
 
 def common(found: Sequence[SizesTried]) -> SizesTried:
@@ -220,7 +218,7 @@ def line(found: Sequence[SizesTried | None]) -> str:
     return (
         f"tried{' of each kernel' if len(ran) > 1 else ''} head_dim {words['head_dim']}; "
         f"V {' or '.join(filter(None, (same, widths)))}; keys {words['seqlen_k']}; "
-        f"groups {words['group']}; sequences {words['sequences']}; {calls}; tensors {words['layout']}; "
+        f"groups {words['group']}; sequences {words['sequences']}; {calls}; {words['layout']} tensors; "
         f"repeated runs {words['repeated_runs']}"
     )
 

@@ -23,13 +23,14 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.files import Json
+from fa3verify.judging import hypotheses
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import WrongOutput
 from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked
 from fa3verify.properties.addresses import Addressed
-from fa3verify.properties.compare import same_bits
+from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import copied, is_numpy, is_tensor
@@ -38,14 +39,15 @@ NAME = "calls_leave_no_trace"
 _OFTEN = "again and again"
 _PAUSE_S = 0.3
 _SECONDS = 0.25  # of repeated calls, for each example of a campaign
+_FEW, _MANY = 5, 90  # keys
 _AT_ONCE = 8  # calls of each of two threads
 Call = tuple[Setup, Addressed]
 Found = Iterator[Violation | None]
 
 
 def _family(kernel: Kernel, problem: AttentionProblem) -> list[Call]:
-    """Return the call, one of other data, and others whose tensors have its shapes: of another scale and mask, and of
-    other lengths.
+    """Return the call, one of other data, and others: of its shapes with another scale, mask and lengths, and batched
+    ones of fewer and more keys.
     """
     changes: list[Json] = [
         {"softmax_scale": problem.softmax_scale * 2},
@@ -55,6 +57,8 @@ def _family(kernel: Kernel, problem: AttentionProblem) -> list[Call]:
     cache, queries, keys = problem.cache, problem.seqlens_q, problem.seqlens_k
     if queries and keys:
         changes.append({"seqlens_q": queries[::-1], "seqlens_k": keys[::-1]})
+    if not keys:
+        changes += [{"seqlen_k": _FEW}, {"seqlen_k": _MANY}]
     if cache and keys and not cache.new:
         fewer = tuple(max(1, n // 3) for n in keys)
         pages = [sum(-(-n // (cache.page_size or n)) for n in lengths) for lengths in (keys, fewer)]
@@ -75,11 +79,21 @@ def _again(call: Call, words: str) -> Violation | None:
 
 
 def _in_turn(family: list[Call], trial: Trial) -> Found:
-    first = family[0][0].run()
-    for i, call in enumerate((*family, *family[::-1])):
-        yield _again(call, f"call {i + 2}, of the shapes of those before")
-    if family[0][0].kernel.claims(NAME):
-        yield same_bits("the first call again", family[0][0].run(), first)
+    """Make all calls, in either order: each is right, and repeats itself as the kernel claims or within its bound."""
+    firsts = [setup.run() for setup, _ in family]
+    turns = [*range(len(family)), *reversed(range(len(family)))]
+    for number, i in enumerate(turns):
+        words = f"call {len(family) + number + 1}, after others"
+        setup, due = family[i]
+        got = setup.run()
+        yield due.violation(words, got)
+        differs = same_bits(f"{words} against the first with its inputs", got, firsts[i])
+        if differs and not setup.kernel.claims(NAME):
+            sides = hypotheses.under(setup.kernel).values() or (setup.kernel,)
+            bounds = [setup._replace(kernel=side).bound() for side in sides]
+            widest = {name: np.max([bound[name] for bound in bounds], axis=0) for name in bounds[0]}
+            differs = within(words, got, firsts[i], summed(widest, widest))
+        yield differs
 
 
 class _SameMemory:

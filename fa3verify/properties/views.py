@@ -137,12 +137,15 @@ def joined(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return K and V, or Q, K and V, as views of one tensor, by name; nothing where their shapes do not allow that."""
     if name == PROJECTION:
         given = {each: arguments[each] for each in ("q", "k", "v") if each in arguments}
-        if len(given) < 3 or len({(*x.shape[:-2], x.shape[-1]) for x in given.values()}) > 1:
+        axes = [axis for axis in (-2, -3) if len({_without(x.shape, axis) for x in given.values()}) == 1]
+        if len(given) < 3 or not axes:
             return {}
-        ends = np.cumsum([x.shape[-2] for x in given.values()]).tolist()
-        one = given["q"]
-        whole = blank(one, (*one.shape[:-2], ends[-1], one.shape[-1]))
-        parts = [whole[..., end - x.shape[-2] : end, :] for end, x in zip(ends, given.values(), strict=True)]
+        one, axis = given["q"], axes[0] % len(given["q"].shape)
+        ends = np.cumsum([x.shape[axis] for x in given.values()]).tolist()
+        like = blank(one, (*one.shape[:axis], ends[-1], *one.shape[axis + 1 :]))
+        whole = like if axes[0] == -2 else _swapped(like, (-2, -3, -1), lambda shape: blank(one, shape))
+        ranges = (slice(end - x.shape[axis], end) for end, x in zip(ends, given.values(), strict=True))
+        parts = [whole[(slice(None),) * axis + (part,)] for part in ranges]
     else:
         groups = ({each: arguments[each] for each in group if each in arguments} for group in _TOGETHER)
         given = next((of for of in groups if len(of) > 1 and len({x.shape for x in of.values()}) == 1), {})
@@ -153,6 +156,11 @@ def joined(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         whole = blank(one, (*one.shape[:axis], len(given), *one.shape[axis:]))
         parts = [whole[(slice(None),) * axis + (i,)] for i in range(len(given))]
     return {each: _filled(part, x) for part, (each, x) in zip(parts, given.items(), strict=True)}
+
+
+def _without(shape: Any, axis: int) -> tuple[int, ...]:
+    """Return a shape without one of its last three axes; of fewer axes, nothing that another shape has."""
+    return (*shape[:axis], *shape[axis:][1:]) if len(shape) >= -axis else (-len(shape),)
 
 
 def _expanded(x: Any) -> Any:

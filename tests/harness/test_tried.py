@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -117,9 +118,14 @@ def _strided(q, k, v, **given):
 @pytest.mark.parametrize(
     ("function", "features", "layout", "left"),
     [
-        (serving_kernels.plain, ("causal", "gqa"), "broadcast, strided and unaligned", ""),
-        (_strided, ("causal", "gqa"), "unaligned", ""),
-        (serving_kernels.cached, ("causal", "gqa", "paged"), "strided and unaligned (k and v contiguous)", "k and v"),
+        (serving_kernels.plain, ("causal", "gqa"), r"contiguous and viewed \(all arguments in \d+ ways, k .*\)", ""),
+        (
+            _strided,
+            ("causal", "gqa"),
+            r"contiguous and viewed \(all arguments in \d ways, k in \d, q in \d and v in \d\)",
+            "",
+        ),
+        (serving_kernels.cached, ("causal", "gqa", "paged"), r".*k_cache in \d+, page_table in \d+.*", ""),
     ],
 )
 def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_did_not_refuse(
@@ -127,13 +133,13 @@ def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_d
 ):
     """Strided tensors were said to be tried of caches, which had been contiguous in every call."""
     (kernel,) = array_kernel(function, name="k", dtypes=("bf16",), layout="bshd", features=features)
-    law = run_law(find_law("layouts_change_no_value"), kernel, max_examples=3, seed=0)
+    law = run_law(find_law("views_are_read_by_their_strides"), kernel, max_examples=6, seed=0)
     assert law.status == "pass"
     given = {"features": FEATURES, "head_dims": None, "outputs": {}, "properties": [law.law], "is_forward": True}
     ran = tried.concluded(law.tried, **given)
-    assert ran.layout == layout
-    assert f"; {layout} tensors; " in tried.line([ran])
-    assert f"; {layout} tensors; " in tried.line([ran, ran])
+    assert re.fullmatch(layout, ran.layout)
+    assert f"; {ran.layout} tensors; " in tried.line([ran])
+    assert f"; {ran.layout} tensors; " in tried.line([ran, ran])
     said = [f"{left} that are not contiguous"] if left else []
     assert [words for words in ran.not_tried if "contiguous" in words] == said
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels import calls
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.functions import array_kernel, torch_kernel
-from fa3verify.kernels.handed import MOST_BYTES, unchanged
+from fa3verify.kernels.handed import MOST_BYTES, arranged, unchanged
 from fa3verify.operations import WrongOutput
-from fa3verify.properties.layouts import LAYOUTS
+from fa3verify.properties.views import PROJECTION, joined
 from tests.harness.kernels import serving_kernels as kernels, sinks_gradients
 from tests.harness.kernels.test_functions import exact
 
@@ -140,12 +139,12 @@ def test_a_function_of_tensors_that_writes_between_strided_ones_is_found():
 
     problem = AttentionProblem(1, 4, 2, 9, 9, 64)
     operands = Case("k", problem, Recipe("normal")).operands()
-    views = replace(operands, **LAYOUTS["packed"]({"q": operands.q, "k": operands.k, "v": operands.v}))
     for function in (torch_math, wide):
         (kernel,) = torch_kernel(function)
         is_wrong = function is wide
-        with pytest.raises(KernelError, match="changed its operand k") if is_wrong else nullcontext():
-            calls.run(kernel, problem, views, kernel.config_for(problem))
+        raises = pytest.raises(KernelError, match="changed its operand q and k and v") if is_wrong else nullcontext()
+        with raises, arranged(lambda given: given | joined(given, PROJECTION)):
+            calls.run(kernel, problem, operands, kernel.config_for(problem))
 
 
 @pytest.mark.optional

@@ -15,9 +15,9 @@ from tests.quality.outside.plain import attend
 
 pytestmark = pytest.mark.usefixtures("shared_references")
 FOUND_BY = (
-    ("packed_values", "layouts_change_no_value"),
-    ("broadcast_heads", "layouts_change_no_value"),
-    ("narrow_offsets", "offsets_beyond_32_bits"),
+    ("packed_values", "views_are_read_by_their_strides"),
+    ("broadcast_heads", "views_are_read_by_their_strides"),
+    ("narrow_offsets", "views_are_read_by_their_strides"),
     ("keeps_a_maximum", "calls_leave_no_trace"),
     ("reads_the_seed", "calls_leave_no_trace"),
     ("truncated_p", "errors_have_no_bias"),
@@ -61,7 +61,7 @@ def test_a_right_kernel_keeps_it(kernel, law):
     assert outcome.status == "pass", outcome.violation
 
 
-@pytest.mark.parametrize("law", ["layouts_change_no_value", "offsets_beyond_32_bits"])
+@pytest.mark.parametrize("law", ["views_are_read_by_their_strides", "nothing_else_is_read"])
 def test_a_twin_which_takes_no_strides_is_not_asked_about_them(law):
     assert not find_law(law).applies(registry.find("twin.fp16"))
 

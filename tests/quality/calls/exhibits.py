@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import fa3verify
+from fa3_reference.formats import FORMATS
 
 DENSE = ("causal", "gqa")
 PAGES = ("causal", "gqa", "paged")
@@ -59,15 +61,19 @@ class Exhibit:
 
 
 def _tensor(x: Any) -> Any:
-    from fa3verify.tensors.convert import view_as_torch
+    """Return a tensor over the very memory of an array, with its strides; other arguments as they are."""
+    import torch
+
+    from fa3verify.tensors.convert import TORCH_DTYPES
 
     if not isinstance(x, np.ndarray):
         return x
-    if x.dtype in (np.int32, np.int64):
-        import torch
-
+    if x.dtype in (np.int32, np.int64, np.float32):
         return torch.from_numpy(x)
-    return view_as_torch(x)
+    named = {np.dtype(FORMATS[name].dtype): dtype for name, dtype in TORCH_DTYPES.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of read-only arrays
+        return torch.from_numpy(x.view(np.int16 if x.itemsize == 2 else np.uint8)).view(named[x.dtype])
 
 
 EXHIBITS: dict[str, Exhibit] = {}
