@@ -19,6 +19,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
+from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.cases.probing import every_head_dim
 from fa3verify.cases.space import termed, terms
@@ -97,14 +98,15 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
     Parameters
     ----------
     kernel : Kernel
-        A forward kernel, or of gradients; a quantiser has none.
+        A forward kernel, of gradients, or a quantiser.
     profile : {"quick", "release", "soak"}
     seed : int
         Decides the inputs, and which models a quick campaign takes.
     """
-    if kernel.operation == "quantize":
-        return
     rng = np.random.default_rng([seed, 7])
+    if kernel.operation == "quantize":
+        yield from _quantised(kernel, profile, seed, rng)
+        return
     problems = [*_layers(kernel, profile, rng), *_sizes(kernel, profile, rng)]
     problems = [termed(kernel, problem, i // 2) if i % 2 else problem for i, problem in enumerate(problems)]
     for i, problem in enumerate([*problems, *_squares(kernel)]):
@@ -113,6 +115,36 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
             recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
             scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
             yield Case(kernel.name, problem, recipe, scheme, (), kernel.operation)
+
+
+def _quantised(kernel: Kernel, profile: str, seed: int, rng: np.random.Generator) -> Iterator[Case]:
+    """Yield layers of models for a quantiser, four in a quick campaign, and the sizes that its cases lack otherwise.
+
+    Every element is judged, so that they have few tokens. Options come in turn, with seeds of the rotation's signs that
+    no byte holds.
+    """
+    is_quick = profile == "quick"
+    layers = [models()[i] for i in rng.permutation(len(models()))[: 4 if is_quick else None]]
+    most = 2**16 if is_quick else 2**20
+    sizes = [
+        *((1, x.nheads, x.nheads_kv, 2, max(1, most // (x.nheads_kv * x.head_dim)), x.head_dim) for x in layers),
+        (1, 1, 1, 3, int(rng.uniform(0.5, 1) * _LONGEST[profile]), 32),
+        (1, 2, 1, 2100, 5, 32),
+        (65, 2, 1, 2, 9, 32),
+        (1, 128, 128, 2, 9, 32),
+    ]
+    problems = [
+        *(AttentionProblem(b, h, h_kv, n, m, head_dim, dtype=kernel.dtype) for b, h, h_kv, n, m, head_dim in sizes),
+        *(AttentionProblem.varlen(n, m, nheads=2, nheads_kv=1, head_dim=64, dtype=kernel.dtype) for n, m in _RAGGED),
+    ]
+    operation = operations.find(kernel.operation)
+    for i, problem in enumerate(problems):
+        recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
+        scheme, options = operation.choices(problem, recipe, i, kernel.features, kernel.changeable)
+        changes = tuple(sorted({**dict(options), "seed": 2**8 + i}.items()))
+        case = Case(kernel.name, problem, recipe, scheme, changes, operation.name)
+        if (needed_features(problem) | case.needed_descales) <= kernel.features and kernel.supports(problem):
+            yield case
 
 
 def probes(kernel: Kernel) -> Iterator[Case]:

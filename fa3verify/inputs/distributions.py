@@ -168,10 +168,18 @@ _TABLE = (
     ),
     Distribution(
         "huge",
-        draws.huge,
+        draws.huge("q", "k"),
         "Q, V: +-U[1/2, 1) fraction L, L the largest magnitude whose fp32 scores and sums stay finite; "
         "K so small that scores are near N(0, 2)",
         "overflow of anything but the scores; subnormal K",
+        (Parameter("fraction", 1.0, 2**-6, 1),),
+        kind="extremes",
+    ),
+    Distribution(
+        "huge_keys",
+        draws.huge("k", "q"),
+        "as huge, with Q and K exchanged",
+        "subnormal Q beside keys that make its scores count",
         (Parameter("fraction", 1.0, 2**-6, 1),),
         kind="extremes",
     ),

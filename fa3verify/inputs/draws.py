@@ -146,16 +146,21 @@ def constant_rows(group: HeadGroup, t: Tensor, std: float) -> np.ndarray:
     return np.repeat(std * np.stack(levels)[..., None], channels, axis=2)
 
 
-def huge(group: HeadGroup, fraction: float) -> Arrays:
-    largest_q, largest_v = (fraction * x for x in LARGEST[group.problem.dtype])
+def huge(large: Tensor, small: Tensor) -> Callable[..., Arrays]:
+    """Return a function that draws V and one of Q and K as large as they may be, and the other so small that scores
+    are near N(0, 2)."""
 
-    def near(t: Tensor, largest: float) -> np.ndarray:
-        return group.signs(t) * (0.5 + 0.5 * group.uniform(t)) * largest
+    def draw(group: HeadGroup, fraction: float) -> Arrays:
+        largest, largest_v = (fraction * x for x in LARGEST[group.problem.dtype])
 
-    k = group.normal("k") * integer_exp2(
-        -np.round(np.log2(largest_q * group.problem.softmax_scale * group.problem.head_dim**0.5))
-    )
-    return near("q", largest_q), 2 * k, near("v", largest_v)
+        def near(t: Tensor, largest: float) -> np.ndarray:
+            return group.signs(t) * (0.5 + 0.5 * group.uniform(t)) * largest
+
+        least = integer_exp2(-np.round(np.log2(largest * group.problem.softmax_scale * group.problem.head_dim**0.5)))
+        drawn = {large: near(large, largest), small: 2 * (group.normal(small) * least)}
+        return drawn["q"], drawn["k"], near("v", largest_v)
+
+    return draw
 
 
 @_each

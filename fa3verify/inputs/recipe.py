@@ -101,7 +101,7 @@ class Recipe:
         q, k, v : float64 arrays in the problem's shapes
             Not rounded to ``problem.dtype``. The same bits on every platform and in every run; finite, also
             after rounding to ``problem.dtype`` (e4m3: after scaling), unless an edit says otherwise.
-            Only ``huge``, ``tiny`` and ``subnormals`` depend on ``problem.dtype``.
+            Only ``huge``, ``huge_keys``, ``tiny`` and ``subnormals`` depend on ``problem.dtype``.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Family:
         return Recipe(self.distribution, self.params, seed, edits)
 
 
-_UNCOMMON = ("level", "shelf", "vanishing")  # distributions of uncommon families alone
+_UNCOMMON = ("huge_keys", "level", "shelf", "vanishing")  # distributions of uncommon families alone
 FAMILIES: tuple[Family, ...] = (
     *(Family(name, name) for name in DISTRIBUTIONS if name not in ("activations", "captured", *_UNCOMMON)),
     Family("outlier_channels_1000", "outlier_channels", (("channels", 1), ("ratio", 1000.0))),
@@ -202,6 +202,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 # Families that only covering arrays draw, so that no baseline has them.
 UNCOMMON: tuple[Family, ...] = (
+    Family("huge_keys", "huge_keys"),
     Family("lse_below_88", "level", (("nats", -120.0),)),
     Family("lse_above_88", "level", (("nats", 120.0),)),
     Family("sentinels", "level", (("nats", -5e4),)),

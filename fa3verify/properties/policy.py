@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3verify.cases.case import Case
@@ -124,14 +124,20 @@ class _Place(NamedTuple):
 
 
 def _draw(draw: st.DrawFn, kernel: Kernel, case: Case) -> Drawn:
-    """Draw a place, every second time the last key, which a mask hides from most rows.
+    """Draw a place, three of four times the last of the keys that a mask hides from most rows.
 
-    Every rule is tried there, taken modulo the sizes of its tensor.
+    Every rule is tried there, taken modulo the sizes of its tensor. Three of four masks that hide nothing, as a causal
+    one from a single query, are left out; some stay, as a kernel may take no other.
     """
     filled = [seq for seq in case.problem.sequences() if seq.seqlen_q and seq.seqlen_k]
     seq = draw(st.sampled_from(filled))
     head, channel = draw(st.integers(0, _MOST)), draw(st.integers(0, _MOST))
-    row = seq.seqlen_k - 1 if draw(st.booleans()) else draw(st.integers(0, _MOST))
+    first, stop = visible(case.problem, seq)
+    keys = np.arange(seq.seqlen_k)[::-1, None]
+    seeing = ((first <= keys) & (keys < stop)).sum(1)  # rows that see a key, for the last key first
+    is_masked = case.problem.causal or case.problem.window != (-1, -1)
+    assume(not is_masked or seeing.min() < seq.seqlen_q or not draw(st.integers(0, 3)))
+    row = int(keys[seeing.argmin(), 0]) if draw(st.integers(0, 3)) else draw(st.integers(0, _MOST))
     return {"rule": EVERY, "sequence": seq.index, "head": head, "row": row, "channel": channel}
 
 

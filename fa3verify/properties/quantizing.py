@@ -7,7 +7,9 @@ codes near their exact values, exact scalings, and sequences that do not touch e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,13 +24,14 @@ from fa3_reference.quantize import condition, quantize_qkv
 from fa3_reference.scales import SHARING
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
-from fa3verify.properties.compare import Found, close, near_truth, same_bits, summed, within
-from fa3verify.properties.law import Setup, Trial, set_up
+from fa3verify.properties.compare import Found, close, near_truth, other_bits, same_bits, same_values, summed, within
+from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import part, scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, drawn, law, needs
 
 _OF = ("quantize",)
 _UNIT = 2.0**-53
+_MOST = 2**20  # largest drawn place, which is taken modulo the size
 # Magnitudes that a scaling by 2^3 leaves normal in fp16.
 LEAST = 2.0**-8
 MOST = 2.0**8
@@ -111,10 +114,9 @@ def _scores(setup: Setup, trial: Trial) -> Found:
     problem = setup.problem
     got = setup.run()
     inputs = setup.operands.dequantized(problem)
-    q_descale, k_descale, v_descale = (
-        Descale(got[f"{name}_descale"], n) for name, n in zip(NAMES, setup.config.descale_rows, strict=True)
-    )
-    codes = Operands(got["q"], got["k"], got["v"], q_descale, k_descale, v_descale).dequantized(problem)
+    yield _usable("descales", got)
+    stored = _stored(setup, got)
+    codes = stored.dequantized(problem)
     shift = got.get("lse_correction", np.zeros(problem.lse_shape))
     shift_bound = setup.bound(got).get("lse_correction")
     for seq in _whole(problem):
@@ -124,8 +126,8 @@ def _scores(setup: Setup, trial: Trial) -> Found:
         pairs = ((coded["q"], coded_keys), (plain["q"], keys))
         seen, exact = (problem.softmax_scale * np.einsum("qhd,khd->hqk", a, b) for a, b in pairs)
         seen += problem.rows_lse(shift, seq)[..., None]
-        lost_q = _lost(plain["q"], q_descale, seq, 1)
-        lost_k = _lost(centred, k_descale, seq, problem.group)
+        lost_q = _lost(plain["q"], stored.q_descale, seq, 1)
+        lost_k = _lost(centred, stored.k_descale, seq, problem.group)
         norm_q, norm_k = (np.linalg.norm(x, axis=-1).T for x in (plain["q"], centred))
         limit = lost_q[:, :, None] * (norm_k + lost_k)[:, None] + norm_q[:, :, None] * lost_k[:, None]
         limit = problem.softmax_scale * limit + 2.0**-40 * np.abs(exact)
@@ -135,7 +137,20 @@ def _scores(setup: Setup, trial: Trial) -> Found:
         yield close(f"scores of sequence {seq.index}", "scores", seen, exact, limit)
 
 
-def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndarray:
+def _usable(what: str, got: Outputs) -> Violation | None:
+    """Compare descales with 1 where they are not positive or not finite, so that no code can be decoded."""
+    descales = {f"{name}_descale": got[f"{name}_descale"] for name in NAMES}
+    due = {name: np.where((x > 0) & np.isfinite(x), x, np.ones_like(x)) for name, x in descales.items()}
+    return same_bits(what, descales, due)
+
+
+def _stored(setup: Setup, got: Outputs) -> Operands:
+    """Return the codes and descales of a quantiser as operands of a kernel."""
+    rows = zip(NAMES, setup.config.descale_rows, strict=True)
+    return Operands(*(got[name] for name in NAMES), *(Descale(got[f"{name}_descale"], n) for name, n in rows))
+
+
+def _lost(x: np.ndarray, descale: Descale | None, seq: Sequence, group: int) -> np.ndarray:
     """Return by how much rounding may move each row in the 2-norm, (heads, rows), after any rotation.
 
     It is half a unit of e4m3 in each channel, relative or of the smallest number, plus the errors of rotation, centring
@@ -145,9 +160,52 @@ def _lost(x: np.ndarray, descale: Descale, seq: Sequence, group: int) -> np.ndar
     norm = np.linalg.norm(x, axis=-1).T
     turned = (math.log2(head_dim) + 8) * math.sqrt(head_dim) * U_FP32
     fmt = FORMATS["e4m3"]
+    assert descale is not None
     factors = [descale.rows(seq.index, head // group, x.shape[0]) for head in range(x.shape[1])]
     smallest = fmt.min_subnormal / 2 * math.sqrt(head_dim) * np.stack(factors)
     return fmt.unit_roundoff * norm * (1 + turned) + turned * norm + smallest
+
+
+def _special(setup: Setup, trial: Trial) -> Found:
+    """Plant NaN and an infinity in an operand, in turn, and compare with calls that have 0 or the largest number there.
+
+    NaN stays NaN and is no maximum. An infinity is not finite when it is decoded, and all else is; it touches no more
+    codes and descales than the largest number.
+    """
+    setup = setup.configured(rotate=False, subtract_k_mean=False)
+    problem = setup.problem
+    seq = _whole(problem)[0]
+    for index, name in enumerate(NAMES):
+        plain = getattr(setup.operands, name)
+        rows_of = problem.rows_k if index else problem.rows_q
+        shape = rows_of(plain, seq).shape
+        place = tuple(map(int, np.unravel_index(trial.integer("position", 0, _MOST) % math.prod(shape), shape)))
+        put = partial(_put, rows_of, seq, place)
+        values = (0.0, FORMATS[setup.config.input_dtype].max_finite, math.nan, math.inf)
+        zero, most, nan, inf = (setup.fed(**{name: put(plain, value)}).run() for value in values)
+        where = f"{name}{list(place)} of sequence {seq.index}"
+        yield same_bits(f"NaN in {where} against 0", nan, {**zero, name: put(zero[name], math.nan)})
+        untouched = {name: ~other_bits(x, most[name]) for name, x in zero.items()}
+        yield same_bits(f"Inf in {where} against the largest number", inf, most, untouched)
+        yield _usable(f"Inf in {where}", inf)
+        with np.errstate(over="ignore"):
+            decoded = _stored(setup, inf).dequantized(problem)[index].astype(np.float32)
+        is_finite = np.isfinite(decoded).astype(np.float32)
+        what = f"Inf in {where}, and which of {name} are finite when decoded"
+        yield same_values(what, name, is_finite, put(np.ones_like(is_finite), 0.0))
+
+
+def _put(
+    rows_of: Callable[[np.ndarray, Sequence], np.ndarray],
+    seq: Sequence,
+    place: tuple[int, ...],
+    x: np.ndarray,
+    value: float,
+) -> np.ndarray:
+    """Return an operand with another value at a place of a sequence."""
+    x = x.copy()
+    rows_of(x, seq)[place] = value
+    return x
 
 
 def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
@@ -232,6 +290,16 @@ QUANTIZE_LAWS = (
         "bounded",
         _scores,
         wanted=Wanted(empty=False),
+        of=_OF,
+    ),
+    law(
+        "special_values_are_stored",
+        "without rotation and K mean NaN is stored as NaN and changes no other code and no descale; an infinity is not "
+        "finite when decoded in binary32, leaves all else finite, and changes no bit that the largest number leaves",
+        "exact",
+        _special,
+        wanted=Wanted(empty=False, families=("normal", "peaky", "offset_v"), max_edits=0),
+        parameters=drawn(position=st.integers(0, _MOST)),
         of=_OF,
     ),
     law(

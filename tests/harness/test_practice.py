@@ -69,10 +69,18 @@ def test_a_kernel_that_declares_no_head_dims_is_asked_for_each_and_not_judged_at
         del REFUSED[kernel.name]
 
 
-@pytest.mark.parametrize("name", ["twin.quantize"])
-def test_a_quantizer_has_no_cases_of_practice(name):
-    kernel = registry.find(name)
-    assert not [*practice(kernel, "quick", 0), *probes(kernel)]
+def test_a_quantizer_has_layers_long_rows_many_heads_and_batches_and_seeds_that_no_byte_holds():
+    kernel = registry.find("twin.quantize")
+    assert not [*probes(kernel)]
+    cases = list(practice(kernel, "quick", 0))
+    problems = [case.problem for case in cases]
+    assert all(kernel.supports(problem) and dict(case.changes)["seed"] > 255 for case, problem in zip(cases, problems))
+    assert max(problem.seqlen_k for problem in problems) > 4000
+    assert max(problem.seqlen_q for problem in problems) > 2048
+    assert max(problem.batch for problem in problems) > 64
+    assert max(problem.nheads for problem in problems) > 100
+    assert any(problem.is_varlen for problem in problems)
+    assert len({case.changes for case in cases}) == len(cases)
 
 
 def test_every_size_of_practice_is_one_that_tma_takes():
