@@ -134,15 +134,18 @@ def _quantised(kernel: Kernel, profile: str, seed: int, rng: np.random.Generator
         (1, 128, 128, 2, 9, 32),
     ]
     problems = [
-        *(AttentionProblem(b, h, h_kv, n, m, head_dim, dtype=kernel.dtype) for b, h, h_kv, n, m, head_dim in sizes),
-        *(AttentionProblem.varlen(n, m, nheads=2, nheads_kv=1, head_dim=64, dtype=kernel.dtype) for n, m in _RAGGED),
+        AttentionProblem(b, nheads=h, nheads_kv=of, seqlen_q=n, seqlen_k=m, head_dim=d, dtype=kernel.dtype)
+        for b, h, of, n, m, d in sizes
+    ]
+    problems += [
+        AttentionProblem.varlen(n, m, nheads=2, nheads_kv=1, head_dim=64, dtype=kernel.dtype) for n, m in _RAGGED
     ]
     operation = operations.find(kernel.operation)
     for i, problem in enumerate(problems):
         recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
         scheme, options = operation.choices(problem, recipe, i, kernel.features, kernel.changeable)
         changes = tuple(sorted({**dict(options), "seed": 2**8 + i}.items()))
-        case = Case(kernel.name, problem, recipe, scheme, changes, operation.name)
+        case = Case(kernel.name, problem, recipe, scheme, changes, operation=operation.name)
         if (needed_features(problem) | case.needed_descales) <= kernel.features and kernel.supports(problem):
             yield case
 

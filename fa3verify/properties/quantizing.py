@@ -7,9 +7,7 @@ codes near their exact values, exact scalings, and sequences that do not touch e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
@@ -146,8 +144,9 @@ def _usable(what: str, got: Outputs) -> Violation | None:
 
 def _stored(setup: Setup, got: Outputs) -> Operands:
     """Return the codes and descales of a quantiser as operands of a kernel."""
-    rows = zip(NAMES, setup.config.descale_rows, strict=True)
-    return Operands(*(got[name] for name in NAMES), *(Descale(got[f"{name}_descale"], n) for name, n in rows))
+    rows = setup.config.descale_rows
+    q, k, v = (Descale(got[f"{name}_descale"], n) for name, n in zip(NAMES, rows, strict=True))
+    return Operands(got["q"], got["k"], got["v"], q, k, v)
 
 
 def _lost(x: np.ndarray, descale: Descale | None, seq: Sequence, group: int) -> np.ndarray:
@@ -177,35 +176,21 @@ def _special(setup: Setup, trial: Trial) -> Found:
     seq = _whole(problem)[0]
     for index, name in enumerate(NAMES):
         plain = getattr(setup.operands, name)
-        rows_of = problem.rows_k if index else problem.rows_q
-        shape = rows_of(plain, seq).shape
-        place = tuple(map(int, np.unravel_index(trial.integer("position", 0, _MOST) % math.prod(shape), shape)))
-        put = partial(_put, rows_of, seq, place)
+        place = np.zeros(plain.shape, bool)
+        rows = (problem.rows_k if index else problem.rows_q)(place, seq)
+        rows.flat[trial.integer("position", 0, _MOST) % rows.size] = True
         values = (0.0, FORMATS[setup.config.input_dtype].max_finite, math.nan, math.inf)
-        zero, most, nan, inf = (setup.fed(**{name: put(plain, value)}).run() for value in values)
-        where = f"{name}{list(place)} of sequence {seq.index}"
-        yield same_bits(f"NaN in {where} against 0", nan, {**zero, name: put(zero[name], math.nan)})
+        zero, most, nan, inf = (setup.fed(**{name: np.where(place, plain.dtype.type(x), plain)}).run() for x in values)
+        where = f"{name}{np.argwhere(place)[0].tolist()}"
+        due = {**zero, name: np.where(place, zero[name].dtype.type(math.nan), zero[name])}
+        yield same_bits(f"NaN in {where} against 0", nan, due)
         untouched = {name: ~other_bits(x, most[name]) for name, x in zero.items()}
         yield same_bits(f"Inf in {where} against the largest number", inf, most, untouched)
         yield _usable(f"Inf in {where}", inf)
         with np.errstate(over="ignore"):
             decoded = _stored(setup, inf).dequantized(problem)[index].astype(np.float32)
         is_finite = np.isfinite(decoded).astype(np.float32)
-        what = f"Inf in {where}, and which of {name} are finite when decoded"
-        yield same_values(what, name, is_finite, put(np.ones_like(is_finite), 0.0))
-
-
-def _put(
-    rows_of: Callable[[np.ndarray, Sequence], np.ndarray],
-    seq: Sequence,
-    place: tuple[int, ...],
-    x: np.ndarray,
-    value: float,
-) -> np.ndarray:
-    """Return an operand with another value at a place of a sequence."""
-    x = x.copy()
-    rows_of(x, seq)[place] = value
-    return x
+        yield same_values(f"Inf in {where}: is {name} finite, decoded", name, is_finite, (~place).astype(np.float32))
 
 
 def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
