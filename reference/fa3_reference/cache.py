@@ -8,8 +8,8 @@ A problem with a cache still states the packed keys that its sequences attend to
     rotated x_c = x_c cos - x_c' sin,   rotated x_c' = x_c sin + x_c' cos
 
 for the channels c, c' of a pair: 2 i and 2 i + 1 if interleaved, else i and i + rotary_dim / 2. Appended keys are
-rotated by their position, and queries by theirs; without a mask every query has the position of the first appended key
-(upstream hopper/rotary.h, and seqlens_rotary of its mainloop).
+rotated by their position, and queries by theirs; without a mask every query has the position of the first appended key.
+A position is a place in the cache, keys of others in front counted (upstream hopper/rotary.h and seqlen.h).
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ def rotary_tables(problem: AttentionProblem) -> tuple[Array, Array]:
     from fa3_reference.formats import FORMATS
 
     dim = problem.cache.rotary_dim if problem.cache else 0
-    angles = np.arange(max(1, problem.seqlen_k))[:, None] * _ROTARY_BASE ** (-np.arange(0, dim, 2) / max(1, dim))
+    angles = np.arange(_positions(problem))[:, None] * _ROTARY_BASE ** (-np.arange(0, dim, 2) / max(1, dim))
     dtype = FORMATS[problem.dtype].dtype
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def _positions(problem: AttentionProblem) -> int:
+    pads = problem.cache.pads(problem) if problem.cache else ()
+    return max(1, problem.seqlen_k + max(pads, default=0))
 
 
 def rotated(
@@ -68,13 +73,13 @@ def rotated(
     tables = tuple(x.astype(np.float64) for x in rotary_tables(problem))
     sign = 1.0 if of_sizes else -1.0
     tables = tuple(np.abs(x) for x in tables) if of_sizes else tables
-    for seq, start in zip(problem.sequences(), cache.before(problem), strict=True):
-        _rotate(problem.rows_q(q, seq), query_positions(problem, seq, start), tables, cache, sign)
-        _rotate(problem.rows_k(k, seq)[start:], np.arange(start, seq.seqlen_k), tables, cache, sign)
+    for seq, start, first in zip(problem.sequences(), cache.before(problem), cache.seqlens(problem), strict=True):
+        _rotate(problem.rows_q(q, seq), query_positions(problem, seq, first), tables, cache, sign)
+        _rotate(problem.rows_k(k, seq)[start:], first + np.arange(seq.seqlen_k - start), tables, cache, sign)
     return q, k
 
 
-def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> NDArray[np.int64]:
+def query_positions(problem: AttentionProblem, seq: Sequence, first: int) -> NDArray[np.int64]:
     """Return the positions by which a call rotates the queries of one sequence.
 
     Parameters
@@ -83,8 +88,8 @@ def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> ND
         What is computed, with a cache. Without a mask all queries have the position of the first.
     seq : Sequence
         One of its sequences.
-    before : int
-        How many of its keys the cache holds before the call.
+    first : int
+        The position of the first key that the call appends, as :meth:`Cache.seqlens` has it.
 
     Returns
     -------
@@ -93,7 +98,7 @@ def query_positions(problem: AttentionProblem, seq: Sequence, before: int) -> ND
     """
     is_masked = problem.causal or problem.window != (-1, -1) or problem.attention_chunk > 0
     steps = np.arange(seq.seqlen_q) if is_masked else np.zeros(seq.seqlen_q, np.int64)
-    return np.clip(before + steps, 0, max(0, problem.seqlen_k - 1))
+    return np.clip(first + steps, 0, _positions(problem) - 1)
 
 
 def _rotate(x: np.ndarray, positions: np.ndarray, tables: tuple[np.ndarray, ...], cache: Cache, sign: float) -> None:
@@ -230,7 +235,7 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
         ``q`` is (batch, seqlen_q, nheads, head_dim) where all sequences have equally many queries, else packed, with
         ``cu_seqlens_q``; a problem with ``qv`` has its last channels apart, under that name. ``sinks`` are there where
         the problem has them. Without a cache the rest is ``k`` and ``v``. With one, ``k_cache`` and ``v_cache`` are
-        (num_pages, page_size, nheads_kv, head_dim) with ``page_table``, int32 (batch, pages), or (rows, keys,
+        (num_pages, page_size, nheads_kv, head_dim) with ``page_table``, int32 (rows, pages), or (rows, keys,
         nheads_kv, head_dim). ``cache_seqlens``, int32 (batch,), are the lengths before the call, leftpad included.
         ``k_new`` and ``v_new`` are appended behind them; where sequences append different numbers of keys they are
         packed, with ``cu_seqlens_k_new``. ``rotary_cos``, ``rotary_sin``, ``cache_leftpad`` and ``cache_batch_idx`` are
@@ -239,7 +244,7 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
 
     Notes
     -----
-    Entries of the page table behind a sequence's last page name a spare page, where there is one.
+    Entries of the page table that no key of a sequence needs, in front and behind, name a spare page if there is one.
     """
     q, k, v = operands.q, operands.k, operands.v
     call: dict[str, Array] = {"q": q}
@@ -257,8 +262,7 @@ def serve(problem: AttentionProblem, operands: Operands) -> dict[str, Array]:
             call[name] = call[name].reshape(problem.batch, problem.seqlen_q, *call[name].shape[1:])
     else:
         call["cu_seqlens_q"] = problem.cu_seqlens_q
-    before = cache.before(problem)
-    call["cache_seqlens"] = np.array(before, np.int32) + np.array(cache.leftpad or (0,) * problem.batch, np.int32)
+    call["cache_seqlens"] = np.array(cache.seqlens(problem), np.int32)
     if cache.new:
         call |= _appended(problem, cache, {"k_new": k, "v_new": v})
     if cache.rotary_dim:
@@ -294,47 +298,56 @@ def _behind(cache: Cache, shape: tuple[int, ...], like: Array, rng: np.random.Ge
     return (4 * rng.standard_normal(shape)).astype(like.dtype)
 
 
+def _rows(problem: AttentionProblem, cache: Cache, rng: np.random.Generator) -> tuple[int, dict[str, Array]]:
+    """Return how many rows there are, and ``cache_batch_idx`` by its name where it says which is a sequence's."""
+    if not cache.indexed:
+        return problem.batch, {}
+    count = problem.batch + cache.spare
+    return count, {"cache_batch_idx": rng.permutation(count)[: problem.batch].astype(np.int32)}
+
+
 def _in_rows(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
     # one row of the cache for each sequence, its own keys behind its leftpad
     rng = np.random.default_rng(cache.seed)
-    pads = cache.leftpad or (0,) * problem.batch
+    pads = cache.pads(problem)
     keys = max((pad + n for pad, n in zip(pads, problem.seqlens_k or (), strict=True)), default=0) + cache.spare
-    count = problem.batch + (cache.spare if cache.indexed else 0)
-    where = rng.permutation(count)[: problem.batch] if cache.indexed else np.arange(problem.batch)
+    count, index = _rows(problem, cache, rng)
+    where = index.get("cache_batch_idx", range(count))
     call = {name: _behind(cache, (count, keys, *x.shape[1:]), x, rng) for name, x in arrays.items()}
     for seq, pad, n in zip(problem.sequences(), pads, cache.before(problem), strict=True):
         for name, x in arrays.items():
             call[name][where[seq.index], pad : pad + n] = problem.rows_k(x, seq)[:n]
-    return call | ({"cache_batch_idx": where.astype(np.int32)} if cache.indexed else {})
+    return call | index
 
 
 def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Array]) -> dict[str, Array]:
     # pages in a random order; a page whose bytes are those of an earlier full page is not stored again
     rng = np.random.default_rng(cache.seed)
     size = cache.page_size
-    pages: list[dict[str, Array]] = []
+    pages: list[tuple[int, dict[str, Array]]] = []  # places of others in front, and a sequence's keys behind them
     known: dict[tuple[bytes, ...], int] = {}
     tables: list[list[int]] = []
-    for seq, n in zip(problem.sequences(), cache.before(problem), strict=True):
-        tables.append([])
-        for start in range(0, seq.seqlen_k, size):
-            held = {name: problem.rows_k(x, seq)[start : min(start + size, n)] for name, x in arrays.items()}
+    for seq, pad, n in zip(problem.sequences(), cache.pads(problem), cache.before(problem), strict=True):
+        tables.append([-1] * (pad // size))  # pages of others are the last one, which is spare if any is
+        for start in range(-(pad % size), seq.seqlen_k, size):  # of the keys of the sequence, the page's first
+            held = {name: problem.rows_k(x, seq)[max(start, 0) : min(start + size, n)] for name, x in arrays.items()}
             content = tuple(x.tobytes() for x in held.values())
-            is_full = cache.shared and start + size <= n
+            is_full = cache.shared and 0 <= start and start + size <= n
             tables[-1].append(known.get(content, len(pages)) if is_full else len(pages))
             if tables[-1][-1] == len(pages):
-                pages.append(held)
+                pages.append((max(-start, 0), held))
                 known |= {content: len(pages) - 1} if is_full else {}
     count = len(pages) + cache.spare
-    place = rng.permutation(count)
+    place = rng.permutation(max(count, 1))
     call = {name: _behind(cache, (count, size, *x.shape[1:]), x, rng) for name, x in arrays.items()}
-    for page, held in zip(place, pages, strict=False):
+    for page, (first, held) in zip(place, pages, strict=False):
         for name, x in held.items():
-            call[name][page, : len(x)] = x
-    table = np.full((problem.batch, max(map(len, tables)) + cache.spare), place[-1] if count else 0, np.int32)
-    for row, used in zip(table, tables, strict=True):
-        row[: len(used)] = place[used]
-    return call | {"page_table": table}
+            call[name][page, first : first + len(x)] = x
+    rows, index = _rows(problem, cache, rng)
+    table = np.full((rows, max(map(len, tables)) + cache.spare), place[-1], np.int32)
+    for b, used in enumerate(tables):
+        table[index["cache_batch_idx"][b] if index else b, : len(used)] = place[used]
+    return call | index | {"page_table": table}
 
 
 def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -367,15 +380,19 @@ def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array,
     news = np.array([0, *accumulate(cache.new or (0,) * problem.batch)])
     for stored, appended in (("k_cache", "k_new"), ("v_cache", "v_new")):
         x = np.asarray(call[stored])
-        rows = call["page_table"] if cache.page_size else call.get("cache_batch_idx", np.arange(problem.batch))
+        rows = np.asarray(call["page_table"]) if cache.page_size else np.arange(len(x))[:, None]
+        size = cache.page_size or max(1, x.shape[1])
         new = np.asarray(call[appended]).reshape(-1, *x.shape[2:]) if cache.new else x[:0].reshape(0, *x.shape[2:])
         parts = []
         for b, n in enumerate(cache.before(problem)):
-            used = -(-n // cache.page_size) if cache.page_size else min(n, 1)
-            where = np.atleast_1d(rows[b])[:used]
+            row = int(np.asarray(call.get("cache_batch_idx", range(problem.batch)))[b])
+            if n and not 0 <= row < len(rows):
+                raise ValueError(f"the row of sequence {b} must lie in [0, {len(rows)}), got {row}")
+            first, pad = divmod(int(pads[b]), size)
+            where = rows[row, first : first - (-(pad + n) // size)] if n else rows[:0, 0]
             if not np.all((where >= 0) & (where < len(x))):
                 raise ValueError(f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
-            own = x[where].reshape(-1, *x.shape[2:])[pads[b] : pads[b] + n]
+            own = x[where].reshape(-1, *x.shape[2:])[pad : pad + n]
             if len(own) != n:
                 raise ValueError(f"sequence {b} must have {n} keys in its cache, got {len(own)}")
             parts += [own, new[news[b] : news[b + 1]]]

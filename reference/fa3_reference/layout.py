@@ -30,8 +30,8 @@ class Cache:
     page_size : int
         Keys of a page; 0 stands for no pages: every sequence then has a row of the cache.
     spare : int
-        How many pages belong to no sequence; in a cache of rows, how many keys of every row, and where ``indexed`` how
-        many rows.
+        How many pages, and entries of every row of the table, belong to no sequence; in a cache of rows, how many keys
+        of every row. Where ``indexed`` also how many rows, of the table or of the cache.
     new : tuple of int
         How many of each sequence's last keys the call itself appends; () appends none.
     rotary_dim : int
@@ -39,9 +39,11 @@ class Cache:
     interleaved : bool
         Whether a rotated pair is two neighbouring channels, or two channels half of ``rotary_dim`` apart.
     leftpad : tuple of int
-        How many keys of others lie in front of each sequence's own in its row; () is none.
+        How many keys of others lie in front of each sequence's own, in its row or its pages; () is none. They count in
+        the positions by which a call rotates.
     indexed : bool
-        Whether sequences lie in rows in another order, which the call's ``cache_batch_idx`` states.
+        Whether rows, of the cache or of the page table, are in another order than sequences, which the call's
+        ``cache_batch_idx`` states.
     behind : {"random", "nan"}
         What fills the places where no key of a sequence lies.
     seed : int
@@ -85,14 +87,9 @@ class Cache:
         require(
             not (self.fp8 and self.new), "cache: keys that are appended are of Q's format, and those of fp8 are not"
         )
-        is_row = not self.page_size or not (self.leftpad or self.indexed)
-        require(is_row, "cache: leftpad and indexed are of rows, and pages have none, as FlashAttention-3 has it")
         dim = self.rotary_dim
         require(dim % 16 == 0, f"cache: rotary_dim must be a multiple of 16, got {dim}")
-        require(
-            not dim or (bool(self.new) and not self.leftpad),
-            "cache: rotary_dim needs keys that are appended, and no leftpad",
-        )
+        require(not dim or bool(self.new), "cache: rotary_dim needs keys that are appended")
 
     def check_fits(self, keys: tuple[int, ...] | None, head_dim: int, *, is_fp8: bool, qv: bool) -> None:
         """Check that a cache fits a problem.
@@ -149,6 +146,36 @@ class Cache:
         """
         keys = problem.seqlens_k or ()
         return tuple(n - m for n, m in zip(keys, self.new or (0,) * len(keys), strict=True))
+
+    def pads(self, problem: HasKeys) -> tuple[int, ...]:
+        """Return how many keys of others lie in front of each sequence's own.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            The problem whose keys lie in it.
+
+        Returns
+        -------
+        tuple of int
+            One number for each sequence.
+        """
+        return self.leftpad or (0,) * len(problem.seqlens_k or ())
+
+    def seqlens(self, problem: HasKeys) -> tuple[int, ...]:
+        """Return the lengths that a call states: keys of each sequence before it, with those of others in front.
+
+        Parameters
+        ----------
+        problem : AttentionProblem
+            The problem whose keys lie in it.
+
+        Returns
+        -------
+        tuple of int
+            One number for each sequence, which is also the position of the first key that it appends.
+        """
+        return tuple(n + pad for n, pad in zip(self.before(problem), self.pads(problem), strict=True))
 
 
 def _is_count(value: object) -> bool:

@@ -34,9 +34,9 @@ def cached(draw: st.DrawFn) -> AttentionProblem:
     keys = tuple(n for _, n in lengths)
     pages = draw(st.sampled_from([0, 1, 5, 16]))
     new = tuple(draw(st.integers(0, n)) for n in keys) if draw(st.booleans()) else ()
-    rows = {} if pages else {"indexed": draw(st.booleans())}
-    if not pages and draw(st.booleans()):
-        rows["leftpad"] = tuple(draw(st.integers(0, 5)) for _ in keys)
+    rows = {"indexed": draw(st.booleans())}
+    if draw(st.booleans()):
+        rows["leftpad"] = tuple(draw(st.integers(0, 21)) for _ in keys)
     behind = draw(st.sampled_from(["random", "nan"]))
     cache = Cache(pages, draw(st.integers(0, 3)), new, behind=behind, seed=draw(st.integers(0, 99)), **rows)
     dims = draw(st.sampled_from([{}, {"head_dim": 48, "head_dim_v": 32, "qv": True}]))
@@ -73,7 +73,8 @@ def test_a_row_by_row_reader_of_the_call_finds_the_truth(problem):
         for j in range(pad, int(call["cache_seqlens"][b])):
             if "page_table" in call:
                 size = call["k_cache"].shape[1]
-                place = call["page_table"][b, j // size], j % size
+                row = call["cache_batch_idx"][b] if "cache_batch_idx" in call else b
+                place = call["page_table"][row, j // size], j % size
             else:
                 place = (call["cache_batch_idx"][b] if "cache_batch_idx" in call else b), j
             keys.append(call["k_cache"][place])
@@ -120,6 +121,19 @@ def test_a_page_that_is_appended_to_is_shared_by_none():
     assert table[0, 1] != table[1, 1]
 
 
+def test_pages_hold_keys_of_others_in_front_and_rows_of_a_table_that_are_nobodys():
+    cache = Cache(16, 2, leftpad=(20, 0), indexed=True, behind="nan", seed=2)
+    problem = AttentionProblem.varlen((1, 1), (20, 5), **SIZES, cache=cache)
+    call = serve(problem, _operands(problem))
+    assert call["page_table"].shape == (2 + 2, 3 + 2)
+    row = call["page_table"][call["cache_batch_idx"][0]]
+    held = np.isfinite(call["k_cache"].astype(float)).all(axis=(2, 3))
+    assert held.sum() == 25, "a page in front is stored for nobody"
+    assert [held[page].tolist() for page in row[1:3]] == [[False] * 4 + [True] * 12, [True] * 8 + [False] * 8]
+    spare = [row[0], *row[3:], *call["page_table"][[b for b in range(4) if b not in call["cache_batch_idx"]]].ravel()]
+    assert not held[spare].any()
+
+
 def test_what_lies_behind_is_nan_where_that_is_asked():
     problem = AttentionProblem.varlen((1, 1), (5, 16), **SIZES, cache=Cache(16, behind="nan", new=(2, 0)))
     call = serve(problem, _operands(problem))
@@ -140,20 +154,23 @@ def _rotated_by_hand(x: np.ndarray, position: int, cos: np.ndarray, sin: np.ndar
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_appended_keys_and_queries_are_rotated_by_their_positions(interleaved, causal):
-    cache = Cache(16, new=(3, 2), rotary_dim=16, interleaved=interleaved)
+@pytest.mark.parametrize("pads", [(), (20, 3)])
+def test_appended_keys_and_queries_are_rotated_by_their_places(interleaved, causal, pads):
+    """As upstream does: seqlen_rotary of hopper/seqlen.h counts the keys of others in front."""
+    cache = Cache(16, new=(3, 2), rotary_dim=16, interleaved=interleaved, leftpad=pads)
     problem = AttentionProblem.varlen((3, 2), (7, 2), **SIZES, causal=causal, cache=cache)
     operands = _operands(problem)
     cos, sin = (x.astype(float) for x in rotary_tables(problem))
     q, k = rotated(problem, operands.q, operands.k)
     for token, (start, step) in enumerate(((4, 0), (4, 1), (4, 2), (0, 0), (0, 1))):
-        position = start + step if causal else start
+        position = (start + step if causal else start) + (pads[token // 3] if pads else 0)
         for head in range(4):
             want = _rotated_by_hand(operands.q[token, head].astype(float), position, cos, sin, interleaved)
             np.testing.assert_allclose(q[token, head], want, atol=1e-15)
     for token, position in enumerate((None, None, None, None, 4, 5, 6, 0, 1)):
         x = operands.k[token, 1].astype(float)
-        want = x if position is None else _rotated_by_hand(x, position, cos, sin, interleaved)
+        pad = pads[token // 7] if pads else 0
+        want = x if position is None else _rotated_by_hand(x, position + pad, cos, sin, interleaved)
         np.testing.assert_allclose(k[token, 1], want, atol=1e-15)
     arrays = operands.dequantized(problem)
     plain = attention(replace(problem, cache=None), q, k, arrays[2])
@@ -235,8 +252,6 @@ def test_a_problem_with_a_cache_survives_json():
     [
         ({"page_size": -1}, "page_size must be an integer >= 0, got -1"),
         ({"behind": "zero"}, "behind must be random or nan"),
-        ({"page_size": 16, "indexed": True}, "leftpad and indexed are of rows"),
-        ({"page_size": 16, "leftpad": (1, 1)}, "leftpad and indexed are of rows"),
         ({"rotary_dim": 8, "new": (1, 1)}, "rotary_dim must be a multiple of 16, got 8"),
         ({"rotary_dim": 16}, "needs keys that are appended"),
         ({"rotary_dim": 48, "new": (1, 1)}, "rotary_dim must be at most 32"),
@@ -260,6 +275,9 @@ def test_a_batched_problem_has_no_cache_and_a_table_stays_inside():
     call["page_table"][0, 1] = 99
     with pytest.raises(ValueError, match=r"must lie in \[0, 4\)"):
         gathered(problem, call)
+    for row in (-1, 1):
+        with pytest.raises(ValueError, match=r"the row of sequence 0 must lie in \[0, 1\)"):
+            gathered(problem, call | {"cache_batch_idx": np.array([row])})
     with pytest.raises(ValueError, match="nothing to gather"):
         gathered(replace(problem, cache=None), call)
 

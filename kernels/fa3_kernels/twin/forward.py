@@ -184,10 +184,10 @@ def _rotated(problem: AttentionProblem, operands: Operands) -> Operands:
         return operands
     q, k = operands.q.copy(), operands.k.copy()
     cos, sin = rotary_tables(problem)
-    for seq, before in zip(problem.sequences(), cache.before(problem), strict=True):
+    for seq, before, first in zip(problem.sequences(), cache.before(problem), cache.seqlens(problem), strict=True):
         for rows, positions in (
-            (problem.rows_q(q, seq), query_positions(problem, seq, before)),
-            (problem.rows_k(k, seq)[before:], np.arange(before, seq.seqlen_k)),
+            (problem.rows_q(q, seq), query_positions(problem, seq, first)),
+            (problem.rows_k(k, seq)[before:], first + np.arange(seq.seqlen_k - before)),
         ):
             tables = (table[positions][:, None] for table in (cos, sin))
             rows[...] = rotated(rows, *tables, is_interleaved=cache.interleaved)

@@ -9,7 +9,9 @@ import numpy as np
 F = np.float32
 
 
-def attend(q, k, v, scale, *, causal=False, chunk=0, sinks=None, qv=None) -> tuple[np.ndarray, np.ndarray]:
+def attend(
+    q, k, v, scale, *, causal=False, window=(-1, -1), softcap=0.0, chunk=0, sinks=None, qv=None
+) -> tuple[np.ndarray, np.ndarray]:
     """Attention of one sequence, (seqlen, heads, head_dim), in binary32 with P rounded to the operands' format."""
     group = q.shape[1] // k.shape[1]
     out = np.zeros((len(q), q.shape[1], v.shape[2]), F)
@@ -17,13 +19,16 @@ def attend(q, k, v, scale, *, causal=False, chunk=0, sinks=None, qv=None) -> tup
     diagonal = np.arange(len(q))[:, None] + len(k) - len(q)
     keys = np.arange(len(k))
     hidden = causal & (keys > diagonal)
+    left, right = window
+    hidden = hidden | ((left >= 0) & (keys < diagonal - left)) | ((right >= 0) & (keys > diagonal + right))
     if chunk:
         hidden = hidden | (keys // chunk != diagonal // chunk)
     for head in range(q.shape[1]):
         s = q[:, head].astype(F) @ k[:, head // group].astype(F).T
         if qv is not None:
             s = s + qv[:, head].astype(F) @ v[:, head // group].astype(F).T
-        s = np.where(hidden, F(-np.inf), s * F(scale))
+        s = s * F(scale)
+        s = np.where(hidden, F(-np.inf), F(softcap) * np.tanh(s / F(softcap)) if softcap else s)
         sink = F(-np.inf) if sinks is None else sinks[head]
         top = np.maximum(s.max(1, initial=-np.inf), sink)
         base = np.where(np.isneginf(top), F(0), top)
@@ -57,46 +62,73 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -
     return y.astype(x.dtype)
 
 
-def cached(q, k_cache, v_cache, *, softmax_scale, cache_seqlens, causal=False, mistake="", **given: Any):
+def cached(
+    q,
+    k_cache,
+    v_cache,
+    *,
+    softmax_scale,
+    cache_seqlens,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    attention_chunk=0,
+    mistake="",
+    **given: Any,
+):
     """Calls of caches, as flash_attn_with_kvcache has them."""
     is_packed = "cu_seqlens_q" in given
+    is_masked = causal or window != (-1, -1) or attention_chunk > 0
+    masks = {"causal": causal, "window": window, "softcap": softcap, "chunk": attention_chunk}
     outs, sums = [], []
     for b, length in enumerate(cache_seqlens):
         own = slice(*given["cu_seqlens_q"][b : b + 2]) if is_packed else b
-        rows = given["page_table"][b] if "page_table" in given else [given.get("cache_batch_idx", range(99))[b]]
+        row = given.get("cache_batch_idx", range(999))[b]
+        if mistake == "row of a table" and "page_table" in given:
+            row = b
+        rows = given["page_table"][row] if "page_table" in given else np.array([row])
         k, v = (x[rows].reshape(-1, *x.shape[2:]) for x in (k_cache, v_cache))
         if "k_descale" in given and mistake != "descale":
             factors = (given["k_descale"], given["v_descale"])
             if factors[0].ndim == 3:  # of each key
                 factors = tuple(x[rows].reshape(-1, x.shape[-1]) for x in factors)
             else:
-                factors = tuple(x[b] for x in factors)
+                factors = tuple(x[0 if mistake == "descale of a packed sequence" and is_packed else b] for x in factors)
             k, v = (x.astype(F) * f[..., None] for x, f in zip((k, v), factors, strict=True))
         k, v = k.astype(q.dtype), v.astype(q.dtype)
         if mistake == "stale page" and "page_table" in given and length > k_cache.shape[1]:
             k = np.concatenate([k[: k_cache.shape[1]], k])[: len(k)]
         pad = given["cache_leftpad"][b] if "cache_leftpad" in given and mistake != "leftpad" else 0
+        pad = 0 if mistake == "leftpad in pages" and "page_table" in given else pad
         length = length + (mistake == "one key more") * (len(k) > length)
         k, v, asked = k[pad:length], v[pad:length], q[own]
         if "k_new" in given:
             span = slice(*given["cu_seqlens_k_new"][b : b + 2]) if "cu_seqlens_k_new" in given else b
-            new = given["k_new"][span]
+            new, values = given["k_new"][span], given["v_new"][span]
+            if mistake == "as many as queries":
+                new, values = new[: len(asked)], values[: len(asked)]
             if "rotary_cos" in given:
-                cos, sin, order = given["rotary_cos"], given["rotary_sin"], given["rotary_interleaved"]
-                order = order != (mistake == "rotary")
-                at = np.minimum(length - pad + np.arange(len(new)), len(cos) - 1)
-                new = rotate(new, cos[at], sin[at], order)
-                steps = np.arange(len(asked)) * (causal and mistake != "one position")
-                at = np.clip(length - pad + steps, 0, len(cos) - 1)
-                asked = rotate(asked, cos[at], sin[at], order)
+                tables = given["rotary_cos"], given["rotary_sin"]
+                if mistake == "32 channels":  # the angles are right, and channels behind stay
+                    tables = tuple(x[:, :16] for x in tables)
+                cos, sin = tuple(x[:2048] for x in tables) if mistake == "2,048 positions" else tables
+                order = given["rotary_interleaved"] != (mistake == "rotary")
+                first = length - pad if mistake == "positions without leftpad" else length
+                new = rotate(new, *(x[np.minimum(first + np.arange(len(new)), len(x) - 1)] for x in (cos, sin)), order)
+                steps = np.arange(len(asked)) * (is_masked and mistake != "one position")
+                asked = rotate(asked, *(x[np.clip(first + steps, 0, len(x) - 1)] for x in (cos, sin)), order)
             if mistake != "unwritten":
                 for j in range(len(new)):
                     place = divmod(length + j, k_cache.shape[1])
-                    row = rows[place[0]] if "page_table" in given else rows[0]
-                    k_cache[row, place[1]], v_cache[row, place[1]] = new[j], given["v_new"][span][j]
+                    k_cache[rows[place[0]], place[1]], v_cache[rows[place[0]], place[1]] = new[j], values[j]
             if mistake != "append":
-                k, v = np.concatenate([k, new]), np.concatenate([v, given["v_new"][span]])
-        out, lse = attend(asked, k, v, softmax_scale, causal=causal, sinks=given.get("sinks"))
+                k, v = np.concatenate([k, new]), np.concatenate([v, values])
+        sinks = None if mistake == "sink of long rows" and len(k) > 2048 else given.get("sinks")
+        if mistake == "wide windows" and window[0] > 4096:
+            masks["window"] = (4096, window[1])
+        if mistake == "long chunks" and attention_chunk >= 1024:
+            masks["chunk"] = 0
+        out, lse = attend(asked, k, v, softmax_scale, **masks, sinks=sinks)
         outs.append(out)
         sums.append(lse)
     if is_packed:
