@@ -139,13 +139,20 @@ def _array(
     from covertable import criteria, sorters
     from covertable.main import Controller
 
+    class Pairwise(Controller):
+        """Looks ahead by pairs alone, since covertable's own way evaluates each constraint thousands of times."""
+
+        def _forward_check(self, snapshot: Mapping[int, int]) -> bool:
+            cells = {x: (names[i], factors[names[i]][k]) for i, of in self.serials.items() for k, x in enumerate(of)}
+            return _can_be_filled(factors, dict(cells[x] for x in snapshot.values()), apart)
+
     factors = {name: list(of) for name, of in classes if of}
     plain = {name: of[0] for name, of in factors.items()}
     costly = _costly(factors, forbidden) if strength == 2 else frozenset()
     names = list(factors)
-    apart = _by_dimensions(forbidden | costly).items()
-    constraints = [_apart(names.index(a), names.index(b), frozenset(met)) for (a, b), met in apart]
-    controller = Controller(
+    apart = _by_dimensions(forbidden | costly)
+    constraints = [_apart(names.index(a), names.index(b), frozenset(met)) for (a, b), met in apart.items()]
+    controller = Pairwise(
         dict(enumerate(factors.values())),
         strength=strength,
         sorter=sorters.hash,
@@ -158,6 +165,27 @@ def _array(
     _cheapen(rows, plain, forbidden, strength)
     rows += [{**plain, **dict(pair)} for pair in sorted(costly)]
     return tuple(tuple(row.items()) for row in rows)
+
+
+def _can_be_filled(
+    factors: Mapping[str, list[str]],
+    row: Mapping[str, str],
+    apart: Mapping[tuple[str, str], set[tuple[str, str]]],
+) -> bool:
+    """Tell whether every dimension that a row lacks has a class, each with one to meet in every other (AC-3)."""
+    left = {name: set(of) if name not in row else {row[name]} for name, of in factors.items()}
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for (a, b), met in apart.items():
+            for name, pairs in (
+                (a, [(x, [y for y in left[b] if (x, y) not in met]) for x in left[a]]),
+                (b, [(y, [x for x in left[a] if (x, y) not in met]) for y in left[b]]),
+            ):
+                kept = {c for c, others in pairs if others}
+                is_changed |= len(kept) < len(left[name])
+                left[name] = kept
+    return all(left.values())
 
 
 def _by_dimensions(forbidden: Iterable[tuple[Cell, Cell]]) -> dict[tuple[str, str], set[tuple[str, str]]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fa3_kernels.plan.quantizer import Scale, Scope
+from fa3_reference.layout import Cache
+from fa3_reference.problem import AttentionProblem
 from fa3_reference.scales import ROUNDINGS, SHARING
 from fa3_reference.score_term import BROADCAST, KINDS, VALUES
 from fa3verify.cases.case import Case
@@ -84,8 +86,9 @@ SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "group": {"1": (1,), "2 to 4": (2, 4), "5 or more": (5, 8)},
     "kv_heads": {"1": (1,), "2 or 3": (2, 3), "4 or more": (9, 4)},
 }
-PAGE_SIZES = (16, 64, 1, 48, 256)  # keys of a page, in turn, for a kernel that declares none
-ONE_ROTATED = "rotated, one token"
+PAGE_SIZES = (16, 64, 1, 128, 48, 256, 544)  # keys of a page, in turn, for a kernel that declares none
+_NAMED_PAGES = (16, 64, 1, 128, 256)
+MORE = "more than queries"
 TURNS = 2  # the most sizes that a class has
 
 
@@ -131,17 +134,34 @@ def _layout(case: Case, config: Any) -> str:
     return "packed, some empty" if any(not s.seqlen_q or not s.seqlen_k for s in others) else "packed"
 
 
-def _stored(case: Case, config: Any) -> str:
-    """Return the class of a case's cache; where several would do, the first of these branches counts."""
-    cache = case.problem.cache
-    if cache is None:
-        return "none"
-    if cache.fp8:
-        return "fp8 by key" if cache.fp8 == "row" else "fp8"
-    if cache.rotary_dim:  # one position shows no kernel that rotates every query by the first one's
-        return "rotated" if min(_first(case)) > 1 else ONE_ROTATED
-    named = {"leftpad": cache.leftpad, "indexed": cache.indexed, "appended": cache.new}
-    return next((name for name, is_on in named.items() if is_on), "pages" if cache.page_size else "rows")
+def pages(size: int) -> str:
+    """Return the class of a page of so many keys; 0 stands for rows."""
+    return "rows" if not size else f"pages of {size}" if size in _NAMED_PAGES else "pages of another size"
+
+
+def _of_cache(of: Callable[[Case, Cache], str], without: str) -> Classify:
+    """Return a classifier by a case and its cache, ``without`` where it has none."""
+    return lambda case, config: of(case, case.problem.cache) if case.problem.cache else without
+
+
+def _appended(case: Case, cache: Cache) -> str:
+    return "none" if not cache.new else MORE if cache.new[0] > _first(case)[0] else "one per query"
+
+
+def rotated_channels(problem: AttentionProblem) -> int:
+    """Return how many channels a call rotates that rotates whole heads; V's part of an absorbed head is not rotated."""
+    return problem.head_dim - (problem.head_dim_v if problem.qv else 0)
+
+
+def _rotary(case: Case, cache: Cache) -> str:
+    if not cache.rotary_dim:
+        return "off"
+    part = "whole" if cache.rotary_dim == rotated_channels(case.problem) else "part"
+    return part + ", interleaved" * cache.interleaved
+
+
+def _leftpad(case: Case, cache: Cache) -> str:
+    return "none" if not cache.leftpad else "over 32" if max(cache.leftpad) > 32 else "up to 32"
 
 
 def _of_term(case: Case, field: str, default: str) -> str:
@@ -236,15 +256,38 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("qv", ("off", "on"), lambda case, config: _ON[case.problem.qv], features=frozenset({"qv"})),
     Dimension(
         "cache",
-        ("none", "rows", "pages", "appended", "rotated", ONE_ROTATED, "leftpad", "indexed", "fp8", "fp8 by key"),
-        _stored,
+        ("none", *dict.fromkeys(map(pages, (0, *_NAMED_PAGES, *PAGE_SIZES)))),
+        _of_cache(lambda case, cache: pages(cache.page_size), "none"),
+        features=CACHES,
+    ),
+    Dimension("behind", ("random", "nan"), _of_cache(lambda case, cache: cache.behind, "random"), features=CACHES),
+    Dimension(
+        "spare",
+        ("some", "none"),
+        _of_cache(lambda case, cache: "some" if cache.spare else "none", "some"),
         features=CACHES,
     ),
     Dimension(
-        "behind",
-        ("random", "nan"),
-        lambda case, config: case.problem.cache.behind if case.problem.cache else "random",
-        features=CACHES,
+        "appended", ("none", "one per query", MORE), _of_cache(_appended, "none"), features=frozenset({"append"})
+    ),
+    Dimension(
+        "rotary",
+        ("off", "part", "whole", "part, interleaved", "whole, interleaved"),
+        _of_cache(_rotary, "off"),
+        features=frozenset({"rotary"}),
+    ),
+    Dimension("leftpad", ("none", "up to 32", "over 32"), _of_cache(_leftpad, "none"), features=frozenset({"leftpad"})),
+    Dimension(
+        "indexed",
+        ("off", "on"),
+        _of_cache(lambda case, cache: _ON[cache.indexed], "off"),
+        features=frozenset({"batch_idx"}),
+    ),
+    Dimension(
+        "fp8",
+        ("off", "tensor", "head", "row"),
+        _of_cache(lambda case, cache: cache.fp8 or "off", "off"),
+        features=frozenset({"fp8_cache", "fp8_rows"}),
     ),
     Dimension(
         "splits",
@@ -279,6 +322,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
         features=frozenset({UNWRITTEN}),
     ),
 )
+# What a call over a cache has, with the plainest class.
+OF_CACHES = {d.name: d.classes[0] for d in DIMENSIONS if d.features & CACHES and d.name != "cache"}
 
 
 def dimensions(kernel: Kernel) -> dict[str, tuple[str, ...]]:

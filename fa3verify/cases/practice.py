@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from fa3_reference.cache import with_cache
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
 from fa3verify.cases.case import Case
+from fa3verify.cases.dimensions import DIMENSIONS, MORE, OF_CACHES, PAGE_SIZES, Point
 from fa3verify.cases.probing import every_head_dim
-from fa3verify.cases.space import termed, terms
+from fa3verify.cases.space import cache_of, place, termed, terms
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.widths import is_absorbed
-from fa3verify.operations.operation import needed_features
+from fa3verify.operations.operation import CACHES, needed_features
 
 _FEW = 12  # models of a quick campaign
 _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}  # keys of a sequence
@@ -45,6 +47,18 @@ _RAGGED = (
     ((4, 1, 3, 2, 6), (0, 21, 0, 130, 9)),
     ((5, 0, 0, 2), (70, 3, 0, 129)),
 )
+# Calls over caches: lengths of queries and keys, heads and what else a problem has, and classes of its cache. Rows are
+# longer than rotary tables of 2,048, windows than 4,096 and chunks are of 8,192, as those of public models are.
+_CALLS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], Point], ...] = (
+    ((4,), (2300,), {"nheads": 3, "causal": True}, {"appended": "one per query", "rotary": "whole"}),
+    ((1, 1), (2100, 60), {"nheads": 2, "nheads_kv": 2}, {"appended": MORE, "rotary": "whole, interleaved"}),
+    ((2,), (3000,), {"nheads": 5, "sinks": True}, {"spare": "none"}),
+    ((1, 3), (5200, 40), {"nheads": 2, "window": (4999, 0)}, {"behind": "nan"}),
+    ((3,), (8300,), {"nheads": 1, "causal": True, "attention_chunk": 8192}, {}),
+    ((3, 1, 2), (300, 700, 77), {"nheads": 6}, {"fp8": "head"}),
+    ((1, 1, 1), (1300, 2, 2600), {"nheads": 12}, {"leftpad": "over 32", "indexed": "on"}),
+)
+_CHEAP = OF_CACHES.keys() - {"rotary", "fp8"}  # what a layer's cache has: bounds of calls that round operands take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +121,15 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
     if kernel.operation == "quantize":
         yield from _quantised(kernel, profile, seed, rng)
         return
-    problems = [*_layers(kernel, profile, rng), *_sizes(kernel, profile, rng)]
+    problems = [*_layers(kernel, profile, rng), *_sizes(kernel, profile, rng), *_calls(kernel, profile, rng)]
     problems = [termed(kernel, problem, i // 2) if i % 2 else problem for i, problem in enumerate(problems)]
     for i, problem in enumerate([*problems, *_squares(kernel)]):
         problem = _fitted(kernel, problem)
         if needed_features(problem) <= kernel.features and kernel.supports(problem):
             recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
             scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
-            yield Case(kernel.name, problem, recipe, scheme, (), kernel.operation)
+            is_split = problem.sinks and problem.cache and "num_splits" in kernel.changeable
+            yield Case(kernel.name, problem, recipe, scheme, (("num_splits", 3),) if is_split else (), kernel.operation)
 
 
 def _quantised(kernel: Kernel, profile: str, seed: int, rng: np.random.Generator) -> Iterator[Case]:
@@ -163,10 +178,14 @@ def probes(kernel: Kernel) -> Iterator[Case]:
 
 
 def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
-    """Yield layers of models, twelve in a quick campaign, else all; those with many channels have fewer keys."""
+    """Yield layers of models, few in a quick campaign, else all; those with many channels have fewer keys.
+
+    A kernel of caches gets each over a cache, with a random class of what that may have.
+    """
     chosen = models()
     if profile == "quick":
-        chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:_FEW])
+        few = _FEW - bool(kernel.features & CACHES)  # which has calls of its own besides
+        chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:few])
     for i, model in enumerate(chosen):
         shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
         most = _most_elements(kernel, profile) * shard // (model.nheads_kv * model.head_dim)
@@ -174,7 +193,33 @@ def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[
         # A windowed layer has more keys than its window, as else the window would hide none.
         longest = max(longest, min(model.window + 300, _LONGEST[profile]))
         part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
-        yield part.problem(kernel.dtype, (1, 3, 2)[i % 3], longest)
+        problem = part.problem(kernel.dtype, (1, 3, 2)[i % 3], longest)
+        chosen = {d.name: str(rng.choice(d.classes)) for d in DIMENSIONS if d.name in _CHEAP and d.concerns(kernel)}
+        if kernel.features & CACHES:
+            problem = _over_cache(kernel, problem, chosen | {"cache": place(kernel, i)}, i) or problem
+        yield problem
+
+
+def _over_cache(kernel: Kernel, problem: AttentionProblem, chosen: Point, turn: int) -> AttentionProblem | None:
+    """Return a problem over a cache of the chosen classes; None if the kernel takes no such call."""
+    problem = _fitted(kernel, problem)
+    with contextlib.suppress(ValueError):
+        cached = kernel.fitted(with_cache(problem, cache_of(kernel, problem, chosen, turn)))
+        return cached if kernel.supports(cached) else None
+    return None
+
+
+def _calls(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
+    """Yield calls over caches, in a quick campaign once each, in pages and rows in turn, else in pages of all sizes."""
+    dims = [d for d in kernel.head_dims or (64, 128) if not is_absorbed(kernel, d)]
+    first = int(rng.integers(2 * len(PAGE_SIZES)))
+    for i, (queries, keys, fields, chosen) in enumerate(_CALLS if kernel.features & CACHES else ()):
+        sizes: dict[str, Any] = {"nheads_kv": 1, "head_dim": dims[i % len(dims)], "dtype": kernel.dtype, **fields}
+        problem = AttentionProblem.varlen(queries, keys, **sizes)
+        turns = range(first + i, first + i + (1 if profile == "quick" else 2 * len(PAGE_SIZES)))
+        for where, turn in {place(kernel, turn): turn for turn in turns}.items():
+            if cached := _over_cache(kernel, problem, {**chosen, "cache": where}, turn):
+                yield cached
 
 
 def _most_elements(kernel: Kernel, profile: str) -> int:

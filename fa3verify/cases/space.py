@@ -20,16 +20,20 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.dimensions import (
     INPUT_KINDS,
     LONG,
-    ONE_ROTATED,
+    MORE,
+    OF_CACHES,
     PAGE_SIZES,
     SCALINGS,
     SHARED,
     SIZES,
     TILE,
+    TURNS,
     Point as Point,
     dimensions as dimensions,
     head_dims as head_dims,
+    pages,
     point as point,
+    rotated_channels,
 )
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import DISTRIBUTIONS, FAMILIES, UNCOMMON, Recipe
@@ -62,7 +66,8 @@ def case_of(kernel: Kernel, chosen: Point, seed: int = 0) -> Case:
         config = kernel.config_for(case.problem, case.changes)
     except ValueError:
         return case  # without a configuration there is no tile; whoever runs the case meets the kernel's refusal
-    case = _made(kernel, chosen, recipe, getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))
+    if (tile := (getattr(config, "tile_m", TILE), getattr(config, "tile_n", TILE))) != (TILE, TILE):
+        case = _made(kernel, chosen, recipe, *tile)
     own = point(kernel, case)
     if wrong := {name: c for name, c in chosen.items() if own.get(name, c) != c}:
         raise ValueError(f"{kernel.name} has no case of {wrong}")
@@ -89,8 +94,7 @@ def _made(kernel: Kernel, chosen: Point, recipe: Recipe, tile_m: int, tile_n: in
 
 def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[int, int]:
     """Return the number of queries and of keys of the first sequence, rounded up to lengths that the kernel takes."""
-    plain = 1 if chosen.get("cache") == ONE_ROTATED else 5
-    queries = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1, "part of a tile": 5}
+    n = {"one": 1, "a tile": tile_m, "several tiles": tile_m + 1}.get(chosen.get("queries", ""), 5)
     # More than a tile and one key, and a last tile of 128 that is half full.
     last_half = next(n for n in (192, 320, 448) if n % 128 == 64 and n > tile_n + 1)
     keys = {
@@ -102,8 +106,8 @@ def _lengths(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int) -> tuple[i
         "half a tile last": last_half,
         "several tiles": 2 * tile_n + 5,
         "long": LONG + 6,
-    }.get(chosen.get("keys", ""), 17)
-    return kernel.sizes.queries(queries.get(chosen.get("queries", ""), plain)), kernel.sizes.keys(keys)
+    }.get(chosen.get("keys", ""), 17 + (chosen.get("appended") == MORE) * n)
+    return kernel.sizes.queries(n), kernel.sizes.keys(keys)
 
 
 def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int) -> AttentionProblem:
@@ -111,7 +115,8 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     # Packing a single head is a configuration of the twin, and no launch has it.
     plain_group = "2 to 4" if chosen.get("packing") == "on" and not isinstance(kernel.code, Twin) else "1"
     layout = chosen.get("layout", "batched")
-    stored = chosen.get("cache", "none")
+    is_cached = any(chosen.get(name, plain_class) != plain_class for name, plain_class in OF_CACHES.items())
+    stored = chosen.get("cache") or (place(kernel, turn) if is_cached else "none")
     is_ragged = "empty" in layout or (layout == "packed" and stored != "none")
     plain = {"batch": "2" if is_ragged else "1", "group": plain_group, "kv_heads": "1"}
     batch, group, nheads_kv = (
@@ -149,9 +154,10 @@ def _problem(kernel: Kernel, chosen: Point, tile_m: int, tile_n: int, turn: int)
     lengths_q, lengths_k = zip((n, m), *((kernel.sizes.queries(a), kernel.sizes.keys(b)) for a, b in rest))
     if layout == "batched":
         lengths_q = (n,) * batch
+    problem = AttentionProblem.varlen(lengths_q, lengths_k, **fields)
     if stored != "none":
-        fields["cache"] = _cache(kernel, chosen, lengths_q, lengths_k, turn)
-    return kernel.fitted(AttentionProblem.varlen(lengths_q, lengths_k, **fields))
+        problem = replace(problem, cache=cache_of(kernel, problem, {**chosen, "cache": stored}, turn))
+    return kernel.fitted(problem)
 
 
 def _term(kernel: Kernel, chosen: Point, turn: int) -> ScoreTerm | None:
@@ -187,28 +193,46 @@ def termed(kernel: Kernel, problem: AttentionProblem, turn: int) -> AttentionPro
     return problem
 
 
-def _cache(kernel: Kernel, chosen: Point, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], turn: int) -> Cache:
-    """Return the cache of the chosen class, which is not "none".
+def place(kernel: Kernel, turn: int) -> str:
+    """Return the class of where keys lie in a call: by turns in pages, of each size, and in rows."""
+    sizes = (kernel.page_sizes or PAGE_SIZES) if "paged" in kernel.features else ()
+    has_rows = "seqused_k" in kernel.features or not sizes
+    return "rows" if has_rows and (turn % 2 or not sizes) else pages(sizes[turn // 2 % len(sizes)])
 
-    Keys lie by turns in pages and in rows if the kernel takes both, and in pages of each size.
+
+def cache_of(kernel: Kernel, problem: AttentionProblem, chosen: Point, turn: int) -> Cache:
+    """Return the cache of the chosen classes, of which "cache" is not "none", for the sequences of a packed problem.
+
+    Raises
+    ------
+    ValueError
+        If the kernel declares no such pages.
     """
-    stored = chosen["cache"]
-    is_paged = stored == "pages" or (
-        stored in ("appended", "rotated", ONE_ROTATED, "fp8", "fp8 by key")
-        and "paged" in kernel.features
-        and ("seqused_k" not in kernel.features or turn % 2 == 0)
+    sizes = [n for n in (0, *(kernel.page_sizes or PAGE_SIZES)) if pages(n) == chosen["cache"]]
+    if not sizes:
+        raise ValueError(f"{kernel.name} takes no {chosen['cache']}")
+    page_size = sizes[turn % len(sizes)]
+    rotary = chosen.get("rotary", "off")
+    whole = rotated_channels(problem)
+    part = min((32, whole // 32 * 16)[turn % 2], max(0, whole - 16))
+    appended = chosen.get("appended", "none" if rotary == "off" else "one per query")
+    more = (page_size or 16) * (appended == MORE)  # which is across a page
+    # In turn the pad brings positions beyond a rotary table of 2,048, which long rows would bring at a higher cost.
+    pads = {"up to 32": (1, 7, 20), "over 32": ((2050, 33)[turn % 2], 50, 170)}
+    first, step, most = pads.get(chosen.get("leftpad", ""), (0, 0, 1))
+    fp8: Any = chosen.get("fp8", "off")
+    return Cache(
+        page_size,
+        spare=int(chosen.get("spare") != "none"),
+        new=tuple(min(s.seqlen_q + more, s.seqlen_k) for s in problem.sequences() if appended != "none"),
+        rotary_dim=0 if rotary == "off" else whole if "whole" in rotary else part,
+        interleaved="interleaved" in rotary,
+        leftpad=tuple(first + step * (i + turn) % most for i in range(problem.batch) if first),
+        indexed=chosen.get("indexed") == "on",
+        behind="nan" if chosen.get("behind") == "nan" else "random",
+        seed=turn,
+        fp8="" if fp8 == "off" else fp8,
     )
-    sizes = kernel.page_sizes or PAGE_SIZES
-    fields: Json = {"page_size": sizes[turn % len(sizes)] if is_paged else 0, "behind": chosen.get("behind", "random")}
-    if stored in ("appended", "rotated", ONE_ROTATED):
-        fields["new"] = tuple(min(pair) for pair in zip(lengths_q, lengths_k, strict=True))
-    if stored in ("rotated", ONE_ROTATED):
-        fields |= {"rotary_dim": 32, "interleaved": turn % 4 < 2}
-    if "fp8" in stored:
-        fields["fp8"] = "row" if stored == "fp8 by key" else ("head", "tensor")[turn // 2 % 2]
-    if stored == "leftpad":
-        fields["leftpad"] = tuple(1 + 7 * (i + turn) % 20 for i in range(len(lengths_k)))
-    return Cache(indexed=stored == "indexed", seed=turn, **fields)
 
 
 def _changes(kernel: Kernel, chosen: Point, tile_n: int) -> tuple[tuple[str, Any], ...]:
@@ -274,8 +298,8 @@ def claimed(kernel: Kernel) -> dict[str, tuple[str, ...]]:
 
 
 def _is_claimed(kernel: Kernel, chosen: Point) -> bool:
-    try:
-        case_of(kernel, chosen)
-    except ValueError:
-        return False
-    return True
+    for turn in range(TURNS):  # a kernel may take something of a cache in pages or in rows alone
+        with contextlib.suppress(ValueError):
+            case_of(kernel, chosen, turn)
+            return True
+    return False

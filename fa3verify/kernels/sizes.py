@@ -33,10 +33,20 @@ ABSENT: Mapping[str, Json] = {
     "varlen": {"seqlens_q": None, "seqlens_k": None},
     **{kind: {"term": None} for kind in KINDS},
 }
+# What a cache has that lacks a feature.
+WITHOUT: Mapping[str, Json] = {
+    "paged": {"page_size": 0},
+    "append": {"new": (), "rotary_dim": 0},
+    "rotary": {"rotary_dim": 0},
+    "leftpad": {"leftpad": ()},
+    "batch_idx": {"indexed": False},
+    "fp8_cache": {"fp8": ""},
+    "fp8_rows": {"fp8": ""},
+}
 COMBINATIONS = frozenset(
     f"{name} {word} {other}"
-    for name in ABSENT
-    for other in (*ABSENT, "gqa", "head_dim_v")
+    for name in (*ABSENT, *WITHOUT)
+    for other in (*ABSENT, *WITHOUT, "seqused_k", "gqa", "head_dim_v")
     for word in ("with", "without")
     if name != other
 )
@@ -54,8 +64,8 @@ class Sizes:
         Features that every call has, among those of :data:`PRESENT`: with "causal" none is without a causal mask, with
         "varlen" all are packed.
     combinations : tuple of str
-        Rules of two features, "FEATURE with OTHER" or "FEATURE without OTHER", such as "window with causal": a
-        call that has the first has, or lacks, the other.
+        Rules of two features, "FEATURE with OTHER" or "FEATURE without OTHER", such as "window with causal" or
+        "leftpad without paged": a call that has the first has, or lacks, the other.
     slopes_by_head, finite_biases : bool
         Whether slopes are (nheads,) alone, and whether no bias is -inf.
     equal_lengths : bool
@@ -102,8 +112,9 @@ class Sizes:
             raise ValueError(f"always must be among {', '.join(PRESENT)}, got {unknown[0]!r}")
         if unknown := set(self.combinations) - COMBINATIONS:
             raise ValueError(
-                f"a combination is FEATURE with OTHER or FEATURE without OTHER, of {', '.join(ABSENT)}, "
-                f"and OTHER of gqa and head_dim_v too, got {unknown.pop()!r}"
+                f"a combination is FEATURE with OTHER or FEATURE without OTHER, of "
+                f"{', '.join((*ABSENT, *WITHOUT))}, and OTHER of seqused_k, gqa and head_dim_v too, "
+                f"got {unknown.pop()!r}"
             )
         for name, value in self.said.items():
             least = 0 if name == "min_seqlen" else 1
@@ -182,8 +193,11 @@ class Sizes:
     def _broken(self, problem: AttentionProblem) -> dict[str, Json]:
         """Return the rules of features and terms that a problem breaks, each with the change that mends it."""
         has = needed_features(problem)
+        cache = problem.cache
         broken: dict[str, Json] = {
-            rule: (PRESENT.get(other) if word == "with" else None) or ABSENT[name]
+            rule: (PRESENT.get(other) if word == "with" else None)
+            or ABSENT.get(name)
+            or {"cache": cache and replace(cache, **WITHOUT[name])}
             for rule in self.combinations
             for name, word, other in [rule.split()]
             if name in has and (word == "with") != (other in has)
@@ -228,8 +242,8 @@ class Sizes:
             if not _has(problem, name):
                 changes |= PRESENT[name]
         problem = replace(problem, **changes)
-        for mended in self._broken(problem).values():
-            problem = replace(problem, **mended)
+        for rule in self._broken(problem):  # what mends one may mend another
+            problem = replace(problem, **self._broken(problem).get(rule, {}))
         return problem
 
 

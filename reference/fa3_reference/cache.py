@@ -332,7 +332,7 @@ def _in_pages(problem: AttentionProblem, cache: Cache, arrays: Mapping[str, Arra
         for start in range(-(pad % size), seq.seqlen_k, size):  # of the keys of the sequence, the page's first
             held = {name: problem.rows_k(x, seq)[max(start, 0) : min(start + size, n)] for name, x in arrays.items()}
             content = tuple(x.tobytes() for x in held.values())
-            is_full = cache.shared and 0 <= start and start + size <= n
+            is_full = cache.shared and start >= 0 and start + size <= n
             tables[-1].append(known.get(content, len(pages)) if is_full else len(pages))
             if tables[-1][-1] == len(pages):
                 pages.append((max(-start, 0), held))

@@ -9,9 +9,7 @@ import numpy as np
 F = np.float32
 
 
-def attend(
-    q, k, v, scale, *, causal=False, window=(-1, -1), softcap=0.0, chunk=0, sinks=None, qv=None
-) -> tuple[np.ndarray, np.ndarray]:
+def attend(q, k, v, scale, *, sinks=None, qv=None, causal=False, chunk=0, **more: Any) -> tuple[np.ndarray, np.ndarray]:
     """Attention of one sequence, (seqlen, heads, head_dim), in binary32 with P rounded to the operands' format."""
     group = q.shape[1] // k.shape[1]
     out = np.zeros((len(q), q.shape[1], v.shape[2]), F)
@@ -19,7 +17,8 @@ def attend(
     diagonal = np.arange(len(q))[:, None] + len(k) - len(q)
     keys = np.arange(len(k))
     hidden = causal & (keys > diagonal)
-    left, right = window
+    left, right = more.get("window", (-1, -1))
+    softcap = more.get("softcap", 0.0)
     hidden = hidden | ((left >= 0) & (keys < diagonal - left)) | ((right >= 0) & (keys > diagonal + right))
     if chunk:
         hidden = hidden | (keys // chunk != diagonal // chunk)
@@ -70,16 +69,14 @@ def cached(
     softmax_scale,
     cache_seqlens,
     causal=False,
-    window=(-1, -1),
-    softcap=0.0,
-    attention_chunk=0,
     mistake="",
     **given: Any,
 ):
     """Calls of caches, as flash_attn_with_kvcache has them."""
     is_packed = "cu_seqlens_q" in given
-    is_masked = causal or window != (-1, -1) or attention_chunk > 0
-    masks = {"causal": causal, "window": window, "softcap": softcap, "chunk": attention_chunk}
+    window, chunk = given.get("window", (-1, -1)), given.get("attention_chunk", 0)
+    is_masked = causal or window != (-1, -1) or chunk > 0
+    masks = {"causal": causal, "window": window, "softcap": given.get("softcap", 0.0), "chunk": chunk}
     outs, sums = [], []
     for b, length in enumerate(cache_seqlens):
         own = slice(*given["cu_seqlens_q"][b : b + 2]) if is_packed else b
@@ -126,7 +123,7 @@ def cached(
         sinks = None if mistake == "sink of long rows" and len(k) > 2048 else given.get("sinks")
         if mistake == "wide windows" and window[0] > 4096:
             masks["window"] = (4096, window[1])
-        if mistake == "long chunks" and attention_chunk >= 1024:
+        if mistake == "long chunks" and chunk >= 1024:
             masks["chunk"] = 0
         out, lse = attend(asked, k, v, softmax_scale, **masks, sinks=sinks)
         outs.append(out)

@@ -60,7 +60,7 @@ def test_what_lies_beside_a_cache_may_not_be_written_to(name):
     features = ("causal", "gqa", "paged", "append", "rotary")
     (kernel,) = array_kernel(wrong, name="wrong", dtypes=("bf16",), layout="bshd", features=features)
     with pytest.raises(KernelError, match=f"changed its operand {name}"):
-        judge(kernel, space.case_of(kernel, {"cache": "rotated", "batch": "2"}))
+        judge(kernel, space.case_of(kernel, {"rotary": "part", "batch": "2"}))
 
 
 def test_a_change_of_bits_that_is_none_of_value_is_found_in_a_strided_array():

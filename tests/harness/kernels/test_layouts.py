@@ -55,10 +55,10 @@ def vllm(q: Any, k_cache: Any, v_cache: Any, **given: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize("cache", ["pages", "appended"])
+@pytest.mark.parametrize("cache", [{"cache": "pages of 16"}, {"appended": "one per query"}], ids=["pages", "appended"])
 @pytest.mark.parametrize(("layout", "function"), [("hnd", hnd), ("vllm", vllm)])
-def test_a_cache_lies_as_it_is_declared(layout: Any, function: Any, cache: str) -> None:
-    chosen = {"cache": cache, "kv_heads": "2 or 3"}
+def test_a_cache_lies_as_it_is_declared(layout: Any, function: Any, cache: dict[str, str]) -> None:
+    chosen = {**cache, "kv_heads": "2 or 3"}
     assert worst(of(function, PAGES, page_sizes=(16,), cache_layout=layout), **chosen) <= 1
     assert worst(of(function, PAGES, page_sizes=(16,)), **chosen) > 1
     assert worst(of(kernels.cached, PAGES, page_sizes=(16,), cache_layout=layout), **chosen) > 1

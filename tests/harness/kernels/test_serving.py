@@ -14,8 +14,12 @@ from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign.cover import cover
+from fa3verify.campaign.plan import judge_cases
+from fa3verify.campaign.results import CaseResult
 from fa3verify.cases import coverage, space
-from fa3verify.cases.dimensions import DIMENSIONS, ONE_ROTATED
+from fa3verify.cases.case import Case
+from fa3verify.cases.dimensions import DIMENSIONS, OF_CACHES
+from fa3verify.cases.practice import practice
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels.calls import KernelError
@@ -40,8 +44,11 @@ def _worst(kernel: Kernel, **chosen: str) -> float:
     """Largest error / bound over small cases of the classes of serving, with every mask and layout."""
     own = {d.name: d.classes for d in DIMENSIONS if d.features and d.concerns(kernel)}
     points = [{name: c} | chosen for name, classes in own.items() for c in classes]
-    for c in own.get("cache", ()):
-        points += [{"cache": c, "behind": "nan", "layout": "packed", "mask": mask} for mask in ("causal", "none")]
+    points += [
+        point | {"behind": "nan", "layout": "packed", "mask": ("causal", "none")[i % 2]}
+        for i, point in enumerate(points)
+        if "cache" in own
+    ]
     points += [{"sinks": "on", "keys": "none"}, {"sinks": "on", "mask": "causal"}, {"chunk": "on", "mask": "causal"}]
     found = []
     for seed, point in enumerate(points):
@@ -87,21 +94,88 @@ def test_the_cover_of_a_kernel_of_caches_meets_every_pair_and_finds_one_position
     rows = cover(wrong, 2, 0)
     planned = coverage.pairs(point for point, _ in rows)
     assert coverage.pairs(point for point, case in rows if case) == planned
-    cases = [case for point, case in rows if case and (point["cache"], point["mask"]) == ("rotated", "causal")]
-    assert all(min(n[0] for n in (case.problem.seqlens_q, case.problem.seqlens_k)) > 1 for case in cases)
-    assert any(point["cache"] == ONE_ROTATED and point["mask"] == "causal" for point, case in rows if case)
+    cases = [case for point, case in rows if case and point["rotary"] != "off" and point["mask"] == "causal"]
+    assert any(min(n[0] for n in (case.problem.seqlens_q, case.problem.seqlens_k)) > 1 for case in cases)
     assert any(judge(wrong, case, unrounded=False).measures["ratio_max"] > 1 for case in cases)
+
+
+ALL = (*IN_ROWS, "paged", "sinks", "window", "softcap", "attention_chunk", "fp8_cache", "fp8_rows")
+# What a case has that shows a mistake: others need not be judged.
+SHOWN = {
+    "leftpad in pages": lambda p: p.cache.leftpad and p.cache.page_size,
+    "row of a table": lambda p: p.cache.indexed and p.cache.page_size,
+    "32 channels": lambda p: p.cache.rotary_dim > 32,
+    "2,048 positions": lambda p: p.cache.rotary_dim and max(p.cache.seqlens(p)) > 2048,
+    "positions without leftpad": lambda p: p.cache.rotary_dim and p.cache.leftpad,
+    "sink of long rows": lambda p: p.sinks and p.seqlen_k > 2048,
+    "wide windows": lambda p: p.window[0] > 4096,
+    "long chunks": lambda p: p.attention_chunk >= 1024,
+    "as many as queries": lambda p: any(n > q for n, q in zip(p.cache.new, p.seqlens_q, strict=False)),
+    "descale of a packed sequence": lambda p: p.cache.fp8 in ("tensor", "head") and not p.has_equal_queries,
+}
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Case]:
+    """Return the cases with a cache of the covering array and of practice of a kernel that has all features."""
+    kernel = _kernel(kernels.cached, features=ALL, name="k")
+    cases = [*(case for _, case in cover(kernel, 2, 0)), *practice(kernel, "quick", 0)]
+    small = [case for case in cases if case and case.problem.cache and case.problem.nheads <= 12]
+    return sorted(small, key=lambda case: math.prod(case.problem.q_shape) * case.problem.seqlen_k)
+
+
+@pytest.mark.parametrize("mistake", SHOWN)
+def test_a_quick_campaign_has_a_case_that_finds_a_mistake_of_serving(asked, mistake):
+    """Of 41 wrong kernels of this kind 17 had passed: no case had two of these at once, or their sizes."""
+    right = _kernel(kernels.cached, features=ALL, name="k")
+    wrong = _kernel(functools.partial(kernels.cached, mistake=mistake), features=ALL, name="k")
+    showing = [case for case in asked if SHOWN[mistake](case.problem)]
+    for case in showing:
+        if _is_found(judge_cases(wrong, "cover", [case])[0]):
+            break
+    else:
+        pytest.fail(f"{len(showing)} cases did not find it")
+    assert not _is_found(judge_cases(right, "cover", [case])[0])
+
+
+def _is_found(record: CaseResult) -> bool:
+    figures = (record.measures[name] for name in ("ratio_max", "ratio_lse_max") if not record.error)
+    return bool(record.error) or not max(figures) <= 1
+
+
+def test_a_kernel_that_takes_leftpad_in_rows_alone_says_so_and_is_asked_no_other_call():
+    rule = "leftpad without paged"
+    features = ("causal", "gqa", "seqused_k", "paged", "leftpad")
+    kernel = _kernel(kernels.cached, features=features, name="k", combinations=(rule,))
+    padded = [case.problem for _, case in cover(kernel, 2, 0) if case and case.problem.cache]
+    assert not any(p.cache.leftpad and p.cache.page_size for p in padded)
+    assert any(p.cache.leftpad for p in padded)
+    assert {"up to 32", "over 32"} <= set(space.claimed(kernel)["leftpad"])
+    case = space.case_of(_kernel(kernels.cached, features=features), {"cache": "pages of 16", "leftpad": "over 32"})
+    assert kernel.refusal(case.problem) == f"every call must have {rule}"
+    assert not kernel.fitted(case.problem).cache.leftpad
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_practice_of_a_kernel_of_caches_is_in_pages_and_in_rows_at_the_sizes_of_practice(seed):
+    problems = [case.problem for case in practice(_kernel(kernels.cached, features=ALL), "quick", seed)]
+    cached = [p for p in problems if p.cache]
+    assert {p.cache.page_size > 0 for p in cached} == {True, False}
+    assert len({p.cache.page_size for p in cached}) >= 4
+    for name, shows in SHOWN.items():
+        if name not in ("leftpad in pages", "row of a table", "positions without leftpad"):  # of the covering array
+            assert any(shows(p) for p in cached), name
 
 
 def test_rotated_keys_below_the_normal_numbers_may_be_flushed():
     kernel = _kernel(kernels.cached, features=IN_PAGES)
-    case = space.case_of(kernel, {"cache": "rotated", "mask": "causal"})
+    case = space.case_of(kernel, {"rotary": "part", "mask": "causal"})
     case = replace(case, recipe=Recipe("subnormals", {"fraction": 1.0}))
     assert judge(kernel, case, unrounded=False).measures["ratio_max"] <= 1
 
 
 @pytest.mark.parametrize("features", [IN_ROWS, IN_PAGES])
-@pytest.mark.parametrize("stored", ["appended", "rotated"])
+@pytest.mark.parametrize("stored", [{"appended": "one per query"}, {"rotary": "whole"}], ids=["appended", "rotated"])
 def test_a_kernel_that_leaves_its_cache_as_it_was_or_writes_elsewhere_fails(features, stored):
     for mistake, words in (("unwritten", "did not write the keys"), ("overwritten", "keys of v_cache, of which")):
         wrong = (
@@ -110,7 +184,7 @@ def test_a_kernel_that_leaves_its_cache_as_it_was_or_writes_elsewhere_fails(feat
             else functools.partial(kernels.cached, mistake=mistake)
         )
         kernel = _kernel(wrong, name="wrong", features=features)
-        case = space.case_of(kernel, {"cache": stored, "batch": "2", "keys": "several tiles"})
+        case = space.case_of(kernel, {**stored, "batch": "2", "keys": "several tiles"})
         with pytest.raises(KernelError, match=words):
             judge(kernel, case, unrounded=False)
 
@@ -230,19 +304,24 @@ def test_every_case_of_a_function_of_caches_goes_through_its_cache():
 
 def test_a_feature_or_a_page_size_that_is_not_claimed_is_not_asked():
     kernel = _kernel(kernels.cached, features=("causal", "paged"), page_sizes=(16,))
-    assert space.claimed(kernel)["cache"] == ("none", "pages")
+    assert space.claimed(kernel)["cache"] == ("none", "pages of 16")
+    for sizes, others in (
+        ((16, 48), ("pages of 16", "pages of another size")),
+        ((64, 1), ("pages of 64", "pages of 1")),
+    ):
+        assert space.claimed(replace(kernel, page_sizes=sizes))["cache"] == ("none", *others)
     problem = AttentionProblem.varlen((1,), (40,), nheads=1, nheads_kv=1, head_dim=64, dtype="bf16", cache=Cache(32))
     assert kernel.refusal(problem) == "page_size must be one of 16, got 32"
     plain = _kernel(kernels.plain, features=("causal",))
     assert plain.refusal(problem) == "it does not claim paged"
-    assert not space.claimed(plain).keys() & {"cache", "behind", "sinks", "chunk", "qv"}
+    assert not space.claimed(plain).keys() & {"cache", *OF_CACHES, "sinks", "chunk", "qv"}
 
 
 def test_a_case_with_a_cache_survives_json_and_says_what_it_is():
     kernel = _kernel(kernels.cached, features=IN_PAGES)
-    case = space.case_of(kernel, {"cache": "appended", "behind": "nan", "sinks": "on", "batch": "2"}, 2)
+    case = space.case_of(kernel, {"appended": "one per query", "behind": "nan", "sinks": "on", "batch": "2"}, 2)
     assert type(case).from_json(case.to_json()) == case
-    assert "sinks cache(page_size=1, new=(5, 5), behind=nan, seed=2)" in case.describe()
+    assert "sinks cache(page_size=64, new=(5, 5), behind=nan, seed=2)" in case.describe()
     first, second = (case.operands().sinks for _ in range(2))
     assert first is not None
     np.testing.assert_array_equal(first, second)
