@@ -11,6 +11,7 @@ import pytest
 
 from fa3verify.campaign.plan import judge_cases
 from fa3verify.cases import space
+from fa3verify.cases.dimensions import OF_CACHES
 from fa3verify.known.registry import find
 from fa3verify.properties import find_law, run_law
 from tests.test_pages import GUIDES, relative
@@ -19,7 +20,7 @@ BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DECLARED = re.compile(r"^@fa3verify\.kernel\(.*?^def (\w+)", re.DOTALL | re.MULTILINE)
 NEEDS = re.compile(r"^\s*(?:import|from) (torch|triton)\b", re.MULTILINE)
 LAW = re.compile(r"FAIL.* property (\w+): ")
-FEW = ("mask", "cache", "group", "sinks", "keys")  # dimensions of which each class has a case
+FEW = ("mask", "cache", "group", "sinks", "keys", *OF_CACHES)  # dimensions of which each class has a case
 COSTLY = {"long", "several tiles", "5 or more"}
 
 

@@ -25,6 +25,7 @@ from fa3verify.cases.case import Case
 from fa3verify.cases.dimensions import DIMENSIONS, MORE, OF_CACHES, PAGE_SIZES, Point
 from fa3verify.cases.probing import every_head_dim
 from fa3verify.cases.space import cache_of, place, termed, terms
+from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.widths import is_absorbed
@@ -49,7 +50,7 @@ _RAGGED = (
 )
 # Calls over caches: lengths of queries and keys, heads and what else a problem has, and classes of its cache. Rows are
 # longer than rotary tables of 2,048, windows than 4,096 and chunks are of 8,192, as those of public models are.
-_CALLS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], Point], ...] = (
+_CALLS: tuple[tuple[tuple[int, ...], tuple[int, ...], Json, Point], ...] = (
     ((4,), (2300,), {"nheads": 3, "causal": True}, {"appended": "one per query", "rotary": "whole"}),
     ((1, 1), (2100, 60), {"nheads": 2, "nheads_kv": 2}, {"appended": MORE, "rotary": "whole, interleaved"}),
     ((2,), (3000,), {"nheads": 5, "sinks": True}, {"spare": "none"}),
@@ -214,7 +215,7 @@ def _calls(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[A
     dims = [d for d in kernel.head_dims or (64, 128) if not is_absorbed(kernel, d)]
     first = int(rng.integers(2 * len(PAGE_SIZES)))
     for i, (queries, keys, fields, chosen) in enumerate(_CALLS if kernel.features & CACHES else ()):
-        sizes: dict[str, Any] = {"nheads_kv": 1, "head_dim": dims[i % len(dims)], "dtype": kernel.dtype, **fields}
+        sizes: Json = {"nheads_kv": 1, "head_dim": dims[i % len(dims)], "dtype": kernel.dtype, **fields}
         problem = AttentionProblem.varlen(queries, keys, **sizes)
         turns = range(first + i, first + i + (1 if profile == "quick" else 2 * len(PAGE_SIZES)))
         for where, turn in {place(kernel, turn): turn for turn in turns}.items():

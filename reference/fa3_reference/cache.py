@@ -392,8 +392,7 @@ def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array,
             where = rows[row, first : first - (-(pad + n) // size)] if n else rows[:0, 0]
             if not np.all((where >= 0) & (where < len(x))):
                 raise ValueError(f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
-            own = x[where].reshape(-1, *x.shape[2:])[pad : pad + n]
-            if len(own) != n:
+            if len(own := x[where].reshape(-1, *x.shape[2:])[pad : pad + n]) != n:
                 raise ValueError(f"sequence {b} must have {n} keys in its cache, got {len(own)}")
             parts += [own, new[news[b] : news[b + 1]]]
         found.append(np.concatenate(parts))

@@ -11,6 +11,7 @@ from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, constraint
 from fa3verify.cases import coverage, space
 from fa3verify.cases.case import Case
+from fa3verify.cases.dimensions import OF_CACHES
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.widths import head_dim_refusal
 from fa3verify.properties import find_law, run_law
@@ -18,7 +19,7 @@ from tests.quality.outside import declared
 from tests.quality.outside.declared import KERNELS
 
 pytestmark = pytest.mark.usefixtures("shared_references")  # the wrong kernel is given what the right one was
-ASKED = ("mask", "group", "cache", "behind", "qv", "queries")  # dimensions of which each class has a case
+ASKED = ("mask", "group", "cache", "qv", "queries", *OF_CACHES)  # dimensions of which each class has a case
 COSTLY = {"several tiles", "5 or more"}
 
 
@@ -40,7 +41,7 @@ def findings(kernel: Kernel, laws: tuple[str, ...]) -> Iterator[str]:
 
 
 def seed_of(index: int, point: space.Point) -> int:
-    """The first seed of what serves, of which every class is asked first in a campaign; others in turn."""
+    """The first seed of where keys lie, of which every class is asked first in a campaign; others in turn."""
     return 0 if "cache" in point else index
 
 

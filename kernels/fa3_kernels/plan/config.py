@@ -417,8 +417,6 @@ def default_config(
     """
     traits = traits_of(family)
     problem.check_plain(family, traits.serving | {"top_left"})
-    if problem.cache is not None and problem.cache.page_size and problem.cache.leftpad:
-        raise ValueError(f"{family} with leftpad in pages is not known")
     is_fp8 = problem.dtype == "e4m3"
     shipped = traits.shipped(problem)
     if shipped is None:

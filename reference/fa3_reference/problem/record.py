@@ -205,7 +205,8 @@ class AttentionProblem(Shapes):
         who : str
             The caller's name in the message.
         knows : frozenset of str
-            The names of :attr:`serving` that the caller supports, and ``top_left`` if it supports that alignment.
+            The names of :attr:`serving` that the caller supports, ``top_left`` if it supports that alignment, and
+            ``leftpad in pages``, as kernels may take each of the two alone.
 
         Raises
         ------
@@ -213,7 +214,9 @@ class AttentionProblem(Shapes):
             If the problem needs another feature, or a diagonal of the top left that differs from the bottom-right one.
         """
         is_apart = self.top_left and any(seq.seqlen_q != seq.seqlen_k for seq in self.sequences())
-        unknown = sorted((self.serving | ({"top_left"} if is_apart else set())) - knows)
+        is_padded = self.cache is not None and self.cache.page_size > 0 and bool(self.cache.leftpad)
+        beside = {"top_left": is_apart, "leftpad in pages": is_padded}
+        unknown = sorted((self.serving | {name for name, is_on in beside.items() if is_on}) - knows)
         require(not unknown, f"{who} does not know {', '.join(unknown)}")
 
     def _check_varlen(self) -> None:
