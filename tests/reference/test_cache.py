@@ -287,8 +287,8 @@ def test_what_does_not_know_caches_refuses_them():
     default_config(problem)
     with pytest.raises(ValueError, match=r"flash3 does not know paged$"):
         default_config(problem, family="flash3")
-    padded = replace(problem, cache=Cache(16, leftpad=(3,), indexed=True))
-    for family in ("ours", "sglang"):
+    padded = replace(problem, head_dim=128, head_dim_v=128, cache=Cache(16, leftpad=(3,), indexed=True))
+    for family in ("gluon", "sglang"):
         default_config(replace(padded, cache=Cache(0, leftpad=(3,))), family=family)
         with pytest.raises(ValueError, match=rf"{family} does not know leftpad in pages$"):
             default_config(padded, family=family)
