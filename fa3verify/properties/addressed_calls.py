@@ -16,7 +16,7 @@ from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.address_gradients import addressed_gradients
 from fa3verify.properties.addresses import Addressed, addressed
-from fa3verify.properties.ladder import batched, cached, ladders, packed, rotated
+from fa3verify.properties.ladder import batched, cached, ladders, packed, place, rotated
 from fa3verify.properties.law import KernelError, Setup
 
 _NEAR = 2.0**-5  # of the largest output, by which two runs of one call may differ where no address is known
@@ -55,6 +55,8 @@ def calls(kernel: Kernel) -> tuple[AttentionProblem, ...]:
         ("paged", {}),
         ("seqused_k", {"page_size": 0}),
         ("append", {"new": (3, 2)}),
+        ("leftpad", {"leftpad": (3, 40), "page_size": place(kernel, 1)}),
+        ("batch_idx", {"indexed": True, "page_size": place(kernel, 0)}),
     )
     makers: tuple[tuple[str, Callable[[], AttentionProblem]], ...] = (
         ("", lambda: batched(kernel, causal=is_causal)),

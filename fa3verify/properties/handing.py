@@ -144,7 +144,7 @@ def _slack(problem: AttentionProblem, arguments: Arguments) -> Arguments:
 def _entries(entry: int | None, problem: AttentionProblem, arguments: Arguments) -> Arguments:
     """Return a page table with other entries behind those of each sequence; None stands for the first one's pages."""
     table = arguments.get("page_table")
-    if table is None or problem.cache is None or problem.seqlens_k is None:
+    if table is None or problem.cache is None or problem.seqlens_k is None or problem.cache.indexed:
         return {}
     found = np.array(table) if is_numpy(table) else table.clone()
     pads = problem.cache.leftpad or (0,) * problem.batch

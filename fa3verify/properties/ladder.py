@@ -81,6 +81,11 @@ def page_size(kernel: Kernel) -> int:
     return 16 if 16 in sizes else min(sizes)
 
 
+def place(kernel: Kernel, n: int) -> int:
+    """Return the page size of calls at a size: 0 for rows, in turn with pages where the kernel takes both."""
+    return 0 if "seqused_k" in kernel.features and n % 2 else page_size(kernel)
+
+
 def _sequences(n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return queries and keys of n sequences, of which some are empty."""
     lengths = list(islice(cycle(((1, 5), (2, 3), (0, 2), (3, 9), (1, 0), (2, 11))), n))
@@ -135,14 +140,14 @@ LADDERS: Mapping[str, Ladder] = {
     ),
     "keys in front of a sequence": Ladder(
         65536,
-        lambda kernel, n: cached(kernel, (2, 2), (9, 20), page_size=0, leftpad=(n, n // 2)),
-        ROWS | {"leftpad"},
+        lambda kernel, n: cached(kernel, (2, 2), (9, 20), page_size=place(kernel, n), leftpad=(n, n // 2)),
+        frozenset({"leftpad"}),
         **_DECODING,
     ),
     "rows of a cache": Ladder(
         1024,
-        lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1], page_size=0, indexed=True),
-        ROWS | {"batch_idx"},
+        lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1], page_size=place(kernel, n), indexed=True),
+        frozenset({"batch_idx"}),
         **_DECODING,
     ),
     "appended keys": Ladder(
