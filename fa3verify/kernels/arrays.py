@@ -277,7 +277,8 @@ class ArrayFunction:
     def _by_autograd(self, *inputs: Any, **options: Any) -> Any:
         from fa3verify.tensors.convert import gradients_of
 
-        return gradients_of(self.function, inputs[:3], inputs[3], **options)
+        asked = current()
+        return gradients_of(self.function, inputs[:3], inputs[3], asked.frozen, asked.times, **options)
 
     def _layout(self, x: np.ndarray, problem: AttentionProblem) -> np.ndarray:
         """Swap heads and sequence where the layout is bhsd; the same call goes either way."""
@@ -296,8 +297,9 @@ class ArrayFunction:
         return (laid.astype(np.float64) * unit).astype(lse.dtype) if self.lse_base == 2 else laid
 
     def _foreign(self, x: np.ndarray) -> Any:
-        if self.library == "numpy":
-            return np.ascontiguousarray(x)
+        if self.library == "numpy":  # which gives an empty array strides of 0, that kernels refuse
+            whole = np.empty([max(n, 1) for n in x.shape], x.dtype)
+            return np.ascontiguousarray(x) if x.size else whole[tuple(map(slice, x.shape))]
         from fa3verify.tensors.convert import to_torch
 
         return to_torch(x, self.device)

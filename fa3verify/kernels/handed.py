@@ -24,13 +24,16 @@ class Arrangement:
     """How the arguments of calls are arranged: ``give`` gets all of them by name and returns those that a kernel gets.
 
     ``slack`` is how many tokens packed arrays have behind those of the last sequence, which outputs have as well.
-    ``call`` calls the kernel. ``given`` and ``returned`` are the last call's arguments, and what it returned before
-    that was copied.
+    ``call`` calls the kernel. Where torch differentiates it, the operands in ``frozen`` need no gradient, and the same
+    graph is differentiated ``times`` times. ``given`` and ``returned`` are the last call's arguments, and what it
+    returned before that was copied.
     """
 
     give: Callable[[dict[str, Any]], dict[str, Any]] = dict
     slack: int = 0
     call: Callable[[Callable[[], Any]], Any] = lambda kernel: kernel()
+    frozen: tuple[str, ...] = ()
+    times: int = 1
     given: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
 

@@ -8,6 +8,8 @@ dS Q the rows, and dV = dO / 2 rows and channels. A row that sees one key of its
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fa3_reference.formats import FORMATS
@@ -23,12 +25,15 @@ from fa3verify.properties.addresses import (
     positions,
 )
 
+_TABLE = 4096  # rows of whole numbers, of which every key has one
 _WHOLE = 4  # whole numbers of K and V are below it
 _TELLING = 4  # one in so many channels of dO is 1 or -1, the others are 0
 _RELATIVE = 2.0**-5  # of the sizes that a gradient adds up: roundings of P, dS and the sum are far below
 
 
-def addressed_gradients(problem: AttentionProblem, *, seed: int = 0, alike: str = "") -> Addressed:
+def addressed_gradients(
+    problem: AttentionProblem, *, seed: int = 0, alike: str = "", of_lse: bool = False
+) -> Addressed:
     """Return a call for gradients whose outputs name addresses.
 
     Parameters
@@ -39,6 +44,8 @@ def addressed_gradients(problem: AttentionProblem, *, seed: int = 0, alike: str 
         Seed of the operands.
     alike : str
         "dout" for a dO that is 1 everywhere, so that it may be expanded.
+    of_lse : bool
+        Whether lse has a gradient, too: a whole number for each row.
     """
     queries, lengths_k = lengths_of(problem)
     of, row = positions(queries)
@@ -49,16 +56,12 @@ def addressed_gradients(problem: AttentionProblem, *, seed: int = 0, alike: str 
     pairs = max(1, (int(lengths_k.max()) + 1) // 2)
     codes = codebook(pairs, half := max((pairs - 1).bit_length(), channels // 2))
     turns = mixed(seed, np.arange(problem.batch)[:, None], heads_kv) % pairs
-    # Channels of numbers by key and head, in turn: a table would cost a gather, and no two rows need differ in each.
-    own = mixed(seed + 1, owner[:, None], place[:, None], heads_kv)[..., None]
-    k = np.concatenate(
-        [
-            codes[(place[:, None] // 2 + turns[owner]) % pairs],
-            (own >> np.arange(channels - half) % 30) % _WHOLE,
-        ],
-        axis=-1,
-    ).astype(np.float32)
-    v = ((own >> (np.arange(width) + 7) % 30) % _WHOLE).astype(np.float32)
+    own = mixed(seed + 1, owner[:, None], place[:, None], heads_kv) % _TABLE
+    table = np.random.default_rng(seed).integers(0, _WHOLE, (_TABLE, channels + width)).astype(np.float32)
+    k = np.empty((*own.shape, channels), np.float32)
+    k[..., :half] = codes[(place[:, None] // 2 + turns[owner]) % pairs]
+    k[..., half:] = table[own, half:channels]
+    v = table[own, channels:]
     first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
     visible = np.maximum(stop - first, 0)
     number = row[:, None] * problem.group + heads % problem.group
@@ -75,20 +78,23 @@ def addressed_gradients(problem: AttentionProblem, *, seed: int = 0, alike: str 
     keys = np.stack([one, one + 1])
     seen = (keys >= first) & (keys < stop)
     tokens = np.where(seen, keys + ends, 0)
-    return _call(problem, (q, k, v, dout), tokens, seen, sizes * half * problem.softmax_scale)
+    dlse = number % 5 - 2.0 if of_lse else None
+    return _call(problem, (q, k, v, dout, dlse), tokens, seen, sizes * half * problem.softmax_scale)
 
 
 def _call(
-    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], tokens: np.ndarray, seen: np.ndarray, scores: np.ndarray
+    problem: AttentionProblem, arrays: tuple[Any, ...], tokens: np.ndarray, seen: np.ndarray, scores: np.ndarray
 ) -> Addressed:
     """Return the call whose rows attend to two tokens, (2, queries, nheads), those of them that are ``seen``."""
+    *arrays, dlse = arrays
     q, k, v, dout = arrays
     kv = np.arange(problem.nheads) // problem.group
     count = seen.sum(0)
     p = seen / np.maximum(count, 1)
     values, keys = v[tokens, kv], k[tokens, kv]
     out = (p[..., None] * values).sum(0)
-    ds = p * ((dout * values).sum(-1) - (dout * out).sum(-1)) * problem.softmax_scale
+    through = (dout * values).sum(-1) - (dout * out).sum(-1) + (0 if dlse is None else dlse)
+    ds = p * through * problem.softmax_scale
     terms = {
         "dq": ds[..., None] * keys,
         "dk": ds[..., None] * q,
@@ -103,19 +109,13 @@ def _call(
     shapes = {"dq": problem.q_shape, "dk": problem.k_shape, "dv": problem.v_shape}
     dtype = FORMATS[problem.dtype].dtype
     lse = np.where(count > 0, scores + np.log(np.maximum(count, 1)), -np.inf).astype(np.float32)
-    stored = [x.astype(dtype) for x in (*arrays, out)]
-    shaped = [
-        x.reshape(shape)
-        for x, shape in zip(
-            stored,
-            (problem.q_shape, problem.k_shape, problem.v_shape, problem.out_shape, problem.out_shape),
-            strict=True,
-        )
-    ]
+    given_shapes = (*shapes.values(), problem.out_shape, problem.out_shape)
+    shaped = [x.astype(dtype).reshape(shape) for x, shape in zip((*arrays, out), given_shapes, strict=True)]
+    of_lse = None if dlse is None else as_lse(problem, np.broadcast_to(dlse, lse.shape).astype(np.float32))
     largest = {name: float(size.max(initial=0)) for name, size in sizes.items()}
     return Addressed(
         problem,
-        BackwardOperands(*shaped[:3], dout=shaped[3], out=shaped[4], lse=as_lse(problem, lse)),
+        BackwardOperands(*shaped[:3], dout=shaped[3], out=shaped[4], lse=as_lse(problem, lse), dlse=of_lse),
         {name: due[name].reshape(shape).astype(np.float32) for name, shape in shapes.items()},
         {
             name: (_RELATIVE * sizes[name] + 2.0**-10 * min(1.0, largest[name])).reshape(shape)

@@ -14,6 +14,7 @@ from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
+from fa3verify.operations.backward import LSE_GRADIENT
 from fa3verify.properties.address_gradients import addressed_gradients
 from fa3verify.properties.addresses import Addressed, addressed
 from fa3verify.properties.ladder import batched, cached, ladders, packed, place, rotated
@@ -38,7 +39,7 @@ class Watch:
 def is_addressable(problem: AttentionProblem) -> bool:
     """Tell whether outputs for a problem can name addresses: not under a softcap, with a term, or with stored FP8."""
     is_plain = not (problem.softcap or problem.term or problem.qv or problem.top_left)
-    return is_plain and not (problem.cache and problem.cache.fp8)
+    return is_plain and (problem.cache is None or problem.cache.fp8 in ("", "head"))
 
 
 def is_asked(kernel: Kernel) -> bool:
@@ -55,6 +56,7 @@ def calls(kernel: Kernel) -> tuple[AttentionProblem, ...]:
         ("paged", {}),
         ("seqused_k", {"page_size": 0}),
         ("append", {"new": (3, 2)}),
+        ("fp8_cache", {"fp8": "head"}),
         ("leftpad", {"leftpad": (3, 40), "page_size": place(kernel, 1)}),
         ("batch_idx", {"indexed": True, "page_size": place(kernel, 0)}),
     )
@@ -82,7 +84,7 @@ def call_of(kernel: Kernel, problem: AttentionProblem, *, seed: int = 0, alike: 
     the same call returns first.
     """
     if kernel.operation == "backward":
-        found = addressed_gradients(problem, seed=seed, alike=alike)
+        found = addressed_gradients(problem, seed=seed, alike=alike, of_lse=LSE_GRADIENT in kernel.features)
     else:
         found = addressed(problem, seed=seed, alike=alike, is_coarse=bool(kernel.quantises.said))
     setup = Setup(kernel, problem, found.operands, kernel.configured(problem))

@@ -133,7 +133,7 @@ def _keys(problem: AttentionProblem, seed: int, alike: str, levels: int, most: i
     classes = max(1, min(longest, max(min(rows, _MOST_CLASSES), fewest)))
     of, place = positions(keys)
     heads = np.arange(problem.nheads_kv) * ("heads" not in alike)
-    table, stored = _tables(seed, levels, width, problem.dtype)
+    table, stored = _tables(seed, levels, width, stored_in(problem))
     which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % _TABLE
     shares = math.ceil(math.ceil(longest / classes) / most)
     turn = place // classes % shares
@@ -219,15 +219,18 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     codes = codebook(keys.classes, problem.head_dim)
     q = codes[(rows.target + turns) % keys.classes] * sizes[..., None].astype(np.float32)
     owner, place = positions(lengths_of(problem)[1])
-    dtype = FORMATS[problem.dtype].dtype
+    dtype = FORMATS[stored_in(problem)].dtype
     k = np.take(codes.astype(dtype), (place[:, None] + keys.turns[owner]) % keys.classes, axis=0)
-    scores = sizes * (problem.head_dim * problem.softmax_scale)
-    heard = mixed(seed + 4, heads) % 2 * problem.sinks  # a sink weighs as much as a key, or nothing
-    sinks = (scores.flat[0] - np.where(heard, 0, 2 * _NATS)).astype(np.float32) if problem.sinks else None
+    of_k, of_v = _descales(problem, seed)
+    kv = heads // problem.group
+    scores = sizes * (problem.head_dim * problem.softmax_scale) * of_k[rows.of][:, kv]
+    # A sink weighs as much as the keys of a row that has most of them, or nothing.
+    heard = mixed(seed + 4, heads) % 2 * problem.sinks * max(1, rows.count.max(initial=1))
+    sinks = (scores.flat[0] + np.log(np.maximum(heard, np.exp(-2 * _NATS)))).astype(np.float32)
     sees = rows.count > 0
     shares = np.where(sees, rows.count + heard, 1)
-    operands, factors = _stored(problem, (q, k, keys.v), sinks, seed)
-    unit = (factors[rows.of][:, heads // problem.group] / shares)[..., None]
+    operands = _stored(problem, (q, k, keys.v), sinks if problem.sinks else None, (of_k, of_v))
+    unit = (of_v[rows.of][:, kv] / shares)[..., None]
     shape = problem.out_shape
     return Addressed(
         problem,
@@ -243,28 +246,36 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     )
 
 
-def _stored(
-    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], sinks: np.ndarray | None, seed: int
-) -> tuple[Operands, NDArray[np.float32]]:
-    """Return operands of packed arrays in the format of a problem, and by how much V is multiplied, (batch, nheads_kv).
-
-    Keys of e4m3 have descales, powers of two that differ from sequence to sequence and from head to head. What the call
-    rotates is turned back before.
+def _descales(problem: AttentionProblem, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return by how much the keys and values of each sequence and kv head are multiplied: powers of two where they are
+    stored in e4m3, else 1. A score of a sink is one of all heads, so that beside it keys are not multiplied.
     """
+    shape = (problem.batch, problem.nheads_kv)
+    powers = mixed(seed + 5, np.arange(shape[0])[:, None], np.arange(shape[1])) * (stored_in(problem) == "e4m3")
+    return (2.0 ** (powers % 3 * (not problem.sinks))).astype(np.float32), (0.5 ** (powers // 3 % 3)).astype(np.float32)
+
+
+def _stored(
+    problem: AttentionProblem, arrays: tuple[np.ndarray, ...], sinks: np.ndarray | None, of_kv: tuple[np.ndarray, ...]
+) -> Operands:
+    """Return operands of packed arrays in the formats of a problem; what the call rotates is turned back before."""
     q, k, v = (x.reshape(shape) for x, shape in zip(arrays, (problem.q_shape, problem.k_shape, problem.v_shape)))
     if problem.is_rotated:
         q, k = unrotated(problem, q, k)
-    dtype = FORMATS[problem.dtype].dtype
-    factors = np.ones((problem.batch, problem.nheads_kv), np.float32)
     descales: dict[str, Any] = {}
+    if stored_in(problem) == "e4m3":
+        descales = {f"{name}_descale": Descale(x[..., None]) for name, x in zip("kv", of_kv, strict=True)}
     if problem.dtype == "e4m3":
-        ones = factors[..., None]
-        powers = mixed(seed + 5, np.arange(problem.batch)[:, None], np.arange(problem.nheads_kv)) % 3
-        factors = 0.5 ** powers.astype(np.float32)
-        of_q = Descale(np.repeat(ones, problem.group, axis=1))
-        descales = {"q_descale": of_q, "k_descale": Descale(ones), "v_descale": Descale(factors[..., None])}
+        descales["q_descale"] = Descale(np.ones((problem.batch, problem.nheads, 1), np.float32))
+    dtypes = (FORMATS[name].dtype for name in (problem.dtype, stored_in(problem)))
     with np.errstate(over="ignore"):
-        return Operands(q.astype(dtype), k.astype(dtype, copy=False), v, sinks=sinks, **descales), factors
+        stored = (x.astype(dtype, copy=False) for x, dtype in zip((q, k), dtypes, strict=True))
+        return Operands(*stored, v, sinks=sinks, **descales)
+
+
+def stored_in(problem: AttentionProblem) -> Dtype:
+    """Return the format of the keys that a kernel gets."""
+    return "e4m3" if problem.cache is not None and problem.cache.fp8 else problem.dtype
 
 
 def unrotated(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Generator, Iterator
 from itertools import zip_longest
 
+from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
 from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
@@ -40,8 +41,10 @@ class _Climb:
         self.watch = Watch()
         self.limit_s = seconds
         self.asked: dict[str, set[int]] = {name: set() for name in ladders(kernel)}
+        self.failed = 0  # the last size that failed
         self.pace_s: dict[str, float] = {}  # of a unit of work, by ladder
         self.over: set[str] = set()
+        self.problems: set[AttentionProblem] = set()
 
     @property
     def left_s(self) -> float:
@@ -54,18 +57,20 @@ class _Climb:
         not.
         """
         problem = problem_of(self.kernel, LADDERS[name], n)
-        if n in self.asked[name] or problem is None or not is_addressable(problem):
+        if n in self.asked[name] or problem is None or problem in self.problems or not is_addressable(problem):
             return None
         expected_s = self.pace_s.get(name, 0.0) * work(problem)
         if expected_s > share * self.left_s:
             self.over.add(name)
             n = int(n * share * self.left_s / expected_s)
             smaller = n > 2 * max(self.asked[name])
-            return (yield from self.step(name, n)) if smaller else None
+            return ((yield from self.step(name, n)) or (yield from self.step(name, n - 1))) if smaller else None
         self.asked[name].add(n)
+        self.problems.add(problem)
         watch = Watch()
         failed = yield Trial(NAME, case_of(self.kernel, problem), {"of": name, "n": n, "seed": n % 7})
         self.pace_s[name] = watch.seconds / work(problem)
+        self.failed = n if failed else self.failed
         return failed
 
 
@@ -79,7 +84,7 @@ def walk(kernel: Kernel, examples: int) -> Walk:
         if not climb.left_s:
             return
         if name not in climb.over and (yield from climb.step(name, n, _SHARE)):
-            bad = max(climb.asked[name])
+            bad = climb.failed
             good = max((m for m in climb.asked[name] if m < bad), default=0)
             while bad - good > 1:
                 middle = (good + bad) // 2

@@ -60,17 +60,22 @@ def packed(kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], **ot
 
 
 def cached(
-    kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], *, is_causal: bool = False, **of: Any
+    kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool = False, sinks: Any = (), **of: Any
 ) -> AttentionProblem:
     """Return a problem whose keys lie in pages, of 16 keys unless the kernel declares other sizes, or in rows."""
     cache = Cache(**{"page_size": page_size(kernel)} | of)
-    return packed(kernel, queries, keys, causal=is_causal, cache=cache)
+    return packed(kernel, queries, keys, causal=causal, cache=cache, **dict(sinks))
+
+
+def smallest(kernel: Kernel) -> int:
+    """Return the smallest page size that a kernel takes."""
+    return min(kernel.page_sizes or (1,))
 
 
 def rotated(kernel: Kernel, keys: tuple[int, int]) -> AttentionProblem:
     """Return a problem that appends two keys to each sequence, with the whole head rotated by positions."""
     is_causal = "causal" in kernel.features
-    return cached(kernel, (2, 2), keys, new=(2, 2), rotary_dim=channels(kernel) // 16 * 16, is_causal=is_causal)
+    return cached(kernel, (2, 2), keys, new=(2, 2), rotary_dim=channels(kernel) // 16 * 16, causal=is_causal)
 
 
 def page_size(kernel: Kernel) -> int:
@@ -102,14 +107,21 @@ def _masked(kernel: Kernel, n: int) -> dict[str, Any]:
     return {"causal": "causal" in kernel.features and n % 2 == 1}
 
 
+def _sunk(kernel: Kernel) -> dict[str, Any]:
+    """Return sinks for a call of a kernel that takes them in binary32."""
+    is_taken = "sinks" in kernel.features and "narrow_sinks" not in kernel.features
+    return {"sinks": True} if is_taken and kernel.operation == "forward" else {}
+
+
 _DECODING: dict[str, Any] = {"operations": ("forward",)}
 LADDERS: Mapping[str, Ladder] = {
     "batch": Ladder(4096, lambda kernel, n: batched(kernel, n, keys=5)),
-    "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, sinks="sinks" in kernel.features)),
+    "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, **_sunk(kernel))),
     "kv heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n), frozenset({"gqa"})),
     "group": Ladder(128, lambda kernel, n: batched(kernel, group=n), frozenset({"gqa"})),
     "queries": Ladder(131072, lambda kernel, n: batched(kernel, queries=n, **_beside(n))),
     "keys": Ladder(1048576, lambda kernel, n: batched(kernel, keys=n, **_beside(n), **_masked(kernel, n))),
+    "queries and keys": Ladder(4096, lambda kernel, n: batched(kernel, 1, n, n, group=1)),
     "batch times heads": Ladder(70000, lambda kernel, n: batched(kernel, -(-n // 16), 1, 5, nheads_kv=16, group=1)),
     "sequences": Ladder(1024, lambda kernel, n: packed(kernel, *_sequences(n)), frozenset({"varlen"})),
     "packed queries": Ladder(
@@ -120,7 +132,7 @@ LADDERS: Mapping[str, Ladder] = {
     ),
     "window": Ladder(
         65536,
-        lambda kernel, n: batched(kernel, 1, 3, 2 * n + 40, window=(n, n % 2 - 1)),
+        lambda kernel, n: batched(kernel, 1, 3, 2 * n + 40, window=(n, n % 2 - 1), **_sunk(kernel)),
         frozenset({"window"}),
     ),
     "chunk": Ladder(
@@ -130,13 +142,18 @@ LADDERS: Mapping[str, Ladder] = {
         **_DECODING,
     ),
     "sequences of a cache": Ladder(1024, lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1]), **_DECODING),
-    "keys in pages": Ladder(262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5)), PAGED, **_DECODING),
+    "keys in pages": Ladder(
+        262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), sinks=_sunk(kernel)), PAGED, **_DECODING
+    ),
     "keys in rows": Ladder(262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), page_size=0), ROWS, **_DECODING),
     "page size": Ladder(
         2048, lambda kernel, n: cached(kernel, (2, 2), (2 * n + 1, n), page_size=n), PAGED, **_DECODING
     ),
     "pages": Ladder(
-        70000, lambda kernel, n: cached(kernel, (2, 2, 2), (n * page_size(kernel), 5, 40)), PAGED, **_DECODING
+        70000,
+        lambda kernel, n: cached(kernel, (2, 2), (n * smallest(kernel), 5), page_size=smallest(kernel)),
+        PAGED,
+        **_DECODING,
     ),
     "keys in front of a sequence": Ladder(
         65536,
@@ -148,6 +165,12 @@ LADDERS: Mapping[str, Ladder] = {
         1024,
         lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1], page_size=place(kernel, n), indexed=True),
         frozenset({"batch_idx"}),
+        **_DECODING,
+    ),
+    "heads of an FP8 cache": Ladder(
+        64,
+        lambda kernel, n: packed(kernel, (2, 2), (9, 5), nheads_kv=n, cache=Cache(page_size(kernel), fp8="head")),
+        frozenset({"fp8_cache"}),
         **_DECODING,
     ),
     "appended keys": Ladder(

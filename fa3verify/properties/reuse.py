@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count as count_of
 from typing import Any
 
@@ -36,10 +37,11 @@ from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import copied, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
+_AT_START = dict(os.environ)  # the environment before any kernel was called
 _OFTEN = "again and again"
 _PAUSE_S = 0.3
 _SECONDS = 0.25  # of repeated calls, for each example of a campaign
-_FEW, _MANY = 5, 90  # keys
+_FEW, _MANY = 3, 90  # keys
 _AT_ONCE = 8  # calls of each of two threads
 Call = tuple[Setup, Addressed]
 Found = Iterator[Violation | None]
@@ -201,16 +203,15 @@ def _generators() -> dict[str, object]:
     return states | ({"torch's generator": torch.get_rng_state().numpy().tobytes()} if torch else {})
 
 
-def _with_another_default(family: list[Call], trial: Trial) -> Found:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise Untaken("torch is not imported")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield _again(family[0], "with a default dtype of float64")
-    finally:
-        torch.set_default_dtype(before)
+def _unasked_gradients(family: list[Call], trial: Trial) -> Found:
+    """Leave out gradients of some operands, and differentiate one graph twice."""
+    setup, due = family[0]
+    for frozen in (("q",), ("k",), ("v",), ("q", "k")):
+        rest = {name: x for name, x in due.due.items() if name[1:] not in frozen}
+        with arranged(frozen=frozen):
+            yield replace(due, due=rest).violation(f"without gradients of {' and '.join(frozen)}", setup.run())
+    with arranged(times=2):
+        yield due.violation("a second backward of one graph", setup.run())
 
 
 def _in_threads(family: list[Call], trial: Trial) -> Found:
@@ -235,32 +236,55 @@ def _in_threads(family: list[Call], trial: Trial) -> Found:
         yield each
 
 
-def _outside() -> dict[str, object]:
-    """Return what a call must leave as it is, by name."""
-    found: dict[str, object] = {"the environment": dict(os.environ), "the working directory": os.getcwd()}
-    found["numpy's handling of errors"] = np.geterr()
+def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]]:
+    """Yield what a call must leave as it is and must not depend on: its name, how it is read and set, and values."""
+    yield (
+        "numpy's handling of errors",
+        np.geterr,
+        lambda x: np.seterr(**x),
+        (dict.fromkeys(np.geterr(), "ignore"), np.geterr()),
+    )
+    yield "the working directory", os.getcwd, os.chdir, ("/",)
+    known = {name: x for name, x in os.environ.items() if _AT_START.get(name) == x}
+    yield "the environment", lambda: dict(os.environ), _set_environment, (known,)
     if torch := sys.modules.get("torch"):
-        found |= {
-            "torch's default dtype": torch.get_default_dtype(),
-            "torch's number of threads": torch.get_num_threads(),
-            "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "whether torch computes gradients": torch.is_grad_enabled(),
-            "the precision of torch's products": torch.get_float32_matmul_precision(),
-        }
+        dtypes = (torch.bfloat16, torch.float64)
+        yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, dtypes
+        yield "whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)
+        deterministic = partial(torch.use_deterministic_algorithms, warn_only=True)
+        yield "deterministic algorithms", torch.are_deterministic_algorithms_enabled, deterministic, (False,)
+        yield "torch's number of threads", torch.get_num_threads, torch.set_num_threads, (2, 1)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            found["the current stream"] = torch.cuda.current_stream()
-            found["the current device"] = torch.cuda.current_device()
-    return found
+            yield "the current stream", torch.cuda.current_stream, torch.cuda.set_stream, (torch.cuda.Stream(),)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def _outside_stays(family: list[Call], trial: Trial) -> Found:
-    """Compare what is outside of a call, its argument's memory, and what an earlier call returned."""
+    """Call under other settings, which must stay, and compare what an earlier call returned."""
+    changed: list[str] = []
+    for name, read, write, values in _settings():
+        for value in values:
+
+            def under(kernel: Callable[[], Any], *, read: Any = read, write: Any = write, value: Any = value) -> Any:
+                before = read()
+                write(value)
+                try:
+                    returned = kernel()
+                    changed.extend([name] * (read() != value))  # noqa: B023 (it is called before the next name)
+                finally:
+                    write(before)
+                return returned
+
+            with arranged(call=under):
+                yield _again(family[0], f"with {name}: {value}")
+    if changed:
+        yield Violation(f"it changes {' and '.join(dict.fromkeys(changed))}")
     with arranged() as arrangement:
-        before = _outside()
         yield _again(family[0], "the first call")
-        after = _outside()
-        if changed := [name for name, value in before.items() if value != after[name]]:
-            yield Violation(f"it changes {' and '.join(changed)}")
         returned = _parts(arrangement.returned)
         tensors = {name: x for name, x in arrangement.given.items() if is_tensor(x)}
         if shared := [name for name, x in tensors.items() if any(_overlap(x, y) for y in returned)]:
@@ -328,7 +352,7 @@ STEPS: Mapping[str, Callable[[list[Call], Trial], Found]] = {
     "after an exception": _after_an_exception,
     "after a pause": _after_a_pause,
     "with other global seeds": _with_other_seeds,
-    "with another default dtype": _with_another_default,
+    "without some gradients, and twice": _unasked_gradients,
     "in threads": _in_threads,
     "what lies outside": _outside_stays,
     _OFTEN: _often,
@@ -341,6 +365,8 @@ def _trials(kernel: Kernel, examples: int) -> Walk:
     left_out = set() if is_handed else set(_OF_TENSORS)
     if not kernel.device.startswith("cuda"):
         left_out.add("as a CUDA graph")
+    if kernel.operation != "backward" or kernel.forward != "own":
+        left_out.add("without some gradients, and twice")
     for problem in calls(kernel):
         for name in [each for each in STEPS if each not in left_out]:
             own = {"of": name} | ({"examples": examples, "calls": 0} if name == _OFTEN else {})
@@ -359,8 +385,8 @@ REUSE_LAWS = (
     Law(
         name=NAME,
         statement="a call gives the same after others of its shapes with other data, lengths, masks and scales, in the "
-        "same memory, as a CUDA graph, after an exception and a pause, in threads, with other seeds and defaults; it "
-        "leaves nothing else changed, and is right each of hundreds of times",
+        "same memory, as a CUDA graph, after an exception and a pause, in threads, and with other seeds and settings; "
+        "it leaves nothing else changed, and is right each of hundreds of times",
         kind="agreement",
         needs=is_asked,
         draw=None,

@@ -78,6 +78,8 @@ def gradients_of(
     function: Callable[..., Any],
     inputs: tuple[torch.Tensor, ...],
     dout: torch.Tensor,
+    frozen: tuple[str, ...] = (),
+    times: int = 1,
     *,
     dlse: torch.Tensor | None = None,
     **options: Any,
@@ -85,9 +87,10 @@ def gradients_of(
     """Return the gradients of sum(out * dout) + sum(lse * dlse) by the inputs and, if given, by ``sinks`` and ``bias``.
 
     ``function`` returns out, or a tuple of out and lse. A gradient that does not exist, as the outputs do not depend on
-    the sinks or the bias, is None.
+    the sinks or the bias, is None. Those of ``frozen`` inputs, among q, k and v, are not asked for, and zeros stand for
+    them. The graph is differentiated ``times`` times, of which the last one counts.
     """
-    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    leaves = tuple(x.detach().requires_grad_(name not in frozen) for name, x in zip("qkv", inputs, strict=True))
     with torch.enable_grad():
         named = {
             name: x.detach().requires_grad_() for name in ("sinks", "bias") if (x := options.get(name)) is not None
@@ -95,7 +98,7 @@ def gradients_of(
         returned = function(*leaves, **options | named)
         returned = returned if isinstance(returned, tuple) else (returned,)
         douts = (dout,) if dlse is None else (dout, dlse)
-        by_leaf = torch.autograd.grad(
-            returned[: len(douts)], (*leaves, *named.values()), douts, allow_unused=bool(named)
-        )
-    return by_leaf
+        asked = [x for x in (*leaves, *named.values()) if x.requires_grad]
+        for _ in range(times):
+            found = iter(torch.autograd.grad(returned[: len(douts)], asked, douts, times > 1, allow_unused=bool(named)))
+    return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in (*leaves, *named.values()))

@@ -389,7 +389,7 @@ def gathered(problem: AttentionProblem, call: Mapping[str, Any]) -> tuple[Array,
             if n and not 0 <= row < len(rows):
                 raise ValueError(f"the row of sequence {b} must lie in [0, {len(rows)}), got {row}")
             first, pad = divmod(int(pads[b]), size)
-            where = rows[row, first : first - (-(pad + n) // size)] if n else rows[:0, 0]
+            where = rows[row, first : first - (-(pad + n) // size)] if n else rows.ravel()[:0]
             if not np.all((where >= 0) & (where < len(x))):
                 raise ValueError(f"the entries of sequence {b} must lie in [0, {len(x)}), got {where.tolist()}")
             if len(own := x[where].reshape(-1, *x.shape[2:])[pad : pad + n]) != n:

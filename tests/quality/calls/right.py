@@ -29,7 +29,7 @@ def copies_first(q, k, v, **o):
 
 @right("it refuses operands whose channels are no neighbours", **SMALL)
 def needs_channels(q, k, v, **o):
-    if any(x.shape[-1] > 1 and x.strides[-1] != x.itemsize for x in (q, k, v)):
+    if any(x.size and x.strides[-1] != x.itemsize for x in (q, k, v)):
         raise ValueError("the last dimension must be contiguous")
     return attend(q, k, v, **o)
 
