@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,6 @@ from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import copied, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
-_AT_START = dict(os.environ)  # the environment before any kernel was called
 _OFTEN = "again and again"
 _PAUSE_S = 0.3
 _SECONDS = 0.25  # of repeated calls, for each example of a campaign
@@ -258,9 +258,21 @@ def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any], 
             yield "the current stream", torch.cuda.current_stream, torch.cuda.set_stream, (torch.cuda.Stream(),)
 
 
-def _set_environment(variables: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
+def _written_variables(kernel: Callable[[], Any]) -> Any:
+    """Call a kernel, and raise WrongOutput if it leaves a variable of the environment that it has set.
+
+    It may have set the same one in every call before. One that it sets, and sets back, is written twice.
+    """
+    written: Counter[object] = Counter()
+    set_variable = os.putenv
+    os.putenv = lambda name, value: (written.update([name]), set_variable(name, value))[1]
+    try:
+        returned = kernel()
+    finally:
+        os.putenv = set_variable
+    if left := [os.fsdecode(name) for name, count in written.items() if count == 1]:  # type: ignore[arg-type]
+        raise WrongOutput(f"leaves {' and '.join(left)} set in the environment")
+    return returned
 
 
 def _outside_stays(family: list[Call], trial: Trial) -> Found:
@@ -283,6 +295,8 @@ def _outside_stays(family: list[Call], trial: Trial) -> Found:
                 yield _again(family[0], f"with {name}: {value}")
     if changed:
         yield Violation(f"it changes {' and '.join(dict.fromkeys(changed))}")
+    with arranged(call=_written_variables):
+        yield _again(family[0], "with its environment watched")
     with arranged() as arrangement:
         yield _again(family[0], "the first call")
         returned = _parts(arrangement.returned)
