@@ -245,8 +245,6 @@ def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any], 
         (dict.fromkeys(np.geterr(), "ignore"), np.geterr()),
     )
     yield "the working directory", os.getcwd, os.chdir, ("/",)
-    known = {name: x for name, x in os.environ.items() if _AT_START.get(name) == x}
-    yield "the environment", lambda: dict(os.environ), _set_environment, (known,)
     if torch := sys.modules.get("torch"):
         dtypes = (torch.bfloat16, torch.float64)
         yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, dtypes
