@@ -252,7 +252,7 @@ PACKAGES = {
     "fa3_reports": "reports",
 }
 MODULE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+(?![\w/])")
-PATH = re.compile(r"[\w.-]+/(?:[\w.-]+/)*(?:[\w-]+\.(?:py|toml|csv|jsonl?|md|npz|svg|xz))?")
+PATH = re.compile(r"[\w.-]+/(?:[\w.-]+/)*(?:[\w-]+\.(?:pyi?|toml|csv|jsonl?|md|npz|svg|xz))?")
 # what a reader's commands write, and files of other people's repositories
 ELSEWHERE = ("out/", "OUT/", "mine/", "baselines/", "hopper/", "flash_attn/", "torch/")
 
@@ -267,8 +267,8 @@ def is_module_or_name(dotted: str) -> bool:
         elif (place / f"{part}.py").is_file():
             place /= f"{part}.py"
         else:
-            text = (place if place.is_file() else place / "__init__.py").read_text()
-            nodes = list(ast.walk(ast.parse(text)))
+            files = [place] if place.is_file() else place.glob("__init__.py*")
+            nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
             return any(part in (getattr(x, "name", ""), getattr(x, "id", ""), getattr(x, "value", "")) for x in nodes)
     return True
 

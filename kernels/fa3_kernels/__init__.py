@@ -8,23 +8,6 @@ torch. The functions need torch, and a Hopper GPU to be called.
 'bf16'
 """
 
-from typing import TYPE_CHECKING
+from fa3_reference.lazy import exporter
 
-__all__ = ["Config", "default_config", "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
-
-if TYPE_CHECKING:
-    from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-    from fa3_kernels.plan.config import Config, default_config
-else:
-    from fa3_reference.lazy import exporter
-
-    __getattr__, __dir__ = exporter(
-        __name__,
-        {
-            "Config": "fa3_kernels.plan.config",
-            "default_config": "fa3_kernels.plan.config",
-            "flash_attn_func": "fa3_kernels.api",
-            "flash_attn_varlen_func": "fa3_kernels.api",
-            "flash_attn_with_kvcache": "fa3_kernels.api",
-        },
-    )
+__getattr__, __dir__ = exporter(__name__)

@@ -8,28 +8,6 @@ Users may import the names of this module; each is imported when it is first ask
 132.0
 """
 
-from typing import TYPE_CHECKING
+from fa3_reference.lazy import exporter
 
-__all__ = ["BackwardSchedule", "Constant", "Estimate", "Machine", "Ranked", "TileBlocks", "load_machine"]
-
-if TYPE_CHECKING:
-    from fa3_simulator.backward_schedule import BackwardSchedule
-    from fa3_simulator.machine import Constant, Machine, load as load_machine
-    from fa3_simulator.run import Estimate
-    from fa3_simulator.schedules import TileBlocks
-    from fa3_simulator.tune import Ranked
-else:
-    from fa3_reference.lazy import exporter
-
-    __getattr__, __dir__ = exporter(
-        __name__,
-        {
-            "BackwardSchedule": "fa3_simulator.backward_schedule",
-            "Constant": "fa3_simulator.machine",
-            "Estimate": "fa3_simulator.run",
-            "Machine": "fa3_simulator.machine",
-            "Ranked": "fa3_simulator.tune",
-            "TileBlocks": "fa3_simulator.schedules",
-            "load_machine": "fa3_simulator.machine:load",
-        },
-    )
+__getattr__, __dir__ = exporter(__name__)

@@ -30,16 +30,16 @@ def source_of(package: str) -> Path:
 
 
 def imported_for_types(package: str) -> dict[str, str]:
-    """Public name to ``module:name``, as type checkers see it: what the ``__init__`` imports."""
-    found = {}
-    for statement in ast.walk(ast.parse(source_of(package).read_text(encoding="utf-8"))):
-        if isinstance(statement, ast.ImportFrom) and statement.module not in (
-            "typing",
-            "fa3_reference.lazy",
-            "fa3verify.version",
-        ):
-            found |= {alias.asname or alias.name: f"{statement.module}:{alias.name}" for alias in statement.names}
-    return found
+    """Public name to ``module:name``, as type checkers see it: what the stub imports."""
+    stub = ast.parse(source_of(package).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [statement for statement in stub.body if isinstance(statement, ast.ImportFrom)]
+    return {alias.asname or alias.name: f"{each.module}:{alias.name}" for each in imports for alias in each.names}
+
+
+def listed_for_types(package: str) -> list[str]:
+    """The ``__all__`` of the stub, without which a name that it imports is private."""
+    stub = ast.parse(source_of(package).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return next(ast.literal_eval(each.value) for each in stub.body if isinstance(each, ast.Assign))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -51,7 +51,8 @@ def test_packages_say_that_they_have_types(package):
 def test_what_type_checkers_see_is_what_is_imported(package):
     module = importlib.import_module(package)
     seen = imported_for_types(package)
-    assert set(seen) == set(module.__all__) <= set(dir(module))
+    assert sorted(seen) == sorted(listed_for_types(package)) == module.__all__
+    assert set(seen) <= set(dir(module))
     assert len(module.__all__) == len(set(module.__all__))
     for name, home in seen.items():
         if name.startswith("flash_attn"):
