@@ -204,22 +204,24 @@ def _structure(launcher: Launcher) -> Structure:
 
 def _outside(known: Structure, dtype: Dtype) -> str:
     """Return why no hypothesis has this structure; empty if some may have it."""
-    if not known.tile_n:
-        return (
-            "P is not rounded, and its tiles leave no trace" if known.probabilities == "fp32" else "no tiles were found"
-        )
-    if known.scores:
-        return f"S is kept in {known.scores}"
-    if not known.probabilities:
-        return "P is rounded in no known way"
-    if dtype == "e4m3" and known.threshold_log2:
-        return "maxima stay although P of e4m3 has no room above 1"
-    for step in (known.score_step, known.value_step):
-        if step not in (0, 1, K_STEP[dtype]):
-            return f"{step} products are added at once, where the tensor core adds {K_STEP[dtype]}"
-    if dtype != "e4m3" and known.promotion_interval:
-        return "sums of P V begin anew within 16-bit rows"
-    return "" if known.tile_n in TILES and known.tile_causal in (0, *TILES) else "no kernel in the space has such tiles"
+    is_fp8 = dtype == "e4m3"
+    without_tiles = "P is not rounded, and its tiles leave no trace"
+    reasons = (
+        (not known.tile_n, without_tiles if known.probabilities == "fp32" else "no tiles were found"),
+        (known.scores, f"S is kept in {known.scores}"),
+        (not known.probabilities, "P is rounded in no known way"),
+        (is_fp8 and known.threshold_log2, "maxima stay although P of e4m3 has no room above 1"),
+        *(
+            (
+                step not in (0, 1, K_STEP[dtype]),
+                f"{step} products are added at once, where the tensor core adds {K_STEP[dtype]}",
+            )
+            for step in (known.score_step, known.value_step)
+        ),
+        (not is_fp8 and known.promotion_interval, "sums of P V begin anew within 16-bit rows"),
+        (known.tile_n not in TILES or known.tile_causal not in (0, *TILES), "no kernel in the space has such tiles"),
+    )
+    return next((words for is_outside, words in reasons if is_outside), "")
 
 
 def _orders(game: Elimination) -> list[Order]:
@@ -324,29 +326,30 @@ def _any_order(launcher: Launcher, question: Question, answer: Result) -> float:
     return min(ratios)
 
 
-def _unsound(found: Learned, kernel: Kernel) -> Iterator[str]:
-    """Yield a sentence for each step of the order, or fact of the structure, that makes results needlessly worse."""
+def _unsound(found: Learned, kernel: Kernel) -> list[str]:
+    """Return a sentence for each step of the order, or fact of the structure, that makes results needlessly worse."""
     known = found.structure
-    if known.p_rounding == "toward_zero":
-        yield "P is truncated: every output is too small by half an ulp of P on average"
-    if known.probabilities not in ("", found.dtype, "fp32") and found.dtype != "e4m3":
-        yield f"P is {known.probabilities} where the operands are {found.dtype}"
-    if found.dtype == "e4m3" and known.tile_n and not known.promotion_interval:
-        yield "P V is chained over all keys in 13 bits, which loses a mean of V over long rows"
-    for words in found.mistakes:
-        yield f"every answer is that of a known order with one mistake: {words}"
-    if 0 < known.value_bits < LEAST_BITS[found.dtype]:
-        yield f"sums of P V keep {known.value_bits} bits"
-    if 0 < known.sum_bits < LEAST_SUM_BITS:
-        yield f"the row sum keeps {known.sum_bits} bits"
-    if known.weight_error > MOST_ERROR:
-        yield f"weights are off by up to {known.weight_error:.1e} of the largest"
-    for order in found.orders[:1]:
-        if "causal" in found.features and (order.diagonal, kernel.policy.whole.causal) == ("top_left", "bottom_right"):
-            yield "a causal mask is aligned top-left, which its policy does not say"
-        if order.rescale_threshold_log2 > 8:
-            yield f"maxima stay over {order.rescale_threshold_log2:g} in log2: weights may leave the range of P"
-    if found.ratio > 1:
-        yield f"an error is {found.ratio:.3g} times the bound of any order"
-    if found.orders and found.differing:
-        yield f"{found.differing:,} fresh outputs differ from the only hypothesis left, first in {found.differs_at}"
+    is_chained = found.dtype == "e4m3" and known.tile_n and not known.promotion_interval
+    is_other = known.probabilities not in ("", found.dtype, "fp32") and found.dtype != "e4m3"
+    is_bottom_right = "causal" in found.features and kernel.policy.whole.causal == "bottom_right"
+    threshold = max((order.rescale_threshold_log2 for order in found.orders[:1]), default=0.0)
+    facts = (
+        (known.p_rounding == "toward_zero", "P is truncated: every output is too small by half an ulp of P on average"),
+        (is_other, f"P is {known.probabilities} where the operands are {found.dtype}"),
+        (is_chained, "P V is chained over all keys in 13 bits, which loses a mean of V over long rows"),
+        *((True, f"every answer is that of a known order with one mistake: {words}") for words in found.mistakes),
+        (0 < known.value_bits < LEAST_BITS[found.dtype], f"sums of P V keep {known.value_bits} bits"),
+        (0 < known.sum_bits < LEAST_SUM_BITS, f"the row sum keeps {known.sum_bits} bits"),
+        (known.weight_error > MOST_ERROR, f"weights are off by up to {known.weight_error:.1e} of the largest"),
+        (
+            is_bottom_right and [order.diagonal for order in found.orders[:1]] == ["top_left"],
+            "a causal mask is aligned top-left, which its policy does not say",
+        ),
+        (threshold > 8, f"maxima stay over {threshold:g} in log2: weights may leave the range of P"),
+        (found.ratio > 1, f"an error is {found.ratio:.3g} times the bound of any order"),
+        (
+            found.orders and found.differing,
+            f"{found.differing:,} fresh outputs differ from the only hypothesis left, first in {found.differs_at}",
+        ),
+    )
+    return [words for is_broken, words in facts if is_broken]

@@ -74,36 +74,35 @@ class Structure:
         said = ", ".join(name for name, is_found in steps.items() if is_found)
         return said and f"order=lambda config: replace(any_order, {said})"
 
-    def words(self) -> Iterator[str]:
-        """Yield what is certain, a sentence each."""
-        if self.folding:
-            times = " times log2(e)" if self.folding == "folded_log2" else ""
-            yield f"Q takes the scale{times} and is rounded again"
-        if self.scores:
-            yield f"S is kept in {self.scores} between the two products"
-        for name, step in (("Q K^T", self.score_step), ("P V", self.value_step)):
-            if step:
-                yield (f"{name} adds {step} products at once" if step > 1 else f"{name} adds at most 4 at once")
-        if self.promotion_interval:
-            yield f"sums of P V begin anew every {self.promotion_interval} keys"
-        if self.probabilities:
-            yield f"P is {self.probabilities}, rounded {self.p_rounding.replace('_', ' ')}"
-        if self.row_sum_of:
-            yield f"the row sum adds {'P once it is rounded' if self.row_sum_of == 'rounded' else 'P unrounded'}"
-        if self.threshold_log2:
-            yield f"O is rescaled where the maximum grew by more than {self.threshold_log2:g} in log2"
-        if self.tile_n:
-            yield f"tiles of {self.tile_n} keys are visited {self.keys.replace('_', ' ')}"
-            if self.tile_causal not in (0, self.tile_n):
-                yield f"tiles have {self.tile_causal} keys under a causal mask"
-        elif self.edges:
-            yield f"tiles end at keys {', '.join(map(str, self.edges[:8]))}, visited {self.keys.replace('_', ' ')}"
-        elif not self.keys:
-            yield f"no maximum steps within {KEYS} keys"
-        for name, bits in (("sums of P V keep", self.value_bits), ("the row sum keeps", self.sum_bits)):
-            if bits:
-                yield f"{name} {bits} bits"
-        if self.weight_error > 2.0**-18:
-            yield f"weights are off by up to {self.weight_error:.1e} of the largest"
-        if self.row_sums:
-            yield f"the row sum is one of {', '.join(' '.join(pair) for pair in self.row_sums)}"
+    def words(self) -> list[str]:
+        """Return what is certain, a sentence each."""
+        times = " times log2(e)" if self.folding == "folded_log2" else ""
+        visited = f"visited {self.keys.replace('_', ' ')}"
+        chains = (("Q K^T", self.score_step), ("P V", self.value_step))
+        kept = (("sums of P V keep", self.value_bits), ("the row sum keeps", self.sum_bits))
+        facts = (
+            (self.folding, f"Q takes the scale{times} and is rounded again"),
+            (self.scores, f"S is kept in {self.scores} between the two products"),
+            *(
+                (step, f"{name} adds {f'{step} products' if step > 1 else 'at most 4'} at once")
+                for name, step in chains
+            ),
+            (self.promotion_interval, f"sums of P V begin anew every {self.promotion_interval} keys"),
+            (self.probabilities, f"P is {self.probabilities}, rounded {self.p_rounding.replace('_', ' ')}"),
+            (
+                self.row_sum_of,
+                f"the row sum adds {'P once it is rounded' if self.row_sum_of == 'rounded' else 'P unrounded'}",
+            ),
+            (self.threshold_log2, f"O is rescaled where the maximum grew by more than {self.threshold_log2:g} in log2"),
+            (self.tile_n, f"tiles of {self.tile_n} keys are {visited}"),
+            (
+                self.tile_n and self.tile_causal not in (0, self.tile_n),
+                f"tiles have {self.tile_causal} keys under a causal mask",
+            ),
+            (not self.tile_n and self.edges, f"tiles end at keys {', '.join(map(str, self.edges[:8]))}, {visited}"),
+            (not (self.tile_n or self.edges or self.keys), f"no maximum steps within {KEYS} keys"),
+            *((bits, f"{name} {bits} bits") for name, bits in kept),
+            (self.weight_error > 2.0**-18, f"weights are off by up to {self.weight_error:.1e} of the largest"),
+            (self.row_sums, f"the row sum is one of {', '.join(' '.join(pair) for pair in self.row_sums)}"),
+        )
+        return [words for is_known, words in facts if is_known]
