@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -241,25 +241,20 @@ def rows_of(place: Place, part: CallPart, truth: Attention, model: KernelModel) 
     return out, replace(out, name="lse", got=part.lse.T[:, :, None], truth=exact, bound=allowed)
 
 
-def _changes(call: AttentionCall) -> Iterator[tuple[str, bool, dict[str, object]]]:
-    """Yield what a call may really have been: in words, whether that is a contract of its own, and the facts."""
-    yield f"causal={not call.causal}", False, {"causal": not call.causal}
-    if call.causal:
-        yield f"top_left={not call.top_left}", True, {"top_left": not call.top_left}
-    if call.lse is not None and call.lse_base == "e":
-        yield "lse_base=2", True, {"lse_base": 2}
-    for scale in (None, 1.0):
-        if call.softmax_scale != scale:
-            yield f"softmax_scale={scale or '1 / sqrt(head_dim)'}", False, {"softmax_scale": scale}
-    if call.softcap:
-        yield "softcap=0.0", False, {"softcap": 0.0}
-    if call.window != (-1, -1):
-        left, right = call.window
-        for window in ((-1, -1), (left - 1, right), (left + 1, right), (left, right - 1), (left, right + 1)):
-            if min(window) >= -1:
-                yield f"window={window}", False, {"window": window}
-    if given := [name for name in TERMS if getattr(call, name) is not None]:
-        yield f"{given[0]}=None", False, {given[0]: None}
+def _changes(call: AttentionCall) -> list[tuple[str, Any, bool]]:
+    """Return what a call may really have been: a fact, its value, and whether that is a contract of its own."""
+    left, right = call.window
+    windows = ((-1, -1), (left - 1, right), (left + 1, right), (left, right - 1), (left, right + 1))
+    terms = [name for name in TERMS if getattr(call, name) is not None]
+    return [
+        ("causal", not call.causal, False),
+        *[("top_left", not call.top_left, True)] * call.causal,
+        *[("lse_base", 2, True)] * (call.lse is not None and call.lse_base == "e"),
+        *(("softmax_scale", scale, False) for scale in (None, 1.0) if call.softmax_scale != scale),
+        *[("softcap", 0.0, False)] * bool(call.softcap),
+        *(("window", each, False) for each in windows if call.window != (-1, -1) and min(each) >= -1),
+        *((name, None, False) for name in terms),
+    ]
 
 
 def _reason_of_output(
@@ -291,9 +286,10 @@ def _reason_of_gradients(
 
 def _explanation(call: AttentionCall, is_right: Callable[[AttentionCall], bool]) -> tuple[str, bool]:
     """Return what one change of the call makes it right, and whether it is a contract; empty if none does."""
-    for words, is_contract, change in _changes(call):
-        if is_right(replace(call, **change)):
-            return f"would be right with {words}", is_contract
+    for name, value, is_contract in _changes(call):
+        if is_right(replace(call, **{name: value})):
+            told = "1 / sqrt(head_dim)" if (name, value) == ("softmax_scale", None) else value
+            return f"would be right with {name}={told}", is_contract
     return "", False
 
 
