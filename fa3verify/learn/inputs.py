@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 
 import numpy as np
 from numpy.random import Generator
@@ -60,6 +61,22 @@ class Subject:
 Kind = Callable[[Generator, Subject], Question | None]
 
 
+def where(holds: Callable[[Subject], bool]) -> Callable[[Kind], Kind]:
+    """Make a kind of launch None, and draw nothing, of a subject of which something does not hold."""
+
+    def only(kind: Kind) -> Kind:
+        @wraps(kind)
+        def made(rng: Generator, subject: Subject) -> Question | None:
+            return kind(rng, subject) if holds(subject) else None
+
+        return made
+
+    return only
+
+
+of_16_bits = where(lambda subject: subject.form.dtype != "e4m3")
+
+
 def normal(rng: Generator, subject: Subject) -> Question:
     """Normal inputs over one to three tiles."""
     return subject.normal(rng, subject.keys(rng))
@@ -100,10 +117,9 @@ def one_key(rng: Generator, subject: Subject) -> Question | None:
     return _lone(rng, subject, 2.0 ** float(rng.integers(-12, -4)), 1.0, 2.0**-118)
 
 
+@where(lambda subject: subject.form.dtype == "bf16")
 def subnormal_scores(rng: Generator, subject: Subject) -> Question | None:
     """A single visible key whose raw score is subnormal in binary32."""
-    if subject.form.dtype != "bf16":
-        return None
     return _lone(rng, subject, 2.0 ** float(rng.integers(-12, -4) - 58), 2.0**-62, None)
 
 
@@ -124,10 +140,9 @@ def _lone(rng: Generator, subject: Subject, small: float, key: float, scale: flo
     return replace(question, q=q, k=k, softmax_scale=scale or question.softmax_scale)
 
 
-def deep(rng: Generator, subject: Subject) -> Question | None:
+@of_16_bits
+def deep(rng: Generator, subject: Subject) -> Question:
     """Weights and factors of 2^-127 to 2^-147 on values of Inf or 2^100; the largest score is visited last."""
-    if subject.form.dtype == "e4m3":
-        return None
     question = subject.normal(rng, 2 * subject.tile)
     factor = (question.softmax_scale or 1.0) * LOG2_E
     q = np.zeros_like(question.q)
@@ -142,11 +157,10 @@ def deep(rng: Generator, subject: Subject) -> Question | None:
     return replace(question, q=q, k=k, v=v)
 
 
-def threshold(rng: Generator, subject: Subject) -> Question | None:
+@of_16_bits
+def threshold(rng: Generator, subject: Subject) -> Question:
     """Three keys of weight 1 sum to any 24-bit O; here O / l lies within an ulp of midpoints of the output's grid."""
     form = subject.form
-    if form.dtype == "e4m3":
-        return None
     question = subject.normal(rng, min(subject.tile, 64))
     factor = (question.softmax_scale or 1.0) * LOG2_E
     rows = question.q.shape[1]
@@ -176,10 +190,9 @@ def far(rng: Generator, subject: Subject) -> Question:
     return replace(question, q=q, k=k, softmax_scale=1.0)
 
 
-def hidden_tiles(rng: Generator, subject: Subject) -> Question | None:
+@of_16_bits
+def hidden_tiles(rng: Generator, subject: Subject) -> Question:
     """The two tiles that are visited first have scores of minus infinity in every key; nothing is masked."""
-    if subject.form.dtype == "e4m3":
-        return None
     question = subject.normal(rng, 3 * subject.tile)
     q, k = question.q.copy(), question.k.copy()
     q[..., 0] = np.abs(q[..., 0]) + 0.1
@@ -188,10 +201,9 @@ def hidden_tiles(rng: Generator, subject: Subject) -> Question | None:
     return replace(question, q=q, k=k)
 
 
-def hidden_rows(rng: Generator, subject: Subject) -> Question | None:
+@of_16_bits
+def hidden_rows(rng: Generator, subject: Subject) -> Question:
     """Every score is minus infinity."""
-    if subject.form.dtype == "e4m3":
-        return None
     question = subject.normal(rng, 64)
     q, k = question.q.copy(), question.k.copy()
     q[..., 0] = 1
@@ -213,10 +225,9 @@ def empty(rng: Generator, subject: Subject) -> Question | None:
     return replace(question, k=question.k[:, :0], v=question.v[:, :0]) if subject.takes_empty else None
 
 
-def causal(rng: Generator, subject: Subject) -> Question | None:
+@where(lambda subject: subject.takes_causal)
+def causal(rng: Generator, subject: Subject) -> Question:
     """A causal mask; where it is aligned is seen if there are more keys than queries."""
-    if not subject.takes_causal:
-        return None
     question = replace(normal(rng, subject), causal=True)
     if subject.kernel.policy.causal == "top_left":
         n = question.k.shape[1]
@@ -224,19 +235,17 @@ def causal(rng: Generator, subject: Subject) -> Question | None:
     return question
 
 
-def hidden_queries(rng: Generator, subject: Subject) -> Question | None:
+@where(lambda subject: subject.takes_causal and subject.kernel.policy.causal != "top_left")
+def hidden_queries(rng: Generator, subject: Subject) -> Question:
     """A causal mask over fewer keys than queries, which hides every key from the first ones."""
-    if not subject.takes_causal or subject.kernel.policy.causal == "top_left":
-        return None
     question = replace(normal(rng, subject), causal=True)
     n = subject.kernel.sizes.keys(question.q.shape[1] // 2)
     return replace(question, k=question.k[:, :n], v=question.v[:, :n])
 
 
-def capped(rng: Generator, subject: Subject) -> Question | None:
+@where(lambda subject: "softcap" in subject.kernel.features)
+def capped(rng: Generator, subject: Subject) -> Question:
     """A softcap of which the scores reach both ends."""
-    if "softcap" not in subject.kernel.features:
-        return None
     return replace(wide(rng, subject), softcap=float(rng.choice([2.0, 30.0])), softmax_scale=0.3)
 
 
@@ -248,10 +257,9 @@ def faint(rng: Generator, subject: Subject) -> Question | None:
     return faint if subject.form.dtype == "e4m3" else None
 
 
-def grouped(rng: Generator, subject: Subject) -> Question | None:
+@where(lambda subject: "gqa" in subject.kernel.features)
+def grouped(rng: Generator, subject: Subject) -> Question:
     """Four query heads for two of K and V."""
-    if "gqa" not in subject.kernel.features:
-        return None
     question = replace(subject, heads=4).normal(rng, subject.keys(rng))
     return replace(question, k=question.k[:, :, :2], v=question.v[:, :, :2])
 
