@@ -29,54 +29,52 @@ class _Upstream(BackwardConsumer):
         stream = self.stream
         shared = self.shared
         s = self.s
-        q = self.step % s.num_stages
-        dout = self.step % s.dout_stages
         self.wait_full(shared.q_full, self.step)
-        self.issue(self.scores, [shared.k[self.index]], [shared.q[q]], "S")
+        self.issue(self.scores, [shared.k[self.index]], [shared.q[self.q_slot]], "S")
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.grads, None if s.v_in_registers else [shared.v[self.index]], [shared.dout[dout]], "dP")
-        stream.read(shared.lse[q])
+        self.issue(
+            self.grads, None if s.v_in_registers else [shared.v[self.index]], [shared.dout[self.dout_slot]], "dP"
+        )
+        stream.read(shared.lse[self.q_slot])
         stream.wgmma_wait(1)
         stream.read(self.accumulators["S"])
         self.weights(is_masked=is_masked)
-        stream.read(shared.delta[dout])
+        stream.read(shared.delta[self.dout_slot])
         stream.wgmma_wait(0)
         if s.dq_slices > 1:
-            self.products_in_slices(q, dout)
+            self.products_in_slices()
         else:
-            self.products(q, dout)
+            self.products()
         stream.wgmma_wait(0)
-        stream.release(shared.q_empty[q])
+        stream.release(shared.q_empty[self.q_slot])
 
-    def products(self, q: int, dout: int) -> None:
+    def products(self) -> None:
         """Start dV and dQ behind dS, and dK when dV is done."""
         stream = self.stream
         shared = self.shared
-        slot = self.step % self.s.ds_stages
-        self.make_ds(slot)
-        self.issue(self.to_dv, *self.operands(shared.p[slot], shared.dout[dout]), "dV")
+        self.make_ds()
+        self.issue(self.to_dv, *self.operands(shared.p[self.ds_slot], shared.dout[self.dout_slot]), "dV")
         self.share()
-        stream.wgmma_wait(self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ"))
-        stream.release(shared.dout_empty[dout])
-        stream.wgmma_wait(self.issue(self.to_dk, *self.operands(shared.ds[slot], shared.q[q]), "dK"))
+        stream.wgmma_wait(self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ"))
+        stream.release(shared.dout_empty[self.dout_slot])
+        stream.wgmma_wait(self.issue(self.to_dk, *self.operands(shared.ds[self.ds_slot], shared.q[self.q_slot]), "dK"))
         self.add_dq()
 
-    def products_in_slices(self, q: int, dout: int) -> None:
+    def products_in_slices(self) -> None:
         """Start the same products in two parts of the channels, so that registers hold half of dQ at a time."""
         stream = self.stream
         shared = self.shared
-        slot = self.step % self.s.ds_stages
-        self.make_ds(slot)
-        to_dv = self.operands(shared.p[slot], shared.dout[dout])
-        to_dk = self.operands(shared.ds[slot], shared.q[q])
+        self.make_ds()
+        to_dv = self.operands(shared.p[self.ds_slot], shared.dout[self.dout_slot])
+        to_dk = self.operands(shared.ds[self.ds_slot], shared.q[self.q_slot])
         self.issue(self.to_dv, *to_dv, "dV", 2)
         self.share()
-        self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
+        self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ", 2)
         stream.wgmma_wait(self.issue(self.to_dv, *to_dv, "dV", 2))
         self.add_dq()
         stream.wgmma_wait(self.issue(self.to_dk, *to_dk, "dK", 2))
-        stream.release(shared.dout_empty[dout])
-        self.issue(self.to_dq, shared.ds[slot], shared.k, "dQ", 2)
+        stream.release(shared.dout_empty[self.dout_slot])
+        self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ", 2)
         stream.wgmma_wait(0)
         self.add_dq()
         self.issue(self.to_dk, *to_dk, "dK", 2)
@@ -85,7 +83,7 @@ class _Upstream(BackwardConsumer):
         """Return the operands of dV and dK: P or dS, in registers or in parts in shared memory, and dO or Q."""
         return (None, [rows]) if self.s.scores_transposed else (shared_parts, [rows])
 
-    def make_ds(self, slot: int) -> None:
+    def make_ds(self) -> None:
         """Write dS, and P unless it stays in registers, to their slot in shared memory.
 
         With two slots everybody has read the contents of two blocks before; with one slot that needs a barrier.
@@ -96,10 +94,10 @@ class _Upstream(BackwardConsumer):
         if self.s.ds_stages == 1:
             stream.bar_sync(shared.both)
         if not self.s.scores_transposed:
-            stream.write(shared.p[slot][self.index])
+            stream.write(shared.p[self.ds_slot][self.index])
             stream.vector(self.work["P to shared memory"])
             self.share()
-        stream.write(shared.ds[slot][self.index])
+        stream.write(shared.ds[self.ds_slot][self.index])
         stream.vector(self.work["dS"])
 
     def share(self) -> None:
@@ -111,17 +109,16 @@ class _Upstream(BackwardConsumer):
         """Send dQ, or a slice of it, to global memory."""
         stream = self.stream
         shared = self.shared
-        w = self.index
         stream.read(self.accumulators["dQ"])
         if self.s.dq == "registers":
             stream.vector(self.work["dQ to memory"])
-            stream.reduce(shared.dq[w].bytes // self.s.dq_slices)
+            stream.reduce(shared.dq[self.index].bytes // self.s.dq_slices)
             return
-        stream.bar_sync(shared.dq_empty[w])
-        stream.write(shared.dq[w])
+        stream.bar_sync(shared.dq_empty[self.index])
+        stream.write(shared.dq[self.index])
         stream.vector(self.work["dQ to shared memory"])
         self.fence()
-        stream.bar_arrive(shared.dq_full[w])
+        stream.bar_arrive(shared.dq_full[self.index])
 
     def epilogue(self) -> None:
         """Write dV and dK to global memory through the memory of V and K.
@@ -130,9 +127,8 @@ class _Upstream(BackwardConsumer):
         """
         stream = self.stream
         shared = self.shared
-        w = self.index
         stream.bar_sync(shared.both)  # the others read this part of K for dQ
-        slots = (shared.v[w], shared.k[w])
+        slots = (shared.v[self.index], shared.k[self.index])
         for names in (("dV",), ("dK",)) if shared.adds_gradients else (("dV", "dK"),):
             stream.store_wait()
             for name in names:
@@ -141,7 +137,7 @@ class _Upstream(BackwardConsumer):
                 stream.write(slot)
             stream.vector(self.work["dK and dV to shared memory"])
             stream.fence()
-            stream.bar_sync(shared.own[w])
+            stream.bar_sync(shared.own[self.index])
             for slot in slots:
                 stream.store(slot, slot.bytes, adds=shared.adds_gradients)
 

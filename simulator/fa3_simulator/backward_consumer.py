@@ -173,6 +173,21 @@ class BackwardConsumer(ABC):
     def epilogue(self) -> None:
         """Add the operations behind a tile's last row block, which write dK and dV to memory."""
 
+    @property
+    def q_slot(self) -> int:
+        """Return the slot of Q of the row block."""
+        return self.step % self.s.num_stages
+
+    @property
+    def dout_slot(self) -> int:
+        """Return the slot of dO of the row block."""
+        return self.step % self.s.dout_stages
+
+    @property
+    def ds_slot(self) -> int:
+        """Return the slot of dS, and of P, of the row block."""
+        return self.step % self.s.ds_stages
+
     def issue(self, gemm: Gemm, a: Sequence[Slot] | None, b: Sequence[Slot], name: str, slices: int = 1) -> int:
         """Start one of ``slices`` equal parts of a product into accumulator ``name``; return its wgmma groups.
 

@@ -87,7 +87,7 @@ class BackwardSchedule:
 
     def __post_init__(self) -> None:
         sizes = ", ".join(map(str, HEAD_DIMS))
-        rules = [
+        rules = (
             (self.head_dim in HEAD_DIMS, f"head_dim must be one of {sizes}, got {self.head_dim}"),
             (self.consumers in (2, 3), f"consumers must be 2 or 3, got {self.consumers}"),
             (self.scores_transposed or not self.v_in_registers, "V in registers needs transposed scores"),
@@ -96,12 +96,15 @@ class BackwardSchedule:
                 "roles are split by ours alone",
             ),
             (self.dq == "tma warp" or not self.is_ours, "a warp of its own adds dQ of our kernel"),
-        ]
-        for name in ("tile_m", "tile_n"):
-            size = getattr(self, name)
-            rules.append((size % 16 == 0 and 16 <= size <= 256, f"{name} must be a multiple of 16 to 256, got {size}"))
-        for name in ("num_stages", "dout_stages", "ds_stages"):
-            rules.append((1 <= getattr(self, name) <= 4, f"{name} must lie in [1, 4], got {getattr(self, name)}"))
+            *(
+                (n % 16 == 0 and 16 <= n <= 256, f"{name} must be a multiple of 16 to 256, got {n}")
+                for name, n in (("tile_m", self.tile_m), ("tile_n", self.tile_n))
+            ),
+            *(
+                (1 <= getattr(self, name) <= 4, f"{name} must lie in [1, 4], got {getattr(self, name)}")
+                for name in ("num_stages", "dout_stages", "ds_stages")
+            ),
+        )
         for ok, rule in rules:
             require(ok, rule)
         for name in ("scores", "gradients"):

@@ -34,14 +34,13 @@ class _Ours(BackwardConsumer):
         """
         stream = self.stream
         shared = self.shared
-        w = self.index
-        stream.bar_sync(shared.dq_empty[w])
+        stream.bar_sync(shared.dq_empty[self.index])
         if joins:
             self.join_warps()
         stream.read(self.accumulators[name])
-        stream.write(shared.dq[w])
+        stream.write(shared.dq[self.index])
         stream.vector(self.work["dQ to shared memory"])
-        stream.bar_arrive(shared.dq_full[w])
+        stream.bar_arrive(shared.dq_full[self.index])
 
 
 class Paired(_Ours):
@@ -58,64 +57,59 @@ class Paired(_Ours):
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
         stream = self.stream
         shared = self.shared
-        q, dout, ds = (self.step % n for n in (self.s.num_stages, self.s.dout_stages, self.s.ds_stages))
         stream.wgmma_wait(0)
         stream.read(self.accumulators["S"])
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.grads, [shared.v[self.index]], [shared.dout[dout]], "dP")
-        stream.read(shared.lse[q])
+        self.issue(self.grads, [shared.v[self.index]], [shared.dout[self.dout_slot]], "dP")
+        stream.read(shared.lse[self.q_slot])
         self.weights(is_masked=is_masked)
         stream.wgmma_wait(0)
         stream.read(self.accumulators["dP"])
-        stream.read(shared.lse[q])
+        stream.read(shared.lse[self.q_slot])
         stream.vector(self.work["beside dS"])
-        self.issue(self.to_dv, None, [shared.dout[dout]], "dV")
-        stream.write(shared.ds[ds][self.index])
+        self.issue(self.to_dv, None, [shared.dout[self.dout_slot]], "dV")
+        stream.write(shared.ds[self.ds_slot][self.index])
         stream.vector(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
         stream.vector(self.work["descriptors of dQ"])
-        self.issue(self.to_dq, shared.ds[ds], shared.k, "dQ")
-        self.issue(self.to_dk, None, [shared.q[q]], "dK")
+        self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ")
+        self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
         stream.wgmma_wait(1)
-        stream.release(shared.dout_empty[dout])
+        stream.release(shared.dout_empty[self.dout_slot])
         self.hand_on("dQ", joins=False)
         if not is_last:
             self.wait_full(shared.q_full, self.step + 1)
         stream.vector(self.work["descriptors of S"])
         self.issue_scores(None if is_last else self.step + 1)
         stream.wgmma_wait(1)
-        stream.release(shared.q_empty[q])
+        stream.release(shared.q_empty[self.q_slot])
 
     def epilogue(self) -> None:
         stream = self.stream
         shared = self.shared
-        w = self.index
         stream.wgmma_wait(0)
         stream.bar_sync(shared.both)  # the other warpgroup has read these keys for its dQ
         for name in ("dV", "dK"):
             stream.read(self.accumulators[name])
-        stream.write(shared.v[w])
+        stream.write(shared.v[self.index])
         self.join_warps()  # Triton's barrier between two writes to shared memory
-        stream.write(shared.k[w])
+        stream.write(shared.k[self.index])
         stream.vector(self.work["dK and dV to shared memory"])
         self.fence()
-        stream.store(shared.v[w], shared.v[w].bytes)
+        stream.store(shared.v[self.index], shared.v[self.index].bytes)
         self.join_warps()  # one thread starts the store of what all warps have written
-        stream.store(shared.k[w], shared.k[w].bytes)
+        stream.store(shared.k[self.index], shared.k[self.index].bytes)
 
 
 class Split(_Ours):
     """One of two warpgroups that share the products at head_dim 192 and 256: the first computes S and dV of all keys,
     the second dP and dK."""
 
-    dout = 0  # the slot of dO of a row block
-
     def begin(self) -> None:
         """Nothing: scores do not run ahead of their row block here."""
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        self.dout = self.step % self.s.dout_stages
         self.wait_full(self.shared.q_full, self.step)
         if self.index == 0:
             self.scores_and_dv(is_masked=is_masked)
@@ -126,49 +120,46 @@ class Split(_Ours):
     def scores_and_dv(self, *, is_masked: bool) -> None:
         stream = self.stream
         shared = self.shared
-        q = self.step % self.s.num_stages
         stream.vector(self.work["descriptors of S"])
-        self.issue(self.scores, [shared.k[0]], [shared.q[q]], "S")
-        stream.read(shared.lse[q])
+        self.issue(self.scores, [shared.k[0]], [shared.q[self.q_slot]], "S")
+        stream.read(shared.lse[self.q_slot])
         stream.wgmma_wait(0)
-        stream.release(shared.q_empty[q])
+        stream.release(shared.q_empty[self.q_slot])
         stream.read(self.accumulators["S"])
         stream.write(shared.scores)
         stream.vector(self.work["S to shared memory"])
         stream.bar_arrive(shared.scores_ready)
         self.weights(is_masked=is_masked)
         self.wait_full(shared.dout_full, self.step)
-        self.issue(self.to_dv, None, [shared.dout[self.dout]], "dV")
+        self.issue(self.to_dv, None, [shared.dout[self.dout_slot]], "dV")
         stream.bar_sync(shared.both)
 
     def differences_and_dk(self, *, is_masked: bool) -> None:
         stream = self.stream
         shared = self.shared
-        q = self.step % self.s.num_stages
         self.wait_full(shared.dout_full, self.step)
         stream.vector(self.work["descriptors of S"])
-        self.issue(self.grads, [shared.v[0]], [shared.dout[self.dout]], "dP")
-        stream.read(shared.lse[q])
+        self.issue(self.grads, [shared.v[0]], [shared.dout[self.dout_slot]], "dP")
+        stream.read(shared.lse[self.q_slot])
         stream.bar_sync(shared.scores_ready)
         stream.read(shared.scores)
         stream.vector(self.work["S from shared memory"])
         self.weights(is_masked=is_masked)
         stream.wgmma_wait(0)
-        stream.release(shared.dout_empty[self.dout])
+        stream.release(shared.dout_empty[self.dout_slot])
         stream.read(self.accumulators["dP"])
-        stream.read(shared.lse[q])
+        stream.read(shared.lse[self.q_slot])
         stream.write(shared.ds[0][0])
         stream.vector(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
-        self.issue(self.to_dk, None, [shared.q[q]], "dK")
+        self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
         self.join_warps()
 
     def queries(self) -> None:
         """Add this warpgroup's channels of dQ, behind its dV or dK, and hand back the slot that dV or dK has read."""
         stream = self.stream
         shared = self.shared
-        q = self.step % self.s.num_stages
         stream.vector(self.work["descriptors of dQ"])
         names = ("dQ low", "dQ high")[: self.s.dq_parts]
         for name in names:
@@ -176,7 +167,7 @@ class Split(_Ours):
         for part, name in enumerate(names):
             stream.wgmma_wait(len(names) - 1 - part)
             if part == 0:
-                stream.release(shared.dout_empty[self.dout] if self.index == 0 else shared.q_empty[q])
+                stream.release(shared.dout_empty[self.dout_slot] if self.index == 0 else shared.q_empty[self.q_slot])
             self.hand_on(name, joins=self.index == 0 or part > 0)
 
     def epilogue(self) -> None:
