@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3verify.files import json_text, why_unwritable, write_output
+
 OK = 0
 FINDING = 1
 USAGE = 2
@@ -122,8 +124,6 @@ def emit(value: object, target: str | None) -> None:
     Infinity and NaN become strings, as in summary.json.
     """
     if target is not None:
-        from fa3verify.files import json_text
-
         write(json_text(value), target)
 
 
@@ -132,8 +132,6 @@ def write(text: str, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
     elif target is not None:
-        from fa3verify.files import write_output
-
         write_output(Path(target), text)
 
 
@@ -148,8 +146,6 @@ def letters() -> int:
 
 def require_writable(*targets: str | None) -> None:
     """Exit, before anything runs, unless all named files can be written; None and "-" are no files."""
-    from fa3verify.files import why_unwritable
-
     for target in targets:
         if target and target != "-" and (reason := why_unwritable(Path(target))):
             fail(USAGE, f"{target} cannot be written: {reason}")
