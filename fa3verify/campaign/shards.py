@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fa3_reference.rules import require
 from fa3verify import records
 from fa3verify.campaign.findings import ContractQuestion
 from fa3verify.campaign.profiles import ProfileName
@@ -43,8 +44,10 @@ class Number:
         'shard 2 of 3'
         """
         number, slash, count = text.partition("/")
-        if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-            raise ValueError(f"a shard is K/N with 1 <= K <= N, such as 2/3, got {text!r}")
+        require(
+            slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count),
+            f"a shard is K/N with 1 <= K <= N, such as 2/3, got {text!r}",
+        )
         return cls(int(number), int(count))
 
     def __str__(self) -> str:
@@ -164,8 +167,7 @@ def read_all(folders: Sequence[Path]) -> list[Part]:
     by_number: dict[int, tuple[Path, Part]] = {}
     for folder in folders:
         paths = sorted(folder.glob(FILES))
-        if not paths:
-            raise ValueError(f"{folder} holds no shard, a file called {FILES}")
+        require(paths, f"{folder} holds no shard, a file called {FILES}")
         for path in paths:
             part = read(path)
             first_path, first = next(iter(by_number.values()), (path, part))
@@ -199,8 +201,10 @@ def outcomes_of(parts: Sequence[Part], tasks: Sequence[Task]) -> list[Outcome]:
     """
     stamp = parts[0].asked.sources
     for part in parts:
-        if part.outcomes.keys() != {task.identity(stamp) for task in dealt(tasks, part.shard)}:
-            raise ValueError(f"{part.shard} does not hold its part of the plan: it is damaged or of other sources")
+        require(
+            part.outcomes.keys() == {task.identity(stamp) for task in dealt(tasks, part.shard)},
+            f"{part.shard} does not hold its part of the plan: it is damaged or of other sources",
+        )
     known = {identity: outcome for part in parts for identity, outcome in part.outcomes.items()}
     planned = [(task, known[task.identity(stamp)]) for task in tasks]
     try:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fa3_reference.formats import BY_DTYPE, FORMATS
 from fa3_reference.problem import Array, AttentionProblem, Descale, Operands
+from fa3_reference.rules import require
 from fa3_reference.score_term import Kind, ScoreTerm
 
 CallLayout = Literal["", "bshd", "bhsd"]
@@ -123,34 +124,43 @@ class AttentionCall:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", tuple(int(x) for x in self.window))
-        if self.out.ndim != self.q.ndim:
-            raise ValueError(f"out must have the dimensions of q, got shapes {self.out.shape} and {self.q.shape}")
-        if self.q.ndim == 3 and self.cu_seqlens_q is None:
-            raise ValueError("q of three dimensions is packed and needs cu_seqlens_q; a batch has four")
-        if self.q.ndim not in (3, 4):
-            raise ValueError(f"q must have three or four dimensions, got shape {self.q.shape}")
-        if self.q.ndim == 4 and self.layout not in ("bshd", "bhsd"):
-            raise ValueError(
-                'layout must be "bshd" (FlashAttention: batch, seqlen, heads, head_dim) or "bhsd" (torch SDPA), '
-                f"got {self.layout!r}: nothing else can tell them apart"
-            )
+        require(
+            self.out.ndim == self.q.ndim,
+            f"out must have the dimensions of q, got shapes {self.out.shape} and {self.q.shape}",
+        )
+        require(
+            self.q.ndim != 3 or self.cu_seqlens_q is not None,
+            "q of three dimensions is packed and needs cu_seqlens_q; a batch has four",
+        )
+        require(self.q.ndim in (3, 4), f"q must have three or four dimensions, got shape {self.q.shape}")
+        require(
+            self.q.ndim != 4 or self.layout in ("bshd", "bhsd"),
+            'layout must be "bshd" (FlashAttention: batch, seqlen, heads, head_dim) or "bhsd" (torch SDPA), '
+            f"got {self.layout!r}: nothing else can tell them apart",
+        )
         if len(given := [name for name in TERMS if getattr(self, name) is not None]) > 1:
             raise ValueError(f"one of {', '.join(TERMS)} may be given, got {' and '.join(given)}")
-        if self.nheads % self.nheads_kv:
-            raise ValueError(f"heads must be a multiple of kv heads, got {self.nheads} and {self.nheads_kv}")
-        if len(self.lengths_k) != len(self.lengths_q):
-            raise ValueError(f"k must have as many sequences as q, got {len(self.lengths_k)} and {len(self.lengths_q)}")
-        if tuple(self.out.shape) != (expected := (*self.q.shape[:-1], self.v.shape[-1])):
-            raise ValueError(f"out must have shape {expected}, got {tuple(self.out.shape)}")
-        for name in ("dout", "dq", "dk", "dv"):
-            given = getattr(self, name)
-            expected = tuple(getattr(self, name[1:]).shape)
-            if given is not None and tuple(given.shape) != expected:
-                raise ValueError(f"{name} must have shape {expected}, got {tuple(given.shape)}")
-        if self.has_gradients and (self.dout is None or self.formats[0] == "e4m3"):
-            raise ValueError("gradients need dout, and operands of fp16, bf16 or fp32")
-        if self.has_gradients and not (self.cache_seqlens is None and self.alibi_slopes is None):
-            raise ValueError("gradients with a cache or alibi_slopes are not checked")
+        require(
+            self.nheads % self.nheads_kv == 0,
+            f"heads must be a multiple of kv heads, got {self.nheads} and {self.nheads_kv}",
+        )
+        require(
+            len(self.lengths_k) == len(self.lengths_q),
+            f"k must have as many sequences as q, got {len(self.lengths_k)} and {len(self.lengths_q)}",
+        )
+        out_shape = (*self.q.shape[:-1], self.v.shape[-1])
+        shapes = {"out": out_shape} | {f"d{name}": tuple(getattr(self, name).shape) for name in ("out", "q", "k", "v")}
+        for name, shape in shapes.items():
+            got = shape if getattr(self, name) is None else tuple(getattr(self, name).shape)
+            require(got == shape, f"{name} must have shape {shape}, got {got}")
+        require(
+            not self.has_gradients or (self.dout is not None and self.formats[0] != "e4m3"),
+            "gradients need dout, and operands of fp16, bf16 or fp32",
+        )
+        require(
+            not self.has_gradients or (self.cache_seqlens is None and self.alibi_slopes is None),
+            "gradients with a cache or alibi_slopes are not checked",
+        )
         self.problem(0, 1)
 
     @property
@@ -203,11 +213,9 @@ class AttentionCall:
         """Keys of each sequence."""
         if self.cache_seqlens is not None:
             return tuple(on_host(self.cache_seqlens).tolist())
-        if self.page_table is not None:
-            raise ValueError("a page_table needs cache_seqlens, the keys of each sequence")
+        require(self.page_table is None, "a page_table needs cache_seqlens, the keys of each sequence")
         if self.k.ndim == 3:
-            if self.cu_seqlens_k is None:
-                raise ValueError("packed k needs cu_seqlens_k, the starts of its sequences")
+            require(self.cu_seqlens_k is not None, "packed k needs cu_seqlens_k, the starts of its sequences")
             return tuple(np.diff(on_host(self.cu_seqlens_k)).tolist())
         return (self.k.shape[2 if self.layout == "bhsd" else 1],) * self.k.shape[0]
 

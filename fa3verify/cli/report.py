@@ -6,6 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from fa3_reference.rules import require
 from fa3verify.cli.exits import EPILOG, one_line_errors
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -44,8 +45,10 @@ def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path |
     from fa3verify.commands import verify
     from fa3verify.report import history as over_runs
 
-    if data or against or given:
-        raise ValueError("--history takes runs from its folder, and neither DATA nor --against nor --pair")
+    require(
+        not (data or against or given),
+        "--history takes runs from its folder, and neither DATA nor --against nor --pair",
+    )
     verify.prepare_output(out)
     return str(over_runs.write_pages(out, history))
 
@@ -58,18 +61,14 @@ def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tup
     from fa3verify.commands import verify
     from fa3verify.report import against as beside, atlas_page, build
 
-    if not data:
-        raise ValueError("report needs DATA: a run.nc or atlases; or --history DIR")
+    require(data, "report needs DATA: a run.nc or atlases; or --history DIR")
     runs = [path for path in data if path.suffix == ".nc"]
-    if runs and len(data) > 1:
-        raise ValueError("a page is of one run.nc, or of atlases")
-    if given and against is None:
-        raise ValueError("--pair is for --against")
+    require(not runs or len(data) <= 1, "a page is of one run.nc, or of atlases")
+    require(not given or against is not None, "--pair is for --against")
     verify.prepare_output(out)
     if against is not None:
         chosen = [(old, new) for old, _, new in (pair.partition("=") for pair in given)]
-        if not all(old and new for old, new in chosen):
-            raise ValueError("--pair is OLD=NEW, the names of two kernels")
+        require(all(old and new for old, new in chosen), "--pair is OLD=NEW, the names of two kernels")
         page, sentences = beside.write_pages(out, data, against, chosen)
         return "\n".join((*sentences, str(page)))
     return str(build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data))

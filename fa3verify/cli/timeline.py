@@ -9,6 +9,7 @@ import rich_click as click
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3_simulator.cta import AnyConfig
 from fa3_simulator.timeline import Bar, chrome_trace, svg_gantt, text_gantt
 from fa3verify.cli.exits import letters, require_device
@@ -27,10 +28,11 @@ def stamps_of(target: Path | None, measured: Path | None, options: Options) -> S
     ValueError for --measured or --measure without --trace, for both, and for options that contradict them.
     """
     measure = options["measure"]
-    if (measured or measure) and not target:
-        raise ValueError("--measured and --measure draw beside what --trace FILE writes: give that as well")
-    if measured and measure:
-        raise ValueError("--measure records what --measured reads: give one of them")
+    require(
+        target or not (measured or measure),
+        "--measured and --measure draw beside what --trace FILE writes: give that as well",
+    )
+    require(not (measured and measure), "--measure records what --measured reads: give one of them")
     if measure and (given := given_options(("backward", "p_in_smem", "page_size", "clock_mhz", *GROUPED))):
         raise ValueError(f"--measure runs our forward kernel at the clock it gets and does not take {', '.join(given)}")
     if measured is None:
@@ -53,11 +55,11 @@ def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> t
     schedule that the kernel with stamps does not have; exit without a GPU.
     """
     assert isinstance(config, Config)  # as --backward is not taken
-    if not config.traits.is_built_here or (config.num_stages, config.softmax_stages) != (2, 2):
-        raise ValueError(
-            "--measure runs kernel gluon with 2 stages and a softmax of 2, "
-            f"got {config.family} with {config.num_stages} and {config.softmax_stages}"
-        )
+    require(
+        config.traits.is_built_here and (config.num_stages, config.softmax_stages) == (2, 2),
+        "--measure runs kernel gluon with 2 stages and a softmax of 2, "
+        f"got {config.family} with {config.num_stages} and {config.softmax_stages}",
+    )
     require_device("simulate --measure")
     from fa3verify.bench.timelines import record
     from fa3verify.bench.tuning import options_of

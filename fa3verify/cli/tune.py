@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3_reference.rules import require
 from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
 from fa3verify.cli.simulate import hazards_line, problem_of
@@ -54,13 +55,16 @@ def tune(
 
         builds = compiles or measure is not None
         backward = options["backward"]
-        if backward and (builds or options["pack_gqa"]):
-            raise ValueError("--backward does not take --compile, --measure and --pack-gqa")
-        if builds and len(machines) > 1:
-            raise ValueError("--compile and --measure are of one --machine")
+        require(
+            not (backward and (builds or options["pack_gqa"])),
+            "--backward does not take --compile, --measure and --pack-gqa",
+        )
+        require(not builds or len(machines) <= 1, "--compile and --measure are of one --machine")
         kernel = options["kernel"]
-        if builds and not traits_of(kernel).is_built_here:
-            raise ValueError(f"--compile and --measure are for --kernel {OURS}, got {kernel}")
+        require(
+            not builds or traits_of(kernel).is_built_here,
+            f"--compile and --measure are for --kernel {OURS}, got {kernel}",
+        )
         if measure is not None:
             require_device("tune --measure")
         require_writable(json_target, csv_target)
@@ -70,8 +74,7 @@ def tune(
         for machine in {machine.name: machine for machine in map(load, machines)}.values():
             clock = options["clock_mhz"] or machine["max_clock_mhz"]
             ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
-            if not ranked:
-                raise ValueError(f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
+            require(ranked, f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
             best = shown(ranked, options["top"], compiles, measure)
             ranking = ranking_of(problem, machine, kernel, ranked, best)
             ranking = compiled(ranking, best, problem) if compiles else ranking

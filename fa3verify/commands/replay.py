@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.campaign import results
 from fa3verify.campaign.findings import MovedFigure
@@ -106,8 +107,7 @@ def _judged(kernel: Kernel, file: ReplayFile, activations: Path | None, family: 
     if content.get("schema") == LARGEST_SCHEMA:
         cases = _of_largest(content, family)
         return _family(kernel, str(file.what), content | {"cases": cases}, activations)
-    if family is not None:
-        raise ValueError("the replay file is not one of the largest case of every family")
+    require(family is None, "the replay file is not one of the largest case of every family")
     if content.get("schema") == FAMILY_SCHEMA:
         return _family(kernel, str(file.what), content, activations)
     case = _case(kernel, content, activations)
@@ -140,9 +140,11 @@ def _refutations(kernel: Kernel, content: Json, activations: Path | None) -> Rep
     A kernel that states its order must pass every case. One that raises, or breaks a law under every hypothesis at
     once, fails.
     """
-    contents = content.get("contents")
-    if not isinstance(contents, list) or not all(isinstance(each, dict) for each in contents):
-        raise ValueError("the replay file is damaged: it names nothing that refutes a hypothesis")
+    contents: Any = content.get("contents")
+    require(
+        isinstance(contents, list) and all(isinstance(each, dict) for each in contents),
+        "the replay file is damaged: it names nothing that refutes a hypothesis",
+    )
     cases = [_case(kernel, each, activations) for each in contents if each.get("schema") != TRIAL]
     trials = [_trial(each, activations) for each in contents if each.get("schema") == TRIAL]
     records = judge_cases(kernel, "replayed", cases)
@@ -173,18 +175,18 @@ def _raised(message: str, failure: Failure | None) -> str:
 def _case(kernel: Kernel, content: Any, activations: Path | None) -> Case:
     """Read a case; ValueError if it is not one for this kernel."""
     case = _found(Case.from_json(content), activations)
-    if case.operation != kernel.operation:
-        raise ValueError(f"the case is for operation {case.operation}, {kernel.name} computes {kernel.operation}")
+    require(
+        case.operation == kernel.operation,
+        f"the case is for operation {case.operation}, {kernel.name} computes {kernel.operation}",
+    )
     return case
 
 
 def _of_largest(content: Json, family: str | None) -> list[Any]:
     """Return the largest case of all families, or of one; ValueError if the file does not have it."""
-    cases = content.get("cases")
-    if not isinstance(cases, dict):
-        raise ValueError("the replay file is damaged: it names no case of its families")
-    if family is not None and family not in cases:
-        raise ValueError(f"the replay file has no family {family!r}; it has {', '.join(cases)}")
+    cases: Any = content.get("cases")
+    require(isinstance(cases, dict), "the replay file is damaged: it names no case of its families")
+    require(family is None or family in cases, f"the replay file has no family {family!r}; it has {', '.join(cases)}")
     return list(cases.values()) if family is None else [cases[family]]
 
 
@@ -193,8 +195,10 @@ def _family(kernel: Kernel, what: str, content: Json, activations: Path | None) 
 
     The content may name the hypothesis that a campaign chose, under which a kernel that states no order is judged.
     """
-    if not isinstance(content.get("cases"), list) or not content["cases"]:
-        raise ValueError("the replay file is damaged: it names no case of its family")
+    require(
+        isinstance(content.get("cases"), list) and content["cases"],
+        "the replay file is damaged: it names no case of its family",
+    )
     kernel = hypotheses.under(kernel).get(content.get("hypothesis", ""), kernel)
     records = _records(kernel, what, [_case(kernel, case, activations) for case in content["cases"]])
     if isinstance(records, Replayed):
@@ -236,12 +240,12 @@ def _against_baseline(kernel: Kernel, stored: MovedFigure, case: Case) -> Replay
     records = _records(kernel, family, cases)
     if isinstance(records, Replayed):
         return records
-    if not records:
-        raise ValueError(f"{kernel.name} takes no case of family {family}")
+    require(records, f"{kernel.name} takes no case of family {family}")
     operation = operations.find(kernel.operation)
     figures = gate.gated_figures(operation, pooled(records, operation))
-    if stored.measure not in figures:
-        raise ValueError(f"the replay file names no figure of a baseline: unknown measure {stored.measure!r}")
+    require(
+        stored.measure in figures, f"the replay file names no figure of a baseline: unknown measure {stored.measure!r}"
+    )
     observed = figures[stored.measure]
     words = f"{stored.measure} {observed:.4g}, limit {stored.limit:.4g}, baseline {stored.baseline}"
     return Replayed(math.isfinite(observed) and observed <= stored.limit, f"family {family}: {words}", figures)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fa3_kernels.plan.config import Setting
+from fa3_reference.rules import require
 from fa3verify.kernels.policy import VALUES
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import SIZES, read, written
@@ -72,13 +73,11 @@ class KernelName:
                 raise ValueError(f"head dims stand once behind a kernel's name, and so do changes, got {text!r}")
             suffixes[kind] = match[kind]
         _, at, words = base.rpartition(":")[2].rpartition("@")
-        if at:
-            raise ValueError(f"head dims behind @ are numbers such as 64,128, got {words!r}")
+        require(not at, f"head dims behind @ are numbers such as 64,128, got {words!r}")
         changes = dict(_change(each, text) for each in suffixes["changes"].split(",")) if "changes" in suffixes else {}
         order = str(changes.pop("order", ""))
         contract = {name: written(changes.pop(name)) for name in (*VALUES, *SIZES, FEATURES) if name in changes}
-        if order and changes:
-            raise ValueError(f"an order stands alone behind a kernel's name, got {text!r}")
+        require(not (order and changes), f"an order stands alone behind a kernel's name, got {text!r}")
         dims = tuple(map(int, suffixes["dims"].split(","))) if "dims" in suffixes else ()
         # A + in a path, or at the end of a name, plants no fault.
         plain, _, fault = (base, "", "") if ":" in base or base.endswith("+") else base.partition("+")
@@ -163,7 +162,6 @@ def _in_python(name: str, text: str) -> str:
 def _change(text: str, name: str) -> tuple[str, Setting]:
     """Return a field and its value: an integer, a switch or a word."""
     key, _, value = text.partition("=")
-    if not key or not value:
-        raise ValueError(f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
+    require(key and value, f"a configuration is KERNEL[FIELD=VALUE,...], got {name!r}")
     switches = {"true": True, "false": False}
     return key, switches.get(value, int(value) if value.lstrip("-").isdigit() else value)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.rules import is_integer
+from fa3_reference.rules import is_integer, require
 from fa3_reference.score_term import KINDS
 from fa3verify.files import Json
 from fa3verify.operations.operation import needed_features
@@ -118,11 +118,13 @@ class Sizes:
             )
         for name, value in self.said.items():
             least = 0 if name == "min_seqlen" else 1
-            if (name.startswith(("max_", "min_")) or name.endswith("multiple")) and not is_integer(value, least):
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+            is_count = name.startswith(("max_", "min_")) or name.endswith("multiple")
+            rule = f"{name} must be an integer of at least {least}, got {value!r}"
+            require(is_integer(value, least) or not is_count, rule)
         low, high = self._scales(64)
-        if not 0 < low <= high:
-            raise ValueError(f"softmax_scale must be positive, a range of two or default, got {self.softmax_scale!r}")
+        require(
+            0 < low <= high, f"softmax_scale must be positive, a range of two or default, got {self.softmax_scale!r}"
+        )
 
     @property
     def said(self) -> Json:

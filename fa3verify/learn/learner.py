@@ -15,6 +15,7 @@ import numpy as np
 from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import Dtype
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.judging.hypotheses import sums_of
 from fa3verify.kernels.calls import KernelError
@@ -147,12 +148,12 @@ def learn(kernel: Kernel, head_dim: int = 64, *, outputs: int = OUTPUTS, seed: i
     fa3verify.kernels.calls.KernelError
         If it raises in plain attention, or returns what it does not declare.
     """
-    if kernel.operation != operations.FORWARD:
-        raise ValueError(f"only forward kernels are learned, {kernel.name} computes {kernel.operation}")
-    if kernel.dtype == "fp32":
-        raise ValueError(f"orders are learned from outputs in 16 bits, {kernel.name} is of fp32")
-    if kernel.unavailable:
-        raise ValueError(f"{kernel.name} cannot run here: {kernel.unavailable}")
+    require(
+        kernel.operation == operations.FORWARD,
+        f"only forward kernels are learned, {kernel.name} computes {kernel.operation}",
+    )
+    require(kernel.dtype != "fp32", f"orders are learned from outputs in 16 bits, {kernel.name} is of fp32")
+    require(not kernel.unavailable, f"{kernel.name} cannot run here: {kernel.unavailable}")
     began_s = time.monotonic()
     launcher = Launcher(kernel, head_dim)
     rng = np.random.default_rng(seed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_kernels.plan.stamps import CONSUMER_EVENTS, PRODUCER_EVENTS, Stamp
+from fa3_reference.rules import require
 from fa3_simulator.timeline import Bar
 from fa3verify.files import Json
 from fa3verify.timed.timing import median
@@ -104,11 +105,11 @@ def read(path: Path) -> Stamps:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name} is no text: {error}") from None
     facts = _facts(lines, path.name)
-    if facts["slowdown"] > MAX_SLOWDOWN:
-        raise ValueError(
-            f"{path.name}: slowdown must be at most {MAX_SLOWDOWN} for the stamps to be evidence, "
-            f"got {facts['slowdown']:g}"
-        )
+    require(
+        facts["slowdown"] <= MAX_SLOWDOWN,
+        f"{path.name}: slowdown must be at most {MAX_SLOWDOWN} for the stamps to be evidence, "
+        f"got {facts['slowdown']:g}",
+    )
     stamps = _stamps(lines, path.name)
     first = min((rows[0] for rows in stamps.values()), key=lambda stamp: stamp.cycle)
     names = FP8_NAMES if facts["dtype"] == "e4m3" else {}
@@ -130,8 +131,7 @@ def _facts(lines: Sequence[str], origin: str) -> Json:
 
     def fact(key: str, pattern: str, rule: str, kind: Callable[[str], Any]) -> Any:
         number, value = texts[key]
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
+        require(re.fullmatch(pattern, value), f"{origin}, line {number}: {key} must be {rule}, got {value!r}")
         return kind(value)
 
     options = {key: fact(key, r"\d+", "a whole number", int) for key in SIZES if key in texts}
@@ -149,28 +149,30 @@ def _stamps(lines: Sequence[str], origin: str) -> dict[str, list[Stamp]]:
     for where, line in rows[1:]:
         stamp = _stamp(line, where)
         mine = actors.setdefault(stamp.actor, {})
-        if (stamp.step, stamp.event) in mine:
-            raise ValueError(f"{where}: {stamp.event} of step {stamp.step} of {stamp.actor} must not be there twice")
+        require(
+            (stamp.step, stamp.event) not in mine,
+            f"{where}: {stamp.event} of step {stamp.step} of {stamp.actor} must not be there twice",
+        )
         mine[stamp.step, stamp.event] = stamp
-    if not actors:
-        raise ValueError(f"{origin} has no stamps")
+    require(actors, f"{origin} has no stamps")
     return {actor: sorted(mine.values(), key=lambda stamp: stamp.cycle) for actor, mine in actors.items()}
 
 
 def _stamp(line: str, where: str) -> Stamp:
     """Return the stamp of a line; ValueError, which begins with ``where``, for a malformed one."""
     fields = line.split(",")
-    if len(fields) != len(COLUMNS):
-        raise ValueError(f"{where}: must have {len(COLUMNS)} fields, got {line!r}")
+    require(len(fields) == len(COLUMNS), f"{where}: must have {len(COLUMNS)} fields, got {line!r}")
     actor, step, event, cycle = fields
-    if not re.fullmatch(r"consumer \d|producer", actor):
-        raise ValueError(f"{where}: actor must be 'consumer N' or 'producer', got {actor!r}")
+    require(
+        re.fullmatch(r"consumer \d|producer", actor),
+        f"{where}: actor must be 'consumer N' or 'producer', got {actor!r}",
+    )
     role = actor.split()[0]
-    if event not in EVENTS[role]:
-        raise ValueError(f"{where}: event of a {role} must be one of {', '.join(EVENTS[role])}, got {event!r}")
+    require(
+        event in EVENTS[role], f"{where}: event of a {role} must be one of {', '.join(EVENTS[role])}, got {event!r}"
+    )
     for name, text in (("step", step), ("cycle", cycle)):
-        if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{where}: {name} must be a whole number, got {text!r}")
+        require(text.isascii() and text.isdigit(), f"{where}: {name} must be a whole number, got {text!r}")
     return Stamp(actor, int(step), event, int(cycle))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 
-def require(ok: bool, rule: str) -> None:
+def require(ok: object, rule: str) -> None:
     """Raise ValueError with the rule, in words, unless it is kept."""
     if not ok:
         raise ValueError(rule)

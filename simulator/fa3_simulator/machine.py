@@ -14,6 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal, get_args
 
+from fa3_reference.rules import require
+
 Kind = Literal["measured", "documented", "assumed"]
 
 
@@ -270,8 +272,7 @@ def parse(text: str, origin: str = "machine file") -> Machine:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{origin}: {error}") from None
     expected = [f.name for f in fields(Machine) if f.name != "name"]
-    if not isinstance(tables.get("name"), str):
-        raise ValueError(f"{origin}: key 'name' must be a string")
+    require(isinstance(tables.get("name"), str), f"{origin}: key 'name' must be a string")
     if missing := [key for key in expected if key not in tables]:
         raise ValueError(f"{origin}: misses {', '.join(missing)}")
     constants = {}
@@ -289,12 +290,18 @@ def _constant(table: object, key: str, where: str) -> Constant:
     if not isinstance(table, dict) or set(table) != wanted:
         raise ValueError(f"{where}: {key} needs exactly the keys {', '.join(sorted(wanted))}")
     value = table["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where}: value of {key} must be a number of at least 0, got {value!r}")
-    if table["kind"] not in get_args(Kind):
-        raise ValueError(f"{where}: kind of {key} must be one of {', '.join(get_args(Kind))}, got {table['kind']!r}")
-    if key in ("sms", "smem_bytes", "registers", "wgmma_window", "tma_box_bytes") and value != int(value):
-        raise ValueError(f"{where}: value of {key} must be whole, got {value!r}")
+    require(
+        not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < float("inf"),
+        f"{where}: value of {key} must be a number of at least 0, got {value!r}",
+    )
+    require(
+        table["kind"] in get_args(Kind),
+        f"{where}: kind of {key} must be one of {', '.join(get_args(Kind))}, got {table['kind']!r}",
+    )
+    require(
+        key not in ("sms", "smem_bytes", "registers", "wgmma_window", "tma_box_bytes") or value == int(value),
+        f"{where}: value of {key} must be whole, got {value!r}",
+    )
     return Constant(float(value), str(table["unit"]), str(table["source"]), str(table["date"]), table["kind"])
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fa3_kernels.plan.config import Config, default_config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.compare.proof.row import Rows, bits_of_rows
 from fa3verify.kernels import twins
 from fa3verify.kernels.names import KernelName
@@ -144,17 +145,17 @@ def planner(name: str, sizes: Mapping[str, Any], change: Change = "neighbours") 
         if not twins.is_twin(f"twin.{name}"):
             raise
         kernel = registry.find(f"twin.{name}")
-    if kernel.operation != FORWARD:
-        raise ValueError(f"only forward kernels are asked, {name} computes {kernel.operation}")
+    require(kernel.operation == FORWARD, f"only forward kernels are asked, {name} computes {kernel.operation}")
     twin = kernel.twin or kernel  # the twin knows the choices that a launch resolves, such as num_splits=0
     if not isinstance(twin.code, twins.Twin):
         raise ValueError(f"nobody knows how {name} is launched: without --prove pairs of its calls run")
     changes = dict(twin.code.changes)
     traits = traits_of(twin.code.family)
-    if "cache" in sizes and "paged" not in traits.serving:
-        raise ValueError(f"nobody knows how {name} is launched over pages")
-    if traits.order.key_tiles == "from_window" and sizes.get("window", (-1, -1))[0] >= 0:
-        raise ValueError(f"key tiles of {name} begin where the window of a row tile does: only calls without are asked")
+    require("cache" not in sizes or "paged" in traits.serving, f"nobody knows how {name} is launched over pages")
+    require(
+        traits.order.key_tiles != "from_window" or sizes.get("window", (-1, -1))[0] < 0,
+        f"key tiles of {name} begin where the window of a row tile does: only calls without are asked",
+    )
     configure = kernel.code.configure
     if twin.code.family != OURS:  # a twin refuses problems whose bits are not known, but their plan is
         configure = partial(default_config, **changes)

@@ -123,8 +123,7 @@ def lse_factor(softmax_scale: float | None, head_dim: int) -> np.float32:
     """Return softmax_scale, by default 1 / sqrt(head_dim), rounded to binary32; ValueError unless finite and > 0."""
     if softmax_scale is None:
         return np.float32(1 / np.sqrt(head_dim))
-    if not 0 < softmax_scale < np.inf:
-        raise ValueError(f"softmax_scale must be finite and > 0, got {softmax_scale!r}")
+    require(0 < softmax_scale < np.inf, f"softmax_scale must be finite and > 0, got {softmax_scale!r}")
     return np.float32(softmax_scale)
 
 
