@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3_reference.rules import require
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
 from fa3verify.cli.options import Options, given_options, group, peers_option, workers_option
 
@@ -102,18 +103,18 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
         out = options["out"]
         require_writable(out and str(out), options["json_target"])
         chosen = dict(map(_axis, axes))
-        if len(chosen) < len(axes):
-            raise ValueError(f"an axis is named once, with all its values, got {', '.join(axes)}")
+        require(len(chosen) == len(axes), f"an axis is named once, with all its values, got {', '.join(axes)}")
         sizes = {name: options[name] for name in SIZES if options[name] is not None}
         if options["prove"]:
             raise Exit(_prove(kernel, other, chosen, sizes, options))
         if given := given_options(PROOF):
             raise ValueError(f"{', '.join(given)} go with --prove")
-        if kernel and other:
-            tasks = _pairs(kernel, other, chosen, sizes, out)
-        else:
-            from fa3verify.compare import table
+        from fa3verify.compare import table
 
+        if kernel and other:
+            require(not out, "the table that --out writes is of one kernel, or of none; --json takes two as well")
+            tasks = table.pairs_of(kernel, other, chosen, sizes)
+        else:
             tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
         raise Exit(_run(kernel, other, tasks, sizes, options))
 
@@ -199,43 +200,3 @@ def _axis(text: str) -> tuple[str, list[int | str]]:
     elif re.fullmatch(r"(true|false)(,(true|false))*", values):
         return name, [word == "true" for word in values.split(",")]
     raise ValueError(f"values must be FIRST:STOP, FIRST:STOP:STEP or a list such as 1,2,3, got {values!r}")
-
-
-def _pairs(kernel: str, other: str, axes: Axes, sizes: Fields, out: Path | None) -> list[CallTask]:
-    """Return the comparisons of two kernels: a task for each axis, or one for the problem of ``sizes``.
-
-    Without axes and sizes they are compared on what both claim. ValueError for an unknown kernel, and for axes, values
-    and options that a comparison of two kernels does not have.
-    """
-    from fa3verify.campaign.tasks import CallTask
-    from fa3verify.compare.problems import PAIR
-    from fa3verify.compare.table import compare_pair
-    from fa3verify.kernels.names import KernelName
-    from fa3verify.known.registry import find
-
-    for name in (kernel, other):
-        if not KernelName.parse(name).is_reference:  # somebody's own is loaded where it runs
-            find(name)
-    known = sorted(set(PAIR) - {"causal"})
-    for name, values in axes.items():
-        if name not in known:
-            raise ValueError(f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
-        if values and name in sizes:
-            raise ValueError(f"{name} is given by --over or as a size, got {sizes[name]} beside {len(values)} values")
-        if wrong := [value for value in values if type(value) is not int]:
-            raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
-    if out:
-        raise ValueError("the table that --out writes is of one kernel, or of none; --json takes two as well")
-    chosen = PAIR | sizes
-    ranges = {name: values or [chosen[name]] for name, values in axes.items()}
-    if is_sized := bool(axes or set(sizes) - {"head_dim"}):
-        ranges = ranges or {"seqlen_k": [chosen["seqlen_k"]]}
-    # What both take is chosen where they are loaded, unless somebody chose.
-    chosen_sizes = {
-        name: chosen[name] for name in PAIR if name in sizes or (is_sized and name not in ("head_dim", "nheads_kv"))
-    }
-    arguments = {"a": kernel, "b": other, "sizes": chosen_sizes}
-    return [
-        CallTask(f"{kernel} and {other}", compare_pair, arguments | {"field": name, "values": values})
-        for name, values in (ranges or {"": []}).items()
-    ]

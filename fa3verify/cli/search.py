@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3_reference.rules import require
 from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
 from fa3verify.cli.options import peers_option
-
-if TYPE_CHECKING:
-    from fa3verify.search import Objective
 
 
 @click.command(epilog=EPILOG)
@@ -46,13 +44,13 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
     with one_line_errors():
         from fa3verify.campaign.introduction import Unavailable
         from fa3verify.cli import console, console_search
-        from fa3verify.search import run
+        from fa3verify.search import objectives, run
 
-        if problems and seconds:
-            raise ValueError("the budget is --problems or --seconds, not both")
+        require(not (problems and seconds), "the budget is --problems or --seconds, not both")
         budget = None if seconds else problems or 20_000
         choices = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
-        goal = _goal(kernel, options["objective"], options["against"], options["unit"], options["baseline"])
+        named = (options[name] for name in ("objective", "against", "unit", "baseline"))
+        goal = objectives.objective_of(kernel, *named)
         hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **choices)
         with console.counting("searches", quiet) as tell:
             try:
@@ -61,31 +59,3 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
                 fail(ENVIRONMENT, str(error))
         console_search.print_hunt(hunted, hunted.out / run.FILE, quiet=quiet)
         raise Exit(FINDING if hunted.is_finding else OK)
-
-
-def _goal(kernel: str, objective: str, against: str | None, unit: str, baseline: Path | None) -> Objective:
-    """Return what is maximised; ValueError for options that do not go together."""
-    from dataclasses import replace
-
-    from fa3_reference.problem import DTYPES
-    from fa3verify.judging import gate
-    from fa3verify.kernels.names import KernelName
-    from fa3verify.search import Difference, OverBaseline, Ratio
-
-    if (objective == "difference") != (against is not None):
-        raise ValueError("--objective difference goes with --against KERNEL")
-    if baseline is not None and objective != "baseline":
-        raise ValueError("--baseline goes with --objective baseline")
-    if objective == "baseline":
-        stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
-        if stored is None:
-            raise ValueError("no baseline ships with this installation: name one by --baseline")
-        # A kernel without figures of its own is compared with the twin of its dtype.
-        own = {str(KernelName.parse(kernel).sound), *(f"twin.{dtype}" for dtype in DTYPES)}
-        kernels = {name: figures for name, figures in stored.kernels.items() if name in own}
-        return OverBaseline(replace(stored, kernels=kernels))
-    if against is not None:
-        from fa3verify.known.registry import find
-
-        return Difference(find(against), "ulp" if unit == "ulp" else "bound")
-    return Ratio()

@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.cases.space import claimed, head_dims
 from fa3verify.compare.axes import AXES, Axis, axis_of
-from fa3verify.compare.problems import Fields
+from fa3verify.compare.problems import PAIR, Fields
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.names import KernelName
@@ -106,6 +107,37 @@ def tasks_of(
         )
         for kernel in kernels
         for axis, values in chosen.items()
+    ]
+
+
+def pairs_of(kernel: str, other: str, axes: Mapping[str, list[Any]], sizes: Fields) -> list[CallTask]:
+    """Return the comparisons of two kernels: a task for each axis, or one for the problem of ``sizes``.
+
+    Without axes and sizes they are compared on what both claim. ValueError for an unknown kernel, and for axes and
+    values that a comparison of two kernels does not have.
+    """
+    for name in (kernel, other):
+        if not KernelName.parse(name).is_reference:  # somebody's own is loaded where it runs
+            find(name)
+    known = sorted(set(PAIR) - {"causal"})
+    for name, values in axes.items():
+        require(name in known, f"two kernels are compared over a size, one of {', '.join(known)}, got {name!r}")
+        if values and name in sizes:
+            raise ValueError(f"{name} is given by --over or as a size, got {sizes[name]} beside {len(values)} values")
+        if wrong := [value for value in values if type(value) is not int]:
+            raise ValueError(f"values of {name} must be numbers, got {str(wrong[0]).lower()}")
+    chosen = PAIR | sizes
+    ranges = {name: values or [chosen[name]] for name, values in axes.items()}
+    if is_sized := bool(axes or set(sizes) - {"head_dim"}):
+        ranges = ranges or {"seqlen_k": [chosen["seqlen_k"]]}
+    # What both take is chosen where they are loaded, unless somebody chose.
+    chosen_sizes = {
+        name: chosen[name] for name in PAIR if name in sizes or (is_sized and name not in ("head_dim", "nheads_kv"))
+    }
+    arguments = {"a": kernel, "b": other, "sizes": chosen_sizes}
+    return [
+        CallTask(f"{kernel} and {other}", compare_pair, arguments | {"field": name, "values": values})
+        for name, values in (ranges or {"": []}).items()
     ]
 
 

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +19,8 @@ from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.formats import FORMATS, encode, ulp
-from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.problem import DTYPES, AttentionProblem, Operands
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
@@ -26,6 +28,7 @@ from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.judgement import judge
 from fa3verify.kernels import calls, twins
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
@@ -273,6 +276,21 @@ class Difference(Objective):
 
     def to_json(self) -> Json:
         return {"name": "difference", "against": self.against.name, "unit": self.unit}
+
+
+def objective_of(kernel: str, name: str, against: str | None, unit: Unit, baseline: Path | None) -> Objective:
+    """Return what the options of hunt say is maximised; ValueError for options that do not go together."""
+    require((name == "difference") == (against is not None), "--objective difference goes with --against KERNEL")
+    require(baseline is None or name == "baseline", "--baseline goes with --objective baseline")
+    if name == "baseline":
+        stored = gate.read_baseline(baseline) if baseline else gate.shipped_baseline("quick", 0)
+        if stored is None:
+            raise ValueError("no baseline ships with this installation: name one by --baseline")
+        # A kernel without figures of its own is compared with the twin of its dtype.
+        own = {str(KernelName.parse(kernel).sound), *(f"twin.{dtype}" for dtype in DTYPES)}
+        kernels = {name: figures for name, figures in stored.kernels.items() if name in own}
+        return OverBaseline(replace(stored, kernels=kernels))
+    return Ratio() if against is None else Difference(find(against), unit)
 
 
 def objective_from(values: Json) -> Objective:
