@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from fa3verify.campaign import findings, replay_files, summary
-from fa3verify.campaign.introduction import Unavailable, introduce
+from fa3verify.campaign.introduction import introduce
 from fa3verify.campaign.plan import JudgeTask, SearchLaw, plan
 from fa3verify.campaign.run import Introduction
 from fa3verify.campaign.tasks import Outcome
 from fa3verify.cases.coverage import COVER
+from fa3verify.known.libraries import Unavailable
 
 MARKS = {"skips": pytest.mark.skip, "xfails": lambda reason: pytest.mark.xfail(reason=reason, strict=True)}
 

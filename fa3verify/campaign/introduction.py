@@ -29,16 +29,13 @@ from fa3verify.kernels import loading, twins, watch
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known import registry
+from fa3verify.known.libraries import Unavailable
 from fa3verify.properties import LAWS, check_claims
 from fa3verify.text import Failure, of_error, of_traceback, one_line, plural
 
 FIRST_WORD_S = 600.0  # in which the tasks of a quick campaign end of a slow kernel as well
 # Few queries over many keys, as in cases of practice.
 LONG = AttentionProblem(batch=1, nheads=8, nheads_kv=8, seqlen_q=2, seqlen_k=2048, head_dim=64)
-
-
-class Unavailable(ValueError):
-    """Raised for a kernel that exists and cannot run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)

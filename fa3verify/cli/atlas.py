@@ -9,11 +9,11 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, USAGE, fail, one_line_errors
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, USAGE, Verb, fail
 from fa3verify.cli.options import memory_bytes, peers_option, pool_options, seed_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernels", nargs=-1)
 @peers_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/atlas"), show_default=True)
@@ -36,36 +36,35 @@ def atlas(
     references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
     reason. The report of each is in OUT/campaigns.
     """
-    with one_line_errors():
-        if check is not None:
-            from fa3verify.campaign import atlas_check
-            from fa3verify.text import one_line
+    if check is not None:
+        from fa3verify.campaign import atlas_check
+        from fa3verify.text import one_line
 
-            lines = atlas_check.mistakes(check)
-            for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
-                click.echo(one_line(f"{check}: {line}"), err=bool(lines))
-            raise Exit(USAGE if lines else OK)
-        from fa3verify.cli import console
-        from fa3verify.commands import publish, verify
-        from fa3verify.known import registry
+        lines = atlas_check.mistakes(check)
+        for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
+            click.echo(one_line(f"{check}: {line}"), err=bool(lines))
+        raise Exit(USAGE if lines else OK)
+    from fa3verify.cli import console
+    from fa3verify.commands import publish, verify
+    from fa3verify.known import registry
 
-        known = registry.discover()
-        chosen = tuple(dict.fromkeys(_chosen(kernels, known)))
-        if all(name in known and known[name].unavailable for name in chosen):
-            fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")
-        settings = verify.Settings(
-            chosen,
-            profile,
-            seed,
-            out,
-            workers=options["workers"],
-            task_limit_s=options["task_limit"],
-            memory_bytes=memory_bytes(options["memory_limit"]),
-        )
-        made = publish.run(settings, known, console.teller(False), resume=resume)
-        click.echo(out / "atlas.html")
-        judged = [each for each in made.kernels if each.name not in known or not known[each.name].unavailable]
-        raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
+    known = registry.discover()
+    chosen = tuple(dict.fromkeys(_chosen(kernels, known)))
+    if all(name in known and known[name].unavailable for name in chosen):
+        fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")
+    settings = verify.Settings(
+        chosen,
+        profile,
+        seed,
+        out,
+        workers=options["workers"],
+        task_limit_s=options["task_limit"],
+        memory_bytes=memory_bytes(options["memory_limit"]),
+    )
+    made = publish.run(settings, known, console.teller(False), resume=resume)
+    click.echo(out / "atlas.html")
+    judged = [each for each in made.kernels if each.name not in known or not known[each.name].unavailable]
+    raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
 
 
 def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import rich_click as click
 
-from fa3verify.cli.exits import EPILOG, one_line_errors
+from fa3verify.cli.exits import EPILOG, Verb
 from fa3verify.cli.options import seed_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.option("--like", default="flash_attn_func", show_default=True, help="Whose calls: flash_attn_func, sdpa, ...")
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "e4m3", "fp32"]), default="fp16", show_default=True)
 @click.option("--head-dim", "head_dims", type=click.IntRange(1), multiple=True, help="[default: 64 and 128]")
@@ -32,12 +32,11 @@ def cases(
 
     A program of any language writes CASE/out.bin, and CASE/lse.bin if it has one; fa3verify check OUT then judges it.
     """
-    with one_line_errors():
-        from fa3verify.cli import console
-        from fa3verify.commands import cases
+    from fa3verify.cli import console
+    from fa3verify.commands import cases
 
-        contract = ",".join([f"features={features}"] * bool(features) + list(said))
-        declared["said"] = f"@{','.join(map(str, head_dims or (64, 128)))}" + f"[{contract}]" * bool(contract)
-        with console.counting("tasks", quiet) as tell:
-            count, size = cases.write(out, declared, tell)
-        click.echo(f"{count:,} cases, {size / 1e6:,.0f} MB of operands, in {out}; then: fa3verify check {out}")
+    contract = ",".join([f"features={features}"] * bool(features) + list(said))
+    declared["said"] = f"@{','.join(map(str, head_dims or (64, 128)))}" + f"[{contract}]" * bool(contract)
+    with console.counting("tasks", quiet) as tell:
+        count, size = cases.write(out, declared, tell)
+    click.echo(f"{count:,} cases, {size / 1e6:,.0f} MB of operands, in {out}; then: fa3verify check {out}")

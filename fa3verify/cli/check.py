@@ -8,10 +8,10 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, Verb, emit
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("dump", type=click.Path(path_type=Path))
 @click.option("--layout", type=click.Choice(["bshd", "bhsd"]), help="Of arrays with four dimensions.")
 @click.option("--causal", is_flag=True, default=None, help="Aligned at the last query and key.")
@@ -34,34 +34,33 @@ def check(
     if the call keeps another contract than FlashAttention-3's. A folder that fa3verify cases wrote is judged as verify
     judges a kernel.
     """
-    with one_line_errors():
-        given: Any = {name: x for name, x in said.items() if x is not None}
-        if dump.is_dir():
-            from fa3verify.cli.verify import verify
-            from fa3verify.kernels.filled import CaseFolder
+    given: Any = {name: x for name, x in said.items() if x is not None}
+    if dump.is_dir():
+        from fa3verify.cli.verify import verify
+        from fa3verify.kernels.filled import CaseFolder
 
-            if given or rows is not None:
-                raise click.UsageError("a folder of cases says of itself what it is: only --out and --json go with it")
-            folder = CaseFolder(dump)
-            context.invoke(
-                verify,
-                kernels=(folder.name,),
-                quick=True,
-                seed=folder.declared["seed"],
-                out=out or Path("out"),
-                json_target=json_target,
-            )
-        from dataclasses import asdict
+        if given or rows is not None:
+            raise click.UsageError("a folder of cases says of itself what it is: only --out and --json go with it")
+        folder = CaseFolder(dump)
+        context.invoke(
+            verify,
+            kernels=(folder.name,),
+            quick=True,
+            seed=folder.declared["seed"],
+            out=out or Path("out"),
+            json_target=json_target,
+        )
+    from dataclasses import asdict
 
-        from fa3verify.checking.check import check
-        from fa3verify.checking.dumps import load
-        from fa3verify.judging.verdict import EXIT_CODES
+    from fa3verify.checking.check import check
+    from fa3verify.checking.dumps import load
+    from fa3verify.judging.verdict import EXIT_CODES
 
-        given = load(dump) | given
-        if rows is not None:
-            given["rows"] = rows if rows == "all" else int(rows)
-        found = check(**given)
-        emit(asdict(found), json_target)
-        if json_target != "-":
-            click.echo(str(found))
-        raise Exit(EXIT_CODES[found.verdict])
+    given = load(dump) | given
+    if rows is not None:
+        given["rows"] = rows if rows == "all" else int(rows)
+    found = check(**given)
+    emit(asdict(found), json_target)
+    if json_target != "-":
+        click.echo(str(found))
+    raise Exit(EXIT_CODES[found.verdict])

@@ -13,7 +13,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors, require_writable, write
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, require_writable, write
 from fa3verify.cli.options import Options, given_options, group, peers_option, workers_option
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ proof_options = group(
 )
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernel", required=False)
 @click.argument("other", required=False)
 @click.option(
@@ -97,26 +97,25 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
     Exit code 1 if a named kernel differs, with --prove if any call within the limits does; 5 if nothing ran, or the
     plan does not decide.
     """
-    with one_line_errors():
-        from fa3verify.compare.problems import SIZES
+    from fa3verify.compare.problems import SIZES
 
-        out = options["out"]
-        require_writable(out and str(out), options["json_target"])
-        chosen = dict(map(_axis, axes))
-        require(len(chosen) == len(axes), f"an axis is named once, with all its values, got {', '.join(axes)}")
-        sizes = {name: options[name] for name in SIZES if options[name] is not None}
-        if options["prove"]:
-            raise Exit(_prove(kernel, other, chosen, sizes, options))
-        if given := given_options(PROOF):
-            raise ValueError(f"{', '.join(given)} go with --prove")
-        from fa3verify.compare import table
+    out = options["out"]
+    require_writable(out and str(out), options["json_target"])
+    chosen = dict(map(_axis, axes))
+    require(len(chosen) == len(axes), f"an axis is named once, with all its values, got {', '.join(axes)}")
+    sizes = {name: options[name] for name in SIZES if options[name] is not None}
+    if options["prove"]:
+        raise Exit(_prove(kernel, other, chosen, sizes, options))
+    if given := given_options(PROOF):
+        raise ValueError(f"{', '.join(given)} go with --prove")
+    from fa3verify.compare import table
 
-        if kernel and other:
-            require(not out, "the table that --out writes is of one kernel, or of none; --json takes two as well")
-            tasks = table.pairs_of(kernel, other, chosen, sizes)
-        else:
-            tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
-        raise Exit(_run(kernel, other, tasks, sizes, options))
+    if kernel and other:
+        require(not out, "the table that --out writes is of one kernel, or of none; --json takes two as well")
+        tasks = table.pairs_of(kernel, other, chosen, sizes)
+    else:
+        tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
+    raise Exit(_run(kernel, other, tasks, sizes, options))
 
 
 def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fields, options: Options) -> int:

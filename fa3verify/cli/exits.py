@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.files import json_text, why_unwritable, write_output
+from fa3verify import files
+from fa3verify.known.libraries import Unavailable
 
 OK = 0
 FINDING = 1
@@ -48,47 +49,49 @@ def require_device(what: str) -> None:
         fail(ENVIRONMENT, f"{what} needs a GPU: {reason}")
 
 
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turn every exception of a verb into one line on stderr and the documented exit code.
+class Verb(click.RichCommand):
+    """A verb, of which every exception becomes one line on stderr and the documented exit code."""
 
-    An Exit and an error of click pass. A reader who closes the pipe of our output does not change the code.
-    """
-    outlive_readers()
-    try:
-        yield
-    except (click.ClickException, Exit):
-        raise
-    except KeyboardInterrupt as stop:
-        number = stop.args[0] if stop.args else signal.SIGINT
-        fail(128 + number, f"interrupted by {signal.Signals(number).name}; {_kept(stop)}")
-    except ModuleNotFoundError as error:
-        from fa3verify.text import install_hint
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an Exit and an error of click pass.
 
-        is_optional = error.name in ("torch", "triton", "distributed", "dask")
-        hint = f"; install it with: {install_hint(str(error.name))}" if is_optional else ""
-        fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
-    except ValueError as error:
-        fail(USAGE, str(error))
-    except OSError as error:
-        fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
-    except Exception as error:
-        from fa3_simulator.engine import DeadlockError
-
-        if isinstance(error, DeadlockError):
-            fail(FINDING, f"the schedule does not end: {error}")
-        if os.environ.get("FA3VERIFY_TRACEBACK"):
+        A reader who closes the pipe of our output does not change the code.
+        """
+        outlive_readers()
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, Exit):
             raise
-        fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
+        except KeyboardInterrupt as stop:
+            number = stop.args[0] if stop.args else signal.SIGINT
+            fail(128 + number, f"interrupted by {signal.Signals(number).name}; {_kept(stop, ctx)}")
+        except ModuleNotFoundError as error:
+            from fa3verify.text import install_hint
+
+            is_optional = error.name in ("torch", "triton", "distributed", "dask")
+            hint = f"; install it with: {install_hint(str(error.name))}" if is_optional else ""
+            fail(ENVIRONMENT, f"package {error.name} is not installed{hint}")
+        except Unavailable as error:
+            fail(ENVIRONMENT, str(error))
+        except ValueError as error:
+            fail(USAGE, str(error))
+        except OSError as error:
+            fail(ENVIRONMENT, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
+        except Exception as error:
+            from fa3_simulator.engine import DeadlockError
+
+            if isinstance(error, DeadlockError):
+                fail(FINDING, f"the schedule does not end: {error}")
+            if os.environ.get("FA3VERIFY_TRACEBACK"):
+                raise
+            fail(INTERNAL, f"internal error: {type(error).__name__}: {error} (FA3VERIFY_TRACEBACK=1 shows where)")
 
 
-def _kept(stop: KeyboardInterrupt) -> str:
+def _kept(stop: KeyboardInterrupt, verb: click.Context) -> str:
     """Return in words what is left of interrupted work: the interruption's own message, if it has one."""
     if len(stop.args) > 1:
         return str(stop.args[1])
-    context = click.get_current_context(silent=True)
-    is_resumable = context is not None and "resume" in context.params
-    return "only what is in files is kept" + ("; --resume goes on from there" if is_resumable else "")
+    return "only what is in files is kept" + ("; --resume goes on from there" if "resume" in verb.params else "")
 
 
 @contextlib.contextmanager
@@ -124,7 +127,7 @@ def emit(value: object, target: str | None) -> None:
     Infinity and NaN become strings, as in summary.json.
     """
     if target is not None:
-        write(json_text(value), target)
+        write(files.json_text(value), target)
 
 
 def write(text: str, target: str | None) -> None:
@@ -132,7 +135,7 @@ def write(text: str, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
     elif target is not None:
-        write_output(Path(target), text)
+        files.write_output(Path(target), text)
 
 
 def letters() -> int:
@@ -147,7 +150,7 @@ def letters() -> int:
 def require_writable(*targets: str | None) -> None:
     """Exit, before anything runs, unless all named files can be written; None and "-" are no files."""
     for target in targets:
-        if target and target != "-" and (reason := why_unwritable(Path(target))):
+        if target and target != "-" and (reason := files.why_unwritable(Path(target))):
             fail(USAGE, f"{target} cannot be written: {reason}")
 
 

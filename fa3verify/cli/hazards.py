@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit
 from fa3verify.cli.options import machine_option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHOWN = 3  # the most kernels that a line names
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @machine_option
 @click.option("--json", "json_target", metavar="FILE", help="Write what was found as JSON; - for standard output.")
@@ -29,20 +29,19 @@ def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> 
     as flash3_fp16_d128; the beginning of names stands for all of them. Without any, all kernels. It is their schedules,
     as the simulator has them, that are looked at, and not compiled code.
     """
-    with one_line_errors():
-        from fa3_simulator.machine import load
-        from fa3verify import hazards as shapes
+    from fa3_simulator.machine import load
+    from fa3verify import hazards as shapes
 
-        chosen = _chosen(shapes.named(), kernels)
-        found = []
-        for checked in shapes.check(chosen, load(machine)):
-            found.append(checked)
-            if json_target != "-":
-                _print(checked)
-        emit({"shapes": [checked.to_json() for checked in found]}, json_target)
-        if any(checked.proof.findings for checked in found):
-            raise Exit(FINDING)
-        raise Exit(OK if all(checked.proof.is_complete for checked in found) else NOTHING)
+    chosen = _chosen(shapes.named(), kernels)
+    found = []
+    for checked in shapes.check(chosen, load(machine)):
+        found.append(checked)
+        if json_target != "-":
+            _print(checked)
+    emit({"shapes": [checked.to_json() for checked in found]}, json_target)
+    if any(checked.proof.findings for checked in found):
+        raise Exit(FINDING)
+    raise Exit(OK if all(checked.proof.is_complete for checked in found) else NOTHING)
 
 
 def _chosen(known: Mapping[str, AnyConfig], wanted: tuple[str, ...]) -> dict[str, AnyConfig]:

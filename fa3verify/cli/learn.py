@@ -7,11 +7,11 @@ from pathlib import Path
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, require_writable
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, require_writable
 from fa3verify.cli.options import peers_option, seed_option, workers_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernel")
 @click.option(
     "--head-dim",
@@ -55,20 +55,15 @@ def learn(
     for fa3verify verify --order FILE, and acquits no kernel. Exit code 1 for an order with steps that are no sound
     choice, 5 where none survives.
     """
-    with one_line_errors():
-        from fa3verify.campaign.introduction import Unavailable
-        from fa3verify.cli import console, console_search
-        from fa3verify.commands.learn import learn_all
-        from fa3verify.records import plain
+    from fa3verify.cli import console, console_search
+    from fa3verify.commands.learn import learn_all
+    from fa3verify.records import plain
 
-        require_writable(str(out), json_target)
-        with console.counting("head dims asked", quiet) as tell:
-            try:
-                learning = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
-            except Unavailable as error:
-                fail(ENVIRONMENT, str(error))
-        is_written = learning.write(out)
-        emit(plain(learning), json_target)
-        if json_target != "-":
-            console_search.print_learning(learning, out if is_written else None)
-        raise Exit(FINDING if learning.findings else OK if is_written else NOTHING)
+    require_writable(str(out), json_target)
+    with console.counting("head dims asked", quiet) as tell:
+        learning = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
+    is_written = learning.write(out)
+    emit(plain(learning), json_target)
+    if json_target != "-":
+        console_search.print_learning(learning, out if is_written else None)
+    raise Exit(FINDING if learning.findings else OK if is_written else NOTHING)

@@ -7,13 +7,13 @@ from pathlib import Path
 import rich_click as click
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import EPILOG, one_line_errors
+from fa3verify.cli.exits import EPILOG, Verb
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("data", type=_FILE, nargs=-1)
 @click.option("--out", type=_FOLDER, default=Path("out"), show_default=True)
 @click.option(
@@ -36,8 +36,7 @@ def report(
 
     Beside atlases a page takes the table.json of compare, the curves.csv of hunt, and reports/findings/known.json.
     """
-    with one_line_errors():
-        click.echo(_of_folder(history, data, out, against, given) if history else _of_data(data, out, against, given))
+    click.echo(_of_folder(history, data, out, against, given) if history else _of_data(data, out, against, given))
 
 
 def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:

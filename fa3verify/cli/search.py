@@ -9,11 +9,11 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, fail, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, OK, Verb
 from fa3verify.cli.options import peers_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernel")
 @click.option("--objective", type=click.Choice(["ratio", "baseline", "difference"]), default="ratio", show_default=True)
 @click.option("--against", metavar="KERNEL", help="The other kernel of a difference.")
@@ -41,21 +41,16 @@ def hunt(kernel: str, problems: int | None, seconds: float | None, quiet: bool, 
 
     The best inputs are replay files, and the table says what was searched: a largest known error is a lower bound.
     """
-    with one_line_errors():
-        from fa3verify.campaign.introduction import Unavailable
-        from fa3verify.cli import console, console_search
-        from fa3verify.search import objectives, run
+    from fa3verify.cli import console, console_search
+    from fa3verify.search import objectives, run
 
-        require(not (problems and seconds), "the budget is --problems or --seconds, not both")
-        budget = None if seconds else problems or 20_000
-        choices = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
-        named = (options[name] for name in ("objective", "against", "unit", "baseline"))
-        goal = objectives.objective_of(kernel, *named)
-        hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **choices)
-        with console.counting("searches", quiet) as tell:
-            try:
-                hunted.run(tell)
-            except Unavailable as error:
-                fail(ENVIRONMENT, str(error))
-        console_search.print_hunt(hunted, hunted.out / run.FILE, quiet=quiet)
-        raise Exit(FINDING if hunted.is_finding else OK)
+    require(not (problems and seconds), "the budget is --problems or --seconds, not both")
+    budget = None if seconds else problems or 20_000
+    choices = {name: options[name] for name in ("out", "seed", "workers", "grounds", "at_random", "resume")}
+    named = (options[name] for name in ("objective", "against", "unit", "baseline"))
+    goal = objectives.objective_of(kernel, *named)
+    hunted = run.Hunt(kernel, goal, problems=budget, seconds=seconds, **choices)
+    with console.counting("searches", quiet) as tell:
+        hunted.run(tell)
+    console_search.print_hunt(hunted, hunted.out / run.FILE, quiet=quiet)
+    raise Exit(FINDING if hunted.is_finding else OK)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, emit, fail, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, fail
 from fa3verify.cli.options import (
     Options,
     given_options,
@@ -107,7 +107,7 @@ def trace_cta(
     return program, tables, run(program, tables, records=True)
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @problem_options
 @machine_option
 @schedule_options
@@ -139,42 +139,41 @@ def simulate(
     **options: Any,
 ) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
-    with one_line_errors():
-        from fa3_simulator.hazards import check
-        from fa3_simulator.run import estimate, in_words
-        from fa3_simulator.timeline import bars
-        from fa3verify.cli import timeline
+    from fa3_simulator.hazards import check
+    from fa3_simulator.run import estimate, in_words
+    from fa3_simulator.timeline import bars
+    from fa3verify.cli import timeline
 
-        stamps = timeline.stamps_of(target, measured, options)
-        problem, config, machine = setup(options)
-        refusal = ""
-        if target and options["measure"]:
-            clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
-        clock_mhz = stamps.sm_mhz if stamps else clock_mhz
-        launch = estimate(problem, config, machine, clock_mhz)
-        program, tables, trace = trace_cta(config, machine, clock_mhz, launch.tiles)
-        hazards = check(program, machine)
-        figures = _figures(problem, config, machine, launch, (program, tables, trace))
-        figures["hazards"] = [hazard._asdict() for hazard in hazards]
-        drawn = bars(program, trace)
-        if svg:
-            title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
-            timeline.write_svg(svg, drawn, trace.cycles, title)
-        timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
+    stamps = timeline.stamps_of(target, measured, options)
+    problem, config, machine = setup(options)
+    refusal = ""
+    if target and options["measure"]:
+        clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
+    clock_mhz = stamps.sm_mhz if stamps else clock_mhz
+    launch = estimate(problem, config, machine, clock_mhz)
+    program, tables, trace = trace_cta(config, machine, clock_mhz, launch.tiles)
+    hazards = check(program, machine)
+    figures = _figures(problem, config, machine, launch, (program, tables, trace))
+    figures["hazards"] = [hazard._asdict() for hazard in hazards]
+    drawn = bars(program, trace)
+    if svg:
+        title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
+        timeline.write_svg(svg, drawn, trace.cycles, title)
+    timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
+    if target:
+        written = timeline.write_trace(target, timelines, launch.clock_mhz, stamps)
+        figures["trace"] = {"cycles": trace.cycles, **written}
+    emit(figures, json_target)
+    if json_target != "-":
+        if not options["quiet"]:
+            _print_figures(figures, hazards)
+            timeline.print_timelines(timelines, trace.cycles)
         if target:
-            written = timeline.write_trace(target, timelines, launch.clock_mhz, stamps)
-            figures["trace"] = {"cycles": trace.cycles, **written}
-        emit(figures, json_target)
-        if json_target != "-":
-            if not options["quiet"]:
-                _print_figures(figures, hazards)
-                timeline.print_timelines(timelines, trace.cycles)
-            if target:
-                timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
-        if refusal:
-            fail(FINDING, refusal)
-        if hazards:
-            raise Exit(FINDING)
+            timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
+    if refusal:
+        fail(FINDING, refusal)
+    if hazards:
+        raise Exit(FINDING)
 
 
 def _figures(
@@ -242,13 +241,11 @@ def hazards_line(found: Sequence[Hazard], where: str) -> str:
 def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
     """Print the figures of :func:`_figures` as text; keys that only one of forward and backward has may be absent."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
-    beside = f"roofline {figures['roofline_cycles']}, {figures['roofline_binds']}"
-    if "closed_form_cycles" in figures:
-        beside += f"; closed form {figures['closed_form_cycles']}"
-    else:
-        beside += f"; main kernel {figures['main_cycles']}"
+    is_forward = "closed_form_cycles" in figures
+    beside = f"closed form {figures['closed_form_cycles']}" if is_forward else f"main kernel {figures['main_cycles']}"
     click.echo(
-        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s ({beside})"
+        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s "
+        f"(roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; {beside})"
     )
     if figures.get("merge_cycles"):
         click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")

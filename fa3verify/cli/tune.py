@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import EPILOG, FINDING, emit, one_line_errors, require_device, require_writable, write
+from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
 from fa3verify.cli.simulate import hazards_line, problem_of
 from fa3verify.files import csv_cell, csv_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fa3verify.commands.tune import MachineRanking, ScheduleRow
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @problem_options
 @click.option(
     "--machine",
@@ -46,52 +46,50 @@ def tune(
     **options: Any,
 ) -> None:
     """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them."""
-    with one_line_errors():
-        from fa3_kernels.plan.families import OURS, traits_of
-        from fa3_simulator import tune as tuning
-        from fa3_simulator.machine import load
-        from fa3verify.cli.tune import csv_of, print_changes, print_legend, print_ranking
-        from fa3verify.commands.tune import compiled, measured, ranking_of, shown
+    from fa3_kernels.plan.families import OURS, traits_of
+    from fa3_simulator import tune as tuning
+    from fa3_simulator.machine import load
+    from fa3verify.commands.tune import compiled, measured, ranking_of, shown
 
-        builds = compiles or measure is not None
-        backward = options["backward"]
-        require(
-            not (backward and (builds or options["pack_gqa"])),
-            "--backward does not take --compile, --measure and --pack-gqa",
-        )
-        require(not builds or len(machines) <= 1, "--compile and --measure are of one --machine")
-        kernel = options["kernel"]
-        require(
-            not builds or traits_of(kernel).is_built_here,
-            f"--compile and --measure are for --kernel {OURS}, got {kernel}",
-        )
-        if measure is not None:
-            require_device("tune --measure")
-        require_writable(json_target, csv_target)
-        problem = problem_of(options)
-        pack = options["pack_gqa"] if is_given("pack_gqa") else None
-        rankings = []
-        for machine in {machine.name: machine for machine in map(load, machines)}.values():
-            clock = options["clock_mhz"] or machine["max_clock_mhz"]
-            ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
-            require(ranked, f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
-            best = shown(ranked, options["top"], compiles, measure)
-            ranking = ranking_of(problem, machine, kernel, ranked, best)
-            ranking = compiled(ranking, best, problem) if compiles else ranking
-            rankings.append(measured(ranking, best[:measure], problem) if measure else ranking)
-        first, *others = rankings
-        hazards = [hazard for ranking in rankings for hazard in ranking.hazards]
-        beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
-        emit(first.to_json() | beside, json_target)
-        write(csv_of(rankings), csv_target)
-        if "-" not in (json_target, csv_target):
-            for ranking in rankings:
-                print_ranking(ranking, builds=builds)
-            for ranking in others:
-                print_changes(ranking, first)
-            print_legend(first.held_out, hazards)
-        if hazards:
-            raise Exit(FINDING)
+    builds = compiles or measure is not None
+    backward = options["backward"]
+    require(
+        not (backward and (builds or options["pack_gqa"])),
+        "--backward does not take --compile, --measure and --pack-gqa",
+    )
+    require(not builds or len(machines) <= 1, "--compile and --measure are of one --machine")
+    kernel = options["kernel"]
+    require(
+        not builds or traits_of(kernel).is_built_here,
+        f"--compile and --measure are for --kernel {OURS}, got {kernel}",
+    )
+    if measure is not None:
+        require_device("tune --measure")
+    require_writable(json_target, csv_target)
+    problem = problem_of(options)
+    pack = options["pack_gqa"] if is_given("pack_gqa") else None
+    rankings = []
+    for machine in {machine.name: machine for machine in map(load, machines)}.values():
+        clock = options["clock_mhz"] or machine["max_clock_mhz"]
+        ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
+        require(ranked, f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
+        best = shown(ranked, options["top"], compiles, measure)
+        ranking = ranking_of(problem, machine, kernel, ranked, best)
+        ranking = compiled(ranking, best, problem) if compiles else ranking
+        rankings.append(measured(ranking, best[:measure], problem) if measure else ranking)
+    first, *others = rankings
+    hazards = [hazard for ranking in rankings for hazard in ranking.hazards]
+    beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
+    emit(first.to_json() | beside, json_target)
+    write(csv_of(rankings), csv_target)
+    if "-" not in (json_target, csv_target):
+        for ranking in rankings:
+            print_ranking(ranking, builds=builds)
+        for ranking in others:
+            print_changes(ranking, first)
+        print_legend(first.held_out, hazards)
+    if hazards:
+        raise Exit(FINDING)
 
 
 CSV_COLUMNS = (

@@ -10,11 +10,9 @@ from typing import Any
 import rich_click as click
 
 from fa3verify.cli.exits import (
-    ENVIRONMENT,
     EPILOG,
+    Verb,
     ending_in_order,
-    fail,
-    one_line_errors,
     require_outputs,
     told_anyhow,
 )
@@ -44,7 +42,7 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
         raise click.BadParameter(str(error)) from None
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernels", nargs=-1)
 @click.option(
     "--kernel", "references", multiple=True, metavar="MODULE:FUNCTION", help="Verify a kernel of your own as well."
@@ -96,8 +94,7 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
     With --family, --property or --limit only findings count: a part has no verdict, exit code 5.
     """
     began_s = time.monotonic()
-    with one_line_errors(), ending_in_order():
-        from fa3verify.campaign import introduction
+    with ending_in_order():
         from fa3verify.campaign.introduction import Only
         from fa3verify.cli import console
         from fa3verify.commands import verify
@@ -135,8 +132,6 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
         with console.progress(options["quiet"]) as progress:
             try:
                 result = (verify.run_shard if settings.shard else verify.run)(settings, progress)
-            except introduction.Unavailable as error:
-                fail(ENVIRONMENT, str(error))
             except verify.Interrupted as interruption:
                 if interruption.found is None:
                     raise

@@ -8,10 +8,12 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, one_line_errors
+from fa3verify.cli.exits import EPILOG, Verb
 
 
-@click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    cls=Verb, epilog=EPILOG, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("--one-in", type=click.FloatRange(1), default=100, show_default=True, help="A call is drawn once in N.")
 @click.option("--budget", type=float, default=0.02, show_default=True, help="Share of the time that checks may take.")
 @click.option("--rows", type=click.IntRange(1, 32), default=32, show_default=True, help="Rows of a call to check.")
@@ -25,8 +27,7 @@ def watch(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
 
     Exit code of the script; if that is 0, 1 where a call was wrong, and 5 where none was checked.
     """
-    with one_line_errors():
-        from fa3verify.sanitizer import watch
+    from fa3verify.sanitizer import watch
 
-        watching = watch(**options)
+    watching = watch(**options)
     raise Exit(watching.run(script, arguments))

@@ -119,7 +119,7 @@ def learn_all(
     ------
     ValueError
         If there is no such kernel.
-    fa3verify.campaign.introduction.Unavailable
+    fa3verify.known.libraries.Unavailable
         If it cannot run here.
     """
     with processes(workers, AN_HOUR_S) as executor:

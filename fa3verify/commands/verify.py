@@ -136,7 +136,7 @@ def run(settings: Settings, progress: Progress, executor: Executor | None = None
     Raises
     ------
     ValueError
-        For an unknown kernel, or one that cannot run here (:class:`fa3verify.campaign.introduction.Unavailable`), a bad
+        For an unknown kernel, or one that cannot run here (:class:`fa3verify.known.libraries.Unavailable`), a bad
         baseline, a damaged or foreign file of activations, or an unwritable output directory.
     Interrupted
         A KeyboardInterrupt, after the workers have ended and the report of what was found is written; finished tasks of

@@ -18,6 +18,10 @@ class Unsupported(Exception):
     """A kernel does not take a problem, or cannot be loaded; the message is the reason that every output shows."""
 
 
+class Unavailable(ValueError):
+    """A kernel exists and cannot run on this machine."""
+
+
 def folder() -> Path | None:
     """Return the peers' folder, None where none is named."""
     named = os.environ.get(FOLDER_VARIABLE)

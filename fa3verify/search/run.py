@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fa3verify.campaign import replay_files
-from fa3verify.campaign.introduction import Unavailable, found as introduced
+from fa3verify.campaign.introduction import found as introduced
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, Outcome, execute, journal_stamp
 from fa3verify.files import Json, json_text, markdown_table, write_text
 from fa3verify.judging.verdict import Part, What
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.record import Identity, Kernel
+from fa3verify.known.libraries import Unavailable
 from fa3verify.records import plain, read
 from fa3verify.search.findings import Find, Findings
 from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
@@ -122,7 +123,7 @@ class Hunt:
         ------
         ValueError
             For an unknown kernel or ground.
-        fa3verify.campaign.introduction.Unavailable
+        fa3verify.known.libraries.Unavailable
             If the kernel cannot run here.
         """
         kernel = introduced(self.kernel)

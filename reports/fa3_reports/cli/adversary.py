@@ -7,10 +7,10 @@ from pathlib import Path
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors, write
+from fa3verify.cli.exits import EPILOG, FINDING, OK, Verb, write
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.option("--operation", type=click.Choice(["forward", "backward"]), default="forward", show_default=True)
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--problems", type=click.IntRange(1), default=100_000, show_default=True, help="For every dtype.")
@@ -37,21 +37,20 @@ def adversary(
     The file holds, for every dtype and shape, the largest error / bound before the last rounding (of the forward's
     output also after it), and the input that has it.
     """
-    with one_line_errors():
-        from fa3_reports.adversary import search as twins
-        from fa3_reports.cli.console import print_adversary, print_adversary_replay
-        from fa3verify.cli import console
-        from fa3verify.files import json_text
+    from fa3_reports.adversary import search as twins
+    from fa3_reports.cli.console import print_adversary, print_adversary_replay
+    from fa3verify.cli import console
+    from fa3verify.files import json_text
 
-        if replay is not None:
-            found = twins.replay_file(replay)
-            print_adversary_replay(found)
-            raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
-        known = twins.dtypes_of(operation)
-        if unknown := [dtype for dtype in dtypes if dtype not in known]:
-            raise ValueError(f"dtype of {operation} must be among {', '.join(known)}, got {unknown[0]}")
-        with console.counting("islands searched", quiet) as tell:
-            bred = twins.run(dtypes or known, problems, seed, jobs, tell, operation)
-        write(json_text(bred.to_json() | {"seed": seed, "problems": problems}), str(out))
-        print_adversary(bred, out, quiet=quiet)
-        raise Exit(FINDING if bred.above_1 else OK)
+    if replay is not None:
+        found = twins.replay_file(replay)
+        print_adversary_replay(found)
+        raise Exit(OK if all(max(ratios.values()) <= 1 for _, _, ratios in found) else FINDING)
+    known = twins.dtypes_of(operation)
+    if unknown := [dtype for dtype in dtypes if dtype not in known]:
+        raise ValueError(f"dtype of {operation} must be among {', '.join(known)}, got {unknown[0]}")
+    with console.counting("islands searched", quiet) as tell:
+        bred = twins.run(dtypes or known, problems, seed, jobs, tell, operation)
+    write(json_text(bred.to_json() | {"seed": seed, "problems": problems}), str(out))
+    print_adversary(bred, out, quiet=quiet)
+    raise Exit(FINDING if bred.above_1 else OK)

@@ -7,11 +7,11 @@ from pathlib import Path
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, emit, fail, one_line_errors, write
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, OK, Verb, emit, fail, write
 from fa3verify.cli.options import workers_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("launches", nargs=-1)
 @click.option("--accept", is_flag=True, help="Write what was found as the golden file.")
 @click.option(
@@ -29,25 +29,24 @@ def audit(
 
     LAUNCHES restricts it to some of them, by name. Needs torch and triton 3.6, no GPU.
     """
-    with one_line_errors():
-        from fa3_kernels.audit.evidence import ACCEPTED
-        from fa3_reports.audit import figures as audits
-        from fa3_reports.audit.golden import golden_text, read_rows
-        from fa3_reports.cli.console import print_audit
-        from fa3verify.cli import console
+    from fa3_kernels.audit.evidence import ACCEPTED
+    from fa3_reports.audit import figures as audits
+    from fa3_reports.audit.golden import golden_text, read_rows
+    from fa3_reports.cli.console import print_audit
+    from fa3verify.cli import console
 
-        path = golden or ACCEPTED
-        accepted = read_rows(path) if path.exists() else {}
-        with console.counting("compiling", quiet) as tell:
-            try:
-                figures = audits.compile_all(launches, workers=workers, tell=tell)
-            except audits.Unavailable as error:
-                fail(ENVIRONMENT, f"the kernels cannot be compiled: {error}")
-        broken = audits.broken_rules(figures)
-        moved = audits.compare(accepted, figures, partial=bool(launches))
-        if accept:
-            write(golden_text({**accepted, **figures} if launches else figures), str(path))
-        emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
-        if json_target != "-":
-            print_audit(figures, broken, moved, accept, quiet=quiet)
-        raise Exit(FINDING if broken or (moved and not accept) else OK)
+    path = golden or ACCEPTED
+    accepted = read_rows(path) if path.exists() else {}
+    with console.counting("compiling", quiet) as tell:
+        try:
+            figures = audits.compile_all(launches, workers=workers, tell=tell)
+        except audits.Unavailable as error:
+            fail(ENVIRONMENT, f"the kernels cannot be compiled: {error}")
+    broken = audits.broken_rules(figures)
+    moved = audits.compare(accepted, figures, partial=bool(launches))
+    if accept:
+        write(golden_text({**accepted, **figures} if launches else figures), str(path))
+    emit({"kernels": figures, "broken": broken, "moved": moved, "accepted": accept}, json_target)
+    if json_target != "-":
+        print_audit(figures, broken, moved, accept, quiet=quiet)
+    raise Exit(FINDING if broken or (moved and not accept) else OK)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fa3_reports.bench.grids import GRIDS
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, fail, require_device
 from fa3verify.cli.options import Options, group, peers_option, seed_option
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def print_bench(results: Results, grid: str, left: int, wrong: list[str], out: P
     console.print(f"report {out / 'bench.md'}", soft_wrap=True)
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @launch_options
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Bursts per kernel and cell.")
 @click.option("--pause", type=click.FloatRange(0), default=0.3, show_default=True, help="Seconds before every burst.")
@@ -89,28 +89,27 @@ def bench(out: Path, quiet: bool, **options: Any) -> None:
 
     Finished cells are kept in OUT/bench.jsonl: the same command goes on where it stopped, another one adds to it.
     """
-    with one_line_errors():
-        from fa3verify.cli import console
+    from fa3verify.cli import console
 
-        cells = cells_of(options)
-        require_device("bench")
-        from fa3_reports.bench import run as bench_run
-        from fa3verify.timed.timing import Pace
+    cells = cells_of(options)
+    require_device("bench")
+    from fa3_reports.bench import run as bench_run
+    from fa3verify.timed.timing import Pace
 
-        pace = Pace(options["rounds"], options["pause"])
-        settings = bench_run.BenchSettings(
-            cells,
-            out,
-            options["names"],
-            pace,
-            budget_s=options["budget"],
-            seed=options["seed"],
-            sustained=options["sustained"],
-        )
-        try:
-            results, left = bench_run.run(settings, console.teller(quiet))
-        except bench_run.ContextLost as error:
-            fail(FINDING, str(error))
-        wrong = bench_run.failed(results)
-        print_bench(results, options["grid"], left, wrong, out, quiet=quiet)
-        raise Exit(FINDING if wrong else OK)
+    pace = Pace(options["rounds"], options["pause"])
+    settings = bench_run.BenchSettings(
+        cells,
+        out,
+        options["names"],
+        pace,
+        budget_s=options["budget"],
+        seed=options["seed"],
+        sustained=options["sustained"],
+    )
+    try:
+        results, left = bench_run.run(settings, console.teller(quiet))
+    except bench_run.ContextLost as error:
+        fail(FINDING, str(error))
+    wrong = bench_run.failed(results)
+    print_bench(results, options["grid"], left, wrong, out, quiet=quiet)
+    raise Exit(FINDING if wrong else OK)

@@ -8,10 +8,10 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, fail, one_line_errors, require_device
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, fail, require_device
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("parts", metavar="[forward|paged|backward|quantise|accuracy|speed]...", nargs=-1)
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
@@ -31,25 +31,24 @@ def bits(parts: tuple[str, ...], dtypes: tuple[str, ...], json_target: str | Non
     quantiser's. Finished rows are kept in OUT:
     the same command goes on where it stopped. Exit code 5 while rows are missing.
     """
-    with one_line_errors():
-        known = ("forward", "paged", "backward", "quantise", "accuracy", "speed")
-        if unknown := [name for name in parts if name not in known]:
-            raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
-        require_device("bits")
-        from fa3_reports.bits import campaign
-        from fa3_reports.cli import console as shown
-        from fa3verify.cli import console
+    known = ("forward", "paged", "backward", "quantise", "accuracy", "speed")
+    if unknown := [name for name in parts if name not in known]:
+        raise ValueError(f"unknown part {unknown[0]!r}; known are {', '.join(known)}")
+    require_device("bits")
+    from fa3_reports.bits import campaign
+    from fa3_reports.cli import console as shown
+    from fa3verify.cli import console
 
-        settings = campaign.Settings(
-            options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"], options["keep"]
-        )
-        try:
-            found = campaign.run(parts or ("forward", "backward", "quantise"), settings, console.teller(quiet))
-        except campaign.Wrong as error:
-            fail(FINDING, str(error))
-        tables = {f.table.file: f.totals() | {"rows": len(f.rows), "left": f.left} for f in found}
-        emit({"tables": tables, "broken": {f.table.file: f.broken for f in found}}, json_target)
-        if json_target != "-":
-            shown.print_bits(tables, [row for f in found for row in f.broken])
-        is_complete = not any(f.left for f in found) and any(f.rows for f in found)
-        raise Exit(FINDING if any(f.broken for f in found) else OK if is_complete else NOTHING)
+    settings = campaign.Settings(
+        options["out"], dtypes or ("fp16", "bf16", "e4m3"), options["workers"], options["budget"], options["keep"]
+    )
+    try:
+        found = campaign.run(parts or ("forward", "backward", "quantise"), settings, console.teller(quiet))
+    except campaign.Wrong as error:
+        fail(FINDING, str(error))
+    tables = {f.table.file: f.totals() | {"rows": len(f.rows), "left": f.left} for f in found}
+    emit({"tables": tables, "broken": {f.table.file: f.broken for f in found}}, json_target)
+    if json_target != "-":
+        shown.print_bits(tables, [row for f in found for row in f.broken])
+    is_complete = not any(f.left for f in found) and any(f.rows for f in found)
+    raise Exit(FINDING if any(f.broken for f in found) else OK if is_complete else NOTHING)

@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from fa3_reports.cli.bench import budget_option, cells_of, launch_options
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, fail, one_line_errors, require_device
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, Verb, fail, require_device
 from fa3verify.cli.options import seed_option
 
 
@@ -21,21 +21,18 @@ def require_profiler() -> str:
     return found
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @launch_options
 @budget_option
 @seed_option
 @click.option("--quiet", is_flag=True, help="Print the path of the table only.")
 def counters(out: Path, quiet: bool, **options: Any) -> None:
     """Count one launch of each kernel of each cell by Nsight Compute: OUT/counters.csv."""
-    with one_line_errors():
-        cells = cells_of(options)
-        require_device("counters")
-        from fa3_reports.bench import run as bench_run
-        from fa3_reports.measured import counted
-        from fa3verify.cli import console
+    cells = cells_of(options)
+    require_device("counters")
+    from fa3_reports.bench import run as bench_run
+    from fa3_reports.measured import counted
+    from fa3verify.cli import console
 
-        settings = bench_run.BenchSettings(
-            cells, out, options["names"], budget_s=options["budget"], seed=options["seed"]
-        )
-        click.echo(counted.run(settings, require_profiler(), console.teller(quiet)))
+    settings = bench_run.BenchSettings(cells, out, options["names"], budget_s=options["budget"], seed=options["seed"])
+    click.echo(counted.run(settings, require_profiler(), console.teller(quiet)))

@@ -8,12 +8,12 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, OK, Verb
 
 KINDS = ("museum", "uncommon", "grid", "automatic", "sound")
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kinds", nargs=-1, type=click.Choice(KINDS))
 @click.option("--profile", type=click.Choice(["quick", "release"]), default="quick", show_default=True)
 @click.option("--bits/--no-bits", default=True, show_default=True, help="Compare mutants with the sound twin, too.")
@@ -39,15 +39,14 @@ def mutants(kinds: tuple[str, ...], **options: Any) -> None:
     and Markdown; a stopped campaign over automatic mutants goes on from what it has. Exit code 1 if anything was
     missed, or a sound kernel found wrong.
     """
-    with one_line_errors():
-        from fa3_reports.mutation import campaign
-        from fa3_reports.mutation.automatic import KERNELS, Settings
-        from fa3verify.cli import console
+    from fa3_reports.mutation import campaign
+    from fa3_reports.mutation.automatic import KERNELS, Settings
+    from fa3verify.cli import console
 
-        quiet = options.pop("quiet")
-        options["kernels"] = options["kernels"] or KERNELS
-        settings = Settings(**options)
-        with console.counting("examined", quiet) as tell:
-            missed, text = campaign.run(kinds or KINDS, tell, settings)
-        click.echo(text)
-        raise Exit(FINDING if missed else OK)
+    quiet = options.pop("quiet")
+    options["kernels"] = options["kernels"] or KERNELS
+    settings = Settings(**options)
+    with console.counting("examined", quiet) as tell:
+        missed, text = campaign.run(kinds or KINDS, tell, settings)
+    click.echo(text)
+    raise Exit(FINDING if missed else OK)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fa3verify.cli.exits import EPILOG, one_line_errors, require_device
+from fa3verify.cli.exits import EPILOG, Verb, require_device
 from fa3verify.cli.options import peers_option
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LIBRARIES = (
 )  # checked by a test: those whose bits a twin has
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("libraries", metavar="LIBRARY...", nargs=-1, required=True, type=click.Choice(LIBRARIES))
 @peers_option
 @click.option(
@@ -53,11 +53,10 @@ def record(
     gaps, OUT/LIBRARY.gaps.xz, are what neither set decided.
     python -m fa3_reports recordings NEW.xz --against OLD.xz then says whether an update of a library changed a bit.
     """
-    with one_line_errors():
-        require_device("record")
-        from fa3_reports.bits.record import chosen, record as make
+    require_device("record")
+    from fa3_reports.bits.record import chosen, record as make
 
-        out.mkdir(parents=True, exist_ok=True)
-        given = {library: chosen(library, which, rounds=rounds, every=every) for library in libraries}
-        suffix = "" if which == "broad" else f".{which}"
-        make(given, out, suffix=suffix, workers=workers, seconds=seconds, tell=click.echo)
+    out.mkdir(parents=True, exist_ok=True)
+    given = {library: chosen(library, which, rounds=rounds, every=every) for library in libraries}
+    suffix = "" if which == "broad" else f".{which}"
+    make(given, out, suffix=suffix, workers=workers, seconds=seconds, tell=click.echo)

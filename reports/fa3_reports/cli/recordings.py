@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, emit, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--products", type=click.FloatRange(0), default=3e8, show_default=True, help="Of a launch at most; 0: all."
@@ -41,25 +41,24 @@ def recordings(
     """
     if (outputs is None) != (ledger is None):
         raise click.UsageError("--outputs and --ledger are given together")
-    with one_line_errors():
-        from fa3_reports import recordings as stored
-        from fa3_reports.cli import console
+    from fa3_reports import recordings as stored
+    from fa3_reports.cli import console
 
-        if outputs and ledger:
-            _extend(files, ledger, outputs=int(outputs), seconds=seconds, workers=workers, json_target=json_target)
-        sums: dict[str, dict[str, Any]] = {}
-        for file in files:
-            recording = stored.read(file)
-            if against:
-                sums[file.name] = stored.against(recording, stored.read(against))
-            else:
-                sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
-            if json_target != "-":
-                console.print_recording(recording, sums[file.name])
-        emit(sums, json_target)
-        if any(found["differing"] for found in sums.values()):
-            raise Exit(FINDING)
-        raise Exit(OK if any(found["launches"] for found in sums.values()) else NOTHING)
+    if outputs and ledger:
+        _extend(files, ledger, outputs=int(outputs), seconds=seconds, workers=workers, json_target=json_target)
+    sums: dict[str, dict[str, Any]] = {}
+    for file in files:
+        recording = stored.read(file)
+        if against:
+            sums[file.name] = stored.against(recording, stored.read(against))
+        else:
+            sums[file.name] = stored.compare(recording, products=int(products) or None, workers=workers)
+        if json_target != "-":
+            console.print_recording(recording, sums[file.name])
+    emit(sums, json_target)
+    if any(found["differing"] for found in sums.values()):
+        raise Exit(FINDING)
+    raise Exit(OK if any(found["launches"] for found in sums.values()) else NOTHING)
 
 
 def _extend(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, fail, one_line_errors, require_device
+from fa3verify.cli.exits import ENVIRONMENT, EPILOG, FINDING, NOTHING, OK, Verb, fail, require_device
 
 if TYPE_CHECKING:
     from fa3_reports.sanitizer import Tool
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TOOLS = ("memcheck", "synccheck", "racecheck")  # checked by a test: those of fa3_reports.sanitizer
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("launches", nargs=-1)
 @click.option("--tool", "tools", type=click.Choice(TOOLS), multiple=True, help="All by default.")
 @click.option(
@@ -33,28 +33,27 @@ def sanitize(
     LAUNCHES restricts it to some, by their names in the audit. Exit code 1 if a report is not explained by the
     machine code, 5 if a tool came to no end or dropped reports.
     """
-    with one_line_errors():
-        require_device("sanitize")
-        import shutil
+    require_device("sanitize")
+    import shutil
 
-        program = shutil.which("compute-sanitizer")
-        if program is None:
-            fail(ENVIRONMENT, "compute-sanitizer, which is part of the CUDA toolkit, is not on the PATH")
-        from fa3_reports import sanitizer
-        from fa3_reports.audit.shipped import shipped
-        from fa3verify.campaign.pool import default_workers
-        from fa3verify.cli import console
-        from fa3verify.files import csv_text, write_text
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        fail(ENVIRONMENT, "compute-sanitizer, which is part of the CUDA toolkit, is not on the PATH")
+    from fa3_reports import sanitizer
+    from fa3_reports.audit.shipped import shipped
+    from fa3verify.campaign.pool import default_workers
+    from fa3verify.cli import console
+    from fa3verify.files import csv_text, write_text
 
-        names = launches or tuple(launch.name for launch in shipped())
-        settings = sanitizer.Settings(names, tools or sanitizer.TOOLS, workers or default_workers(), seconds)
-        found = sanitizer.run(settings, Path(program), console.teller(quiet))
-        write_text(out / "sanitizer.csv", csv_text(sanitizer.COLUMNS, found.rows))
-        write_text(out / "sanitizer_provenance.json", sanitizer.provenance(Path(program)))
-        for row in found.unexplained:
-            click.echo(f"not explained: {' '.join(row)}")
-        for what, words in found.cut.items():
-            click.echo(f"cut: {what}: {words}")
-        explained = sum(bool(row[-1]) for row in found.rows)
-        click.echo(f"{len(names)} launches, {len(found.unexplained)} reports not explained, {explained} explained")
-        raise Exit(FINDING if found.unexplained else NOTHING if found.cut else OK)
+    names = launches or tuple(launch.name for launch in shipped())
+    settings = sanitizer.Settings(names, tools or sanitizer.TOOLS, workers or default_workers(), seconds)
+    found = sanitizer.run(settings, Path(program), console.teller(quiet))
+    write_text(out / "sanitizer.csv", csv_text(sanitizer.COLUMNS, found.rows))
+    write_text(out / "sanitizer_provenance.json", sanitizer.provenance(Path(program)))
+    for row in found.unexplained:
+        click.echo(f"not explained: {' '.join(row)}")
+    for what, words in found.cut.items():
+        click.echo(f"cut: {what}: {words}")
+    explained = sum(bool(row[-1]) for row in found.rows)
+    click.echo(f"{len(names)} launches, {len(found.unexplained)} reports not explained, {explained} explained")
+    raise Exit(FINDING if found.unexplained else NOTHING if found.cut else OK)

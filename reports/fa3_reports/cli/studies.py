@@ -8,11 +8,11 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, FINDING, OK, one_line_errors
+from fa3verify.cli.exits import EPILOG, FINDING, OK, Verb
 from fa3verify.cli.options import seed_option, workers_option
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernels", nargs=-1)
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="release", show_default=True)
 @seed_option
@@ -24,13 +24,12 @@ def studies(kernels: tuple[str, ...], profile: Any, seed: int, out: Path, worker
 
     The same command goes on where it stopped. Exit code 1 if a measurement was lost.
     """
-    with one_line_errors():
-        from fa3_reports.studies import run
-        from fa3verify.cli import console
+    from fa3_reports.studies import run
+    from fa3verify.cli import console
 
-        with console.counting("units measured", quiet) as tell:
-            lost = run.run(profile, seed, out, kernels, workers=workers, progress=tell)
-        for words in lost:
-            click.echo(f"LOST {words}")
-        click.echo(str(out / run.PAGE))
-        raise Exit(FINDING if lost else OK)
+    with console.counting("units measured", quiet) as tell:
+        lost = run.run(profile, seed, out, kernels, workers=workers, progress=tell)
+    for words in lost:
+        click.echo(f"LOST {words}")
+    click.echo(str(out / run.PAGE))
+    raise Exit(FINDING if lost else OK)
