@@ -15,6 +15,7 @@ from fa3_kernels.plan.config import Setting
 from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
+from fa3_reference.rules import require
 from fa3verify.campaign.profiles import PROFILES, ProfileName
 from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
@@ -141,8 +142,7 @@ def judge(
 
     kernel = find(kernel) if isinstance(kernel, str) else kernel
     if isinstance(problem, Case):
-        if recipe or scheme or changes:
-            raise ValueError("a Case says recipe, scheme and changes itself: change the case")
+        require(not (recipe or scheme or changes), "a Case says recipe, scheme and changes itself: change the case")
         return judge(kernel, replace(problem, kernel=kernel.name))
     if problem.dtype == "e4m3" and kernel.operation == FORWARD:
         scheme = scheme or QuantScheme()
@@ -208,8 +208,7 @@ def verify(
     from fa3verify.kernels import twins
 
     names = (kernels,) if isinstance(kernels, str) else tuple(kernels) or tuple(c.name for c in twins.BUILT_IN)
-    if profile not in PROFILES:
-        raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    require(profile in PROFILES, f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
     command = f"fa3verify.verify({names!r}, profile={profile!r}, seed={seed})"
     stored = Path(baseline) if baseline else None
     own = Path(activations) if activations else None

@@ -12,6 +12,7 @@ from typing import Any
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
+from fa3_reference.rules import require
 from fa3verify.cases.case import Case
 from fa3verify.compare.axes import Axis, Pair
 from fa3verify.compare.bits import First, first_difference, size_of
@@ -158,8 +159,7 @@ def compare_kernels(
     """
     _check_forward(a)
     _check_forward(b)
-    if a.dtype != b.dtype:
-        raise ValueError(f"kernels must have one dtype, got {a.dtype} and {b.dtype}")
+    require(a.dtype == b.dtype, f"kernels must have one dtype, got {a.dtype} and {b.dtype}")
     by_value = dict(problems)
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
@@ -170,8 +170,9 @@ def compare_kernels(
 
 
 def _check_forward(kernel: Kernel) -> None:
-    if kernel.operation != FORWARD:
-        raise ValueError(f"only forward kernels are compared, {kernel.name} computes {kernel.operation}")
+    require(
+        kernel.operation == FORWARD, f"only forward kernels are compared, {kernel.name} computes {kernel.operation}"
+    )
 
 
 def call_of(kernel: Kernel, problem: AttentionProblem, recipe: Recipe) -> Setup:

@@ -52,8 +52,7 @@ def compare_pair(a: str, b: str, sizes: Fields, field: str, values: list[Any]) -
     one, other = find(a), find(b)
     dims = [sizes["head_dim"]] if "head_dim" in sizes else [d for d in head_dims(one) if d in head_dims(other)]
     both = replace(one, features=one.features & other.features, head_dims=tuple(dims))
-    if not dims:
-        raise ValueError(f"two kernels must take a common head_dim, got {head_dims(one)} and {head_dims(other)}")
+    require(dims, f"two kernels must take a common head_dim, got {head_dims(one)} and {head_dims(other)}")
     if field:
         chosen: Fields = {
             "head_dim": 128 if 128 in dims else dims[0],

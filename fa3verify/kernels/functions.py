@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 from fa3_kernels.plan.config import OutDtype
 from fa3_reference.bounds import BackwardModel, KernelModel, Quantises
 from fa3_reference.problem import Dtype
+from fa3_reference.rules import require
 from fa3_reference.score_term import KINDS
 from fa3verify import operations
 from fa3verify.files import Json
@@ -295,8 +296,7 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
     """Raise ValueError for a misspelt word; the message lists the words that are known."""
     features = code.features
     for is_broken, rule in _rules(code, dtypes, facts.get("quantises")):
-        if is_broken:
-            raise ValueError(rule)
+        require(not is_broken, rule)
     if unknown := sorted(facts.keys() - Facts.__annotations__.keys()):
         known = ", ".join(sorted(KernelFacts.__annotations__))
         raise ValueError(f"{unknown[0]} is no fact of a kernel; known are {known}")
@@ -312,8 +312,7 @@ def _check_facts(facts: Facts, dtypes: tuple[str, ...], code: ArrayFunction) -> 
         *((getattr(code, name), get_args(kind), name) for name, kind in _LAYOUTS.items()),
     )
     for value, known, what in words:
-        if value not in known:
-            raise ValueError(f"{what} must be among {', '.join(map(str, known))}, got {value!r}")
+        require(value in known, f"{what} must be among {', '.join(map(str, known))}, got {value!r}")
 
 
 def torch_kernel(

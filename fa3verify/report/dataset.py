@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from fa3_reference.rules import require
 from fa3verify.campaign import run
 from fa3verify.campaign.run import Run
 from fa3verify.files import Json, plain, replacing
@@ -179,10 +180,11 @@ def load(path: Path) -> xr.DataTree:
     try:
         tree.load()
         schema = tree.attrs.get("fa3verify_schema")
-        if schema != SCHEMA:
-            raise ValueError(f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {schema!r}")
-        if any(tree.attrs.get(key) != value for key, value in _checksums(tree).items()):
-            raise ValueError(f"{path} is damaged: its content does not match its checksums")
+        require(schema == SCHEMA, f"{path} is not a run of this program: expected schema {SCHEMA!r}, got {schema!r}")
+        require(
+            not any(tree.attrs.get(key) != value for key, value in _checksums(tree).items()),
+            f"{path} is damaged: its content does not match its checksums",
+        )
     except (OSError, KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}") from None
     finally:

@@ -12,6 +12,8 @@ import math
 
 import numpy as np
 
+from fa3_reference.rules import require
+
 
 def can_rotate(head_dim: int) -> bool:
     """Tell whether there is a rotation of so many channels: their number must be a power of two."""
@@ -19,8 +21,7 @@ def can_rotate(head_dim: int) -> bool:
 
 
 def _check_power_of_two(head_dim: int) -> None:
-    if not can_rotate(head_dim):
-        raise ValueError(f"head_dim must be a power of two for a Hadamard rotation, got {head_dim}")
+    require(can_rotate(head_dim), f"head_dim must be a power of two for a Hadamard rotation, got {head_dim}")
 
 
 def random_signs(head_dim: int, seed: int) -> np.ndarray:
@@ -34,8 +35,7 @@ def random_signs(head_dim: int, seed: int) -> np.ndarray:
         If ``head_dim`` is not a power of two or ``seed`` is negative.
     """
     _check_power_of_two(head_dim)
-    if seed < 0:
-        raise ValueError(f"seed must be >= 0, got {seed}")
+    require(seed >= 0, f"seed must be >= 0, got {seed}")
     top_bits = np.random.PCG64(seed).random_raw(head_dim) >> np.uint64(63)
     return 1.0 - 2.0 * top_bits.astype(np.float64)
 
@@ -55,10 +55,8 @@ def _walsh_hadamard(x: np.ndarray) -> np.ndarray:
 def _operands(x: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x = np.asarray(x).astype(np.float64, copy=False)
     signs = np.asarray(signs, np.float64)
-    if x.ndim == 0 or signs.shape != x.shape[-1:]:
-        raise ValueError(f"signs must have shape {x.shape[-1:]}, got {signs.shape}")
-    if not np.all(np.abs(signs) == 1.0):
-        raise ValueError("signs must all be +1 or -1")
+    require(x.ndim != 0 and signs.shape == x.shape[-1:], f"signs must have shape {x.shape[-1:]}, got {signs.shape}")
+    require(np.all(np.abs(signs) == 1.0), "signs must all be +1 or -1")
     _check_power_of_two(x.shape[-1])
     return x, signs
 

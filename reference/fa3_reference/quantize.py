@@ -19,6 +19,7 @@ from fa3_reference.attention import as_float64
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
+from fa3_reference.rules import require
 from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme as QuantScheme, Rounding, num_blocks
 
 _E4M3 = FORMATS["e4m3"]
@@ -74,8 +75,9 @@ def condition(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, scheme: Q
     q, k = as_float64(q=(q, problem.q_shape), k=(k, problem.k_shape))
     lse_shift = None
     if scheme.k_mean:
-        if problem.softcap > 0:
-            raise ValueError(f"k_mean needs softcap = 0, as tanh is not shift-invariant, got {problem.softcap}")
+        require(
+            problem.softcap <= 0, f"k_mean needs softcap = 0, as tanh is not shift-invariant, got {problem.softcap}"
+        )
         k, lse_shift = _centre(problem, q, k)
     if scheme.hadamard_seed is not None:
         signs = random_signs(problem.head_dim, scheme.hadamard_seed)
@@ -153,8 +155,7 @@ def shared_maxima(problem: AttentionProblem, x: np.ndarray, operand: str, scheme
 def _quantize(
     problem: AttentionProblem, x: np.ndarray, operand: str, scheme: QuantScheme
 ) -> tuple[np.ndarray, Descale]:
-    if not np.isfinite(x).all():
-        raise ValueError(f"{operand} must be finite to be quantised, got NaN or Inf")
+    require(np.isfinite(x).all(), f"{operand} must be finite to be quantised, got NaN or Inf")
     maxima = shared_maxima(problem, x, operand, scheme)
     descale = Descale(descales_of(maxima, scheme.rounding), scheme.rows_per_descale(operand))
     scaled = x.copy()
@@ -190,8 +191,7 @@ def quantize_qkv(problem: AttentionProblem, q: Floats, k: Floats, v: Floats, sch
         If the problem is not e4m3, an operand has the wrong shape or holds NaN or Inf, a descale would exceed
         float32, or :func:`condition` rejects the scheme.
     """
-    if problem.dtype != "e4m3":
-        raise ValueError(f"a quantisation scheme needs dtype e4m3, got {problem.dtype}")
+    require(problem.dtype == "e4m3", f"a quantisation scheme needs dtype e4m3, got {problem.dtype}")
     (v,) = as_float64(v=(v, problem.v_shape))
     q, k, lse_shift = condition(problem, q, k, scheme)
     q8, q_descale = _quantize(problem, q, "q", scheme)

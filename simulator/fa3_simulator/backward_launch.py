@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
+from fa3_reference.rules import require
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.limits import check_launch
 from fa3_simulator.machine import Machine
@@ -41,10 +42,11 @@ def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None
     """Raise ValueError for a problem that no backward program is written for, for an order that may deadlock, and where
     :func:`fa3_simulator.limits.check_launch` does.
     """
-    if problem.softcap:
-        raise ValueError("the backward is simulated without softcap")
-    if schedule.turns == "shift" and (problem.is_varlen or problem.causal or problem.window != (-1, -1)):
-        raise ValueError("turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock")
+    require(not problem.softcap, "the backward is simulated without softcap")
+    require(
+        schedule.turns != "shift" or not (problem.is_varlen or problem.causal or problem.window != (-1, -1)),
+        "turns shift is for dense problems of one length: two shifted tiles on one CTA may deadlock",
+    )
     check_launch(problem, "key")
 
 

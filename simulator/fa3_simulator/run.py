@@ -19,6 +19,7 @@ from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import TILE_COST, assign, key_blocks, shape_of
 from fa3_kernels.plan.tiles import power_of_two, split_ranges
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
@@ -129,8 +130,10 @@ class Estimate:
 
 def check_problem(problem: AttentionProblem, num_splits: int = 1) -> None:
     """Raise ValueError for a problem that no forward program is written for, and for a launch that is too large."""
-    if problem.is_varlen or problem.window != (-1, -1) or problem.softcap:
-        raise ValueError("the forward is simulated for dense or causal problems without varlen, window and softcap")
+    require(
+        not (problem.is_varlen or problem.window != (-1, -1) or problem.softcap),
+        "the forward is simulated for dense or causal problems without varlen, window and softcap",
+    )
     check_launch(problem, "row", num_splits)
 
 
@@ -169,8 +172,10 @@ def _row_parts(problem: AttentionProblem, config: Config) -> list[list[TileBlock
     heads = shape.group if config.pack_gqa else 1
     if config.traits.pads_group:
         heads = power_of_two(heads)
-        if heads > WARPGROUP_ROWS:
-            raise ValueError(f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {problem.group}")
+        require(
+            heads <= WARPGROUP_ROWS,
+            f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {problem.group}",
+        )
     offset = problem.seqlen_k - problem.seqlen_q
     unmasked = problem.seqlen_k // config.tile_n
     tiles = []

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fa3_reference.cache import Cache
+from fa3_reference.rules import require
 from fa3verify.compare.proof.classes import BatchLimits, Enumerated, Stretch, enumerate_calls, with_batches
 from fa3verify.compare.proof.confirm import can_run, confirm, is_little
 from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, planner
@@ -184,16 +185,18 @@ def prove(
     Batch(lengths=((1, 300), (17, 17)), behind=0)
     """
     own = (seqlen_q, seqlen_k)
-    if min(own) < 1 or limits.sequences < 2:
-        raise ValueError(f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}")
+    require(
+        min(own) >= 1 and limits.sequences >= 2,
+        f"a row needs a query, a key and two sequences at most, got {own} and {limits.sequences}",
+    )
     limits = BatchLimits(limits.sequences, max(limits.queries, seqlen_q), max(limits.keys, seqlen_k))
     base = planner(kernel, SIZES | sizes | ({"cache": Cache(page_size)} if page_size else {}))
     is_packed = "varlen" in base.kernel.features
     changes = tuple(changes) or (("neighbours", "batch") if is_packed else ("batch",))
-    if "neighbours" in changes and not is_packed:
-        raise ValueError(
-            f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest"
-        )
+    require(
+        "neighbours" not in changes or is_packed,
+        f"{kernel} takes no packed sequences, so that it has no neighbours; --over batch asks the rest",
+    )
     answers = tuple(_answer(replace(base, change=change, known={}), own, limits, runs) for change in changes)
     return BitsProof(kernel, base.sizes, own, limits, answers)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fa3_reference.bounds.order import SoftmaxOrder
+from fa3_reference.rules import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,14 @@ class Order:
     sinks_without_keys: bool = True
 
     def __post_init__(self) -> None:
-        if self.probabilities == "fp32" and self.accumulator != "fp32":
-            raise ValueError(
-                "probabilities 'fp32' needs accumulator 'fp32': the tensor core multiplies smaller formats"
-            )
-        if self.probabilities and self.p_rounding != "nearest":
-            raise ValueError(f"p_rounding 'toward_zero' is to the operands' format, got {self.probabilities!r}")
+        require(
+            self.probabilities != "fp32" or self.accumulator == "fp32",
+            "probabilities 'fp32' needs accumulator 'fp32': the tensor core multiplies smaller formats",
+        )
+        require(
+            not self.probabilities or self.p_rounding == "nearest",
+            f"p_rounding 'toward_zero' is to the operands' format, got {self.probabilities!r}",
+        )
 
     @property
     def unproved(self) -> str:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_reference.rules import require
+
 COLUMNS = 8
 STEPS = 512  # steps of a CTA in a recorded timeline; later steps are not stamped
 # Turn taken; GEMMs issued and turn passed; S ready; P V done. There is no event where nothing waits, such as behind the
@@ -52,12 +54,13 @@ def read_stamps(stamps: np.ndarray, cta: int = 0) -> Iterator[Stamp]:
     ValueError
         If nothing was stamped, or the array has not the shape and type of stamps.
     """
-    if stamps.ndim != 4 or stamps.dtype != np.int32 or stamps.shape[3] != COLUMNS:
-        raise ValueError(f"stamps must be int32 (ctas, actors, steps, {COLUMNS}), got {stamps.dtype} {stamps.shape}")
+    require(
+        stamps.ndim == 4 and stamps.dtype == np.int32 and stamps.shape[3] == COLUMNS,
+        f"stamps must be int32 (ctas, actors, steps, {COLUMNS}), got {stamps.dtype} {stamps.shape}",
+    )
     mine = stamps[cta]
     written = mine[mine != 0]
-    if not written.size:
-        raise ValueError(f"CTA {cta} has no stamps")
+    require(written.size, f"CTA {cta} has no stamps")
     since = mine - written[0]  # wraps as the counter does
     since -= since[mine != 0].min()
     for actor in range(mine.shape[0]):

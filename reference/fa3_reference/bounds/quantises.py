@@ -21,7 +21,7 @@ import numpy as np
 from fa3_reference.bounds.device import FP32_MIN_NORMAL, U_FP32, TensorCore
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3_reference.rules import is_integer
+from fa3_reference.rules import is_integer, require
 
 Shared = Literal["tensor", "head", "channel"]
 Group = tuple[Literal["int8", "int4", "e4m3"], int | Shared]
@@ -92,8 +92,7 @@ class Quantises:
             if len(group) != 2 or group[0] not in CODES or not (group[1] in named or is_integer(group[1], 1)):
                 known = ", ".join(("a positive integer", *named))
                 raise ValueError(f"{name} must be a pair of {', '.join(CODES)} and of {known}, got {group!r}")
-        if self.smooth_k and self.k is None:
-            raise ValueError("smooth_k is of a kernel that quantises k")
+        require(not self.smooth_k or self.k is not None, "smooth_k is of a kernel that quantises k")
 
     @property
     def said(self) -> dict[str, Group]:
@@ -122,8 +121,10 @@ def coded_rows(
     ``each`` has the queries (rows, head_dim) of a head, which are put together. K is returned without its mean where
     that is taken out. NaN and Inf make all numbers of their group NaN, as nothing is known of its scale.
     """
-    if problem.qv or (by.smooth_k and (problem.softcap or problem.sinks)):
-        raise ValueError("a kernel that quantises takes no qv, and with smooth_k neither softcap nor sinks")
+    require(
+        not (problem.qv or (by.smooth_k and (problem.softcap or problem.sinks))),
+        "a kernel that quantises takes no qv, and with smooth_k neither softcap nor sinks",
+    )
     unit = FORMATS[problem.dtype].unit_roundoff if by.smooth_k else 0.0
     mean = k.mean(axis=0) if by.smooth_k and len(k) else np.zeros(k.shape[1])
     k = k - mean

@@ -27,6 +27,7 @@ import numpy as np
 
 from fa3_reference.bounds.compiled import compiled, inlined
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, TensorCore
+from fa3_reference.rules import require
 
 _ZERO_POWER = 2.0**-133  # the power of a zero accumulator, observable with bf16 only
 _EXPONENT_BITS = 0x7FF0000000000000
@@ -161,8 +162,10 @@ def _operand(x: np.ndarray, core: TensorCore) -> tuple[np.ndarray, np.ndarray]:
     x = np.ascontiguousarray(x, np.float64)
     power = np.maximum((x.view(np.int64) & _EXPONENT_BITS).view(np.float64), core.operand.min_normal)
     steps = x / (power * core.operand.epsilon)
-    if not ((np.abs(x) <= core.operand.max_finite) & (steps == np.rint(steps))).all():
-        raise ValueError(f"operands must be finite numbers of {core.operand.name}")
+    require(
+        ((np.abs(x) <= core.operand.max_finite) & (steps == np.rint(steps))).all(),
+        f"operands must be finite numbers of {core.operand.name}",
+    )
     return x, np.where(x == 0, 0.0, power)
 
 
@@ -173,8 +176,10 @@ def _accumulators(c_low: np.ndarray | None, c_high: np.ndarray | None, shape: tu
     for end, given in zip(c, (c_low, c_high), strict=True):
         if given is not None:
             end[...] = given
-    if not (c.astype(np.float32) == c).all() or not (c[0] <= c[1]).all():
-        raise ValueError("accumulators must be binary32 numbers without NaN, c_low <= c_high")
+    require(
+        (c.astype(np.float32) == c).all() and (c[0] <= c[1]).all(),
+        "accumulators must be binary32 numbers without NaN, c_low <= c_high",
+    )
     return c
 
 
@@ -254,10 +259,11 @@ def multiply_between(
       FP32_MAX, and the step is run with FP32_MAX in place of the infinite end.
     """
     (low, low_power), (high, high_power), (b, b_power) = (_operand(x, core) for x in (low, high, b))
-    if low.shape != high.shape or (low > high).any() or ((low < 0) & (low != high)).any():
-        raise ValueError("A must lie in ranges 0 <= low <= high, or low == high")
-    if low.shape[1] != len(b):
-        raise ValueError(f"A and B must agree in k, got {low.shape[1]} and {len(b)}")
+    require(
+        not (low.shape != high.shape or (low > high).any() or ((low < 0) & (low != high)).any()),
+        "A must lie in ranges 0 <= low <= high, or low == high",
+    )
+    require(low.shape[1] == len(b), f"A and B must agree in k, got {low.shape[1]} and {len(b)}")
     c = _accumulators(c_low, c_high, (len(low), b.shape[1]))
     _chain(np.stack([low, high]), np.stack([low_power, high_power]), b, b_power, c, core.k_step, core.align, core.out)
     return c[0], c[1]

@@ -19,6 +19,7 @@ from typing import Any
 from fa3_kernels.plan.families.record import Shipped, Size, Traits
 from fa3_kernels.plan.order import Order
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
+from fa3_reference.rules import require
 
 SCHEMA = "fa3verify.order/1"
 SUFFIX = ".json"
@@ -133,10 +134,8 @@ def read(path: str | Path) -> LearnedOrder:
     """
     try:
         body = json.loads(Path(path).read_text(encoding="utf-8"))
-        if body["schema"] != SCHEMA:
-            raise ValueError(f"its schema must be {SCHEMA}, got {body['schema']!r}")
-        if body["dtype"] not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {body['dtype']!r}")
+        require(body["schema"] == SCHEMA, f"its schema must be {SCHEMA}, got {body['schema']!r}")
+        require(body["dtype"] in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {body['dtype']!r}")
         return LearnedOrder(
             kernel=str(body["kernel"]),
             dtype=body["dtype"],
