@@ -55,10 +55,6 @@ class Side:
     def kernels(self) -> dict[str, KernelRun]:
         return {kernel.name: kernel for kernel in self.atlas.kernels}
 
-    @property
-    def has_cases(self) -> bool:
-        return bool(self.cases)
-
 
 @dataclass(frozen=True, slots=True)
 class FamilyRatio:
@@ -196,7 +192,7 @@ def compared(old: Side, new: Side, names: tuple[str, str]) -> KernelPair:
     for family in dict.fromkeys((*sides[0], *sides[1])):
         if family not in sides[1] or family not in sides[0]:
             families.append(FamilyRatio(family, "only before" if family in sides[0] else "only now"))
-        elif old.has_cases and new.has_cases:
+        elif old.cases and new.cases:
             both = [side.cases.get(name, {}).get(family, {}) for side, name in zip((old, new), names, strict=True)]
             families.append(of_cases(family, *both))
         else:
@@ -304,22 +300,20 @@ def table(found: KernelPair) -> PageTable:
 
 def notes(old: Side, new: Side, chosen: Sequence[tuple[str, str]]) -> list[str]:
     """Return sentences about what limits the comparison; none where nothing does."""
-    sentences = []
     runs = [f"{side.atlas.profile}, seed {side.atlas.seed}" for side in (old, new)]
-    if runs[0] != runs[1]:
-        sentences.append(
-            f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared."
-        )
-    if not (old.has_cases and new.has_cases):
-        sentences.append("An atlas holds no cases, so that no family of it has an interval.")
-    for side, other, when in ((0, old, "before"), (1, new, "now")):
-        alone = sorted(set(other.kernels) - {pair[side] for pair in chosen})
-        if alone:
-            sentences.append(f"Only {when}: {', '.join(alone)}. Name a pair by --pair OLD=NEW.")
+    alone = [sorted(set(side.kernels) - {pair[i] for pair in chosen}) for i, side in enumerate((old, new))]
     renamed = [f"{a} and {b}" for a, b in chosen if a != b]
-    if renamed:
-        sentences.append(f"Compared under two names: {', '.join(renamed)}.")
-    return sentences
+    limits = (
+        (
+            runs[0] != runs[1],
+            f"The runs tried different things ({runs[0]}; {runs[1]}): only cases that are in both are compared.",
+        ),
+        (not (old.cases and new.cases), "An atlas holds no cases, so that no family of it has an interval."),
+        (alone[0], f"Only before: {', '.join(alone[0])}. Name a pair by --pair OLD=NEW."),
+        (alone[1], f"Only now: {', '.join(alone[1])}. Name a pair by --pair OLD=NEW."),
+        (renamed, f"Compared under two names: {', '.join(renamed)}."),
+    )
+    return [sentence for holds, sentence in limits if holds]
 
 
 def write_pages(
