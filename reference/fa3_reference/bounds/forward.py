@@ -33,9 +33,8 @@ from fa3_reference.bounds.steps import (
     binary32_error,
     gamma,
     log_error,
-    rounded_error,
+    stored_error,
 )
-from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 
 # Roundings more where a finished O is multiplied by the share that the sink leaves it: a sum, an inverse, two products.
@@ -123,10 +122,7 @@ def _tile_bound(tile: VisitedTile, model: KernelModel) -> tuple[np.ndarray, np.n
                 add_sink(state, sink, model)
         parts.append(finish(state, head, model))
     part = parts[0] if len(parts) == 1 else combine(parts, model)
-    error = part.error  # before the last rounding, which an output in binary32 does not have
-    if model.out_dtype != "fp32":
-        error = rounded_error(part.o, error, FORMATS[model.out_dtype])
-    error = error + part.noise
+    error = stored_error(part.o, part.error, model.out_dtype) + part.noise
     lse_error = in_nats(part, model)
     if head.lse_lost is not None:
         lse_error = lse_error + head.lse_lost[rows] + U_FP32 * np.abs(part.lse)

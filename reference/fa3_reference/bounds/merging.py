@@ -17,8 +17,7 @@ from fa3_reference.bounds.epilogue import combine, in_nats
 from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.state import SplitResult
-from fa3_reference.bounds.steps import FLOAT64, LN2, LOG2_E, rounded_error
-from fa3_reference.formats import FORMATS
+from fa3_reference.bounds.steps import FLOAT64, LN2, LOG2_E, stored_error
 from fa3_reference.merging import by_rows
 
 _ANY = KernelModel.any_order("fp32", "fp32")
@@ -60,11 +59,9 @@ def merge_bound(
         with np.errstate(all="ignore"):
             apart = _any_order(rows) if by_two and not stores else 0.0
             parts = [_exact(o, own, apart) for o, own in zip(of_head, rows)]
-            if by_two:
-                whole = reduce(partial(_merged_in_turn, out_dtype=out_dtype if stores else "fp32"), parts)
-            else:
-                whole = _merged(parts)
-            error = whole.error if out_dtype == "fp32" else rounded_error(whole.o, whole.error, FORMATS[out_dtype])
+            one_more = partial(_merged_in_turn, out_dtype=out_dtype if stores else "fp32")
+            whole = reduce(one_more, parts) if by_two else _merged(parts)
+            error = stored_error(whole.o, whole.error, out_dtype)
             lse_error = in_nats(whole, _MODEL) + FLOAT64 * (8 + len(parts) + 2 * np.abs(whole.lse))
         empty = np.isneginf(whole.lse)
         out[..., head, :] = np.where(empty[:, None], 0.0, error + whole.noise).reshape(out[..., head, :].shape)
@@ -118,7 +115,4 @@ def _merged_in_turn(before: SplitResult, part: SplitResult, *, out_dtype: str) -
     found = _merged([before, part])
     gap = np.maximum(part.lse - before.lse, 0.0)
     lse_error = found.lse_error + _of_lse(_SHIFTED * U_FP32, gap) + _of_lse(2 * U_FP32, found.lse)
-    error = found.error
-    if out_dtype != "fp32":
-        error = rounded_error(found.o, error, FORMATS[out_dtype])
-    return found._replace(error=error, lse_error=lse_error)
+    return found._replace(error=stored_error(found.o, found.error, out_dtype), lse_error=lse_error)

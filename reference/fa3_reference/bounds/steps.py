@@ -281,3 +281,8 @@ def rounded_error(exact: np.ndarray, error: np.ndarray, fmt: Format) -> np.ndarr
     up = rounded(exact + error, fmt)
     down = rounded(exact - error, fmt)
     return np.maximum(up - exact, exact - down)
+
+
+def stored_error(exact: np.ndarray, error: np.ndarray, out_dtype: str) -> np.ndarray:
+    """Return :func:`rounded_error` of an output; one in binary32 does not have the last rounding."""
+    return error if out_dtype == "fp32" else rounded_error(exact, error, FORMATS[out_dtype])
