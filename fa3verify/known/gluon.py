@@ -32,10 +32,11 @@ from fa3verify.version import __version__
 if TYPE_CHECKING:
     from fa3verify.known.launches import Keywords
 
-_CHOICES = ("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap")  # options of a launch, beside the tile
-_FP8_CHOICES = ("promotion_interval", "out_dtype")
-_SERVED_CHOICES = ("num_splits", "pack_gqa")  # options of flash_attn_with_kvcache
-_SERVED_FP8_CHOICES = ("promotion_interval",)
+# Options of a launch, beside the tile, and those of e4m3 alone; by whether it is one of flash_attn_with_kvcache.
+_CHOICES = {
+    False: (("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap"), ("promotion_interval", "out_dtype")),
+    True: (("num_splits", "pack_gqa"), ("promotion_interval",)),
+}
 _PAGE_SIZES = (16, 64, 8, 256, 32, 128, 512, 1024)  # whole tiles of keys, or such as fill one, at every head_dim
 
 
@@ -77,9 +78,8 @@ def configure(problem: AttentionProblem, **options: Any) -> Config:
 def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
     """Return the options with which a launch has this very configuration; ValueError where none give it."""
     serves = bool(problem.serving)
-    names = _SERVED_CHOICES if serves else _CHOICES
-    if problem.dtype == "e4m3":
-        names += _SERVED_FP8_CHOICES if serves else _FP8_CHOICES
+    of_all, of_e4m3 = _CHOICES[serves]
+    names = of_all + of_e4m3 if problem.dtype == "e4m3" else of_all
     options: Keywords = {name: getattr(config, name) for name in names}
     if serves:
         # A property may bring the configuration of a call without a cache.

@@ -82,9 +82,7 @@ def ends(launch, steps, alone, shared):
     while ready:
         now, cta = ready[0]
         if tile[cta] < 0:
-            place = handed
-            if launch.mine.size:
-                place = launch.begins[cta] + taken[cta]
+            place = launch.begins[cta] + taken[cta] if launch.mine.size else handed
             is_over = place == (launch.begins[cta + 1] if launch.mine.size else len(tiles))
             if is_over:
                 heappop(ready)

@@ -44,8 +44,12 @@ _MASKS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "no_pingpong": (1024, {}, {"pingpong": False}),
     "no_overlap": (1024, {}, {"intra_wg_overlap": False}),
 }
-_BFLOAT16 = ("dense", "causal")  # bf16 kernels are those of fp16 with another format in the instructions
-_FP8 = ("dense", "causal", "window", "softcap", "splits")
+# Those of a dtype. The kernels of bf16 are those of fp16 with another format in the instructions.
+_MASKS_OF = {
+    "fp16": tuple(_MASKS),
+    "bf16": ("dense", "causal"),
+    "e4m3": ("dense", "causal", "window", "softcap", "splits"),
+}
 _E4M3_ONLY = ("dense", "causal")  # compiled with chained sums as well, and with descales by block
 
 
@@ -65,7 +69,7 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
             choices | (tall if name in _TALL else {}),
         )
         for name, (keys, semantics, choices) in _MASKS.items()
-        if dtype == "fp16" or name in {"bf16": _BFLOAT16, "e4m3": _FP8}[dtype]
+        if name in _MASKS_OF[dtype]
     ]
     if dtype == "e4m3":
         plain = {x.name: x for x in launches}
