@@ -139,17 +139,20 @@ def concerns(operation: str, what: What, content: Json) -> frozenset[str]:
     """Return the fields of a policy that could matter to what found a case or a trial."""
     case = _case(content)
     problem = case.problem
-    fields = set()
-    if operation != "merge" and problem.causal and any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences()):
-        fields.add("causal")
-    if operation != "merge" and problem.window != (-1, -1) and not problem.causal:
-        fields.add("combinations")
-    if operation in (operations.FORWARD, "merge"):
-        if _has_empty_rows(case):
-            fields |= {"empty_out", "empty_lse"}
-        if what.subject == "special_values_follow_policy":
-            fields |= {"special_values", "empty_out", "empty_lse"}  # a row of -Inf scores is like one without keys
-    return frozenset(fields)
+    has_masks = operation != "merge"
+    has_empty = operation in (operations.FORWARD, "merge")
+    is_uneven = any(seq.seqlen_q != seq.seqlen_k for seq in problem.sequences())
+    concerned = (
+        (has_masks and problem.causal and is_uneven, ("causal",)),
+        (has_masks and problem.window != (-1, -1) and not problem.causal, ("combinations",)),
+        (has_empty and _has_empty_rows(case), ("empty_out", "empty_lse")),
+        # A row of -Inf scores is like one without keys.
+        (
+            has_empty and what.subject == "special_values_follow_policy",
+            ("special_values", "empty_out", "empty_lse"),
+        ),
+    )
+    return frozenset(name for holds, names in concerned if holds for name in names)
 
 
 def _has_empty_rows(case: Case) -> bool:

@@ -310,12 +310,9 @@ def print_kernels(known: list[Kernel], *, with_faults: bool) -> None:
     for c in known:
         if c.unavailable is None:
             console.print(f"{c.name:{width}}  {escape(c.description)}", soft_wrap=True)
-    reasons: dict[str, list[str]] = {}
-    for c in known:
-        if c.unavailable is not None:
-            reasons.setdefault(c.unavailable, []).append(c.name)
-    for reason, names in reasons.items():
-        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(', '.join(names))}")
+    for reason in dict.fromkeys(c.unavailable for c in known if c.unavailable is not None):
+        names = ", ".join(c.name for c in known if c.unavailable == reason)
+        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(names)}")
     for operation in (x for x in operations.OPERATIONS.values() if with_faults and hasattr(x, "faults")):
         planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
         console.print(planted)

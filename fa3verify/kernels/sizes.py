@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -164,33 +164,31 @@ class Sizes:
 
     def misfit(self, problem: AttentionProblem) -> str | None:
         """Return the declared rule that a problem breaks, in words; None if it has all declared sizes."""
-        if missing := [name for name in self.always if not _has(problem, name)]:
-            return f"every call must have {missing[0]}"
-        if broken := self._broken(problem):
-            return f"every call must have {next(iter(broken))}"
+        return next((rule for is_broken, rule in self._rules(problem) if is_broken), None)
+
+    def _rules(self, problem: AttentionProblem) -> Iterator[tuple[object, str]]:
+        """Yield every declared rule: whether a problem breaks it, and its words with the value."""
+        yield from ((not _has(problem, name), f"every call must have {name}") for name in self.always)
+        yield from ((True, f"every call must have {rule}") for rule in self._broken(problem))
         for seq in problem.sequences():
-            lengths = {"seqlen_q": seq.seqlen_q, "seqlen_k": seq.seqlen_k}
-            if self.equal_lengths and seq.seqlen_q != seq.seqlen_k:
-                return f"a sequence must have as many queries as keys, got {seq.seqlen_q} and {seq.seqlen_k}"
-            if self.queries_within_keys and seq.seqlen_q > seq.seqlen_k:
-                return f"a sequence must have no more queries than keys, got {seq.seqlen_q} and {seq.seqlen_k}"
-            for name, n in lengths.items():
-                if n % self.seqlen_multiple:
-                    return f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
-                if n < self.min_seqlen:
-                    return f"lengths must be at least {self.min_seqlen}, got {n}"
-                if n % (multiple := getattr(self, f"{name}_multiple")):
-                    return f"{name} must be a multiple of {multiple}, got {n}"
+            q, k = seq.seqlen_q, seq.seqlen_k
+            yield self.equal_lengths and q != k, f"a sequence must have as many queries as keys, got {q} and {k}"
+            yield self.queries_within_keys and q > k, f"a sequence must have no more queries than keys, got {q} and {k}"
+            for name, n, multiple in (("seqlen_q", q, self.seqlen_q_multiple), ("seqlen_k", k, self.seqlen_k_multiple)):
+                yield n % self.seqlen_multiple, f"lengths must be multiples of {self.seqlen_multiple}, got {n}"
+                yield n < self.min_seqlen, f"lengths must be at least {self.min_seqlen}, got {n}"
+                yield n % multiple, f"{name} must be a multiple of {multiple}, got {n}"
         for name in LIMITED:
-            if (most := getattr(self, f"max_{name}")) is not None and (n := getattr(problem, name)) > most:
-                return f"{name} must be at most {most}, got {n}"
+            most, n = getattr(self, f"max_{name}"), getattr(problem, name)
+            yield most is not None and n > most, f"{name} must be at most {most}, got {n}"
         low, high = self._scales(problem.head_dim)
-        if not low * (1 - 1e-9) <= problem.softmax_scale <= high * (1 + 1e-9):
-            return f"softmax_scale must be {written(self.softmax_scale)}, got {problem.softmax_scale:g}"
+        is_outside = not low * (1 - 1e-9) <= problem.softmax_scale <= high * (1 + 1e-9)
+        yield is_outside, f"softmax_scale must be {written(self.softmax_scale)}, got {problem.softmax_scale:g}"
         head_dim_v = dict(self.head_dims_v).get(problem.head_dim, problem.head_dim_v)
-        if problem.head_dim_v != head_dim_v:
-            return f"head_dim_v must be {head_dim_v} with head_dim {problem.head_dim}, got {problem.head_dim_v}"
-        return None
+        yield (
+            problem.head_dim_v != head_dim_v,
+            f"head_dim_v must be {head_dim_v} with head_dim {problem.head_dim}, got {problem.head_dim_v}",
+        )
 
     def _broken(self, problem: AttentionProblem) -> dict[str, Json]:
         """Return the rules of features and terms that a problem breaks, each with the change that mends it."""

@@ -354,10 +354,10 @@ def _invariance(found: Json) -> str:
 
 def _properties(entry: KernelRun) -> dict[str, list[str]]:
     """Return the names of properties by their status, both in words."""
-    by_status: dict[str, list[str]] = {}
-    for law in entry.laws:
-        by_status.setdefault(law.status.replace("_", " "), []).append(law.law.replace("_", " "))
-    return by_status
+    return {
+        status.replace("_", " "): [law.law.replace("_", " ") for law in entry.laws if law.status == status]
+        for status in dict.fromkeys(law.status for law in entry.laws)
+    }
 
 
 def _loss(loss: Loss) -> str:

@@ -54,12 +54,12 @@ def page(run: Run) -> str:
     for shown in symptoms(run.failures):
         first = shown.first
         lines += ["", f"{shown.severity.upper()}: {first.kernel}, {first.what.told}", f"  {first.message}"]
-        if first.traceback:
-            lines.append(f"  raised at: {first.traceback['frame']}")
-        if shown.elsewhere:
-            lines.append(f"  found as well by: {shown.elsewhere}")
-        if first.replay:
-            lines.append(f"  fa3verify replay {first.replay}    # from the folder of this file")
+        beside = (
+            ("raised at: ", first.traceback and first.traceback["frame"]),
+            ("found as well by: ", shown.elsewhere),
+            ("fa3verify replay ", first.replay and f"{first.replay}    # from the folder of this file"),
+        )
+        lines += [f"  {head}{text}" for head, text in beside if text]
     for asked in run.questions:
         lines += ["", f"QUESTION: {asked.seen.kernel}: {asked.meaning}", f"  {asked.seen.message}"]
         lines += [f"  elsewhere: {asked.public}", f"  {asked.answer}"]

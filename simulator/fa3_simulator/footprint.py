@@ -26,7 +26,6 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
     Checked are registers, shared memory, threads, identities and threads of named barriers, and the sizes of TMA
     copies.
     """
-    hazards = []
     groups = _warpgroups(program)
     registers = sum(threads * each for threads, each in groups)
     threads = sum(threads for threads, _ in groups)
@@ -38,21 +37,17 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
         ),
         (threads <= 1024, f"{threads} threads, a CTA has at most 1024"),
     )
-    hazards += [Hazard("footprint", text) for ok, text in rules if not ok]
+    hazards = [Hazard("footprint", text) for ok, text in rules if not ok]
     owners: dict[int, str] = {}
     for barrier in program.named_barriers:
-        if not 0 <= barrier.identity < NUM_BARRIERS:
-            hazards.append(
-                Hazard("barrier", f"named barrier {barrier.name} has id {barrier.identity}, legal are 0 to 15")
-            )
-        if barrier.identity in owners:
-            text = f"named barriers {owners[barrier.identity]} and {barrier.name} share id {barrier.identity}"
-            hazards.append(Hazard("barrier", text))
-        owners[barrier.identity] = barrier.name
-        if barrier.threads % WARP_THREADS:
-            hazards.append(
-                Hazard("barrier", f"named barrier {barrier.name} counts {barrier.threads} threads, not warps")
-            )
+        name, identity, threads = barrier.name, barrier.identity, barrier.threads
+        rules = (
+            (0 <= identity < NUM_BARRIERS, f"named barrier {name} has id {identity}, legal are 0 to 15"),
+            (identity not in owners, f"named barriers {owners.get(identity)} and {name} share id {identity}"),
+            (threads % WARP_THREADS == 0, f"named barrier {name} counts {threads} threads, not warps"),
+        )
+        hazards += [Hazard("barrier", text) for ok, text in rules if not ok]
+        owners[identity] = name
     return hazards + _oversized(program)
 
 
