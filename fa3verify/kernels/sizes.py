@@ -170,8 +170,7 @@ class Sizes:
         """Yield every declared rule: whether a problem breaks it, and its words with the value."""
         yield from ((not _has(problem, name), f"every call must have {name}") for name in self.always)
         yield from ((True, f"every call must have {rule}") for rule in self._broken(problem))
-        for seq in problem.sequences():
-            q, k = seq.seqlen_q, seq.seqlen_k
+        for q, k in dict.fromkeys((seq.seqlen_q, seq.seqlen_k) for seq in problem.sequences()):
             yield self.equal_lengths and q != k, f"a sequence must have as many queries as keys, got {q} and {k}"
             yield self.queries_within_keys and q > k, f"a sequence must have no more queries than keys, got {q} and {k}"
             for name, n, multiple in (("seqlen_q", q, self.seqlen_q_multiple), ("seqlen_k", k, self.seqlen_k_multiple)):
