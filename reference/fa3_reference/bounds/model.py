@@ -14,7 +14,6 @@ from fa3_reference.bounds.order import SoftmaxOrder
 from fa3_reference.bounds.quantises import CODES, Codes, Quantises
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import Dtype
-from fa3_reference.rules import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +157,11 @@ class KernelModel:
     def __post_init__(self) -> None:
         own = self.quantises.p
         object.__setattr__(self, "probabilities", own[0] if own else self.probabilities or self.dtype)
-        require(
-            not self.quantises.said or self.dtype != "e4m3",
-            "operands of e4m3 are codes: a kernel does not quantise them",
-        )
+        if self.quantises.said and self.dtype == "e4m3":
+            raise ValueError("operands of e4m3 are codes: a kernel does not quantise them")
         device.check_products(self.dtype, self.accumulator)
-        require(self.num_splits <= 1 or self.tile_n, "parts of the keys are whole tiles: num_splits > 1 needs tile_n")
+        if self.num_splits > 1 and not self.tile_n:
+            raise ValueError("parts of the keys are whole tiles: num_splits > 1 needs tile_n")
 
     @property
     def core(self) -> device.TensorCore:
