@@ -34,7 +34,7 @@ _MOST_CLASSES = 61  # unless keys are so many that a row would add too many of t
 _SIZES = (4, 5, 6, 7)  # of rows of Q, in quarters
 _LSE_NATS = 0.2  # by which an lse may be off: sizes of Q move it by four nats and more
 _UNIT = 0.45  # of a whole number, by which a sum over V may be off
-_EDGES = 8  # one in so many rows attends to its first visible key, and one to its last
+_EDGES = 16  # one in so many rows attends to its first visible key, and one to its last
 
 
 @dataclass(frozen=True, slots=True)
