@@ -106,8 +106,9 @@ class Mask:
         first = int(columns[0])
         last = int(columns[-1])
         diagonal = positions + self.offset
-        shape = positions.size, columns.size
-        hidden = np.broadcast_to(columns >= self.seqlen_k, shape) if last >= self.seqlen_k else None
+        hidden = None
+        if last >= self.seqlen_k:
+            hidden = np.broadcast_to(columns >= self.seqlen_k, (positions.size, columns.size))
         if self.right >= 0 and last > int(diagonal.min()) + self.right:
             beyond = columns[None, :] > (diagonal + self.right)[:, None]
             hidden = beyond if hidden is None else hidden | beyond
