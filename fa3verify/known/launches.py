@@ -162,6 +162,8 @@ def run(name: str, problem: AttentionProblem, operands: Operands, options: Optio
     serves = name in PEERS and PEERS[name].serves
     tensors = served(problem, operands) if serves else given(problem, operands)
     arrangement = current()
+    if arrangement.slack:
+        raise ValueError("outputs of libraries have the shape of the problem, without tokens behind the last sequence")
     known = tensors if isinstance(tensors, dict) else {key: x for key, x in tensors._asdict().items() if x is not None}
     named = arrangement.given = arrangement.give(known)
     tensors = named if isinstance(tensors, dict) else type(tensors)(**named)

@@ -10,10 +10,12 @@ from functools import partial
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.scales import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
+from fa3verify.operations import WrongOutput
 from fa3verify.operations.backward import LSE_GRADIENT
 from fa3verify.properties.address_gradients import addressed_gradients
 from fa3verify.properties.addresses import Addressed, addressed
@@ -96,11 +98,16 @@ def call_of(kernel: Kernel, problem: AttentionProblem, *, seed: int = 0, alike: 
     return setup, Addressed(problem, found.operands, due, allowed)
 
 
-def is_short_of_memory(error: KernelError) -> bool:
-    """Tell whether a call failed because there was not so much memory, or address space."""
-    return isinstance(error.__cause__, MemoryError) or "OutOfMemory" in str(error) or "allocate" in str(error)
+def is_refusal(error: KernelError) -> bool:
+    """Tell whether a call failed because the kernel refuses it, as libraries do by a RuntimeError, or lacks memory.
+
+    An error of the GPU is none, and neither is an output that is not as declared.
+    """
+    cause = error.__cause__
+    return isinstance(cause, Exception) and not isinstance(cause, WrongOutput) and "CUDA error" not in str(cause)
 
 
 def case_of(kernel: Kernel, problem: AttentionProblem) -> Case:
     """Return the case by which a trial names a problem; the operands are not those of its recipe."""
-    return Case(kernel.name, problem, Recipe("normal"), None, (), kernel.operation)
+    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+    return Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)

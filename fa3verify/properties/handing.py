@@ -22,7 +22,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.files import Json
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked, is_short_of_memory
+from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked, is_refusal
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import (
     EXPANDED,
@@ -47,7 +47,7 @@ _ALIKE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "backward": {"dout": ("dout",)},
 }
 _SLACK = 5  # tokens behind the last sequence
-SECONDS = 0.5  # of a walk for each example of a campaign
+SECONDS = 0.4  # of a walk for each example of a campaign
 _MANY = 30  # examples of a campaign from which all views are asked
 _MORE = 37  # by which max_seqlen is larger than any sequence
 _PERTURB, _MMAP_THRESHOLD = -6, -3  # options of glibc's mallopt
@@ -112,7 +112,7 @@ def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
         with arranged(_viewed(name, view)):
             got = setup.run()
     except KernelError as error:
-        if isinstance(error, Refused) or is_short_of_memory(error):
+        if is_refusal(error):
             raise Untaken(f"{name}, {view}: {error}") from None
         raise
     return due.violation(f"{name}, {view}", got)
@@ -229,7 +229,7 @@ def _check_unread(kernel: Kernel, trial: Trial) -> Violation | None:
         try:
             got = setup.run()
         except KernelError as error:
-            if name == _LOUD and isinstance(error.__cause__, IndexError):
+            if isinstance(error, Refused) or (name == _LOUD and isinstance(error.__cause__, IndexError)):
                 raise Untaken(f"{name}: {error}") from None
             raise
     return due.violation(name, got)

@@ -40,7 +40,7 @@ from fa3verify.properties.views import copied, is_numpy, is_tensor
 NAME = "calls_leave_no_trace"
 _OFTEN = "again and again"
 _PAUSE_S = 0.3
-_SECONDS = 0.25  # of repeated calls, for each example of a campaign
+_SECONDS = 0.2  # of repeated calls, for each example of a campaign
 _FEW, _MANY = 3, 90  # keys
 _AT_ONCE = 8  # calls of each of two threads
 Call = tuple[Setup, Addressed]
@@ -161,9 +161,10 @@ def _as_a_graph(family: list[Call], trial: Trial) -> Found:
             raise Untaken(f"it cannot be captured: {error}") from None
         shapes = len(graph.give.held)
         for call in (*(call for call, own in zip(others, said[1:], strict=True) if own == said[0]), short):
-            violation = _again(call, "a replayed CUDA graph")
-            if len(graph.give.held) == shapes:  # else its arguments have other shapes than those that were captured
-                yield violation
+            with contextlib.suppress(KernelError):  # its arguments may have other shapes than those that were captured
+                violation = _again(call, "a replayed CUDA graph")
+                if len(graph.give.held) == shapes:
+                    yield violation
 
 
 def _after_an_exception(family: list[Call], trial: Trial) -> Found:
