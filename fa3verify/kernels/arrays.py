@@ -18,6 +18,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.merging import MergeOperands
 from fa3_reference.problem import Array, AttentionProblem, BackwardOperands, Descale, Floats, Operands
 from fa3_reference.score_term import KINDS
+from fa3verify.files import Json
 from fa3verify.kernels.handed import current, unchanged
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed, adjacent, interleaved, laid, stacked
 from fa3verify.kernels.record import always_launchable
@@ -211,13 +212,7 @@ class ArrayFunction:
                 inputs |= {"out": self._given(operands.out, problem), "lse": self._given_lse(operands.lse)}
             options |= {} if operands.dlse is None else {"dlse": self._given_lse(operands.dlse)}
         call: Callable[..., Any] = self._by_autograd if self.gradients == "autograd" else self.function
-        arrangement = current()
-        arguments = arrangement.given = arrangement.give(inputs | options)
-        inputs, options = ({name: arguments[name] for name in names} for names in (inputs, options))
-        with unchanged(arguments):
-            returned = arrangement.returned = arrangement.call(lambda: call(*inputs.values(), **options))
-        if arrangement.slack:
-            returned = self._without_slack(problem, returned)
+        inputs, returned = self._handed(call, problem, inputs, options)
         if self.gradients:
             named = [*_GRADIENTS, *(f"d{name}" for name in ("sinks", *BIASES) if name in problem.serving)]
             gradients = {name: self._array(x) for name, x in zip(named, returned) if x is not None}
@@ -231,6 +226,17 @@ class ArrayFunction:
         return self._result(
             problem, original, self._array(out), None if lse is None else self._lse(self._array(lse), _LN2)
         )
+
+    def _handed(
+        self, call: Callable[..., Any], problem: AttentionProblem, inputs: Json, options: Json
+    ) -> tuple[Json, Any]:
+        """Call the function on its arguments as they are arranged; return the positional ones, and what it returned."""
+        arrangement = current()
+        arguments = arrangement.given = arrangement.give(inputs | options)
+        inputs, options = ({name: arguments[name] for name in names} for names in (inputs, options))
+        with unchanged(arguments):
+            returned = arrangement.returned = arrangement.call(lambda: call(*inputs.values(), **options))
+        return inputs, self._without_slack(problem, returned) if arrangement.slack else returned
 
     def _without_slack(self, problem: AttentionProblem, returned: Any) -> Any:
         """Return packed outputs, or gradients, without the tokens behind the last sequence."""

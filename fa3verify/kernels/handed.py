@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fa3verify.files import Json
 from fa3verify.operations import WrongOutput
 
 MOST_BYTES = 2**26  # of an array that spans more memory only the elements are compared, not what lies between
 
 
-@dataclass(slots=True)
 class Arrangement:
     """How the arguments of calls are arranged: ``give`` gets all of them by name and returns those that a kernel gets.
 
@@ -29,20 +28,26 @@ class Arrangement:
     returned before that was copied.
     """
 
-    give: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    slack: int = 0
-    call: Callable[[Callable[[], Any]], Any] = lambda kernel: kernel()
-    frozen: tuple[str, ...] = ()
-    times: int = 1
-    given: dict[str, Any] = field(default_factory=dict)
-    returned: Any = None
+    def __init__(
+        self,
+        give: Callable[[Json], Json] = dict,
+        *,
+        slack: int = 0,
+        call: Callable[[Callable[[], Any]], Any] = lambda kernel: kernel(),
+        frozen: tuple[str, ...] = (),
+        times: int = 1,
+    ) -> None:
+        self.give, self.slack, self.call = give, slack, call
+        self.frozen, self.times = frozen, times
+        self.given: Json = {}
+        self.returned: Any = None
 
 
 _CURRENT: ContextVar[Arrangement | None] = ContextVar("arrangement", default=None)
 
 
 @contextlib.contextmanager
-def arranged(give: Callable[[dict[str, Any]], dict[str, Any]] = dict, **rest: Any) -> Iterator[Arrangement]:
+def arranged(give: Callable[[Json], Json] = dict, **rest: Any) -> Iterator[Arrangement]:
     """Arrange all calls of kernels of tensors in a ``with`` block, in this thread; fields are as in Arrangement."""
     arrangement = Arrangement(give, **rest)
     token = _CURRENT.set(arrangement)

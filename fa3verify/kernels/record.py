@@ -57,12 +57,7 @@ class Identity:
 
 
 class Code(Protocol):
-    """The four functions of a kernel that are called. A class that inherits them need not write the last two.
-
-    ``is_handed`` says that its arguments are arranged by :mod:`fa3verify.kernels.handed`.
-    """
-
-    is_handed: bool
+    """The four functions of a kernel that are called. A class that inherits them need not write the last two."""
 
     def configure(self, problem: AttentionProblem, /) -> AnyConfig:
         """Return the operation's configuration, for a forward a ``Config``.
@@ -319,6 +314,11 @@ class Kernel:
         if operands.sinks is None or "narrow_sinks" not in self.features:
             return operands
         return replace(operands, sinks=operands.sinks.astype(FORMATS[self.dtype].dtype).astype(operands.sinks.dtype))
+
+    @property
+    def is_handed(self) -> bool:
+        """Tell whether its arguments are arranged by :mod:`fa3verify.kernels.handed`: those of a twin are not."""
+        return getattr(self.code, "is_handed", False)
 
     def claims(self, law: str) -> bool:
         """Tell whether it claims the bits of a property that not every kernel has.

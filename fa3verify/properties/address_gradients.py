@@ -110,12 +110,12 @@ def _call(
     dtype = FORMATS[problem.dtype].dtype
     lse = np.where(count > 0, scores + np.log(np.maximum(count, 1)), -np.inf).astype(np.float32)
     given_shapes = (*shapes.values(), problem.out_shape, problem.out_shape)
-    shaped = [x.astype(dtype).reshape(shape) for x, shape in zip((*arrays, out), given_shapes, strict=True)]
+    q, k, v, dout, out = (x.astype(dtype).reshape(of) for x, of in zip((*arrays, out), given_shapes, strict=True))
     of_lse = None if dlse is None else as_lse(problem, np.broadcast_to(dlse, lse.shape).astype(np.float32))
     largest = {name: float(size.max(initial=0)) for name, size in sizes.items()}
     return Addressed(
         problem,
-        BackwardOperands(*shaped[:3], dout=shaped[3], out=shaped[4], lse=as_lse(problem, lse), dlse=of_lse),
+        BackwardOperands(q, k, v, dout=dout, out=out, lse=as_lse(problem, lse), dlse=of_lse),
         {name: due[name].reshape(shape).astype(np.float32) for name, shape in shapes.items()},
         {
             name: (_RELATIVE * sizes[name] + 2.0**-10 * min(1.0, largest[name])).reshape(shape)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from fa3_reference.cache import rotated
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
+from fa3verify.files import Json
 from fa3verify.operations import Outputs
 from fa3verify.properties.law import Violation
 
@@ -105,19 +105,6 @@ def as_lse(problem: AttentionProblem, x: np.ndarray) -> np.ndarray:
     return x.T if problem.is_varlen else x.reshape(problem.batch, problem.seqlen_q, -1).swapaxes(1, 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Keys:
-    """The keys of a call, as packed tensors have them: starts of sequences, number of classes, the turn of classes in
-    each sequence and head, V, and its sums over a key and those of its class in front of it.
-    """
-
-    starts: Integers
-    classes: int
-    turns: Integers
-    v: np.ndarray
-    sums: NDArray[np.uint8]
-
-
 @lru_cache(8)
 def _tables(seed: int, levels: int, width: int, dtype: Dtype) -> tuple[NDArray[np.uint8], np.ndarray]:
     """Return rows of whole numbers from 1 to ``levels``, as integers and in a format."""
@@ -125,72 +112,73 @@ def _tables(seed: int, levels: int, width: int, dtype: Dtype) -> tuple[NDArray[n
     return table, table.astype(FORMATS[dtype].dtype)
 
 
-def _keys(problem: AttentionProblem, seed: int, alike: str, levels: int, most: int) -> _Keys:
-    """Draw V, whole numbers from 1 to ``levels``, so that a sum has at most ``most`` of them."""
-    queries, keys = lengths_of(problem)
-    longest, rows, width = int(keys.max()), int(queries.max()) * problem.group, problem.head_dim_v
-    fewest = math.ceil(longest / (most * width))
-    classes = max(1, min(longest, max(min(rows, _MOST_CLASSES), fewest)))
-    of, place = positions(keys)
-    heads = np.arange(problem.nheads_kv) * ("heads" not in alike)
-    table, stored = _tables(seed, levels, width, stored_in(problem))
-    which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % _TABLE
-    shares = math.ceil(math.ceil(longest / classes) / most)
-    turn = place // classes % shares
-    own = np.arange(shares)[:, None] == np.arange(width) % shares  # the channels of every key, by its turn
+class _Keys:
+    """The keys of a call, as packed tensors have them: starts of sequences, number of classes, the turn of classes in
+    each sequence and head, V, and its sums over a key and those of its class in front of it.
 
-    def laid(rows: np.ndarray) -> np.ndarray:
-        x = np.take(rows, which, axis=0)
-        return np.multiply(x, np.take(own, turn, axis=0)[:, None], out=x) if shares > 1 else x
-
-    sums = laid(table)
-    v = laid(stored.view(f"u{stored.itemsize}")).view(stored.dtype)
-    starts = np.cumsum(keys) - keys
-    for start, n in zip(starts, keys, strict=True):
-        for first in range(start + classes, start + n, classes):
-            stop = min(first + classes, start + n)
-            sums[first:stop] += sums[first - classes : stop - classes]
-    turned = (np.arange(problem.batch) * ("batch" not in alike))[:, None], heads
-    turns = mixed(seed, *(x * ("queries" not in alike) for x in turned)) % classes
-    return _Keys(starts=starts, classes=classes, turns=turns, v=v, sums=sums)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """What the rows of a call attend to, each (queries, nheads): one of its keys, the first and the last one of the
-    class, their number, 0 where the row sees no key, and the sum of V over them.
+    V has whole numbers from 1 to ``levels``, and a sum at most ``most`` of them in a channel.
     """
 
-    of: Integers
-    row: Integers
-    target: Integers
-    count: Integers
-    total: NDArray[np.float32]
+    def __init__(self, problem: AttentionProblem, seed: int, alike: str, levels: int, most: int) -> None:
+        queries, keys = lengths_of(problem)
+        longest, rows, width = int(keys.max()), int(queries.max()) * problem.group, problem.head_dim_v
+        fewest = math.ceil(longest / (most * width))
+        classes = max(1, min(longest, max(min(rows, _MOST_CLASSES), fewest)))
+        of, place = positions(keys)
+        heads = np.arange(problem.nheads_kv) * ("heads" not in alike)
+        table, stored = _tables(seed, levels, width, stored_in(problem))
+        which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % _TABLE
+        shares = math.ceil(math.ceil(longest / classes) / most)
+        turn = place // classes % shares
+        own = np.arange(shares)[:, None] == np.arange(width) % shares  # the channels of every key, by its turn
+
+        def laid(rows: np.ndarray) -> np.ndarray:
+            x = np.take(rows, which, axis=0)
+            return np.multiply(x, np.take(own, turn, axis=0)[:, None], out=x) if shares > 1 else x
+
+        sums = laid(table)
+        v = laid(stored.view(f"u{stored.itemsize}")).view(stored.dtype)
+        starts = np.cumsum(keys) - keys
+        for start, n in zip(starts, keys, strict=True):
+            for first in range(start + classes, start + n, classes):
+                stop = min(first + classes, start + n)
+                sums[first:stop] += sums[first - classes : stop - classes]
+        turned = (np.arange(problem.batch) * ("batch" not in alike))[:, None], heads
+        turns = mixed(seed, *(x * ("queries" not in alike) for x in turned)) % classes
+        self.starts, self.classes, self.turns = starts, classes, turns
+        self.v, self.sums = v, sums
 
 
-def _rows(problem: AttentionProblem, keys: _Keys, seed: int, alike: str) -> _Rows:
-    queries, lengths_k = lengths_of(problem)
-    of, row = positions(queries)
-    first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
-    visible = np.maximum(stop - first, 0)
-    heads = np.arange(problem.nheads)
-    number = row[:, None] * problem.group + heads % problem.group
-    owner, turned, number = (x * ("queries" not in alike) for x in (of[:, None], heads, number))
-    turn = number + number // keys.classes * 5 + mixed(seed + 1, owner, turned)
-    edge = mixed(seed + 2, owner, number) % _EDGES
-    chosen = np.where(edge == 0, 0, np.where(edge == 1, visible - 1, turn % np.maximum(visible, 1)))
-    sees = np.broadcast_to(visible > 0, chosen.shape)
-    low = np.where(sees, first + chosen % keys.classes, 0)
-    high = np.where(sees, stop - 1 - (visible - 1 - chosen) % keys.classes, 0)
-    start, head = keys.starts[of][:, None], np.broadcast_to(heads // problem.group, chosen.shape)
-    within = np.minimum(start + high, max(0, len(keys.sums) - 1)), head
-    in_front = np.maximum(start + low - keys.classes, 0), head
-    total = np.zeros((*chosen.shape, problem.head_dim_v), np.float32)
-    if len(keys.sums):
-        total += keys.sums[within]
-        total -= np.where((low >= keys.classes)[..., None], keys.sums[in_front], 0)
-    count = np.where(sees, (high - low) // keys.classes + 1, 0)
-    return _Rows(of=of, row=row, target=first + chosen, count=count, total=total * sees[..., None])
+class _Rows:
+    """What the rows of a call attend to, each (queries, nheads): one of the keys, how many there are of its class, none
+    where a row sees no key, and the sum of V over them; beside the sequence of each query, and its place there.
+    """
+
+    def __init__(self, problem: AttentionProblem, keys: _Keys, seed: int, alike: str) -> None:
+        queries, lengths_k = lengths_of(problem)
+        of, row = positions(queries)
+        first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
+        visible = np.maximum(stop - first, 0)
+        heads = np.arange(problem.nheads)
+        number = row[:, None] * problem.group + heads % problem.group
+        owner, turned, number = (x * ("queries" not in alike) for x in (of[:, None], heads, number))
+        turn = number + number // keys.classes * 5 + mixed(seed + 1, owner, turned)
+        edge = mixed(seed + 2, owner, number) % _EDGES
+        chosen = np.where(edge == 0, 0, np.where(edge == 1, visible - 1, turn % np.maximum(visible, 1)))
+        sees = np.broadcast_to(visible > 0, chosen.shape)
+        low = np.where(sees, first + chosen % keys.classes, 0)
+        high = np.where(sees, stop - 1 - (visible - 1 - chosen) % keys.classes, 0)
+        start, head = keys.starts[of][:, None], np.broadcast_to(heads // problem.group, chosen.shape)
+        within = np.minimum(start + high, max(0, len(keys.sums) - 1)), head
+        in_front = np.maximum(start + low - keys.classes, 0), head
+        total = np.zeros((*chosen.shape, problem.head_dim_v), np.float32)
+        if len(keys.sums):
+            total += keys.sums[within]
+            total -= np.where((low >= keys.classes)[..., None], keys.sums[in_front], 0)
+        count = np.where(sees, (high - low) // keys.classes + 1, 0)
+        self.of, self.row = of, row
+        self.target, self.count = first + chosen, count
+        self.total = total * sees[..., None]
 
 
 def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_coarse: bool = False) -> Addressed:
@@ -209,8 +197,8 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
         Whether the kernel rounds its operands or P to few bits: no two of V's numbers are then added.
     """
     is_coarse |= problem.dtype == "e4m3"
-    keys = _keys(problem, seed, alike, 4 if is_coarse else 15, 1 if is_coarse else 4)
-    rows = _rows(problem, keys, seed, alike)
+    keys = _Keys(problem, seed, alike, 4 if is_coarse else 15, 1 if is_coarse else 4)
+    rows = _Rows(problem, keys, seed, alike)
     heads = np.arange(problem.nheads)
     turns = keys.turns[rows.of][:, heads // problem.group]
     whose = (x * ("queries" not in alike) for x in (rows.of[:, None], rows.row[:, None], heads))
@@ -262,15 +250,15 @@ def _stored(
     q, k, v = (x.reshape(shape) for x, shape in zip(arrays, (problem.q_shape, problem.k_shape, problem.v_shape)))
     if problem.is_rotated:
         q, k = unrotated(problem, q, k)
-    descales: dict[str, Any] = {}
+    descales: Json = {}
     if stored_in(problem) == "e4m3":
         descales = {f"{name}_descale": Descale(x[..., None]) for name, x in zip("kv", of_kv, strict=True)}
     if problem.dtype == "e4m3":
         descales["q_descale"] = Descale(np.ones((problem.batch, problem.nheads, 1), np.float32))
     dtypes = (FORMATS[name].dtype for name in (problem.dtype, stored_in(problem)))
     with np.errstate(over="ignore"):
-        stored = (x.astype(dtype, copy=False) for x, dtype in zip((q, k), dtypes, strict=True))
-        return Operands(*stored, v, sinks=sinks, **descales)
+        q, k = (x.astype(dtype, copy=False) for x, dtype in zip((q, k), dtypes, strict=True))
+        return Operands(q, k, v, sinks=sinks, **descales)
 
 
 def stored_in(problem: AttentionProblem) -> Dtype:

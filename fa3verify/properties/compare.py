@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,12 +21,12 @@ from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 Found = Iterable[Violation | None]  # the results of a law's comparisons; the first violation counts
 
 
-@dataclass(frozen=True, eq=False)
 class CallResult:
     """A call with what the kernel returned; the bound is computed when it is first read."""
 
-    setup: Setup
-    outputs: Outputs
+    def __init__(self, setup: Setup, outputs: Outputs) -> None:
+        self.setup = setup
+        self.outputs = outputs
 
     @cached_property
     def bound(self) -> Outputs:

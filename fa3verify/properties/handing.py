@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,6 @@ from fa3verify.properties.views import (
     views_of,
 )
 
-Arguments = dict[str, Any]
 ALL = "all arguments"
 # What may be expanded where operands are the same, by operation.
 _ALIKE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -53,11 +51,11 @@ _MORE = 37  # by which max_seqlen is larger than any sequence
 _PERTURB, _MMAP_THRESHOLD = -6, -3  # options of glibc's mallopt
 
 
-def arguments_of(kernel: Kernel, problem: AttentionProblem) -> Arguments:
+def arguments_of(kernel: Kernel, problem: AttentionProblem) -> Json:
     """Return the arguments of a call by name; empty if the kernel is no function that gets them, or fails."""
-    noted: Arguments = {}
+    noted: Json = {}
 
-    def note(arguments: Arguments) -> Arguments:
+    def note(arguments: Json) -> Json:
         noted.update(arguments)
         return arguments
 
@@ -66,10 +64,10 @@ def arguments_of(kernel: Kernel, problem: AttentionProblem) -> Arguments:
     return noted
 
 
-def _viewed(name: str, view: str) -> Callable[[Arguments], Arguments]:
+def _viewed(name: str, view: str) -> Callable[[Json], Json]:
     """Return how one argument, or all, or two that share memory, become views."""
 
-    def give(arguments: Arguments) -> Arguments:
+    def give(arguments: Json) -> Json:
         if view in POOLS or view == PROJECTION:
             return arguments | joined(arguments, view)
         asked = arguments if name == ALL else {name: arguments[name]}
@@ -121,11 +119,11 @@ def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
 # What a call does not hand over, and how it is changed.
 
 
-def _larger_maxima(problem: AttentionProblem, arguments: Arguments) -> Arguments:
+def _larger_maxima(problem: AttentionProblem, arguments: Json) -> Json:
     return {name: x + _MORE for name, x in arguments.items() if name.startswith("max_seqlen")}
 
 
-def _slack(problem: AttentionProblem, arguments: Arguments) -> Arguments:
+def _slack(problem: AttentionProblem, arguments: Json) -> Json:
     """Return packed arguments with tokens behind those of the last sequence, of garbage."""
     if not problem.is_varlen or problem.cache:
         return {}
@@ -141,7 +139,7 @@ def _slack(problem: AttentionProblem, arguments: Arguments) -> Arguments:
     return found
 
 
-def _entries(entry: int | None, problem: AttentionProblem, arguments: Arguments) -> Arguments:
+def _entries(entry: int | None, problem: AttentionProblem, arguments: Json) -> Json:
     """Return a page table with other entries behind those of each sequence; None stands for the first one's pages."""
     table = arguments.get("page_table")
     if table is None or problem.cache is None or problem.seqlens_k is None or problem.cache.indexed:
@@ -153,7 +151,7 @@ def _entries(entry: int | None, problem: AttentionProblem, arguments: Arguments)
     return {"page_table": found}
 
 
-UNREAD: Mapping[str, Callable[[AttentionProblem, Arguments], Arguments]] = {
+UNREAD: Mapping[str, Callable[[AttentionProblem, Json], Json]] = {
     "max_seqlen larger than any sequence": _larger_maxima,
     "tokens behind the last sequence": _slack,
     **{
@@ -248,7 +246,7 @@ def _seen_as(trial: Trial) -> tuple[str, str]:
 
 def is_handed(kernel: Kernel) -> bool:
     """Tell whether a kernel is a function of tensors, whose arguments can be arranged."""
-    return is_asked(kernel) and getattr(kernel.code, "is_handed", False)
+    return is_asked(kernel) and kernel.is_handed
 
 
 VIEWS_LAW, UNREAD_LAW = "views_are_read_by_their_strides", "nothing_else_is_read"

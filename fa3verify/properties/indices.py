@@ -14,9 +14,9 @@ from fa3verify.properties.addressed_calls import Watch, call_of, case_of, is_add
 from fa3verify.properties.ladder import LADDERS, coarse, ladders, problem_of, work
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 
-SECONDS = 1.0  # of a walk for each example of a campaign
+SECONDS, SECONDS_OF_TWINS = 1.5, 0.4  # of a walk for each example of a campaign
 MOST = max(ladder.top for ladder in LADDERS.values())
-_SHARE = 0.12  # of the time that is left, which one call may be expected to take: large ones take longer than that
+_SHARE = 0.15  # of the time that is left, which one call may be expected to take: large ones take longer than that
 _SMALL, _MIDDLE = 65, 513  # sizes that are asked before the ends of ladders: up to the one, and the other
 NAME = "every_index_is_read_where_it_lies"
 
@@ -79,7 +79,7 @@ def walk(kernel: Kernel, examples: int) -> Walk:
 
     A failure is followed by smaller sizes, down to the smallest that fails, if all above it do.
     """
-    climb = _Climb(kernel, SECONDS * examples)
+    climb = _Climb(kernel, (SECONDS if kernel.is_handed else SECONDS_OF_TWINS) * examples)
     for name, n in _order(climb):
         if not climb.left_s:
             return

@@ -15,6 +15,7 @@ from typing import Any
 
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
+from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.widths import is_absorbed
 from fa3verify.operations.operation import needed_features
@@ -42,7 +43,7 @@ def channels(kernel: Kernel) -> int:
     return 64 if 64 in dims else min(dims, default=0)
 
 
-def _heads(kernel: Kernel, nheads_kv: int, group: int) -> dict[str, Any]:
+def _heads(kernel: Kernel, nheads_kv: int, group: int) -> Json:
     group = group if "gqa" in kernel.features else 1
     return {"nheads": nheads_kv * group, "nheads_kv": nheads_kv, "head_dim": channels(kernel), "dtype": kernel.dtype}
 
@@ -102,18 +103,18 @@ def _beside(n: int) -> dict[str, int]:
     return {"batch": 2, "nheads_kv": 1, "group": 1} if n % 2 else {"batch": 1, "nheads_kv": 2, "group": 2}
 
 
-def _masked(kernel: Kernel, n: int) -> dict[str, Any]:
+def _masked(kernel: Kernel, n: int) -> Json:
     """Return the mask of a call: causal at every odd size, if the kernel takes it."""
     return {"causal": "causal" in kernel.features and n % 2 == 1}
 
 
-def _sunk(kernel: Kernel) -> dict[str, Any]:
+def _sunk(kernel: Kernel) -> Json:
     """Return sinks for a call of a kernel that takes them in binary32."""
     is_taken = "sinks" in kernel.features and "narrow_sinks" not in kernel.features
     return {"sinks": True} if is_taken and kernel.operation == "forward" else {}
 
 
-_DECODING: dict[str, Any] = {"operations": ("forward",)}
+_DECODING: Json = {"operations": ("forward",)}
 LADDERS: Mapping[str, Ladder] = {
     "batch": Ladder(4096, lambda kernel, n: batched(kernel, n, keys=5)),
     "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, **_sunk(kernel))),

@@ -34,6 +34,7 @@ from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of,
 from fa3verify.properties.addresses import Addressed
 from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
+from fa3verify.properties.ladder import work
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import copied, is_numpy, is_tensor
 
@@ -324,7 +325,8 @@ def _often(family: list[Call], trial: Trial) -> Found:
     """Call as often as there is time, or as often as before: once with its arguments made anew, once with the same."""
     known = trial.integer("calls", 0, 10**9)
     watch, limit_s = Watch(), _SECONDS * trial.integer("examples", 1, 10**6)
-    setup, due = call_of(family[0][0].kernel, _tiny(family[0][0]))
+    kernel = family[0][0].kernel
+    setup, due = call_of(kernel, min(calls(kernel), key=work))
 
     def repeated(kernel: Callable[[], Any]) -> Any:
         first, count = kernel(), 1
@@ -341,14 +343,6 @@ def _often(family: list[Call], trial: Trial) -> Found:
         if watch.seconds > 2 * limit_s:
             return
         yield _again(family[count % len(family)], f"call {count:,}")
-
-
-def _tiny(setup: Setup) -> AttentionProblem:
-    """Return the smallest problem of a call's kind that its kernel takes."""
-    one = {"batch": 1, "seqlen_q": 1, "seqlen_k": 2, "nheads": 1, "nheads_kv": 1}
-    one |= {} if setup.problem.seqlens_q is None else {"seqlens_q": (1,), "seqlens_k": (2,)}
-    problem = replace(setup.problem, **one) if setup.problem.cache is None else setup.problem
-    return problem if setup.kernel.supports(problem) else setup.problem
 
 
 def _alike(x: Any, y: Any) -> bool:
@@ -374,15 +368,15 @@ _OF_TENSORS = ("in the same memory", "as a CUDA graph", "after an exception", "w
 
 
 def _trials(kernel: Kernel, examples: int) -> Walk:
-    is_handed = getattr(kernel.code, "is_handed", False)
-    left_out = set() if is_handed else set(_OF_TENSORS)
+    left_out = set() if kernel.is_handed else set(_OF_TENSORS)
     if not kernel.device.startswith("cuda"):
         left_out.add("as a CUDA graph")
     if kernel.operation != "backward" or kernel.forward != "own":
         left_out.add("without some gradients, and twice")
     for problem in calls(kernel):
         for name in [each for each in STEPS if each not in left_out]:
-            own = {"of": name} | ({"examples": examples, "calls": 0} if name == _OFTEN else {})
+            often = {"examples": examples if kernel.is_handed else 1, "calls": 0}
+            own = {"of": name} | (often if name == _OFTEN else {})
             if (yield Trial(NAME, case_of(kernel, problem), own)):
                 return
         left_out |= {_OFTEN, "after a pause"}  # once is enough

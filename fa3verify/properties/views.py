@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from fa3verify.files import Json
+
 _AXES = ("first axis", "second axis", "third axis", "last axis")
 _GARBAGE = 0x7F  # in every byte: NaN of e4m3 and fp16, and a very large number of the others
 Blank = Callable[[tuple[int, ...]], Any]
@@ -133,7 +135,7 @@ def viewed(x: Any, name: str) -> Any:
     return laid(x, VIEWS[name]) if name != EXPANDED else _expanded(x)
 
 
-def joined(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+def joined(arguments: Json, name: str) -> Json:
     """Return K and V, or Q, K and V, as views of one tensor, by name; nothing where their shapes do not allow that."""
     if name == PROJECTION:
         given = {each: arguments[each] for each in ("q", "k", "v") if each in arguments}
