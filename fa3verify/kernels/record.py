@@ -248,7 +248,7 @@ class Kernel:
         Kernel
             The new kernel; this one stays as it is.
         """
-        known = {f.name: getattr(self.code, f.name, f.default) for f in fields(Functions)}
+        known = {f.name: getattr(self.code, f.name) for f in fields(Functions) if hasattr(self.code, f.name)}
         return replace(self, code=Functions(**(known | functions)))
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:

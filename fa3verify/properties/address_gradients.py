@@ -86,8 +86,7 @@ def _call(
     problem: AttentionProblem, arrays: tuple[Any, ...], tokens: np.ndarray, seen: np.ndarray, scores: np.ndarray
 ) -> Addressed:
     """Return the call whose rows attend to two tokens, (2, queries, nheads), those of them that are ``seen``."""
-    *arrays, dlse = arrays
-    q, k, v, dout = arrays
+    q, k, v, dout, dlse = arrays
     kv = np.arange(problem.nheads) // problem.group
     count = seen.sum(0)
     p = seen / np.maximum(count, 1)
@@ -110,7 +109,7 @@ def _call(
     dtype = FORMATS[problem.dtype].dtype
     lse = np.where(count > 0, scores + np.log(np.maximum(count, 1)), -np.inf).astype(np.float32)
     given_shapes = (*shapes.values(), problem.out_shape, problem.out_shape)
-    q, k, v, dout, out = (x.astype(dtype).reshape(of) for x, of in zip((*arrays, out), given_shapes, strict=True))
+    q, k, v, dout, out = (x.astype(dtype).reshape(of) for x, of in zip((*arrays[:4], out), given_shapes, strict=True))
     of_lse = None if dlse is None else as_lse(problem, np.broadcast_to(dlse, lse.shape).astype(np.float32))
     largest = {name: float(size.max(initial=0)) for name, size in sizes.items()}
     return Addressed(

@@ -110,4 +110,4 @@ def is_refusal(error: KernelError) -> bool:
 def case_of(kernel: Kernel, problem: AttentionProblem) -> Case:
     """Return the case by which a trial names a problem; the operands are not those of its recipe."""
     scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
-    return Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
+    return Case(kernel.name, problem, Recipe("normal"), scheme, operation=kernel.operation)

@@ -14,7 +14,6 @@ the operands, so that sizes are limited by the kernel alone. Gradients have oper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -37,17 +36,15 @@ _UNIT = 0.45  # of a whole number, by which a sum over V may be off
 _EDGES = 16  # one in so many rows attends to its first visible key, and one to its last
 
 
-@dataclass(frozen=True, slots=True)
 class Addressed:
     """A call whose outputs name addresses: what is due, and the largest error that is allowed, by output.
 
     ``allowed`` is infinite in rows that see no key.
     """
 
-    problem: AttentionProblem
-    operands: Operands
-    due: Outputs
-    allowed: Outputs
+    def __init__(self, problem: AttentionProblem, operands: Operands, due: Outputs, allowed: Outputs) -> None:
+        self.problem, self.operands = problem, operands
+        self.due, self.allowed = due, allowed
 
     def violation(self, what: str, got: Outputs) -> Violation | None:
         """Return the first place where outputs are not due; None if there is none."""

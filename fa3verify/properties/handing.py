@@ -205,10 +205,11 @@ def _unread(kernel: Kernel, examples: int) -> Walk:
         names = [name for name, change in UNREAD.items() if change(problem, arguments)]
         if kernel.device.startswith("cuda"):  # torch's own indexing would end the process
             names = [name for name in names if name != _LOUD]
-        cached = {NAN_BEHIND: {"behind": "nan"}, FULL: {"spare": 0}} if problem.cache else {}
+        cached: dict[str, Json] = {NAN_BEHIND: {"behind": "nan"}, FULL: {"spare": 0}}
         cases = dict.fromkeys((*names, FRESH), case)
-        for name, changes in cached.items():
-            cases[name] = case_of(kernel, replace(problem, cache=replace(problem.cache, **changes)))
+        if problem.cache:
+            caches = {name: replace(problem.cache, **changes) for name, changes in cached.items()}
+            cases |= {name: case_of(kernel, replace(problem, cache=cache)) for name, cache in caches.items()}
         for name, each in cases.items():
             if (yield Trial(UNREAD_LAW, each, {"of": name})):
                 return

@@ -64,8 +64,8 @@ def cached(
     kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool = False, sinks: Any = (), **of: Any
 ) -> AttentionProblem:
     """Return a problem whose keys lie in pages, of 16 keys unless the kernel declares other sizes, or in rows."""
-    cache = Cache(**{"page_size": page_size(kernel)} | of)
-    return packed(kernel, queries, keys, causal=causal, cache=cache, **dict(sinks))
+    lies: Json = {"page_size": page_size(kernel)} | of
+    return packed(kernel, queries, keys, causal=causal, cache=Cache(**lies), **dict(sinks))
 
 
 def smallest(kernel: Kernel) -> int:

@@ -9,15 +9,12 @@ rare loss.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import count as count_of
 from typing import Any
 
@@ -36,6 +33,7 @@ from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
 from fa3verify.properties.ladder import work
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
+from fa3verify.properties.surroundings import keeping_environment, settings
 from fa3verify.properties.views import copied, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
@@ -132,8 +130,7 @@ class _Graph:
         self.returned: Any = None
 
     def __call__(self, kernel: Callable[[], Any]) -> Any:
-        import torch
-
+        torch = sys.modules["torch"]
         if self.graph is None:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -180,9 +177,9 @@ def _after_an_exception(family: list[Call], trial: Trial) -> Found:
 
 
 def _after_a_pause(family: list[Call], trial: Trial) -> Found:
-    for _ in range(2):
-        yield _again(family[0], "before and after a pause")
-        time.sleep(_PAUSE_S)
+    yield _again(family[0], "before a pause")
+    time.sleep(_PAUSE_S)
+    yield _again(family[0], "after a pause")
 
 
 def _with_other_seeds(family: list[Call], trial: Trial) -> Found:
@@ -211,7 +208,8 @@ def _unasked_gradients(family: list[Call], trial: Trial) -> Found:
     for frozen in (("q",), ("k",), ("v",), ("q", "k")):
         rest = {name: x for name, x in due.due.items() if name[1:] not in frozen}
         with arranged(frozen=frozen):
-            yield replace(due, due=rest).violation(f"without gradients of {' and '.join(frozen)}", setup.run())
+            partly = Addressed(due.problem, due.operands, rest, due.allowed)
+            yield partly.violation(f"without gradients of {' and '.join(frozen)}", setup.run())
     with arranged(times=2):
         yield due.violation("a second backward of one graph", setup.run())
 
@@ -238,47 +236,10 @@ def _in_threads(family: list[Call], trial: Trial) -> Found:
         yield each
 
 
-def _settings() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]]:
-    """Yield what a call must leave as it is and must not depend on: its name, how it is read and set, and values."""
-    yield (
-        "numpy's handling of errors",
-        np.geterr,
-        lambda x: np.seterr(**x),
-        (dict.fromkeys(np.geterr(), "ignore"), np.geterr()),
-    )
-    yield "the working directory", os.getcwd, os.chdir, ("/",)
-    if torch := sys.modules.get("torch"):
-        dtypes = (torch.bfloat16, torch.float64)
-        yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, dtypes
-        yield "whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)
-        deterministic = partial(torch.use_deterministic_algorithms, warn_only=True)
-        yield "deterministic algorithms", torch.are_deterministic_algorithms_enabled, deterministic, (False,)
-        yield "torch's number of threads", torch.get_num_threads, torch.set_num_threads, (2, 1)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            yield "the current stream", torch.cuda.current_stream, torch.cuda.set_stream, (torch.cuda.Stream(),)
-
-
-def _written_variables(kernel: Callable[[], Any]) -> Any:
-    """Call a kernel, and raise WrongOutput if it leaves a variable of the environment that it has set.
-
-    It may have set the same one in every call before. One that it sets, and sets back, is written twice.
-    """
-    written: Counter[object] = Counter()
-    set_variable = os.putenv
-    os.putenv = lambda name, value: (written.update([name]), set_variable(name, value))[1]
-    try:
-        returned = kernel()
-    finally:
-        os.putenv = set_variable
-    if left := [os.fsdecode(name) for name, count in written.items() if count == 1]:  # type: ignore[arg-type]
-        raise WrongOutput(f"leaves {' and '.join(left)} set in the environment")
-    return returned
-
-
 def _outside_stays(family: list[Call], trial: Trial) -> Found:
     """Call under other settings, which must stay, and compare what an earlier call returned."""
     changed: list[str] = []
-    for name, read, write, values in _settings():
+    for name, read, write, values in settings():
         for value in values:
 
             def under(kernel: Callable[[], Any], *, read: Any = read, write: Any = write, value: Any = value) -> Any:
@@ -295,7 +256,7 @@ def _outside_stays(family: list[Call], trial: Trial) -> Found:
                 yield _again(family[0], f"with {name}: {value}")
     if changed:
         yield Violation(f"it changes {' and '.join(dict.fromkeys(changed))}")
-    with arranged(call=_written_variables):
+    with arranged(call=keeping_environment):
         yield _again(family[0], "with its environment watched")
     with arranged() as arrangement:
         yield _again(family[0], "the first call")
@@ -368,16 +329,17 @@ _OF_TENSORS = ("in the same memory", "as a CUDA graph", "after an exception", "w
 
 
 def _trials(kernel: Kernel, examples: int) -> Walk:
-    left_out = set() if kernel.is_handed else set(_OF_TENSORS)
+    left_out: set[str] = set() if kernel.is_handed else set(_OF_TENSORS)
     if not kernel.device.startswith("cuda"):
         left_out.add("as a CUDA graph")
     if kernel.operation != "backward" or kernel.forward != "own":
         left_out.add("without some gradients, and twice")
     for problem in calls(kernel):
         for name in [each for each in STEPS if each not in left_out]:
-            often = {"examples": examples if kernel.is_handed else 1, "calls": 0}
-            own = {"of": name} | (often if name == _OFTEN else {})
-            if (yield Trial(NAME, case_of(kernel, problem), own)):
+            parameters: Json = {"of": name}
+            if name == _OFTEN:
+                parameters |= {"examples": examples if kernel.is_handed else 1, "calls": 0}
+            if (yield Trial(NAME, case_of(kernel, problem), parameters)):
                 return
         left_out |= {_OFTEN, "after a pause"}  # once is enough
 

@@ -7,6 +7,7 @@ with bytes that are NaN, or very large numbers, so that what is read there shows
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,8 +42,7 @@ def blank(like: Any, shape: tuple[int, ...]) -> Any:
     size = math.prod(shape) * like.itemsize
     if is_numpy(like):
         return np.full(size, _GARBAGE, np.uint8).view(like.dtype).reshape(shape)
-    import torch
-
+    torch = sys.modules["torch"]  # which has made the tensor
     return torch.full((size,), _GARBAGE, dtype=torch.uint8, device=like.device).view(like.dtype).reshape(shape)
 
 
@@ -187,7 +187,6 @@ def _far(x: Any, axis: int, beyond: int) -> Any:
         memory = np.empty(size, x.dtype)
         view = as_strided(memory, x.shape, tuple(n * x.itemsize for n in strides))
     else:
-        import torch
-
+        torch = sys.modules["torch"]
         view = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(tuple(x.shape), tuple(strides))
     return _filled(view, x)

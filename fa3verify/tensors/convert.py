@@ -99,6 +99,7 @@ def gradients_of(
         returned = returned if isinstance(returned, tuple) else (returned,)
         douts = (dout,) if dlse is None else (dout, dlse)
         asked = [x for x in (*leaves, *named.values()) if x.requires_grad]
-        for _ in range(times):
-            found = iter(torch.autograd.grad(returned[: len(douts)], asked, douts, times > 1, allow_unused=bool(named)))
+        for _ in range(times - 1):
+            torch.autograd.grad(returned[: len(douts)], asked, douts, retain_graph=True, allow_unused=True)
+        found = iter(torch.autograd.grad(returned[: len(douts)], asked, douts, allow_unused=bool(named)))
     return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in (*leaves, *named.values()))
