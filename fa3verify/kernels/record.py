@@ -15,6 +15,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
 from fa3_reference.score_term import ScoreTerm
 from fa3verify import operations
+from fa3verify.files import Json
 from fa3verify.kernels.policy import DEFAULT, Policy
 from fa3verify.kernels.sizes import Sizes, written
 from fa3verify.operations import AnyConfig
@@ -248,7 +249,7 @@ class Kernel:
         Kernel
             The new kernel; this one stays as it is.
         """
-        known = {f.name: getattr(self.code, f.name) for f in fields(Functions) if hasattr(self.code, f.name)}
+        known: Json = {f.name: getattr(self.code, f.name) for f in fields(Functions) if hasattr(self.code, f.name)}
         return replace(self, code=Functions(**(known | functions)))
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:

@@ -101,13 +101,13 @@ class _SameMemory:
     """Gives calls whose arguments lie where those of their name, shape and dtype lay before."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[Any, ...], Any] = {}
+        self.held: Json = {}
 
     def __call__(self, arguments: Json) -> Json:
         return {name: self._placed(name, x) if is_tensor(x) else x for name, x in arguments.items()}
 
     def _placed(self, name: str, x: Any) -> Any:
-        held = self.held.setdefault((name, tuple(x.shape), str(x.dtype)), copied(x))
+        held = self.held.setdefault(f"{name} {tuple(x.shape)} {x.dtype}", copied(x))
         if is_numpy(x):
             held.flags.writeable = True
         held[...] = x

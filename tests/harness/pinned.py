@@ -77,8 +77,8 @@ def plans() -> dict[str, str]:
 
 
 def trials() -> dict[str, str]:
-    """Return the digest of the first trials of a property on each kernel that it applies to."""
-    return {law.name: of_json([_trials(law, registry.find(name)) for name in KERNELS]) for law in LAWS}
+    """Return the digest of the first trials of a property that draws them, on each kernel that it applies to."""
+    return {law.name: of_json([_trials(law, registry.find(name)) for name in KERNELS]) for law in LAWS if law.draw}
 
 
 def _trials(law: Law, kernel: record.Kernel) -> list[Any]:
