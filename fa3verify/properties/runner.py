@@ -312,13 +312,14 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
         statement=law.statement,
         kind=law.kind,
         examples=search.examples,
-        outputs=search.outputs,
+        outputs=0 if law.walk else search.outputs,
         message=violation and violation.message,
         trial=trial,
         violation=violation,
         classes=frozenset(search.classes),
         hypotheses=search.settled,
-        tried=replace(search.tried.noted(), **(law.asked(search.passed) if law.asked else {})),
+        # How many calls of a walk there is time for differs from run to run: what it asked is said apart.
+        tried=SizesTried(**law.asked(search.passed)) if law.asked else search.tried.noted(),
         optional=optional,
     )
 

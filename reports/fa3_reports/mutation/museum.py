@@ -224,7 +224,7 @@ OUTSIDE: dict[int, str] = {
     20: "num_splits is the caller's here; which one a host chooses changes no result that is judged",
     78: "no sink among what is judged",
     80: "no dropout among what is judged",
-    87: "twins take no strides; layouts_change_no_value judges kernels that do",
+    87: "twins take no strides; views_are_read_by_their_strides judges kernels that do",
 }
 
 
