@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from fa3verify.files import Json
 
 _AXES = ("first axis", "second axis", "third axis", "last axis")
+_ALIGNED = 64  # elements: far views ask for offsets, and keep every row where vector loads may be
 _GARBAGE = 0x7F  # in every byte: NaN of e4m3 and fp16, and a very large number of the others
 Blank = Callable[[tuple[int, ...]], Any]
 View = Callable[[Any, Blank], Any]
@@ -181,7 +182,8 @@ def _far(x: Any, axis: int, beyond: int) -> Any:
     """
     others = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
     strides = [math.prod(others[a + 1 :]) for a in range(len(others))]
-    strides[axis] = max(math.prod(others), -(-beyond // (x.shape[axis] - 1)) + 1)
+    apart = max(math.prod(others), -(-beyond // (x.shape[axis] - 1)) + 1)
+    strides[axis] = -(-apart // _ALIGNED) * _ALIGNED
     size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, strides, strict=True))
     if is_numpy(x):
         memory = np.empty(size, x.dtype)
