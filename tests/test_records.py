@@ -24,7 +24,6 @@ GROW = {
 }
 HAVE_A_DICTIONARY = {
     "AttentionCall",
-    "CallResult",
     "CheckedRows",
 }  # they remember what they work out, or others inherit
 NAMED_BASES = {"NamedTuple", "TypedDict", "Protocol"}

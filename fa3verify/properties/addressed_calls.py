@@ -38,10 +38,16 @@ class Watch:
         return max(time.process_time() - self._began[0], (time.monotonic() - self._began[1]) / 4)
 
 
-def is_addressable(problem: AttentionProblem) -> bool:
-    """Tell whether outputs for a problem can name addresses: not under a softcap, with a term, or with stored FP8."""
-    is_plain = not (problem.softcap or problem.term or problem.qv or problem.top_left)
-    return is_plain and (problem.cache is None or problem.cache.fp8 in ("", "head"))
+def is_addressable(kernel: Kernel, problem: AttentionProblem) -> bool:
+    """Tell whether outputs for a problem can name addresses: not under a softcap, with a term, or with keys in FP8 that
+    share descales otherwise than by head.
+
+    Gradients cannot where a row may see no key, as some kernels weigh all keys alike there.
+    """
+    is_plain = not (problem.softcap or problem.term or problem.qv or problem.top_left or kernel.mods)
+    is_seeing = all(seq.seqlen_k >= max(1, seq.seqlen_q * problem.causal) for seq in problem.sequences())
+    is_stored = problem.cache is None or problem.cache.fp8 in ("", "head")
+    return is_plain and is_stored and (kernel.operation == "forward" or is_seeing)
 
 
 def is_asked(kernel: Kernel) -> bool:
@@ -90,7 +96,7 @@ def call_of(kernel: Kernel, problem: AttentionProblem, *, seed: int = 0, alike: 
     else:
         found = addressed(problem, seed=seed, alike=alike, is_coarse=bool(kernel.quantises.said))
     setup = Setup(kernel, problem, found.operands, kernel.configured(problem))
-    if kernel.mods is None and is_addressable(problem):
+    if is_addressable(kernel, problem):
         return setup, found
     due = {name: x.astype(np.float32) for name, x in setup.run().items()}
     largest = {name: np.abs(x).max(initial=0, where=np.isfinite(x)) for name, x in due.items()}

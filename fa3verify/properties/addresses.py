@@ -193,8 +193,8 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     is_coarse : bool
         Whether the kernel rounds its operands or P to few bits: no two of V's numbers are then added.
     """
-    is_coarse |= problem.dtype == "e4m3"
-    keys = _Keys(problem, seed, alike, 4 if is_coarse else 15, 1 if is_coarse else 4)
+    is_short = is_coarse or problem.dtype == "e4m3"
+    keys = _Keys(problem, seed, alike, 4 if is_short else 15, 1 if is_short else 4)
     rows = _Rows(problem, keys, seed, alike)
     heads = np.arange(problem.nheads)
     turns = keys.turns[rows.of][:, heads // problem.group]
@@ -214,6 +214,7 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     sinks = (scores.flat[0] + np.log(np.maximum(heard, np.exp(-2 * _NATS)))).astype(np.float32)
     sees = rows.count > 0
     shares = np.where(sees, rows.count + heard, 1)
+    known = sees & ~(is_coarse & (rows.count > 1))  # keys of a class differ where K is rounded to few bits
     operands = _stored(problem, (q, k, keys.v), sinks if problem.sinks else None, (of_k, of_v))
     unit = (of_v[rows.of][:, kv] / shares)[..., None]
     shape = problem.out_shape
@@ -225,7 +226,7 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
             "lse": as_lse(problem, (scores + np.log(shares)).astype(np.float32)),
         },
         {
-            "out": np.where(sees[..., None], _UNIT * unit, np.inf).reshape(*shape[:-1], 1),
+            "out": np.where(known[..., None], _UNIT * unit, np.inf).reshape(*shape[:-1], 1),
             "lse": as_lse(problem, np.where(sees, _LSE_NATS + is_coarse * scores / 16, np.inf)),
         },
     )

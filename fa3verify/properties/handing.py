@@ -44,6 +44,7 @@ _ALIKE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "forward": {"batch": ("k", "v"), "heads": ("k", "v"), "queries": ("q",)},
     "backward": {"dout": ("dout",)},
 }
+_OWN = ("out", "lse")  # what a backward gets of its own forward, and no caller lays otherwise
 _SLACK = 5  # tokens behind the last sequence
 SECONDS = 0.4  # of a walk for each example of a campaign
 _MANY = 30  # examples of a campaign from which all views are asked
@@ -70,7 +71,9 @@ def _viewed(name: str, view: str) -> Callable[[Json], Json]:
     def give(arguments: Json) -> Json:
         if view in POOLS or view == PROJECTION:
             return arguments | joined(arguments, view)
-        asked = arguments if name == ALL else {name: arguments[name]}
+        asked = (
+            {each: x for each, x in arguments.items() if each not in _OWN} if name == ALL else {name: arguments[name]}
+        )
         return arguments | {each: viewed(x, view) for each, x in asked.items() if view in (*views_of(x), EXPANDED)}
 
     return give
@@ -86,7 +89,11 @@ def _views(kernel: Kernel, examples: int) -> Walk:
     for problem in calls(kernel):
         arguments = arguments_of(kernel, problem)
         case = case_of(kernel, problem)
-        own = {name: [view for view in views_of(x) if view not in left_out] for name, x in arguments.items()}
+        own = {
+            name: [view for view in views_of(x) if view not in left_out]
+            for name, x in arguments.items()
+            if name not in _OWN
+        }
         shared = [view for view in (*POOLS, PROJECTION) if joined(arguments, view)]
         everywhere = dict.fromkeys(view for views in own.values() for view in views if view not in FAR)
         asked = [(name, view, "") for name, views in own.items() for view in views]

@@ -57,7 +57,12 @@ class _Climb:
         not.
         """
         problem = problem_of(self.kernel, LADDERS[name], n)
-        if n in self.asked[name] or problem is None or problem in self.problems or not is_addressable(problem):
+        if (
+            n in self.asked[name]
+            or problem is None
+            or problem in self.problems
+            or not is_addressable(self.kernel, problem)
+        ):
             return None
         expected_s = self.pace_s.get(name, 0.0) * work(problem)
         if expected_s > share * self.left_s:

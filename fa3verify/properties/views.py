@@ -167,9 +167,9 @@ def _without(shape: Any, axis: int) -> tuple[int, ...]:
 
 
 def _expanded(x: Any) -> Any:
-    """Return a tensor without memory for the axes along which it is the same."""
+    """Return a tensor without memory for the axes along which it is the same, but for that of channels."""
     one = x
-    for axis, n in enumerate(x.shape):
+    for axis, n in enumerate(x.shape[:-1]):
         first = one[(slice(None),) * axis + (slice(1),)]
         one = first if n and bool((first == one).all()) else one
     return np.broadcast_to(one.copy(), x.shape) if is_numpy(x) else one.clone().expand(x.shape)

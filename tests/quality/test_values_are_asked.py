@@ -31,7 +31,7 @@ FOUND_BY = {
     "tiles_behind": "neighbours_never_leak",
     "nan_as_zero": "special_values_are_stored",
     "inf_in_descale": "special_values_are_stored",
-    "zeros_of_scale_zero": "faint",
+    "zeros_of_scale_zero": "cover",
     "seeds_in_a_byte": "practice",
     "long_rows_cut": "practice",
 }
