@@ -53,7 +53,7 @@ class Addressed:
                 continue
             x = got[name].astype(np.float32)
             with np.errstate(invalid="ignore"):
-                wrong = ~(np.abs(x - due) <= self.allowed[name])
+                wrong = ~((np.abs(x - due) <= self.allowed[name]) | (x == due) | (np.isnan(x) & np.isnan(due)))
             if wrong.any():
                 at = tuple(int(i) for i in np.argwhere(wrong)[0])
                 words = f"{what}: {name}{list(at)}: got {float(x[at])!r}, expected {float(due[at])!r}"

@@ -27,8 +27,7 @@ def settings() -> Iterator[Setting]:
     )
     yield "the working directory", os.getcwd, os.chdir, ("/",)
     if torch := sys.modules.get("torch"):
-        dtypes = (torch.bfloat16, torch.float64)
-        yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, dtypes
+        yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)
         yield "whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)
         deterministic = partial(torch.use_deterministic_algorithms, warn_only=True)
         yield "deterministic algorithms", torch.are_deterministic_algorithms_enabled, deterministic, (False,)

@@ -136,10 +136,10 @@ def test_layouts_that_are_told_are_those_of_arrays_that_a_kernel_was_given_and_d
     law = run_law(find_law("views_are_read_by_their_strides"), kernel, max_examples=6, seed=0)
     assert law.status == "pass"
     given = {"features": FEATURES, "head_dims": None, "outputs": {}, "properties": [law.law], "is_forward": True}
-    ran = tried.concluded(law.tried, **given)
+    ran = tried.concluded(replace(law.tried, calls=1), **given)
     assert re.fullmatch(layout, ran.layout)
-    assert f"; {ran.layout} tensors; " in tried.line([ran])
-    assert f"; {ran.layout} tensors; " in tried.line([ran, ran])
+    assert f" {ran.layout} tensors; " in tried.line([ran])
+    assert f" {ran.layout} tensors; " in tried.line([ran, ran])
     said = [f"{left} that are not contiguous"] if left else []
     assert [words for words in ran.not_tried if "contiguous" in words] == said
 

@@ -134,13 +134,13 @@ def attention(q, k, v, *, softmax_scale, score_mod=None, mask_mod=None, mistake=
     batch, nheads, n, _ = q.shape
     m, group = k.shape[2], nheads // max(1, k.shape[1])
     q, k, v = q.float(), k.float(), v.float()
-    out = torch.zeros(batch, nheads, n, v.shape[-1])
-    lse = torch.full((batch, nheads, n), -math.inf)
+    out = torch.zeros(batch, nheads, n, v.shape[-1], dtype=torch.float32)
+    lse = torch.full((batch, nheads, n), -math.inf, dtype=torch.float32)
     for b in range(batch):
         for h in range(nheads):
             for start in range(0, n, TILE):
                 rows = slice(start, min(start + TILE, n))
-                s = torch.full((rows.stop - start, m), -math.inf)
+                s = torch.full((rows.stop - start, m), -math.inf, dtype=torch.float32)
                 for first in range(0, m, TILE):
                     keys = slice(first, min(first + TILE, m))
                     raw = q[b, h, rows] @ k[b, h // group, keys].T
@@ -171,9 +171,9 @@ def masked(x, seen, raw, places, score_mod, mistake):
 
 
 def softmax(s, v, dtype, in_log2):
-    top = s.amax(-1, keepdim=True) if s.shape[-1] else torch.full((len(s), 1), -math.inf)
+    top = s.amax(-1, keepdim=True) if s.shape[-1] else torch.full((len(s), 1), -math.inf, dtype=s.dtype)
     base = torch.where(top.isneginf(), 0.0, top)
-    unit = torch.tensor(1 / math.log(2))
+    unit = torch.tensor(1 / math.log(2), dtype=torch.float32)
     p = torch.exp2(s * unit - base * unit) if in_log2 else torch.exp(s - base)
     total = p.sum(-1, keepdim=True)
     out = p.to(dtype).float() @ v / torch.where(total == 0, 1.0, total)

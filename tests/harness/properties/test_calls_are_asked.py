@@ -44,7 +44,7 @@ FOUND_BY = (
     ("leaves_errors", REUSE),
     ("added_to_before", REUSE),
 )
-OF_TORCH = (("storage_offset", VIEWS), ("grad_mode", REUSE), ("takes_dtype", REUSE), ("second_backward", REUSE))
+OF_TORCH = (("storage_offset", VIEWS), ("grad_mode", REUSE), ("second_backward", REUSE))
 RIGHT = ("needs_channels", "padded_output", "int8_inside", "no_lse", "kept_plans", "few_sequences", "self_attention")
 
 
