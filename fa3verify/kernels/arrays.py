@@ -106,6 +106,8 @@ class ArrayFunction:
         Whether query heads that share a kv head lie beside each other, or ``nheads_kv`` apart.
     launchable, identity : callable
         As :class:`fa3verify.kernels.record.Code` has them.
+    is_handed : bool
+        Always, as its arguments are arranged by :mod:`fa3verify.kernels.handed`.
     """
 
     function: Callable[..., object]
