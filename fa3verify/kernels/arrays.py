@@ -305,9 +305,10 @@ class ArrayFunction:
         return (laid.astype(np.float64) * unit).astype(lse.dtype) if self.lse_base == 2 else laid
 
     def _foreign(self, x: np.ndarray) -> Any:
-        if self.library == "numpy":  # which gives an empty array strides of 0, that kernels refuse
-            whole = np.empty([max(n, 1) for n in x.shape], x.dtype)
-            return np.ascontiguousarray(x) if x.size else whole[tuple(map(slice, x.shape))]
+        if self.library == "numpy" and not x.size:  # numpy gives it strides of 0, which kernels refuse
+            return np.empty([max(n, 1) for n in x.shape], x.dtype)[tuple(map(slice, x.shape))]
+        if self.library == "numpy":
+            return np.ascontiguousarray(x)
         from fa3verify.tensors.convert import to_torch
 
         return to_torch(x, self.device)

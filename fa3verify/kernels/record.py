@@ -250,7 +250,8 @@ class Kernel:
             The new kernel; this one stays as it is.
         """
         known: Json = {f.name: getattr(self.code, f.name) for f in fields(Functions) if hasattr(self.code, f.name)}
-        return replace(self, code=Functions(**(known | functions)))
+        known |= functions
+        return replace(self, code=Functions(**known))
 
     def config_for(self, problem: AttentionProblem, changes: Iterable[tuple[str, Setting]] = ()) -> AnyConfig:
         """Return the configuration for a problem with some fields changed.

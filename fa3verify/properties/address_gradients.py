@@ -16,6 +16,7 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify.operations import Outputs
 from fa3verify.properties.addresses import (
+    TABLE,
     Addressed,
     as_lse,
     codebook,
@@ -23,9 +24,9 @@ from fa3verify.properties.addresses import (
     loudness,
     mixed,
     positions,
+    seen_by_rows,
 )
 
-_TABLE = 4096  # rows of whole numbers, of which every key has one
 _WHOLE = 4  # whole numbers of K and V are below it
 _TELLING = 4  # one in so many channels of dO is 1 or -1, the others are 0
 _RELATIVE = 2.0**-5  # of the sizes that a gradient adds up: roundings of P, dS and the sum are far below
@@ -47,8 +48,8 @@ def addressed_gradients(
     of_lse : bool
         Whether lse has a gradient, too: a whole number for each row.
     """
-    queries, lengths_k = lengths_of(problem)
-    of, row = positions(queries)
+    lengths_k = lengths_of(problem)[1]
+    of, row, first, visible = seen_by_rows(problem)
     owner, place = positions(lengths_k)
     heads, heads_kv = np.arange(problem.nheads), np.arange(problem.nheads_kv)
     kv = heads // problem.group
@@ -56,14 +57,12 @@ def addressed_gradients(
     pairs = max(1, (int(lengths_k.max()) + 1) // 2)
     codes = codebook(pairs, half := max((pairs - 1).bit_length(), channels // 2))
     turns = mixed(seed, np.arange(problem.batch)[:, None], heads_kv) % pairs
-    own = mixed(seed + 1, owner[:, None], place[:, None], heads_kv) % _TABLE
-    table = np.random.default_rng(seed).integers(0, _WHOLE, (_TABLE, channels + width)).astype(np.float32)
+    own = mixed(seed + 1, owner[:, None], place[:, None], heads_kv) % TABLE
+    table = np.random.default_rng(seed).integers(0, _WHOLE, (TABLE, channels + width)).astype(np.float32)
     k = np.empty((*own.shape, channels), np.float32)
     k[..., :half] = codes[(place[:, None] // 2 + turns[owner]) % pairs]
     k[..., half:] = table[own, half:channels]
     v = table[own, channels:]
-    first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
-    visible = np.maximum(stop - first, 0)
     number = row[:, None] * problem.group + heads % problem.group
     target = first + (number + number // 7 + mixed(seed + 2, of[:, None], heads)) % np.maximum(visible, 1)
     loud = loudness(problem, pairs, half)
@@ -76,7 +75,7 @@ def addressed_gradients(
     ends = (np.cumsum(lengths_k) - lengths_k)[of][:, None]
     one = target // 2 * 2
     keys = np.stack([one, one + 1])
-    seen = (keys >= first) & (keys < stop)
+    seen = (keys >= first) & (keys < first + visible)
     tokens = np.where(seen, keys + ends, 0)
     dlse = number % 5 - 2.0 if of_lse else None
     return _call(problem, (q, k, v, dout, dlse), tokens, seen, sizes * half * problem.softmax_scale)

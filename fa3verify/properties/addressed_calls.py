@@ -25,7 +25,7 @@ from fa3verify.properties.law import KernelError, Setup
 _NEAR = 2.0**-5  # of the largest output, by which two runs of one call may differ where no address is known
 
 
-class Watch:
+class Stopwatch:
     """Seconds of work since it was made: of this process, or where that waits for others a quarter of those that have
     passed, so that a busy machine asks a kernel as much as an idle one.
     """

@@ -27,7 +27,7 @@ from fa3verify.operations import Outputs
 from fa3verify.properties.law import Violation
 
 Integers = NDArray[np.int64]
-_TABLE = 4096  # rows of whole numbers, of which every key has one
+TABLE = 4096  # rows of whole numbers, of which every key has one
 _NATS = 16.0  # by which scores of other classes lie below a row's own, at least
 _MOST_CLASSES = 61  # unless keys are so many that a row would add too many of them
 _SIZES = (4, 5, 6, 7)  # of rows of Q, in quarters
@@ -76,6 +76,16 @@ def lengths_of(problem: AttentionProblem) -> tuple[Integers, Integers]:
     return queries, keys
 
 
+def seen_by_rows(problem: AttentionProblem) -> tuple[Integers, Integers, Integers, Integers]:
+    """Return the sequence of every query and its place there, (queries,), and the first key that it sees and how many
+    it sees, (queries, 1).
+    """
+    queries, keys = lengths_of(problem)
+    of, row = positions(queries)
+    first, stop = problem.visible_keys(row, queries[of], keys[of])  # type: ignore[arg-type]
+    return of, row, first[:, None], np.maximum(stop - first, 0)[:, None]
+
+
 def mixed(seed: int, *numbers: Integers) -> Integers:
     """Return numbers below 2^31 that look random, one for each combination of whole numbers."""
     x = np.full(np.broadcast_shapes(*(n.shape for n in numbers)), seed + 1, np.uint64)
@@ -105,7 +115,7 @@ def as_lse(problem: AttentionProblem, x: np.ndarray) -> np.ndarray:
 @lru_cache(8)
 def _tables(seed: int, levels: int, width: int, dtype: Dtype) -> tuple[NDArray[np.uint8], np.ndarray]:
     """Return rows of whole numbers from 1 to ``levels``, as integers and in a format."""
-    table = np.random.default_rng(seed).integers(1, levels, (_TABLE, width), np.uint8, endpoint=True)
+    table = np.random.default_rng(seed).integers(1, levels, (TABLE, width), np.uint8, endpoint=True)
     return table, table.astype(FORMATS[dtype].dtype)
 
 
@@ -124,7 +134,7 @@ class _Keys:
         of, place = positions(keys)
         heads = np.arange(problem.nheads_kv) * ("heads" not in alike)
         table, stored = _tables(seed, levels, width, stored_in(problem))
-        which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % _TABLE
+        which = mixed(seed, (of * ("batch" not in alike))[:, None], place[:, None], heads) % TABLE
         shares = math.ceil(math.ceil(longest / classes) / most)
         turn = place // classes % shares
         own = np.arange(shares)[:, None] == np.arange(width) % shares  # the channels of every key, by its turn
@@ -152,10 +162,7 @@ class _Rows:
     """
 
     def __init__(self, problem: AttentionProblem, keys: _Keys, seed: int, alike: str) -> None:
-        queries, lengths_k = lengths_of(problem)
-        of, row = positions(queries)
-        first, stop = (x[:, None] for x in problem.visible_keys(row, queries[of], lengths_k[of]))  # type: ignore[arg-type]
-        visible = np.maximum(stop - first, 0)
+        of, row, first, visible = seen_by_rows(problem)
         heads = np.arange(problem.nheads)
         number = row[:, None] * problem.group + heads % problem.group
         owner, turned, number = (x * ("queries" not in alike) for x in (of[:, None], heads, number))
@@ -164,7 +171,7 @@ class _Rows:
         chosen = np.where(edge == 0, 0, np.where(edge == 1, visible - 1, turn % np.maximum(visible, 1)))
         sees = np.broadcast_to(visible > 0, chosen.shape)
         low = np.where(sees, first + chosen % keys.classes, 0)
-        high = np.where(sees, stop - 1 - (visible - 1 - chosen) % keys.classes, 0)
+        high = np.where(sees, first + visible - 1 - (visible - 1 - chosen) % keys.classes, 0)
         start, head = keys.starts[of][:, None], np.broadcast_to(heads // problem.group, chosen.shape)
         within = np.minimum(start + high, max(0, len(keys.sums) - 1)), head
         in_front = np.maximum(start + low - keys.classes, 0), head
@@ -268,10 +275,8 @@ def unrotated(problem: AttentionProblem, q: np.ndarray, k: np.ndarray) -> tuple[
     """Return what the rotary embedding of a call makes Q and appended keys of, before it."""
     cache = problem.cache
     assert cache is not None
+    dim = cache.rotary_dim
     flips = np.ones(problem.head_dim)  # a rotation between two of these reflections turns the other way
-    flips[1 : cache.rotary_dim : 2] = -1
-    if not cache.interleaved:
-        flips = np.ones(problem.head_dim)
-        flips[cache.rotary_dim // 2 : cache.rotary_dim] = -1
+    flips[slice(1, dim, 2) if cache.interleaved else slice(dim // 2, dim)] = -1
     back_q, back_k = rotated(problem, q * flips, k * flips)
     return back_q * flips, back_k * flips

@@ -1,8 +1,8 @@
 """Laws about how a call is handed over: views are read by their strides, and nothing is read that belongs to nobody.
 
 The calls are those whose outputs name addresses, with their arguments arranged in other ways
-(:mod:`fa3verify.properties.views`). A kernel that refuses a view says so by one of
-:data:`fa3verify.kernels.record.REFUSALS`, and is not asked further.
+(:mod:`fa3verify.properties.views`). A view that a kernel refuses, by any exception but an error of the GPU, is left
+out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
 
-import numpy as np
-
 from fa3_reference.problem import AttentionProblem
 from fa3verify.files import Json
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked, is_refusal
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, case_of, is_asked, is_refusal
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 from fa3verify.properties.views import (
     EXPANDED,
@@ -32,7 +30,7 @@ from fa3verify.properties.views import (
     VIEWS,
     WIDE,
     blank,
-    is_numpy,
+    copied,
     joined,
     viewed,
     views_of,
@@ -83,7 +81,7 @@ def _views(kernel: Kernel, examples: int) -> Walk:
     """Yield trials of each view of each argument, of all arguments, and of those that lie in one tensor, in any order:
     a slow kernel is asked some of each.
     """
-    watch = Watch()
+    watch = Stopwatch()
     left_out = SLOW if examples < _MANY else frozenset()
     trials = []
     for problem in calls(kernel):
@@ -151,9 +149,8 @@ def _entries(entry: int | None, problem: AttentionProblem, arguments: Json) -> J
     table = arguments.get("page_table")
     if table is None or problem.cache is None or problem.seqlens_k is None or problem.cache.indexed:
         return {}
-    found = np.array(table) if is_numpy(table) else table.clone()
-    pads = problem.cache.leftpad or (0,) * problem.batch
-    for row, n, pad in zip(found, problem.seqlens_k, pads, strict=False):
+    found = copied(table)
+    for row, n, pad in zip(found, problem.seqlens_k, problem.cache.pads(problem), strict=True):
         row[-(-(n + pad) // problem.cache.page_size) :] = int(found[0, 0]) if entry is None else entry
     return {"page_table": found}
 
@@ -180,8 +177,7 @@ def garbage_in_fresh_memory() -> Iterator[None]:
 
     Arrays below a kilobyte, which numpy takes from memory that it keeps, and other C libraries are left out.
     """
-    libc = ctypes.CDLL(None)
-    perturb = getattr(libc, "mallopt", lambda option, value: 0) if sys.platform == "linux" else lambda *of: 0
+    perturb = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: 0)  # glibc alone has it
     torch = sys.modules.get("torch")
     is_on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
     perturb(_MMAP_THRESHOLD, 2**30)  # larger blocks would be fresh pages of zeros

@@ -10,7 +10,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
 from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import Watch, call_of, case_of, is_addressable, is_asked
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, case_of, is_addressable, is_asked
 from fa3verify.properties.ladder import LADDERS, coarse, ladders, problem_of, work
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 
@@ -38,7 +38,7 @@ class _Climb:
 
     def __init__(self, kernel: Kernel, seconds: float) -> None:
         self.kernel = kernel
-        self.watch = Watch()
+        self.watch = Stopwatch()
         self.limit_s = seconds
         self.asked: dict[str, set[int]] = {name: set() for name in ladders(kernel)}
         self.failed = 0  # the last size that failed
@@ -72,7 +72,7 @@ class _Climb:
             return ((yield from self.step(name, n)) or (yield from self.step(name, n - 1))) if smaller else None
         self.asked[name].add(n)
         self.problems.add(problem)
-        watch = Watch()
+        watch = Stopwatch()
         failed = yield Trial(NAME, case_of(self.kernel, problem), {"of": name, "n": n, "seed": n % 7})
         self.pace_s[name] = watch.seconds / work(problem)
         self.failed = n if failed else self.failed

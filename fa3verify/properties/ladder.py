@@ -32,7 +32,6 @@ class Ladder:
     make: Make
     needs: frozenset[str] = frozenset()
     operations: tuple[str, ...] = ("forward", "backward")
-    least: int = 1
 
 
 def channels(kernel: Kernel) -> int:
@@ -61,11 +60,17 @@ def packed(kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], **ot
 
 
 def cached(
-    kernel: Kernel, queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool = False, sinks: Any = (), **of: Any
+    kernel: Kernel,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    *,
+    causal: bool = False,
+    sinks: bool = False,
+    **of: Any,
 ) -> AttentionProblem:
     """Return a problem whose keys lie in pages, of 16 keys unless the kernel declares other sizes, or in rows."""
     lies: Json = {"page_size": page_size(kernel)} | of
-    return packed(kernel, queries, keys, causal=causal, cache=Cache(**lies), **dict(sinks))
+    return packed(kernel, queries, keys, causal=causal, cache=Cache(**lies), sinks=sinks)
 
 
 def smallest(kernel: Kernel) -> int:
@@ -75,8 +80,8 @@ def smallest(kernel: Kernel) -> int:
 
 def rotated(kernel: Kernel, keys: tuple[int, int]) -> AttentionProblem:
     """Return a problem that appends two keys to each sequence, with the whole head rotated by positions."""
-    is_causal = "causal" in kernel.features
-    return cached(kernel, (2, 2), keys, new=(2, 2), rotary_dim=channels(kernel) // 16 * 16, causal=is_causal)
+    rotary_dim = channels(kernel) // 16 * 16
+    return cached(kernel, (2, 2), keys, new=(2, 2), rotary_dim=rotary_dim, causal=_is_causal(kernel))
 
 
 def page_size(kernel: Kernel) -> int:
@@ -103,25 +108,24 @@ def _beside(n: int) -> dict[str, int]:
     return {"batch": 2, "nheads_kv": 1, "group": 1} if n % 2 else {"batch": 1, "nheads_kv": 2, "group": 2}
 
 
-def _masked(kernel: Kernel, n: int) -> Json:
-    """Return the mask of a call: causal at every odd size, if the kernel takes it."""
-    return {"causal": "causal" in kernel.features and n % 2 == 1}
+def _is_causal(kernel: Kernel, n: int = 1) -> bool:
+    """Tell whether a call has a causal mask: at every odd size, if the kernel takes it."""
+    return "causal" in kernel.features and n % 2 == 1
 
 
-def _sunk(kernel: Kernel) -> Json:
-    """Return sinks for a call of a kernel that takes them in binary32."""
-    is_taken = "sinks" in kernel.features and "narrow_sinks" not in kernel.features
-    return {"sinks": True} if is_taken and kernel.operation == "forward" else {}
+def _is_sunk(kernel: Kernel) -> bool:
+    """Tell whether a call has sinks: if the kernel is a forward that takes them in binary32."""
+    return kernel.operation == "forward" and "sinks" in kernel.features and "narrow_sinks" not in kernel.features
 
 
 _DECODING: Json = {"operations": ("forward",)}
 LADDERS: Mapping[str, Ladder] = {
     "batch": Ladder(4096, lambda kernel, n: batched(kernel, n, keys=5)),
-    "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, **_sunk(kernel))),
+    "heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n, group=1, sinks=_is_sunk(kernel))),
     "kv heads": Ladder(256, lambda kernel, n: batched(kernel, nheads_kv=n), frozenset({"gqa"})),
     "group": Ladder(128, lambda kernel, n: batched(kernel, group=n), frozenset({"gqa"})),
     "queries": Ladder(131072, lambda kernel, n: batched(kernel, queries=n, **_beside(n))),
-    "keys": Ladder(1048576, lambda kernel, n: batched(kernel, keys=n, **_beside(n), **_masked(kernel, n))),
+    "keys": Ladder(1048576, lambda kernel, n: batched(kernel, keys=n, **_beside(n), causal=_is_causal(kernel, n))),
     "queries and keys": Ladder(4096, lambda kernel, n: batched(kernel, 1, n, n, group=1)),
     "batch times heads": Ladder(70000, lambda kernel, n: batched(kernel, -(-n // 16), 1, 5, nheads_kv=16, group=1)),
     "sequences": Ladder(1024, lambda kernel, n: packed(kernel, *_sequences(n)), frozenset({"varlen"})),
@@ -133,18 +137,18 @@ LADDERS: Mapping[str, Ladder] = {
     ),
     "window": Ladder(
         65536,
-        lambda kernel, n: batched(kernel, 1, 3, 2 * n + 40, window=(n, n % 2 - 1), **_sunk(kernel)),
+        lambda kernel, n: batched(kernel, 1, 3, 2 * n + 40, window=(n, n % 2 - 1), sinks=_is_sunk(kernel)),
         frozenset({"window"}),
     ),
     "chunk": Ladder(
         65536,
-        lambda kernel, n: batched(kernel, 1, 3, n + n // 2 + 3, attention_chunk=n, **_masked(kernel, 1)),
+        lambda kernel, n: batched(kernel, 1, 3, n + n // 2 + 3, attention_chunk=n, causal=_is_causal(kernel)),
         frozenset({"attention_chunk"}),
         **_DECODING,
     ),
     "sequences of a cache": Ladder(1024, lambda kernel, n: cached(kernel, (1,) * n, _sequences(n)[1]), **_DECODING),
     "keys in pages": Ladder(
-        262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), sinks=_sunk(kernel)), PAGED, **_DECODING
+        262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), sinks=_is_sunk(kernel)), PAGED, **_DECODING
     ),
     "keys in rows": Ladder(262144, lambda kernel, n: cached(kernel, (3, 3), (n, 5), page_size=0), ROWS, **_DECODING),
     "page size": Ladder(

@@ -2,7 +2,7 @@
 
 A call is repeated after others of its shapes that differ in data, lengths, mask or scale; in the same memory and as a
 replayed CUDA graph; after an exception and a pause; from another thread, and from two at once; with other global seeds
-and another default dtype. What it leaves outside of its outputs is compared as well, and hundreds of small calls show a
+and settings. What it leaves outside of its outputs is compared as well, and hundreds of small calls show a
 rare loss.
 """
 
@@ -27,14 +27,14 @@ from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import WrongOutput
-from fa3verify.properties.addressed_calls import Watch, call_of, calls, case_of, is_asked
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, case_of, is_asked
 from fa3verify.properties.addresses import Addressed
 from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
 from fa3verify.properties.ladder import work
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
 from fa3verify.properties.surroundings import keeping_environment, settings
-from fa3verify.properties.views import copied, is_numpy, is_tensor
+from fa3verify.properties.views import copied, filled, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
 _OFTEN = "again and again"
@@ -110,10 +110,7 @@ class _SameMemory:
         held = self.held.setdefault(f"{name} {tuple(x.shape)} {x.dtype}", copied(x))
         if is_numpy(x):
             held.flags.writeable = True
-        held[...] = x
-        if is_numpy(x):
-            held.flags.writeable = x.flags.writeable
-        return held
+        return filled(held, x)
 
 
 def _in_the_same_memory(family: list[Call], trial: Trial) -> Found:
@@ -218,14 +215,15 @@ def _in_threads(family: list[Call], trial: Trial) -> Found:
     """Call from another thread, then from two at once."""
     found: list[Violation | BaseException | None] = []
 
-    def work(call: Call, count: int) -> None:
+    def repeat(call: Call, count: int) -> None:
+        words = "from two threads at once" if count > 1 else "from another thread"
         try:
-            found.extend(_again(call, f"{1 + (count > 1)} threads at once") for _ in range(count))
+            found.extend(_again(call, words) for _ in range(count))
         except BaseException as error:  # it is raised in the thread that began this one
             found.append(error)
 
     for members, count in ((family[:1], 1), (family[:2], _AT_ONCE), (family[-2:], _AT_ONCE)):
-        threads = [threading.Thread(target=work, args=(call, count), daemon=True) for call in members]
+        threads = [threading.Thread(target=repeat, args=(call, count), daemon=True) for call in members]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -285,7 +283,7 @@ def _overlap(x: Any, y: Any) -> bool:
 def _often(family: list[Call], trial: Trial) -> Found:
     """Call as often as there is time, or as often as before: once with its arguments made anew, once with the same."""
     known = trial.integer("calls", 0, 10**9)
-    watch, limit_s = Watch(), _SECONDS * trial.integer("examples", 1, 10**6)
+    watch, limit_s = Stopwatch(), _SECONDS * trial.integer("examples", 1, 10**6)
     kernel = family[0][0].kernel
     setup, due = call_of(kernel, min(calls(kernel), key=work))
 

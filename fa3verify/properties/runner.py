@@ -157,7 +157,8 @@ class _Search:
             self.classes |= classes_of(self.kernel, trial.case)
             self.tried.update(self.called.noted())
         if violation is None:
-            self.passed.append(trial)
+            if self.law.asked:
+                self.passed.append(trial)
             if self.best is None:
                 self.against |= {name: (trial, v) for name, v in under.items() if v}
             return
@@ -208,7 +209,7 @@ def verdicts(
     under : mapping of str to Violation or None
         The result under each hypothesis; empty if the law asked for no bound, so that hypotheses do not matter.
     """
-    if law.walk:  # such a law asks for no bound, and may run a kernel in several threads
+    if law.walk:  # such a law takes the widest bound where it needs one, and may run a kernel in several threads
         return checked(law, kernel, trial), {}
     sides = hypotheses.under(kernel)
     run = _Recorded(kernel)

@@ -47,13 +47,8 @@ def blank(like: Any, shape: tuple[int, ...]) -> Any:
     return torch.full((size,), _GARBAGE, dtype=torch.uint8, device=like.device).view(like.dtype).reshape(shape)
 
 
-def laid(x: Any, view: View) -> Any:
-    """Return a view of a tensor's numbers; read-only where the array is."""
-    return _filled(view(x, lambda shape: blank(x, shape)), x)
-
-
-def _filled(view: Any, x: Any) -> Any:
-    """Copy a tensor's numbers into a view, and return it."""
+def filled(view: Any, x: Any) -> Any:
+    """Copy a tensor's numbers into a view, and return it; read-only where the array is."""
     view[...] = x
     if is_numpy(x) and not x.flags.writeable:
         view.flags.writeable = False
@@ -133,7 +128,9 @@ def viewed(x: Any, name: str) -> Any:
         return _far(x, *FAR[name])
     if name == WIDE:
         return x.astype(np.int64) if is_numpy(x) else x.long()
-    return laid(x, VIEWS[name]) if name != EXPANDED else _expanded(x)
+    if name == EXPANDED:
+        return _expanded(x)
+    return filled(VIEWS[name](x, lambda shape: blank(x, shape)), x)
 
 
 def joined(arguments: Json, name: str) -> Json:
@@ -158,7 +155,7 @@ def joined(arguments: Json, name: str) -> Json:
         axis = POOLS[name] % len(one.shape)
         whole = blank(one, (*one.shape[:axis], len(given), *one.shape[axis:]))
         parts = [whole[(slice(None),) * axis + (i,)] for i in range(len(given))]
-    return {each: _filled(part, x) for part, (each, x) in zip(parts, given.items(), strict=True)}
+    return {each: filled(part, x) for part, (each, x) in zip(parts, given.items(), strict=True)}
 
 
 def _without(shape: Any, axis: int) -> tuple[int, ...]:
@@ -191,4 +188,4 @@ def _far(x: Any, axis: int, beyond: int) -> Any:
     else:
         torch = sys.modules["torch"]
         view = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(tuple(x.shape), tuple(strides))
-    return _filled(view, x)
+    return filled(view, x)

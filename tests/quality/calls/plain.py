@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.harness.kernels.serving_kernels import rotate
+
 F = np.float32
 Step = Callable[[np.ndarray], np.ndarray]
 SAME: Step = lambda x: x  # noqa: E731
@@ -78,16 +80,6 @@ def attend(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max
     rest = len(q) - len(out)  # tokens behind the last sequence
     lse = np.concatenate([lse for _, lse in each], 1)
     return np.pad(out, ((0, rest), (0, 0), (0, 0))), np.pad(lse, ((0, 0), (0, rest)))
-
-
-def rotate(x, cos, sin, interleaved):
-    """Rotate (tokens, heads, head_dim) by (tokens, rotary_dim / 2), and round."""
-    half = cos.shape[1]
-    a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
-    y = x.astype(F)
-    first, second, c, s = y[..., a].copy(), y[..., b].copy(), cos.astype(F)[:, None], sin.astype(F)[:, None]
-    y[..., a], y[..., b] = first * c - second * s, first * s + second * c
-    return y.astype(x.dtype)
 
 
 def places(row, first, last, size):
