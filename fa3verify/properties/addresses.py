@@ -211,8 +211,9 @@ def addressed(problem: AttentionProblem, *, seed: int = 0, alike: str = "", is_c
     codes = codebook(keys.classes, problem.head_dim)
     q = codes[(rows.target + turns) % keys.classes] * sizes[..., None].astype(np.float32)
     owner, place = positions(lengths_of(problem)[1])
-    dtype = FORMATS[stored_in(problem)].dtype
-    k = np.take(codes.astype(dtype), (place[:, None] + keys.turns[owner]) % keys.classes, axis=0)
+    k = np.take(
+        codes.astype(FORMATS[stored_in(problem)].dtype), (place[:, None] + keys.turns[owner]) % keys.classes, axis=0
+    )
     of_k, of_v = _descales(problem, seed)
     kv = heads // problem.group
     scores = sizes * (problem.head_dim * problem.softmax_scale) * of_k[rows.of][:, kv]

@@ -21,6 +21,7 @@ from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
 from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, case_of, is_asked, is_refusal
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
+from fa3verify.properties.surroundings import restored
 from fa3verify.properties.views import (
     EXPANDED,
     FAR,
@@ -187,14 +188,10 @@ def garbage_in_fresh_memory() -> Iterator[None]:
             yield
             return
         assert torch is not None
-        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what `empty` returns in this mode alone
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        with restored(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills fresh memory in this mode alone
+            yield
     finally:
         perturb(_PERTURB, 0)
         perturb(_MMAP_THRESHOLD, 128 * 1024)
@@ -223,17 +220,15 @@ def _check_unread(kernel: Kernel, trial: Trial) -> Violation | None:
     problem = trial.case.problem
     setup, due = call_of(kernel, problem)
     change = UNREAD.get(name, lambda problem, arguments: {})
-    slack = _SLACK if change is _slack else 0
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(arranged(lambda arguments: arguments | change(problem, arguments), slack=slack))
-        if name == FRESH:
-            stack.enter_context(garbage_in_fresh_memory())
-        try:
+    given = arranged(lambda arguments: arguments | change(problem, arguments), slack=_SLACK * (change is _slack))
+    fresh = garbage_in_fresh_memory() if name == FRESH else contextlib.nullcontext()
+    try:
+        with given, fresh:
             got = setup.run()
-        except KernelError as error:
-            if isinstance(error, Refused) or (name == _LOUD and isinstance(error.__cause__, IndexError)):
-                raise Untaken(f"{name}: {error}") from None
-            raise
+    except KernelError as error:
+        if isinstance(error, Refused) or (name == _LOUD and isinstance(error.__cause__, IndexError)):
+            raise Untaken(f"{name}: {error}") from None
+        raise
     return due.violation(name, got)
 
 
@@ -241,11 +236,6 @@ def asked(what: str, trials: list[Trial]) -> Json:
     """Return in words what trials have asked, as a row of what was tried."""
     names = dict.fromkeys(str(trial.parameters["of"]) for trial in trials)
     return {"asked": ((what, ", ".join(names)),) if names else ()}
-
-
-def _seen_as(trial: Trial) -> tuple[str, str]:
-    """Return which argument a trial has as a view, and how it lies."""
-    return str(trial.parameters["of"]), str(trial.parameters["as"])
 
 
 def is_handed(kernel: Kernel) -> bool:
@@ -263,7 +253,9 @@ HANDING_LAWS = (
         needs=is_handed,
         draw=None,
         check=_check_view,
-        asked=lambda trials: {"layouts": tuple(dict.fromkeys(_seen_as(trial) for trial in trials))},
+        asked=lambda trials: {
+            "layouts": tuple(dict.fromkeys((str(t.parameters["of"]), str(t.parameters["as"])) for t in trials))
+        },
         operations=("forward", "backward"),
         walk=_views,
     ),

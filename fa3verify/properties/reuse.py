@@ -33,7 +33,7 @@ from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
 from fa3verify.properties.ladder import work
 from fa3verify.properties.law import Law, Setup, Trial, Untaken, Violation, Walk
-from fa3verify.properties.surroundings import keeping_environment, settings
+from fa3verify.properties.surroundings import keeping_environment, restored, settings
 from fa3verify.properties.views import copied, filled, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
@@ -345,7 +345,8 @@ def _trials(kernel: Kernel, examples: int) -> Walk:
 def _check(kernel: Kernel, trial: Trial) -> Violation | None:
     name = trial.choice("of", tuple(STEPS))
     family = _family(kernel, trial.case.problem)
-    return next(filter(None, STEPS[name](family, trial)), None)
+    with restored():
+        return next(filter(None, STEPS[name](family, trial)), None)
 
 
 REUSE_LAWS = (

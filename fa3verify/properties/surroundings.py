@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import numpy as np
 
 from fa3verify.operations import WrongOutput
 
+_BACKENDS = ("flash", "mem_efficient", "math", "cudnn")
 # A name, how it is read and how it is set, and values under which a call must be right.
 Setting = tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]
 
@@ -29,11 +31,43 @@ def settings() -> Iterator[Setting]:
     if torch := sys.modules.get("torch"):
         yield "torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)
         yield "whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)
-        deterministic = partial(torch.use_deterministic_algorithms, warn_only=True)
-        yield "deterministic algorithms", torch.are_deterministic_algorithms_enabled, deterministic, (False,)
+        yield (
+            "deterministic algorithms",
+            lambda: (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            lambda how: torch.use_deterministic_algorithms(how[0], warn_only=how[1]),
+            ((False, True),),
+        )
+        backends = partial(_attention_backends, torch.backends.cuda)
+        yield "torch's backends of attention", backends, partial(_set_backends, torch.backends.cuda), (backends(),)
         yield "torch's number of threads", torch.get_num_threads, torch.set_num_threads, (2, 1)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             yield "the current stream", torch.cuda.current_stream, torch.cuda.set_stream, (torch.cuda.Stream(),)
+
+
+def _attention_backends(cuda: Any) -> tuple[bool, ...]:
+    return tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in _BACKENDS)
+
+
+def _set_backends(cuda: Any, enabled: tuple[bool, ...]) -> None:
+    for name, is_on in zip(_BACKENDS, enabled, strict=True):
+        getattr(cuda, f"enable_{name}_sdp")(is_on)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Set at the end of a ``with`` block what calls have left otherwise, so that no other property meets it.
+
+    torch's own context of backends does so where two threads are in it at once: it is one for the whole process.
+    """
+    before = [(write, read()) for _, read, write, _ in settings()]
+    try:
+        yield
+    finally:
+        for write, value in before:
+            write(value)
 
 
 def keeping_environment(kernel: Callable[[], Any]) -> Any:

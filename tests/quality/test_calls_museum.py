@@ -8,7 +8,12 @@ import pytest
 
 import fa3verify
 from fa3verify import AttentionProblem, Case, Recipe
+
+pytest.importorskip("torch", reason="needs torch: pip install torch")
+
 from tests.quality.calls.museum import EXHIBITS, ROOMS
+
+pytestmark = pytest.mark.optional
 
 WRONG = [name for name, exhibit in EXHIBITS.items() if exhibit.kind != "right"]
 RIGHT = [name for name in EXHIBITS if name not in WRONG]

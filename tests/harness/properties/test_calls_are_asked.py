@@ -10,9 +10,13 @@ from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.twins import twin
 from fa3verify.properties import find_law, run_law
 from fa3verify.properties.ladder import LADDERS, problem_of
+
+pytest.importorskip("torch", reason="needs torch: pip install torch")
+
 from tests.quality.calls.museum import EXHIBITS
 from tests.quality.outside.plain import attend
 
+pytestmark = pytest.mark.optional
 INDICES, VIEWS, UNREAD, REUSE = (
     "every_index_is_read_where_it_lies",
     "views_are_read_by_their_strides",
@@ -60,11 +64,9 @@ def test_a_wrong_call_is_found_by_the_law_that_is_for_it(exhibit, law):
     assert outcome.violation is not None, f"{outcome.examples} trials"
 
 
-@pytest.mark.optional
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("exhibit", "law"), OF_TORCH)
 def test_a_wrong_call_of_torch_is_found(exhibit, law):
-    pytest.importorskip("torch", reason="needs torch")
     assert _found(exhibit, law).violation is not None
 
 
