@@ -7,7 +7,6 @@ programs differ in sizes alone share one proof (:func:`fa3_simulator.unbounded.s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_simulator import unbounded
 from fa3_simulator.backward_choice import shipped_schedule
-from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
@@ -71,11 +70,11 @@ def check(kernels: Mapping[str, AnyConfig], machine: Machine) -> Iterator[Checke
     """Yield the proof of every shape among the kernels, in their order, with misfits of the machine added."""
     shapes: dict[tuple, list[str]] = {}
     for name, config in kernels.items():
-        shape = unbounded.shape(partial(program_of, config), is_persistent=is_persistent(config))
+        shape = unbounded.shape(kernel_of(config).program, is_persistent=kernel_of(config).is_persistent)
         shapes.setdefault(shape, []).append(name)
     for names in shapes.values():
         config = kernels[names[0]]
-        proof = unbounded.prove(partial(program_of, config), is_persistent=is_persistent(config))
-        programs = [program_of(kernels[name], [TileBlocks(2)]) for name in names]
+        proof = unbounded.prove(kernel_of(config).program, is_persistent=kernel_of(config).is_persistent)
+        programs = [kernel_of(kernels[name]).program([TileBlocks(2)]) for name in names]
         misfits = dict.fromkeys(x for program in programs for x in footprint(program, machine))  # each once, in order
         yield Checked(tuple(names), programs[0].name, proof._replace(findings=[*proof.findings, *misfits]))

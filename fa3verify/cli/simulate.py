@@ -98,12 +98,12 @@ def trace_cta(
     Only its first two tiles are traced, and of each at most 24 key blocks, which is what a picture can show.
     """
     from fa3_simulator.costs import costs
-    from fa3_simulator.cta import machine_of, program_of
+    from fa3_simulator.cta import kernel_of
     from fa3_simulator.engine import simulate as run
     from fa3_simulator.schedules import TileBlocks
 
-    program = program_of(config, [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
-    tables = costs(program, machine_of(config, machine, clock or machine["max_clock_mhz"]), clock)
+    program = kernel_of(config).program([TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
+    tables = costs(program, kernel_of(config).on(machine, clock or machine["max_clock_mhz"]), clock)
     return program, tables, run(program, tables, records=True)
 
 
@@ -189,7 +189,7 @@ def _figures(
     and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
     """
     from fa3_kernels.plan.config import Config
-    from fa3_simulator.cta import machine_of
+    from fa3_simulator.cta import kernel_of
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
@@ -223,7 +223,7 @@ def _figures(
         "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
         "cta_cycles": round(found.cta_cycles),
         "times_as_fast_if_free": {
-            **speedups(traced[0], machine_of(config, machine, found.clock_mhz), found.clock_mhz, traced[2]),
+            **speedups(traced[0], kernel_of(config).on(machine, found.clock_mhz), found.clock_mhz, traced[2]),
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},

@@ -15,7 +15,7 @@ from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import tune as tuning
-from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.hazards import check
 from fa3_simulator.held_out import HeldOut, held_out, places
@@ -216,7 +216,7 @@ def _schedule(config: AnyConfig) -> tuple[int, bool, int | str, str, str]:
 def _hazards(best: list[Ranked]) -> list[Hazard]:
     """Return what is unsafe in a CTA of two tiles, one where each has its own, of the schedules that are shown."""
     tiles = [TileBlocks(5), TileBlocks(3)]
-    programs = (program_of(r.config, tiles if is_persistent(r.config) else tiles[:1]) for r in best)
+    programs = (kernel_of(r.config).program(tiles if kernel_of(r.config).is_persistent else tiles[:1]) for r in best)
     return [x._replace(text=f"{program.name}: {x.text}") for program in programs for x in check(program)]
 
 

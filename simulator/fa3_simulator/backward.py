@@ -22,7 +22,7 @@ class _Upstream(BackwardConsumer):
     def begin(self) -> None:
         if self.s.v_in_registers:
             self.stream.read(self.shared.v[self.index])
-            self.stream.vector(self.work["load V"])
+            self.stream.work(self.work["load V"])
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
         del is_last
@@ -46,7 +46,7 @@ class _Upstream(BackwardConsumer):
         else:
             self.products()
         stream.wgmma_wait(0)
-        stream.release(shared.q_empty[self.q_slot])
+        stream.hand_back(shared.q_empty[self.q_slot])
 
     def products(self) -> None:
         """Start dV and dQ behind dS, and dK when dV is done."""
@@ -56,7 +56,7 @@ class _Upstream(BackwardConsumer):
         self.issue(self.to_dv, *self.operands(shared.p[self.ds_slot], shared.dout[self.dout_slot]), "dV")
         self.share()
         stream.wgmma_wait(self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ"))
-        stream.release(shared.dout_empty[self.dout_slot])
+        stream.hand_back(shared.dout_empty[self.dout_slot])
         stream.wgmma_wait(self.issue(self.to_dk, *self.operands(shared.ds[self.ds_slot], shared.q[self.q_slot]), "dK"))
         self.add_dq()
 
@@ -73,7 +73,7 @@ class _Upstream(BackwardConsumer):
         stream.wgmma_wait(self.issue(self.to_dv, *to_dv, "dV", 2))
         self.add_dq()
         stream.wgmma_wait(self.issue(self.to_dk, *to_dk, "dK", 2))
-        stream.release(shared.dout_empty[self.dout_slot])
+        stream.hand_back(shared.dout_empty[self.dout_slot])
         self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ", 2)
         stream.wgmma_wait(0)
         self.add_dq()
@@ -95,10 +95,10 @@ class _Upstream(BackwardConsumer):
             stream.bar_sync(shared.both)
         if not self.s.scores_transposed:
             stream.write(shared.p[self.ds_slot][self.index])
-            stream.vector(self.work["P to shared memory"])
+            stream.work(self.work["P to shared memory"])
             self.share()
         stream.write(shared.ds[self.ds_slot][self.index])
-        stream.vector(self.work["dS"])
+        stream.work(self.work["dS"])
 
     def share(self) -> None:
         """Let all warpgroups use as an operand what all threads have written to shared memory."""
@@ -111,12 +111,12 @@ class _Upstream(BackwardConsumer):
         shared = self.shared
         stream.read(self.accumulators["dQ"])
         if self.s.dq == "registers":
-            stream.vector(self.work["dQ to memory"])
+            stream.work(self.work["dQ to memory"])
             stream.reduce(shared.dq[self.index].bytes // self.s.dq_slices)
             return
         stream.bar_sync(shared.dq_empty[self.index])
         stream.write(shared.dq[self.index])
-        stream.vector(self.work["dQ to shared memory"])
+        stream.work(self.work["dQ to shared memory"])
         self.fence()
         stream.bar_arrive(shared.dq_full[self.index])
 
@@ -135,7 +135,7 @@ class _Upstream(BackwardConsumer):
                 stream.read(self.accumulators[name])
             for slot in slots:
                 stream.write(slot)
-            stream.vector(self.work["dK and dV to shared memory"])
+            stream.work(self.work["dK and dV to shared memory"])
             stream.fence()
             stream.bar_sync(shared.own[self.index])
             for slot in slots:
@@ -155,7 +155,7 @@ def _produce(stream: Stream, shared: BackwardResources, tiles: list[TileBlocks])
             if block == 0 and not shared.schedule.is_ours:
                 _load_keys(stream, shared, number)
             for full, empty, slots in rings:
-                stream.acquire(empty, step)
+                stream.wait_empty(empty, step)
                 stream.load(full[step % len(full)], [ring[step % len(full)] for ring in slots if ring])
             if block == 0 and shared.schedule.is_ours:
                 _load_keys(stream, shared, number)

@@ -198,7 +198,7 @@ class BackwardConsumer(ABC):
         for part in range(parts):
             some = count * (part + 1) // parts - count * part // parts
             left = a[part % len(a)] if a else None
-            self.stream.wgmma(gemm._replace(instructions=some), left, b[part % len(b)], self.accumulators[name])
+            self.stream.issue(gemm._replace(instructions=some), left, b[part % len(b)], self.accumulators[name])
         return parts
 
     def join_warps(self) -> None:
@@ -209,8 +209,8 @@ class BackwardConsumer(ABC):
 
     def weights(self, *, is_masked: bool) -> None:
         if is_masked:
-            self.stream.vector(self.work["mask"])
-        self.stream.vector(self.work["exp2"])
+            self.stream.work(self.work["mask"])
+        self.stream.work(self.work["exp2"])
 
     def fence(self) -> None:
         self.stream.fence()

@@ -59,7 +59,7 @@ class Consumer:
     def release(self, ring: str, use: int) -> None:
         """Hand back the slot of a ring ("q", "k", "v") that its ``use``-th content was in: a step's, for Q a tile's."""
         barriers = self.shared.empty[ring]
-        self.stream.release(barriers[use % len(barriers)])
+        self.stream.hand_back(barriers[use % len(barriers)])
 
     def query(self, tile: int) -> Slot:
         """Return the slot of this warpgroup's rows of a tile's Q."""
@@ -78,10 +78,10 @@ class Consumer:
 
     def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
         if not self.serializes:
-            self.stream.wgmma(gemm, a, b, accumulator)
+            self.stream.issue(gemm, a, b, accumulator)
             return
         for _ in range(gemm.instructions):
-            self.stream.wgmma(gemm._replace(instructions=1), a, b, accumulator)
+            self.stream.issue(gemm._replace(instructions=1), a, b, accumulator)
             self.stream.wgmma_wait(0)
 
     def issue_scores(self, tile: int, step: int, is_first: bool = False) -> None:
@@ -111,13 +111,13 @@ class Consumer:
         stream = self.stream
         stream.read(self.scores_of(step))
         if masked:
-            stream.vector(self.work["mask"])
-        stream.vector(self.work["first max" if is_first else "max"])
-        stream.vector(self.work["quad"])
+            stream.work(self.work["mask"])
+        stream.work(self.work["first max" if is_first else "max"])
+        stream.work(self.work["quad"])
 
     def early(self) -> None:
         """Add the exponentials that ptxas issues before the wait for the previous P V, or before the turn is passed."""
-        self.stream.vector(self.work["early"])
+        self.stream.work(self.work["early"])
 
     def finish_softmax(self, work: str = "rest") -> None:
         """Add the other exponentials, the conversion to P and the rescaling of O.
@@ -128,19 +128,19 @@ class Consumer:
         if work == "rest":
             self.read_output()
             if self.s.promotes:
-                self.stream.vector(self.work["rescale"])
-        self.stream.vector(self.work[work])
+                self.stream.work(self.work["rescale"])
+        self.stream.work(self.work[work])
         if work == "rest" and not self.s.promotes:
-            self.stream.vector(self.work["rescale"])
+            self.stream.work(self.work["rescale"])
         if work == "rest" and self.work["drain"].stall:
-            self.stream.vector(self.work["drain"])
+            self.stream.work(self.work["drain"])
         if self.p:
             self.stream.write(self.p)
             self.stream.fence()
 
     def prepare(self) -> None:
         """Add the work on addresses and descriptors, in front of a step's waits."""
-        self.stream.vector(self.work["other"])
+        self.stream.work(self.work["other"])
 
     def overlapped_step(self, masked: bool) -> None:
         """Add P V of this block under the softmax of the next one."""
@@ -209,7 +209,7 @@ class Consumer:
     def copy_query(self, number: int) -> None:
         """Copy this warpgroup's rows of a tile's Q by its own threads, 16 bytes each at a time, none of it ahead."""
         q = self.query(number)
-        self.stream.vector(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
+        self.stream.work(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
         self.stream.load(self.shared.q_full[number % self.s.query_slots], (q,), is_far=True)
 
     def release_query(self, number: int) -> None:
@@ -294,7 +294,7 @@ class Consumer:
         self.release("k", self.step)
         if self.s.holds_queries:
             stream.read(self.query(self.tile))
-            stream.vector(self.work["hold"])
+            stream.work(self.work["hold"])
             self.release_query(self.tile)
         self.row_max(self.step, is_masked, is_first=True)
         self.finish_softmax("first")
@@ -305,7 +305,7 @@ class Consumer:
     def tile_code(self) -> None:
         """Add half of the code that a tile executes once, around its main loop; it is fetched anew, and with stalls."""
         self.stream.delay("cold_code_cycles")
-        self.stream.vector(self.work["tile"])
+        self.stream.work(self.work["tile"])
 
     def finish_tile(self, lead: int | None) -> None:
         """Add a tile's last P V and its epilogue, and between them the first Q K^T of the next tile and ``lead`` more.
@@ -343,7 +343,7 @@ class Consumer:
         """Add a tile's last P V to O, where promoted sums have accumulators of their own."""
         if self.s.promotes and not self.s.adds_in_place:
             self.read_output()
-            self.stream.vector(self.work["last"])
+            self.stream.work(self.work["last"])
 
     def read_output(self) -> None:
         for output in self.outputs:
@@ -354,7 +354,7 @@ class Consumer:
         stream = self.stream
         size = WARPGROUP_ROWS * self.s.head_dim_v * 2
         self.read_output()
-        stream.vector(self.work["epilogue"])
+        stream.work(self.work["epilogue"])
         if self.s.traits.output_in_v:
             self.store_together()
             return
@@ -363,7 +363,7 @@ class Consumer:
         for _ in range(-(-size // staged)):
             stream.store_wait()
             stream.write(out)
-            stream.vector(self.work["store"])
+            stream.work(self.work["store"])
             stream.fence()
             stream.bar_sync(self.shared.epilogue[self.index])
             stream.store(out, staged)
@@ -377,7 +377,7 @@ class Consumer:
         last = self.s.consumers - 1
         stream.bar_sync(self.shared.together)
         stream.write(self.shared.out[self.index])
-        stream.vector(self.work["store"])
+        stream.work(self.work["store"])
         stream.fence()
         if self.index < last:
             stream.bar_arrive(self.shared.together)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from fa3_simulator import engine
 from fa3_simulator.backward import backward
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.forward import Forward, forward
+from fa3_simulator.forward import Forward
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
 from fa3_simulator.schedules import TileBlocks
@@ -42,21 +42,6 @@ class Cycles(NamedTuple):
     mufu: float
 
 
-def program_of(config: AnyConfig, tiles: Sequence[TileBlocks], *, adds_gradients: bool = False) -> Program:
-    """Return the program of one CTA that works through ``tiles``: row tiles forward, key tiles backward.
-
-    ``adds_gradients`` is for a backward in which several heads add to dK and dV in fp32.
-
-    Raises
-    ------
-    ValueError
-        If there is no tile, or a tile has no block.
-    """
-    if isinstance(config, Config):
-        return forward(config, list(tiles))
-    return backward(config, list(tiles), adds_gradients=adds_gradients)
-
-
 @lru_cache(maxsize=16)
 def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
     """Return the machine for a CTA that gets one SM's share of HBM, as all CTAs load from there at the same time."""
@@ -64,27 +49,85 @@ def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
     return replace(machine, hbm_lone_bytes_per_cycle=replace(machine.hbm_lone_bytes_per_cycle, value=share))
 
 
-def machine_of(config: AnyConfig, machine: Machine, clock_mhz: float) -> Machine:
-    """Return the machine to simulate one CTA on: for a backward with one SM's share of HBM.
+class Kernel(Protocol):
+    """A kernel whose CTAs can be timed: equal ones have the same program for the same tiles.
 
-    A forward CTA has HBM for itself; :mod:`fa3_simulator.contention` adds what its CTAs wait for each other.
+    ``is_persistent`` says whether a CTA works through many tiles; otherwise every tile is timed alone.
+    ``is_affine`` says whether tiles between :data:`KNOTS` may be interpolated.
     """
-    return machine if isinstance(config, Config) else sharing_hbm(machine, clock_mhz)
 
+    @property
+    def is_persistent(self) -> bool: ...
 
-def is_persistent(config: AnyConfig) -> bool:
-    """Tell whether a CTA works through many tiles; otherwise every tile has a CTA of its own."""
-    return config.traits.tile_order != "a CTA each" if isinstance(config, Config) else config.is_ours
+    is_affine: ClassVar[bool]
+
+    def program(self, tiles: Sequence[TileBlocks]) -> Program:
+        """Return the program of one CTA that works through ``tiles``; ValueError for no tile, or one of no block."""
+        ...
+
+    def on(self, machine: Machine, clock_mhz: float) -> Machine:
+        """Return the machine to simulate one CTA on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Cta:
+class ForwardKernel:
+    """A forward of a Config: its tiles are row tiles.
+
+    Its CTA has HBM for itself; :mod:`fa3_simulator.contention` adds what CTAs wait for each other.
+    """
+
+    config: Config
+    is_affine: ClassVar[bool] = True
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.config.traits.tile_order != "a CTA each"
+
+    def program(self, tiles: Sequence[TileBlocks]) -> Program:
+        return _forward(self.config).program(list(tiles))
+
+    def on(self, machine: Machine, clock_mhz: float) -> Machine:
+        del clock_mhz
+        return machine
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardKernel:
+    """A backward of a BackwardSchedule: its tiles are key tiles, and a CTA gets one SM's share of HBM.
+
+    ``adds_gradients`` is for one in which several heads add to dK and dV in fp32.
+    """
+
+    schedule: BackwardSchedule
+    adds_gradients: bool = False
+    is_affine: ClassVar[bool] = False
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.schedule.is_ours
+
+    def program(self, tiles: Sequence[TileBlocks]) -> Program:
+        return backward(self.schedule, list(tiles), adds_gradients=self.adds_gradients)
+
+    def on(self, machine: Machine, clock_mhz: float) -> Machine:
+        return sharing_hbm(machine, clock_mhz)
+
+
+def kernel_of(config: AnyConfig, *, adds_gradients: bool = False) -> ForwardKernel | BackwardKernel:
+    """Return the kernel of a configuration, forward or backward."""
+    if isinstance(config, Config):
+        return ForwardKernel(config)
+    return BackwardKernel(config, adds_gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCta:
     """A CTA of a launch, which its methods run with the tiles that they are given."""
 
-    config: AnyConfig
+    kernel: Kernel
     machine: Machine
     clock_mhz: float
-    adds_gradients: bool = False
 
     def exact(self, tiles: tuple[TileBlocks, ...]) -> np.ndarray:
         """Return the three numbers of :class:`Cycles` as an array, simulated in full."""
@@ -95,7 +138,7 @@ class Cta:
 
         Where every tile has a CTA of its own, the CTAs run one after another.
         """
-        if not is_persistent(self.config):
+        if not self.kernel.is_persistent:
             each = [count * self.alone(tile) for tile, count in Counter(tiles).items()]
             return Cycles(*np.sum(each, axis=0).tolist())
         if sum(tile.blocks for tile in tiles) <= EXACT_BLOCKS:
@@ -103,7 +146,7 @@ class Cta:
         short = self.exact((TileBlocks(SHORT),))
         total = short - self.one_more(TileBlocks(SHORT), SHORT)  # what a CTA takes beside its tiles: start and end
         for tile, count in Counter(tiles).items():
-            total = total + count * (self.row_tile(tile) if isinstance(self.config, Config) else self.key_tile(tile))
+            total = total + count * (self.row_tile(tile) if self.kernel.is_affine else self.key_tile(tile))
         return Cycles(*total.tolist())
 
     def row_tile(self, tile: TileBlocks) -> np.ndarray:
@@ -127,7 +170,7 @@ class Cta:
 
         A backward is simulated up to LONG blocks only, as its tiles may have as many lengths as there are key tiles.
         """
-        most = EXACT_BLOCKS if isinstance(self.config, Config) else LONG
+        most = EXACT_BLOCKS if self.kernel.is_affine else LONG
         if tile.blocks <= most:
             return self.exact((tile,))
         blocks = LONG
@@ -141,17 +184,14 @@ class Cta:
 
 
 @lru_cache(maxsize=4096)
-def _one_more(cta: Cta, tile: TileBlocks) -> np.ndarray:
+def _one_more(cta: TimedCta, tile: TileBlocks) -> np.ndarray:
     return (cta.exact((tile,) * 3) - cta.exact((tile,))) / 2
 
 
 @lru_cache(maxsize=4096)
-def _simulate(cta: Cta, tiles: tuple[TileBlocks, ...]) -> Cycles:
-    if isinstance(cta.config, Config):
-        program = _forward(cta.config).program(list(tiles))
-    else:
-        program = backward(cta.config, list(tiles), adds_gradients=cta.adds_gradients)
-    tables = costs(program, machine_of(cta.config, cta.machine, cta.clock_mhz), cta.clock_mhz)
+def _simulate(cta: TimedCta, tiles: tuple[TileBlocks, ...]) -> Cycles:
+    program = cta.kernel.program(tiles)
+    tables = costs(program, cta.kernel.on(cta.machine, cta.clock_mhz), cta.clock_mhz)
     timing = engine.simulate(program, tables)
     return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
 

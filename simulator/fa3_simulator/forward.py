@@ -71,7 +71,7 @@ class Producer:
     def load_q(self, number: int) -> None:
         shared = self.shared
         slot = number % self.s.query_slots
-        self.stream.acquire(shared.empty["q"], number)
+        self.stream.wait_empty(shared.empty["q"], number)
         mine = shared.q[slot * self.s.consumers : (slot + 1) * self.s.consumers]
         self.stream.load(shared.q_full[slot], mine, is_far=True)
 
@@ -81,7 +81,7 @@ class Producer:
         s = self.s
         shared = self.shared
         slot = self.step % self.s.num_stages
-        self.stream.acquire(shared.empty["k"], self.step)
+        self.stream.wait_empty(shared.empty["k"], self.step)
         self.join_warps(2)
         self.stream.load(shared.k_full[slot], shared.k[slot : slot + 1])
         if stored:
@@ -102,7 +102,7 @@ class Producer:
     def load_v(self, step: int) -> None:
         shared = self.shared
         slot = step % self.s.num_stages
-        self.stream.acquire(shared.empty["v"], step)
+        self.stream.wait_empty(shared.empty["v"], step)
         self.stream.load(shared.v_full[slot], shared.v[slot : slot + 1])
 
     def finish_pending(self) -> None:
@@ -118,14 +118,14 @@ class Producer:
         slot = step % self.s.num_stages
         self.join_warps(1)
         self.stream.wait(shared.v_full[slot], step // self.s.num_stages)
-        self.stream.acquire(shared.empty["v"], step)
+        self.stream.wait_empty(shared.empty["v"], step)
         self.stream.read(shared.v_raw[slot])
         self.stream.write(shared.v[slot])
         trip = transpose_trip(self.s)
         trips = transpose_trips(self.s)
         for number in range(trips):
             self.join_warps(number > 0)
-            self.stream.vector(trip)
+            self.stream.work(trip)
         self.stream.fence()
         self.join_warps(1)
         self.stream.arrive(shared.v_ready[slot])

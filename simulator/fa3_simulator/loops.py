@@ -34,7 +34,8 @@ from fa3_simulator.program import Op
     FENCE,
     MARK,
     REDUCE,
-) = range(17)
+    OPERAND,
+) = range(18)
 _BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # the RESOURCES whose busy ticks are counted
 TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
 PIPE_COUNT = 2
@@ -171,7 +172,7 @@ def _load(s, a, now, pc):
     """Queue a copy by TMA behind the other copies from its origin, L2 or HBM; its pieces land one by one."""
     scalars = s.scalars[0]
     size = s.ops[pc, 2]
-    far = s.ops[pc, 4]
+    far = s.ops[pc, 4] & 1
     origin = s.origins[far]
     pieces = -(-size // PIECE_SIZE)
     piece = scalars.piece_far if far else scalars.piece
@@ -249,7 +250,7 @@ def _begin(s, a, now, kind, pc):
     if kind == STORE:
         return _store(s, a, now, x, s.ops[pc, 3])
     if kind == REDUCE:
-        _leave(s, now, x, True)
+        _leave(s, now, x, s.ops[pc, 2] == 0)
         return s.core[0].egress
     if kind == WAIT:
         return _wait(s, a, now, x, s.ops[pc, 2])

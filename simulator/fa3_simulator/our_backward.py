@@ -24,7 +24,7 @@ class _Ours(BackwardConsumer):
     """What both kinds of consumers of our kernel have in common."""
 
     def weights(self, *, is_masked: bool) -> None:
-        self.stream.vector(self.work["beside exp2"])
+        self.stream.work(self.work["beside exp2"])
         super().weights(is_masked=is_masked)
 
     def hand_on(self, name: str, *, joins: bool) -> None:
@@ -39,7 +39,7 @@ class _Ours(BackwardConsumer):
             self.join_warps()
         stream.read(self.accumulators[name])
         stream.write(shared.dq[self.index])
-        stream.vector(self.work["dQ to shared memory"])
+        stream.work(self.work["dQ to shared memory"])
         stream.bar_arrive(shared.dq_full[self.index])
 
 
@@ -66,24 +66,24 @@ class Paired(_Ours):
         stream.wgmma_wait(0)
         stream.read(self.accumulators["dP"])
         stream.read(shared.lse[self.q_slot])
-        stream.vector(self.work["beside dS"])
+        stream.work(self.work["beside dS"])
         self.issue(self.to_dv, None, [shared.dout[self.dout_slot]], "dV")
         stream.write(shared.ds[self.ds_slot][self.index])
-        stream.vector(self.work["dS"])
+        stream.work(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
-        stream.vector(self.work["descriptors of dQ"])
+        stream.work(self.work["descriptors of dQ"])
         self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ")
         self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
         stream.wgmma_wait(1)
-        stream.release(shared.dout_empty[self.dout_slot])
+        stream.hand_back(shared.dout_empty[self.dout_slot])
         self.hand_on("dQ", joins=False)
         if not is_last:
             self.wait_full(shared.q_full, self.step + 1)
-        stream.vector(self.work["descriptors of S"])
+        stream.work(self.work["descriptors of S"])
         self.issue_scores(None if is_last else self.step + 1)
         stream.wgmma_wait(1)
-        stream.release(shared.q_empty[self.q_slot])
+        stream.hand_back(shared.q_empty[self.q_slot])
 
     def epilogue(self) -> None:
         stream = self.stream
@@ -95,7 +95,7 @@ class Paired(_Ours):
         stream.write(shared.v[self.index])
         self.join_warps()  # Triton's barrier between two writes to shared memory
         stream.write(shared.k[self.index])
-        stream.vector(self.work["dK and dV to shared memory"])
+        stream.work(self.work["dK and dV to shared memory"])
         self.fence()
         stream.store(shared.v[self.index], shared.v[self.index].bytes)
         self.join_warps()  # one thread starts the store of what all warps have written
@@ -120,14 +120,14 @@ class Split(_Ours):
     def scores_and_dv(self, *, is_masked: bool) -> None:
         stream = self.stream
         shared = self.shared
-        stream.vector(self.work["descriptors of S"])
+        stream.work(self.work["descriptors of S"])
         self.issue(self.scores, [shared.k[0]], [shared.q[self.q_slot]], "S")
         stream.read(shared.lse[self.q_slot])
         stream.wgmma_wait(0)
-        stream.release(shared.q_empty[self.q_slot])
+        stream.hand_back(shared.q_empty[self.q_slot])
         stream.read(self.accumulators["S"])
         stream.write(shared.scores)
-        stream.vector(self.work["S to shared memory"])
+        stream.work(self.work["S to shared memory"])
         stream.bar_arrive(shared.scores_ready)
         self.weights(is_masked=is_masked)
         self.wait_full(shared.dout_full, self.step)
@@ -138,19 +138,19 @@ class Split(_Ours):
         stream = self.stream
         shared = self.shared
         self.wait_full(shared.dout_full, self.step)
-        stream.vector(self.work["descriptors of S"])
+        stream.work(self.work["descriptors of S"])
         self.issue(self.grads, [shared.v[0]], [shared.dout[self.dout_slot]], "dP")
         stream.read(shared.lse[self.q_slot])
         stream.bar_sync(shared.scores_ready)
         stream.read(shared.scores)
-        stream.vector(self.work["S from shared memory"])
+        stream.work(self.work["S from shared memory"])
         self.weights(is_masked=is_masked)
         stream.wgmma_wait(0)
-        stream.release(shared.dout_empty[self.dout_slot])
+        stream.hand_back(shared.dout_empty[self.dout_slot])
         stream.read(self.accumulators["dP"])
         stream.read(shared.lse[self.q_slot])
         stream.write(shared.ds[0][0])
-        stream.vector(self.work["dS"])
+        stream.work(self.work["dS"])
         self.fence()
         stream.bar_sync(shared.both)
         self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
@@ -160,14 +160,14 @@ class Split(_Ours):
         """Add this warpgroup's channels of dQ, behind its dV or dK, and hand back the slot that dV or dK has read."""
         stream = self.stream
         shared = self.shared
-        stream.vector(self.work["descriptors of dQ"])
+        stream.work(self.work["descriptors of dQ"])
         names = ("dQ low", "dQ high")[: self.s.dq_parts]
         for name in names:
             self.issue(self.to_dq, shared.ds[0], shared.k, name)
         for part, name in enumerate(names):
             stream.wgmma_wait(len(names) - 1 - part)
             if part == 0:
-                stream.release(shared.dout_empty[self.dout_slot] if self.index == 0 else shared.q_empty[self.q_slot])
+                stream.hand_back(shared.dout_empty[self.dout_slot] if self.index == 0 else shared.q_empty[self.q_slot])
             self.hand_on(name, joins=self.index == 0 or part > 0)
 
     def epilogue(self) -> None:
@@ -177,7 +177,7 @@ class Split(_Ours):
         stream.bar_sync(shared.both)  # the other warpgroup has read K and V
         stream.read(self.accumulators["dK" if self.index else "dV"])
         stream.write(slot)
-        stream.vector(self.work["dK and dV to shared memory"])
+        stream.work(self.work["dK and dV to shared memory"])
         self.fence()
         self.join_warps()  # one thread starts the store of what all warps have written
         stream.store(slot, slot.bytes)

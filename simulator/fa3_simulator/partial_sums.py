@@ -57,7 +57,7 @@ class PartsConsumer(Consumer):
     def add_part(self, part: int) -> None:
         """Add a part that is done to O; the same multiply-add rescales O."""
         self.stream.read(self.outputs[part])
-        self.stream.vector(self.add)
+        self.stream.work(self.add)
 
     def rotated_block(self) -> None:
         """Add P V and the next scores with two or three GEMMs in flight: a part of P V, or then a piece of the scores,

@@ -38,7 +38,8 @@ class Op(IntEnum):
     WRITE = 13  # slot: the actor's own threads write it
     FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
     MARK = 15  # label
-    REDUCE = 16  # bytes: vector reductions of the actor's own threads from registers to global memory
+    REDUCE = 16  # bytes, whether they replace what is there: stores, or reductions, of the actor's own threads
+    OPERAND = 17  # slot: what else the next wgmma reads
 
 
 class Gemm(NamedTuple):
@@ -49,6 +50,8 @@ class Gemm(NamedTuple):
     n: int
     bits: int  # of an operand element: 16 or 8
     a_in_registers: bool
+    rate: float = 1.0  # of that of wgmma: less for mma.sync, whose operands are in registers
+    is_open: bool = False  # of one commit group with the next
 
 
 class Work(NamedTuple):
@@ -91,6 +94,7 @@ class Slot(NamedTuple):
     bytes: int
     memory: str = ""
     at: tuple[int, ...] = (0,)
+    readers: int = 0  # actors that read each content; 0: all that read any
 
 
 def regions(slots: Sequence[Slot]) -> dict[tuple[int, ...], int]:
@@ -134,6 +138,7 @@ class Actor:
     threads: int
     registers: int
     ops: np.ndarray  # int64 (operations, 5)
+    lines: tuple[str, ...] = ()  # where each operation stands in a description
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,7 @@ class Program:
             Op.STORE: lambda: "store",
             Op.STORE_WAIT: lambda: "wait store",
             Op.REDUCE: lambda: "reduce",
+            Op.OPERAND: lambda: f"operand {self.slots[x].name}",
             Op.ARRIVE: lambda: f"arrive {self.mbarriers[x].name}",
             Op.WAIT: lambda: f"wait {self.mbarriers[x].name}",
             Op.BAR_ARRIVE: lambda: f"arrive {self.named_barriers[x].name}",
@@ -237,11 +243,11 @@ class Stream:
     def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
         self.rows.append((op, x, y, z, w))
 
-    def vector(self, work: Work) -> None:
+    def work(self, work: Work) -> None:
         if work.chunks:
             self._add(Op.VECTOR, self.program.works(work))
 
-    def wgmma(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
+    def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
         slots = self.program.slots
         self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
 
@@ -251,14 +257,39 @@ class Stream:
             raise ValueError(f"a wait leaves 0 groups of wgmma or more in flight, got {in_flight}")
         self._add(Op.WGMMA_WAIT, in_flight)
 
-    def load(self, barrier: Mbarrier, slots: Iterable[Slot], *, is_far: bool = False) -> None:
+    def expect(self, barrier: Mbarrier, size: int) -> None:
+        self._add(Op.EXPECT, self.program.mbarriers(barrier), size)
+
+    def load_only(
+        self,
+        barrier: Mbarrier,
+        slots: Iterable[Slot],
+        *,
+        is_far: bool = False,
+        by_threads: bool = False,
+        multicast: int = 1,
+    ) -> None:
+        for slot in slots:
+            how = int(is_far) + 2 * by_threads + 4 * (multicast - 1)
+            self._add(Op.LOAD, self.program.mbarriers(barrier), slot.bytes, self.program.slots(slot), how)
+
+    def operand(self, slot: Slot) -> None:
+        self._add(Op.OPERAND, self.program.slots(slot))
+
+    def load(
+        self,
+        barrier: Mbarrier,
+        slots: Iterable[Slot],
+        *,
+        is_far: bool = False,
+        by_threads: bool = False,
+        multicast: int = 1,
+    ) -> None:
         """Expect the bytes of all slots at a barrier, and load them: from L2, or with ``is_far`` from HBM, where no
         other CTA has loaded them before."""
         slots = tuple(slots)
-        index = self.program.mbarriers(barrier)
-        self._add(Op.EXPECT, index, sum(slot.bytes for slot in slots))
-        for slot in slots:
-            self._add(Op.LOAD, index, slot.bytes, self.program.slots(slot), int(is_far))
+        self.expect(barrier, sum(slot.bytes for slot in slots))
+        self.load_only(barrier, slots, is_far=is_far, by_threads=by_threads, multicast=multicast)
 
     def store(self, slot: Slot, size: int, *, adds: bool = False) -> None:
         self._add(Op.STORE, size, self.program.slots(slot), int(adds))
@@ -266,8 +297,8 @@ class Stream:
     def store_wait(self, in_flight: int = 0) -> None:
         self._add(Op.STORE_WAIT, in_flight)
 
-    def reduce(self, size: int) -> None:
-        self._add(Op.REDUCE, size)
+    def reduce(self, size: int, *, adds: bool = True) -> None:
+        self._add(Op.REDUCE, size, int(not adds))
 
     def arrive(self, barrier: Mbarrier) -> None:
         self._add(Op.ARRIVE, self.program.mbarriers(barrier))
@@ -281,14 +312,14 @@ class Stream:
     def bar_sync(self, barrier: NamedBarrier) -> None:
         self._add(Op.BAR_SYNC, self.program.named_barriers(barrier))
 
-    def release(self, barrier: Mbarrier | NamedBarrier) -> None:
+    def hand_back(self, barrier: Mbarrier | NamedBarrier) -> None:
         """Hand a slot of a ring back, by an arrival at its barrier of either kind."""
         if isinstance(barrier, NamedBarrier):
             self.bar_arrive(barrier)
         else:
             self.arrive(barrier)
 
-    def acquire(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
+    def wait_empty(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
         """Wait until the slot for the ``use``-th content of a ring (from 0) may be written.
 
         The first content of every slot needs no wait.
@@ -322,8 +353,8 @@ class Stream:
 class Builder:
     """Collects the streams of a program; gemms, barriers, slots and so on get their indices at first use."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, origin: str = "") -> None:
+        self.name, self.origin = name, origin
         self.streams: list[Stream] = []
         self.gemms, self.works, self.mbarriers, self.named_barriers = _Names(), _Names(), _Names(), _Names()
         self.slots, self.delays, self.labels = _Names(), _Names(), _Names()

@@ -14,7 +14,7 @@ from fa3_kernels.plan.barriers import WARP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
-from fa3_simulator.cta import AnyConfig, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
 from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta, visible_pairs
@@ -88,7 +88,7 @@ def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
     """Return four numbers of the program of a tile with so many blocks: cycles of the shared memory port, bytes loaded,
     instructions of a warp, and bytes added to global memory.
     """
-    program = program_of(config, [TileBlocks(blocks)])
+    program = kernel_of(config).program([TileBlocks(blocks)])
     tables = costs(program, machine)
     port = loaded = stored = issued = added = 0
     for actor in program.actors:

@@ -22,9 +22,8 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.rules import require
 from fa3_simulator import backward_launch
 from fa3_simulator.backward_launch import key_tiles
-from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.contention import LaunchTiles, launched_tiles, waited_cycles
-from fa3_simulator.cta import LONG, SHORT, AnyConfig, Cta, Cycles, is_persistent
+from fa3_simulator.cta import LONG, SHORT, AnyConfig, BackwardKernel, Cycles, TimedCta, kernel_of
 from fa3_simulator.limits import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks, copies_queries
@@ -269,14 +268,14 @@ def _handed_out(order: tuple[TileBlocks, ...], ctas: int, price: float) -> tuple
     return tuple(dict.fromkeys(tuple(order[i] for i in mine) for mine in assigned))
 
 
-def tiles_of(problem: AttentionProblem, cta: Cta, config: AnyConfig) -> tuple[TileBlocks, ...]:
+def tiles_of(problem: AttentionProblem, cta: TimedCta, config: AnyConfig) -> tuple[TileBlocks, ...]:
     """Return the tiles of the CTA that ends last.
 
     Where tiles differ in their blocks, the time of a tile beside its blocks decides; it is taken from the simulated
     times of a short and a long tile.
     """
     sms = int(cta.machine["sms"])
-    if not isinstance(config, Config) or not problem.causal or not is_persistent(config):
+    if not isinstance(config, Config) or not problem.causal or not cta.kernel.is_persistent:
         return longest_cta(problem, config, sms)
     short, long = (cta.one_more(TileBlocks(blocks), blocks)[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
@@ -288,20 +287,23 @@ def hbm_cycles(problem: AttentionProblem, config: AnyConfig, machine: Machine, c
     return moved_bytes(problem, config) / (machine["hbm_bytes_per_ns"] * machine["sms"]) * clock_mhz / 1000
 
 
-def _in_turns(problem: AttentionProblem, cta: Cta) -> float:
+def _in_turns(problem: AttentionProblem, cta: TimedCta) -> float:
     """Return the cycles of the last CTA where key tiles take turns, from the steps of a CTA that never waits."""
-    assert isinstance(cta.config, BackwardSchedule)
+    assert isinstance(cta.kernel, BackwardKernel)
+    schedule = cta.kernel.schedule
     short, long = (cta.exact((TileBlocks(blocks),))[0] for blocks in (SHORT, LONG))
     block = (long - short) / (LONG - SHORT)
     machine = cta.machine
-    size = 4 * cta.config.tile_m * cta.config.head_dim
-    waits = 1 if cta.config.signals_early else 2  # trips to L2: to read the turn, and for the sum to become visible
+    size = 4 * schedule.tile_m * schedule.head_dim
+    waits = 1 if schedule.signals_early else 2  # trips to L2: to read the turn, and for the sum to become visible
     added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * cta.clock_mhz / 1000
     cycles = (block, short - SHORT * block, added)
-    return makespan(key_tiles(problem, cta.config), cta.config.turns, cycles, machine)
+    return makespan(key_tiles(problem, schedule), schedule.turns, cycles, machine)
 
 
-def _waited(problem: AttentionProblem, config: Config, cta: Cta, tiles: tuple[TileBlocks, ...], cycles: float) -> float:
+def _waited(
+    problem: AttentionProblem, config: Config, cta: TimedCta, tiles: tuple[TileBlocks, ...], cycles: float
+) -> float:
     """Return the cycles that the CTAs of a forward launch wait for each other.
 
     The longest CTA takes ``cycles`` for its ``tiles`` when it runs alone.
@@ -346,9 +348,8 @@ def estimate(
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     config = launched(problem, config)
-    cta = Cta(
-        as_program(config), machine, clock, not isinstance(config, Config) and config.adds_gradients(problem.group)
-    )
+    adds = not isinstance(config, Config) and config.adds_gradients(problem.group)
+    cta = TimedCta(kernel_of(as_program(config), adds_gradients=adds), machine, clock)
     tiles = tiles_of(problem, cta, config)
     longest = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
     waited = 0.0

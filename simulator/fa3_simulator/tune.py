@@ -21,7 +21,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.cta import AnyConfig, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.forward_choice import channels, promotion_interval
 from fa3_simulator.machine import Machine
@@ -126,7 +126,7 @@ def misfit(config: AnyConfig, machine: Machine) -> str | None:
     needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
     if needed > config.registers[1]:
         return f"about {needed} registers, a consumer thread has {config.registers[1]}"
-    reasons = [f.text for f in footprint(program_of(config, [TileBlocks(1)]), machine)]
+    reasons = [f.text for f in footprint(kernel_of(config).program([TileBlocks(1)]), machine)]
     return reasons[0] if reasons else None
 
 

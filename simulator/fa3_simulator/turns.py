@@ -87,8 +87,8 @@ def turns_program(
         empty = Mbarrier(f"empty {cta}", 1)
         for step, (tile, block, is_first) in enumerate(_steps(mine, turns)):
             if is_first:
-                compute.vector(tile_work)
-            compute.vector(block_work)
+                compute.work(tile_work)
+            compute.work(block_work)
             if step:
                 compute.wait(empty, step - 1)
             compute.arrive(full)
@@ -96,7 +96,7 @@ def turns_program(
             turn = turn_of[tile, block]
             if turn:
                 add.wait(_signal(tile.head, block, turn), 0)
-            add.vector(add_work)
+            add.work(add_work)
             add.write(Slot(f"dQ {tile.head}.{block}", 0))
             if (tile.head, block, turn + 1) in awaited:
                 add.arrive(_signal(tile.head, block, turn + 1))

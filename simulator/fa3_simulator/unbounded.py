@@ -118,6 +118,7 @@ class _Family:
             Op.BAR_ARRIVE: {0: named},
             Op.BAR_SYNC: {0: named},
             Op.READ: {0: slot},
+            Op.OPERAND: {0: slot},
             Op.WRITE: {0: slot},
         }
         change = fields.get(kind, {})

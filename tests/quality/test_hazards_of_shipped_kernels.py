@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 
 from fa3_simulator import unbounded
-from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
@@ -100,12 +99,14 @@ SWEEP = sampled(NAMES, QUICK)
 def test_the_kernels_that_are_tried_are_one_of_every_shape() -> None:
     found: dict[tuple, str] = {}
     for name, config in KERNELS.items():
-        found.setdefault(unbounded.shape(partial(program_of, config), is_persistent=is_persistent(config)), name)
+        found.setdefault(
+            unbounded.shape(kernel_of(config).program, is_persistent=kernel_of(config).is_persistent), name
+        )
     assert tuple(found.values()) == NAMES
 
 
 def tiles_of(config: AnyConfig) -> list[TileBlocks]:
-    return TILES if is_persistent(config) else [TileBlocks(8)]
+    return TILES if kernel_of(config).is_persistent else [TileBlocks(8)]
 
 
 def rows_of(program: Program) -> Iterator[tuple[int, Op, int, list[int]]]:
@@ -209,7 +210,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_mistake_at_any_barrier_is_found(name: str, kind: str) -> None:
-    program = program_of(SHAPES[name], tiles_of(SHAPES[name]))
+    program = kernel_of(SHAPES[name]).program(tiles_of(SHAPES[name]))
     planted = dict(KINDS[kind](program))
     missed = [where for where, wrong in planted.items() if not check(wrong)]
     assert not missed
@@ -219,7 +220,7 @@ def test_a_mistake_at_any_barrier_is_found(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", sampled([name for name in NAMES if "lockstep" not in name], QUICK[:2] + QUICK[4:]))
 def test_a_slot_that_is_handed_back_too_early_is_found(name: str) -> None:
     """Of some rings: where two are filled by turns, what one consumer still reads may be covered by the other's."""
-    program = program_of(SHAPES[name], tiles_of(SHAPES[name]))
+    program = kernel_of(SHAPES[name]).program(tiles_of(SHAPES[name]))
     found = [where for where, wrong in freed_too_early(program) if any(x.kind == "race" for x in check(wrong))]
     assert found
 
@@ -227,16 +228,16 @@ def test_a_slot_that_is_handed_back_too_early_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", sampled(NAMES, ("flash3_fp16_d128",)))
 def test_no_list_of_tiles_has_a_hazard(name: str) -> None:
     config = SHAPES[name]
-    proof = unbounded.prove(partial(program_of, config), is_persistent=is_persistent(config))
+    proof = unbounded.prove(kernel_of(config).program, is_persistent=kernel_of(config).is_persistent)
     assert (proof.findings, proof.is_complete) == ([], True)
 
 
 def test_without_a_mistake_nothing_is_found() -> None:
-    found = {name: check(program_of(config, tiles_of(config))) for name, config in SHAPES.items()}
+    found = {name: check(kernel_of(config).program(tiles_of(config))) for name, config in SHAPES.items()}
     assert {name: hazards for name, hazards in found.items() if hazards} == {}
 
 
 def test_every_kernel_fits_an_sm_with_barriers_of_its_own() -> None:
     machine = load("h200")
-    found = {name: footprint(program_of(config, TILES[:1]), machine) for name, config in named().items()}
+    found = {name: footprint(kernel_of(config).program(TILES[:1]), machine) for name, config in named().items()}
     assert {name: x for name, x in found.items() if x} == {}

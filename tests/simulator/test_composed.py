@@ -40,16 +40,16 @@ def simulated(dtype: str, keys: int, head_dim: int, warpgroups: int, *, under_wg
     for group in range(warpgroups):
         stream = builder.actor(f"w{group}", 128, 200)
         if group:
-            stream.vector(Work("later", 1, stall=LATER * group))
+            stream.work(Work("later", 1, stall=LATER * group))
         for i in range(STEPS):
             if i in (STEPS // 2, STEPS - 1):
                 stream.mark("step")
             for work in step(dtype, keys, head_dim):
-                stream.vector(work)
+                stream.work(work)
     if under_wgmma:
         stream = builder.actor("wgmma", 128, 200)
         for _ in range(120):
-            stream.wgmma(Gemm("busy", 8, 128, 16, True), None, Slot("b", 16384), Slot("s", 0))
+            stream.issue(Gemm("busy", 8, 128, 16, True), None, Slot("b", 16384), Slot("s", 0))
     program = builder.build()
     marks = engine.simulate(program, costs(program, H200)).marks[:warpgroups]
     return float(np.mean([last - first for first, last in marks])) / TICKS / (STEPS - 1 - STEPS // 2)

@@ -29,7 +29,7 @@ def run(program: Program, machine: Machine = H200) -> float:
 def test_a_gemm_alone_takes_its_tensor_time_and_the_tail() -> None:
     builder = Builder("gemm")
     stream = builder.actor("warpgroup", 128, 240)
-    stream.wgmma(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
+    stream.issue(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
     stream.wgmma_wait(0)
     assert (
         run(builder.build()) == 8 * (64 + 4) + H200["wgmma_tail_cycles"]
@@ -38,7 +38,7 @@ def test_a_gemm_alone_takes_its_tensor_time_and_the_tail() -> None:
 
 def test_softmax_that_is_not_there_is_hidden() -> None:
     builder = Builder("gemm")
-    builder.actor("warpgroup", 128, 240).wgmma(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
+    builder.actor("warpgroup", 128, 240).issue(Gemm("S", 8, 128, 16, True), None, Slot("k", 0), Slot("s", 0))
     program = builder.build()
     priced = costs(program, H200)
     assert measure(program, priced, engine.simulate(program, priced, records=True)).hidden_softmax == 1
@@ -52,7 +52,7 @@ def test_no_wait_leaves_less_than_no_groups_in_flight() -> None:
 def test_e4m3_halves_the_tensor_time() -> None:
     builder = Builder("gemm")
     stream = builder.actor("warpgroup", 128, 240)
-    stream.wgmma(Gemm("S", 4, 128, 8, True), None, Slot("k", 0), Slot("s", 0))
+    stream.issue(Gemm("S", 4, 128, 8, True), None, Slot("k", 0), Slot("s", 0))
     stream.wgmma_wait(0)
     assert (
         run(builder.build()) == 4 * (64 + 4) + H200["wgmma_tail_cycles"]
@@ -62,7 +62,7 @@ def test_e4m3_halves_the_tensor_time() -> None:
 def test_operands_in_shared_memory_bind_narrow_instructions() -> None:
     builder = Builder("gemm")
     stream = builder.actor("warpgroup", 128, 240)
-    stream.wgmma(Gemm("S", 100, 32, 16, False), Slot("q", 0), Slot("k", 0), Slot("s", 0))
+    stream.issue(Gemm("S", 100, 32, 16, False), Slot("q", 0), Slot("k", 0), Slot("s", 0))
     stream.wgmma_wait(0)
     assert run(builder.build()) == pytest.approx(
         100 * (32 + 64) * 32 / 128 + H200["wgmma_tail_cycles"], abs=20
@@ -74,8 +74,8 @@ def test_exponentials_run_at_the_mufu_rate_and_slower_under_wgmma() -> None:
         builder = Builder("exp")
         stream = builder.actor("warpgroup", 128, 240)
         if with_gemm:
-            stream.wgmma(Gemm("S", 64, 256, 16, True), None, Slot("k", 0), Slot("s", 0))
-        stream.vector(Work("exp", 8, mufu=64))
+            stream.issue(Gemm("S", 64, 256, 16, True), None, Slot("k", 0), Slot("s", 0))
+        stream.work(Work("exp", 8, mufu=64))
         return run(builder.build())
 
     lone = 64 * H200["mufu_lone_cycles"]
@@ -86,7 +86,7 @@ def test_exponentials_run_at_the_mufu_rate_and_slower_under_wgmma() -> None:
 def test_two_warpgroups_share_the_mufu() -> None:
     builder = Builder("exp")
     for name in ("a", "b"):
-        builder.actor(name, 128, 240).vector(Work("exp", 8, mufu=64))
+        builder.actor(name, 128, 240).work(Work("exp", 8, mufu=64))
     assert run(builder.build()) == pytest.approx(2 * 64 * H200["mufu_cycles"], rel=0.01)
 
 
@@ -94,9 +94,9 @@ def beside_wgmma(columns: int, work: Work) -> Program:
     """64 wgmma and their wait by one warpgroup while another does some work that ends before them."""
     builder = Builder("beside")
     stream = builder.actor("issuer", 128, 240)
-    stream.wgmma(Gemm("S", 64, columns, 16, True), None, Slot("k", 0), Slot("s", 0))
+    stream.issue(Gemm("S", 64, columns, 16, True), None, Slot("k", 0), Slot("s", 0))
     stream.wgmma_wait(0)
-    builder.actor("other", 128, 240).vector(work)
+    builder.actor("other", 128, 240).work(work)
     return builder.build()
 
 
@@ -136,7 +136,7 @@ def test_a_softmax_takes_what_its_exponentials_take_and_two_overlap_theirs() -> 
     def cycles(warpgroups: int) -> float:
         builder = Builder("mix")
         for i in range(warpgroups):
-            builder.actor(f"w{i}", 128, 240).vector(Work("softmax", 8, fma=128, mufu=64, convert=32))
+            builder.actor(f"w{i}", 128, 240).work(Work("softmax", 8, fma=128, mufu=64, convert=32))
         return run(builder.build())
 
     alone = 64 * H200["mufu_lone_cycles"]
@@ -149,7 +149,7 @@ def two_at_once(first: Work, second: Work) -> list[float]:
     builder = Builder("two")
     for name, work in (("a", first), ("b", second)):
         stream = builder.actor(name, 128, 240)
-        stream.vector(work)
+        stream.work(work)
         stream.mark("end")
     program = builder.build()
     return [tick / TICKS for (tick,) in engine.simulate(program, costs(program, H200)).marks]
@@ -186,7 +186,7 @@ def test_multiply_adds_alone_keep_the_port_and_hold_up_the_exponentials_of_anoth
 
 def test_a_chain_of_trips_through_shared_memory_takes_its_latency() -> None:
     builder = Builder("trip")
-    builder.actor("warpgroup", 128, 240).vector(Work("transpose", 4, alu=32, smem_bytes=4096, trips=4))
+    builder.actor("warpgroup", 128, 240).work(Work("transpose", 4, alu=32, smem_bytes=4096, trips=4))
     assert run(builder.build()) == pytest.approx(4 * H200["trip_cycles"] + 32 * H200["alu_cycles"], abs=1)
 
 
@@ -284,7 +284,7 @@ def test_a_two_slot_pipeline_agrees_with_simpy() -> None:
             producer.wait(empty[j % 2], j // 2 - 1)
         producer.load(full[j % 2], (slots[j % 2],))
         consumer.wait(full[j % 2], j // 2)
-        consumer.vector(Work("softmax", 4, mufu=60))
+        consumer.work(Work("softmax", 4, mufu=60))
         consumer.arrive(empty[j % 2])
     program = builder.build()
     tables = costs(program, H200)

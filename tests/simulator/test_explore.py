@@ -88,7 +88,7 @@ def drawn(seed: int) -> Program:
                 case "read":
                     stream.read(slot)
                 case "wgmma":
-                    stream.wgmma(Gemm("g", 1, 64, 16, True), None, slot, Slot(f"sum {index}", 0))
+                    stream.issue(Gemm("g", 1, 64, 16, True), None, slot, Slot(f"sum {index}", 0))
                     stream.wgmma_wait(0 if waits else 1)
                 case "store":
                     stream.store(slot, 32)

@@ -69,7 +69,7 @@ def nobody_reads_a_load(*, faulty: bool) -> Program:
 def _read_by_wgmma(overwrite: Callable[[Stream], None], *, faulty: bool) -> Builder:
     """A's wgmma reads a slot that B overwrites when A says so; a faulty A does not wait for its wgmma before."""
     builder, (a, b) = warps("A", "B")
-    a.wgmma(GEMM, None, S, ACC)
+    a.issue(GEMM, None, S, ACC)
     if not faulty:
         a.wgmma_wait(0)
     a.arrive(EMPTY)
@@ -95,7 +95,7 @@ def write_under_store(*, faulty: bool) -> Program:
     """That two wgmma are known to be done says nothing of the store behind them."""
     builder, (a,) = warps("A")
     for _ in range(2):
-        a.wgmma(GEMM, None, Slot("k", 64), ACC)
+        a.issue(GEMM, None, Slot("k", 64), ACC)
     a.wgmma_wait(0)
     a.store(S, 64)
     a.store_wait(1 if faulty else 0)
@@ -116,7 +116,7 @@ def write_beside_a_reader(*, faulty: bool) -> Program:
 
 def accumulator_read_early(*, faulty: bool) -> Program:
     builder, (a,) = warps("A")
-    a.wgmma(GEMM, None, S, ACC)
+    a.issue(GEMM, None, S, ACC)
     a.wgmma_wait(1 if faulty else 0)
     a.read(ACC)
     return builder.build()
@@ -146,7 +146,7 @@ def wgmma_before_the_load_is_there(*, faulty: bool) -> Program:
     a.load(FULL, [S])
     if not faulty:
         a.wait(FULL, 0)
-    a.wgmma(GEMM, None, S, ACC)
+    a.issue(GEMM, None, S, ACC)
     return builder.build()
 
 
@@ -155,7 +155,7 @@ def wgmma_of_unfenced_writes(*, faulty: bool) -> Program:
     a.write(S)
     if not faulty:
         a.fence()
-    a.wgmma(GEMM, None, S, ACC)
+    a.issue(GEMM, None, S, ACC)
     return builder.build()
 
 
@@ -164,7 +164,7 @@ def wgmma_with_unfenced_a(*, faulty: bool) -> Program:
     a.write(S)
     if not faulty:
         a.fence()
-    a.wgmma(GEMM, S, Slot("k", 64), ACC)
+    a.issue(GEMM, S, Slot("k", 64), ACC)
     return builder.build()
 
 
@@ -455,7 +455,7 @@ SIDES: dict[str, Callable[[Stream, Slot], None]] = {
     "write": lambda stream, slot: stream.write(slot),
     "load": lambda stream, slot: stream.load(Mbarrier(f"full of {slot.name}", 1), [slot]),
     "read": lambda stream, slot: stream.read(slot),
-    "wgmma": lambda stream, slot: stream.wgmma(GEMM, None, slot, ACC),
+    "wgmma": lambda stream, slot: stream.issue(GEMM, None, slot, ACC),
     "store": lambda stream, slot: stream.store(slot, slot.bytes),
 }
 

@@ -17,7 +17,7 @@ from fa3_kernels.plan.tile_order import shape_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine
 from fa3_simulator.costs import costs
-from fa3_simulator.cta import EXACT_BLOCKS, Cta
+from fa3_simulator.cta import EXACT_BLOCKS, TimedCta, kernel_of
 from fa3_simulator.forward import Forward, forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
@@ -422,7 +422,7 @@ def test_the_longest_cta_has_at_least_the_average_work() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     shape = problem(2, 16, 8192, 8192, causal)
-    cta = Cta(Config(), H200, 1980.0)
+    cta = TimedCta(kernel_of(Config()), H200, 1980.0)
     tiles = tiles_of(shape, cta, Config())
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
     exact, tensor, _ = cta.exact(tiles)
@@ -520,10 +520,10 @@ def work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:
 def test_who_is_free_first_is_decided_by_what_tiles_take() -> None:
     """A tile that costs much beside its blocks makes short tiles dear, so that the last CTA has another mix."""
     shape, upstream = problem(2, 16, 4096, 4096, causal=True), Config(family="flash3", tile_n=176)
-    cta = Cta(upstream, H200, 1980.0)
+    cta = TimedCta(kernel_of(upstream), H200, 1980.0)
     found = tiles_of(shape, cta, upstream)
     assert sum(tile.blocks for tile in found) != sum(t.blocks for t in longest_cta(shape, upstream, 132, 20.0))
-    slow = Cta(upstream, changed(H200, cold_code_cycles=20000), 1980.0)
+    slow = TimedCta(kernel_of(upstream), changed(H200, cold_code_cycles=20000), 1980.0)
     assert sum(t.blocks for t in tiles_of(shape, slow, upstream)) != sum(t.blocks for t in found)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_choice import shipped_schedule
-from fa3_simulator.cta import AnyConfig, is_persistent, program_of
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.hazards import Checker, check
 from fa3_simulator.program import Actor, Builder, Mbarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
@@ -40,7 +39,7 @@ each_kernel = pytest.mark.parametrize("name", sampled(KERNELS, QUICK))
 @pytest.mark.parametrize("name", sampled(KERNELS, [name for name in QUICK if name != "our backward"]))
 def test_no_list_of_tiles_has_a_hazard(name: str) -> None:
     config = KERNELS[name]
-    proof = prove(partial(program_of, config), is_persistent=is_persistent(config))
+    proof = prove(kernel_of(config).program, is_persistent=kernel_of(config).is_persistent)
     assert (proof.findings, proof.is_complete) == ([], True)
     assert 5 < proof.words < 200
     assert proof.longest < 20
@@ -50,8 +49,8 @@ def test_no_list_of_tiles_has_a_hazard(name: str) -> None:
 def test_what_a_block_adds_repeats_with_the_rings(name: str) -> None:
     """The step that a proof takes on trust: behind many blocks the next ones are as behind four fewer."""
     config = KERNELS[name]
-    persistent = is_persistent(config)
-    family = _Family(partial(program_of, config))
+    persistent = kernel_of(config).is_persistent
+    family = _Family(kernel_of(config).program)
     words = [(2, n) if persistent else (n,) for n in (4, 5, 6, 7, 14)]
 
     def added(word: tuple[int, ...]) -> tuple:
@@ -71,8 +70,8 @@ def test_what_a_block_adds_repeats_with_the_rings(name: str) -> None:
 @each_kernel
 def test_states_that_a_proof_takes_for_equal_have_equal_findings_after_many_more_blocks(name: str) -> None:
     config = KERNELS[name]
-    tiles = [TileBlocks(31), TileBlocks(1), TileBlocks(18)][: 3 if is_persistent(config) else 1]
-    assert check(program_of(config, tiles)) == []
+    tiles = [TileBlocks(31), TileBlocks(1), TileBlocks(18)][: 3 if kernel_of(config).is_persistent else 1]
+    assert check(kernel_of(config).program(tiles)) == []
 
 
 def changed(program: Program, change: Callable[[str, int, list[int]], list[int]]) -> Program:
@@ -93,7 +92,7 @@ def test_a_parity_that_is_wrong_from_the_third_tile_on_is_found() -> None:
     config = KERNELS["our backward"]
 
     def make(tiles: list[TileBlocks]) -> Program:
-        program = program_of(config, tiles)
+        program = kernel_of(config).program(tiles)
         kv_full = next(i for i, m in enumerate(program.mbarriers) if m.name == "kv_full")
 
         def change(actor: str, nth: int, row: list[int]) -> list[int]:
@@ -108,7 +107,7 @@ def test_a_parity_that_is_wrong_from_the_third_tile_on_is_found() -> None:
 
 
 def test_a_limit_leaves_a_proof_incomplete() -> None:
-    proof = prove(partial(program_of, KERNELS["our backward"]), most=3)
+    proof = prove(kernel_of(KERNELS["our backward"]).program, most=3)
     assert (proof.words, proof.is_complete) == (3, False)
 
 

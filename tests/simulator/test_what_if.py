@@ -8,7 +8,7 @@ import pytest
 
 from fa3_kernels.plan.config import Config
 from fa3_simulator.costs import SCALARS, costs
-from fa3_simulator.cta import program_of
+from fa3_simulator.cta import kernel_of
 from fa3_simulator.engine import simulate
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.schedules import TileBlocks
@@ -19,7 +19,7 @@ H200 = load("h200")
 
 
 def faster(config: Config, machine: Machine) -> dict[str, float]:
-    program = program_of(config, [TileBlocks(6)])
+    program = kernel_of(config).program([TileBlocks(6)])
     return speedups(program, machine, None, simulate(program, costs(program, machine)))
 
 
@@ -55,7 +55,7 @@ def test_the_longer_a_thing_takes_the_more_it_is_worth(config: Config, thing: st
 
 
 def test_free_exponentials_leave_the_cost_of_copies_and_free_copies_that_of_exponentials() -> None:
-    program = program_of(CONFIGS[0], [TileBlocks(6)])
+    program = kernel_of(CONFIGS[0]).program([TileBlocks(6)])
     plain, no_exp, no_copy = (
         costs(program, H200),
         *(costs_without(x, program, H200, None) for x in ("exponentials", "copies")),

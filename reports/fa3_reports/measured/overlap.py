@@ -17,7 +17,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reports.measured import counters, timings
 from fa3_reports.measured.printed import parser_of, printed
 from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.cta import program_of
+from fa3_simulator.cta import kernel_of
 from fa3_simulator.engine import simulate
 from fa3_simulator.machine import Machine
 from fa3_simulator.overlap import Overlap, measure, softmax_ticks
@@ -48,7 +48,7 @@ class Cta(NamedTuple):
 @lru_cache(maxsize=64)
 def cta_of(config: Config, machine: Machine, clock_mhz: float) -> Cta:
     """Simulate a CTA of a configuration, as launched."""
-    program = program_of(config, [TileBlocks(BLOCKS)] * 2)
+    program = kernel_of(config).program([TileBlocks(BLOCKS)] * 2)
     tables = costs(program, machine, clock_mhz)
     trace = simulate(program, tables)
     each = TICKS * 2 * BLOCKS

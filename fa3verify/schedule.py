@@ -1,0 +1,10 @@
+"""The words in which anybody describes the pipeline of a kernel, for ``simulate``, ``hazards`` and ``tune``.
+
+See ``docs/schedule.md``.
+"""
+
+from fa3_simulator.description import Description, Launch, Schedule, kernel
+from fa3_simulator.schedule import Cta, Ring, Stage, Warps
+from fa3_simulator.schedules import TileBlocks
+
+__all__ = ["Cta", "Description", "Launch", "Ring", "Schedule", "Stage", "TileBlocks", "Warps", "kernel"]

@@ -1,0 +1,157 @@
+"""What a described kernel takes, whether it is safe, which of its parameters are best, and how two kernels differ.
+
+The CTA that ends last is simulated (:mod:`fa3_simulator.cta`) as one of those that share an SM, all with the same
+tiles. What :class:`fa3_simulator.run.Estimate` means for the kernels that ship it means for a described one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+from fa3_kernels.plan.tile_order import TILE_COST, assign
+from fa3_simulator import unbounded
+from fa3_simulator.cta import TimedCta
+from fa3_simulator.description import Launch, Schedule, tiles_of
+from fa3_simulator.footprint import Hazard, footprint
+from fa3_simulator.machine import Machine
+from fa3_simulator.program import Program
+from fa3_simulator.run import Estimate
+from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.unbounded import Proof
+
+SM_SMEM_BYTES = 233472  # shared memory of an SM, of which every CTA takes RESERVED_BYTES for itself
+RESERVED_BYTES = 1024
+SM_THREADS = 2048
+MOST_CTAS = 32  # on an SM
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """CTAs of a schedule that share an SM, each with the same tiles; a kernel of :mod:`fa3_simulator.cta`."""
+
+    schedule: Schedule
+    together: int
+    is_affine: ClassVar[bool] = True
+
+    @property
+    def is_persistent(self) -> bool:
+        return True  # CTAs one behind another are in one program
+
+    def program(self, tiles: Sequence[TileBlocks]) -> Program:
+        return self.schedule.resident(tiles, self.together)
+
+    def on(self, machine: Machine, clock_mhz: float) -> Machine:
+        del clock_mhz
+        return machine
+
+
+def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
+    """Return the CTAs on an SM: those that the launch states, or as many as there is room for."""
+    if launch.occupancy:
+        return launch.occupancy
+    program = schedule.program(launch.tiles[:1])
+    threads = sum(actor.threads for actor in program.actors)
+    registers = sum(-(-actor.threads // 128) * 128 * actor.registers for actor in program.actors)
+    room = (
+        SM_SMEM_BYTES // (program.smem_bytes + RESERVED_BYTES),
+        int(machine["registers"]) // max(1, registers),
+        SM_THREADS // threads,
+        MOST_CTAS,
+    )
+    return max(1, min(room))
+
+
+def _longest(launch: Launch, places: int) -> tuple[tuple[TileBlocks, ...], int]:
+    """Return the tiles of the place with the most work, and how many places have a tile."""
+    tiles = tiles_of(launch.tiles)
+    if launch.order == "in turn":
+        handed = [range(first, len(tiles), places) for first in range(min(places, len(tiles)))]
+    else:
+        handed = assign([tile.blocks for tile in tiles], places, TILE_COST)[0]
+    longest = max(handed, key=lambda mine: sum(tiles[i].blocks for i in mine) + TILE_COST * len(mine))
+    return tuple(tiles[i] for i in longest), len(handed)
+
+
+class Timed(NamedTuple):
+    """The estimate of a schedule's launch, the launch itself, and the CTAs that share an SM."""
+
+    estimate: Estimate
+    launch: Launch
+    cta: TimedCta
+
+    @property
+    def tflops(self) -> float:
+        return self.launch.flops / self.estimate.seconds / 1e12
+
+
+def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) -> Timed:
+    """Simulate the launch of a schedule.
+
+    Raises
+    ------
+    ValueError
+        For a launch without tiles, or a description that does not say what a launch is.
+    DeadlockError
+        If the kernel cannot go on.
+    """
+    clock = clock_mhz or machine["max_clock_mhz"]
+    launch = schedule.launch()
+    if not launch.tiles:
+        raise ValueError(f"a launch of {schedule.name} has no tile")
+    sms = int(machine["sms"])
+    together = occupancy(schedule, launch, machine)
+    places = (launch.persistent and launch.ctas) or sms * together
+    tiles, used = _longest(launch, places // launch.cluster * launch.cluster)
+    cta = TimedCta(Resident(schedule, min(together, -(-used // sms))), machine, clock)
+    found = cta.run(tiles)
+    hbm = launch.hbm_bytes / (machine["hbm_bytes_per_ns"] * sms) * clock / 1000
+    cycles = max(found.cta, hbm) + machine["launch_cycles"] + machine["drain_cycles"] + launch.around_cycles
+    estimate = Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, launch.around_cycles)
+    return Timed(estimate, launch, cta)
+
+
+def misfits(schedule: Schedule, machine: Machine, more_registers: float = 0) -> list[str]:
+    """Return in words why a schedule does not fit an SM; a thread may have ``more_registers`` than it states."""
+    cta = schedule.cta([1])
+    extra = replace(machine.registers, value=machine["registers"] + more_registers * sum(w.threads for w in cta.warps))
+    found = footprint(cta.build(), replace(machine, registers=extra))
+    return [*cta.short_of_registers(more_registers), *(hazard.text for hazard in found)]
+
+
+def hazards(schedule: Schedule, machine: Machine) -> Proof:
+    """Prove that a schedule is safe whatever its tiles and in every order; misfits of the machine are findings too."""
+    is_persistent = schedule.launch().persistent
+    proof = unbounded.prove(schedule.program, is_persistent=is_persistent)
+    fits = [Hazard("footprint", text) for text in misfits(schedule, machine)]
+    return proof._replace(findings=list(dict.fromkeys([*proof.findings, *fits])))
+
+
+class Choice(NamedTuple):
+    """A schedule of a ranking: what was found, or why it does not fit."""
+
+    values: Mapping[str, Any]
+    timed: Timed | None
+    misfit: str = ""
+
+
+def tune(
+    schedule: Schedule,
+    machine: Machine,
+    over: Mapping[str, Sequence[Any]],
+    clock_mhz: float | None = None,
+    more_registers: float = 0,
+) -> list[Choice]:
+    """Return every choice of the values ``over`` some parameters, fastest first; those that do not fit come last."""
+    ranked = []
+    for chosen in product(*over.values()):
+        values = dict(zip(over, chosen, strict=True))
+        try:
+            other = schedule.description(**dict(schedule.values) | values)
+            reasons = misfits(other, machine, more_registers)
+            ranked.append(Choice(values, None if reasons else timed(other, machine, clock_mhz), *reasons[:1]))
+        except ValueError as error:  # sizes that the description, or wgmma, refuses
+            ranked.append(Choice(values, None, str(error)))
+    return sorted(ranked, key=lambda choice: choice.timed.estimate.cycles if choice.timed else float("inf"))
