@@ -21,14 +21,16 @@ PIPES = ("port", "mufu")  # the port that issues all instructions, and the speci
 RESOURCES = ("tensor", "smem", *PIPES, "l2", "reduce")  # resources whose busy time a run counts
 OPERAND_BYTES = 32  # bytes of one operand row along k in one wgmma: 256 bits
 SMEM, ALONE, TAKEN, HOLD = (1 + len(PIPES) + i for i in range(4))  # columns of Costs.work behind the pipes
+L2_LONE_BYTES = 99  # per cycle, of one SM alone: as h200.toml has it beside l2_bytes_per_cycle
 PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share the shared memory port
 
 
 class Costs(NamedTuple):
     """The int64 arrays that the engine reads, in ticks; one row per gemm, work or delay of the program."""
 
-    # (gemms, 5): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
-    # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next issue
+    # (gemms, 6): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
+    # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next issue. The last
+    # column says whether they end a commit group
     gemm: np.ndarray
     # (works, 7): number of chunks; then of each chunk: time on each of PIPES, time at the shared memory port (SMEM),
     # time if its warp runs alone (ALONE), time taken from wgmma (TAKEN), and the least time of a chunk of another warp
@@ -53,6 +55,7 @@ SCALARS = (
     "piece_port",
     "piece_store",
     "piece_reduce",
+    "piece_lone",
 )
 
 
@@ -67,16 +70,18 @@ def _loss(n: int, machine: Machine) -> int:
     return round(SHARES * float(np.interp(n, (64, 128, 256), shares)))
 
 
-def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, int, int, int, int]:
+def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, ...]:
     rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
     k = 256 // gemm.bits
     tensor = tick(2 * WARPGROUP_ROWS * gemm.n * k / rate)
     rows = gemm.n + (0 if gemm.a_in_registers else WARPGROUP_ROWS)
-    if gemm.a_in_registers:
+    if gemm.rate < 1:
+        tensor, rows = round(tensor / gemm.rate), 0
+    elif gemm.a_in_registers:
         tensor += tick(machine["wgmma_rs_cycles"])
     port = tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
     issue = tick(machine["wgmma_issue_cycles"] * gemm.n / 128)
-    return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue
+    return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue, int(not gemm.is_open)
 
 
 @lru_cache(maxsize=8192)
@@ -124,9 +129,10 @@ def _tables(
         tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
+        tick(PIECE_BYTES / L2_LONE_BYTES),
     )
     return Costs(
-        np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 5),
+        np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 6),
         np.array([_work(w, machine, under_wgmma=False) for w in works], np.int64).reshape(-1, 1 + HOLD),
         np.array([_work(w, machine, under_wgmma=True) for w in works], np.int64).reshape(-1, 1 + HOLD),
         np.array([tick(machine[name]) for name in delays], np.int64),

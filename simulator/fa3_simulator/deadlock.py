@@ -27,7 +27,9 @@ def waits_in_words(program: Program, blocked: Mapping[int, int]) -> str:
             continue
         names = [program.actors[a].name for a in waits[actor]]
         whom = f", where {' and '.join(names)} would arrive" if names else ", where nobody will arrive"
-        parts.append(f"{program.actors[actor].name} at {program.describe(actor, row)} (row {row}){whom}")
+        parts.append(
+            f"{program.actors[actor].name} at {program.describe(actor, row)} ({program.actors[actor].place(row)}){whom}"
+        )
     return ("circle of waits: " if circle else "") + "; ".join(parts)
 
 

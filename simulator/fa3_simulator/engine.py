@@ -4,7 +4,8 @@
 What happens at one tick has a fixed order, and all numbers are integers, so that a run is reproducible to the tick.
 Model:
 
-- Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, first come first served; each warpgroup has at most
+- Tensor core: one server per SM, n / 2 cycles per 64 x n wgmma, and more at a ``rate`` below wgmma's, whose operands
+  do not come through shared memory; first come first served. A wait counts commit groups. Each warpgroup has at most
   ``wgmma_window`` instructions admitted. Multiply-adds issued while it is busy take ``fma_tensor_cycles`` from it.
   ``taken`` is the sum of that so far: the completion of an instruction is kept less ``taken`` when it was issued, and
   read plus ``taken`` at the time of reading. ``taken`` grows slower than time (a warp needs longer to issue a
@@ -16,7 +17,9 @@ Model:
   chunks take at least ``held_up_factor`` times as long. All are slower while wgmma runs (``*_under_wgmma``).
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
 - TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``; loads from HBM run beside them
-  at ``hbm_lone_bytes_per_cycle``. Stores leave at ``store_bytes_per_cycle``, and those that add to memory at
+  at ``hbm_lone_bytes_per_cycle``. What CTAs of a cluster share arrives at L2's rate for all of them, at most at that
+  of an SM alone. ``cp.async`` is the same without an issue by TMA: its instructions are the actor's vector work.
+- Stores leave at ``store_bytes_per_cycle``, and those that add to memory at
   ``reduce_bytes_per_ns``, by TMA or by the threads themselves, which wait until their bytes have left.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
@@ -122,7 +125,7 @@ class State(NamedTuple):
     named: np.ndarray
     core: np.ndarray  # (1,)
     origins: np.ndarray  # of loads: L2 and HBM
-    loads: np.ndarray  # (origins, MOST_LOADS, 4), rings: next piece, pieces left, mbarrier, bytes
+    loads: np.ndarray  # (origins, MOST_LOADS, 5), rings: next piece, pieces left, mbarrier, bytes, time of a piece
     wants: np.ndarray  # (actors, pipes): what its vector work needs of a pipe when it runs alone, in 1/64 of the pipe
     slowed: np.ndarray  # (actors, pipes): how long it takes by those that share the pipe, in 1/64 of its time alone
     groups: np.ndarray  # (actors, IN_FLIGHT): completion of the newest group, of the one before and so on
@@ -159,7 +162,7 @@ def _state_of(program: Program, costs: Costs, records: bool) -> State:
         named,
         core=np.zeros(1, CORE),
         origins=np.zeros(2, ORIGIN),
-        loads=np.zeros((2, loops.MOST_LOADS, 4), np.int64),
+        loads=np.zeros((2, loops.MOST_LOADS, 5), np.int64),
         wants=np.zeros((count, loops.PIPE_COUNT), np.int64),
         slowed=np.full((count, loops.PIPE_COUNT), 64, np.int64),
         groups=np.zeros((count, loops.IN_FLIGHT), np.int64),

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM as SMEM_COLUMN, TAKEN
-from fa3_simulator.program import Op
+from fa3_simulator.program import BY_THREADS as OF_THREADS, FAR as FROM_HBM, MOST_IN_FLIGHT, OTHERS as SHARED, Op
 
 # Numba's cache on disk is renewed when this file changes, not when another file does. So the numbers that the loops are
 # compiled with are written here, and compared with their origin at import. Names of fields are part of a compiled
@@ -41,12 +41,14 @@ TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
 PIPE_COUNT = 2
 CHUNKS, FIRST_PIPE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD = (0, 1, 3, 4, 5, 6)  # columns of Costs.work
 PIECE_SIZE = 4096
-IN_FLIGHT = 6  # one more than the wgmma groups, or stores, of an actor that a wait may leave in flight
+FAR, BY_THREADS, OTHERS = 1, 2, 4  # in the last operand of a load
+IN_FLIGHT = 8  # one more than the wgmma groups, or stores, of an actor that a wait may leave in flight
 MOST_LOADS = 64  # loads under way at a time from each origin
 NEVER = np.iinfo(np.int64).max
 DONE = -1  # returned by an operation that is over; otherwise it returns the tick at which its actor goes on
-_OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD)
-_ORIGIN_OF_THEM = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
+_OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD, FAR, BY_THREADS, OTHERS, IN_FLIGHT)
+_OF_COSTS = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
+_ORIGIN_OF_THEM = (*_OF_COSTS, FROM_HBM, OF_THREADS, SHARED, MOST_IN_FLIGHT + 1)
 if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
     raise ImportError("the constants of the loops differ from those of program and costs")
 
@@ -161,7 +163,7 @@ def _wgmma(s, a, now, x):
     s.busy[TENSOR] += ticks
     s.busy[SMEM] += fetch
     me.part += 1
-    if me.part == instructions:
+    if me.part == instructions and s.gemm[x, 5]:
         _push(s.groups[a], core.tensor + s.scalars[0].wgmma_tail)
         me.counted += 1
     return now + s.gemm[x, 4]
@@ -169,13 +171,16 @@ def _wgmma(s, a, now, x):
 
 @_inlined
 def _load(s, a, now, pc):
-    """Queue a copy by TMA behind the other copies from its origin, L2 or HBM; its pieces land one by one."""
+    """Queue a copy behind the other copies from its origin, L2 or HBM; its pieces land one by one."""
     scalars = s.scalars[0]
     size = s.ops[pc, 2]
-    far = s.ops[pc, 4] & 1
+    how = s.ops[pc, 4]
+    far = how & FAR
     origin = s.origins[far]
     pieces = -(-size // PIECE_SIZE)
     piece = scalars.piece_far if far else scalars.piece
+    if how >= OTHERS and not far:
+        piece = max(piece // (1 + how // OTHERS), scalars.piece_lone)
     begin = max(now + scalars.memory_latency, origin.ingress)
     origin.ingress = begin + pieces * piece
     if not far:
@@ -185,7 +190,10 @@ def _load(s, a, now, pc):
     entry[1] = pieces
     entry[2] = s.ops[pc, 1]
     entry[3] = size
+    entry[4] = piece
     origin.tail += 1
+    if how & BY_THREADS:
+        return now
     return now + -(-size // scalars.tma_box_bytes) * scalars.tma_issue
 
 
@@ -322,7 +330,7 @@ def _land(s, far):
     core.port = max(now, core.port) + scalars.piece_port
     s.busy[SMEM] += scalars.piece_port
     entry[1] -= 1
-    entry[0] += scalars.piece_far if far else scalars.piece
+    entry[0] += entry[4]
     if entry[1] == 0:
         s.origins[far].head += 1
         s.mbarriers[entry[2]].bytes -= entry[3]

@@ -8,25 +8,31 @@ program's lists.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain, pairwise
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fa3_simulator.shared_memory import Slot, regions
+
 NONE = -1
+MOST_IN_FLIGHT = 7  # groups of wgmma that a wait may leave in flight in the PTX ISA, and here stores as well
+FAR, BY_THREADS, OTHERS = 1, 2, 4  # the last operand of a load: bits, and what each further CTA of a multicast adds
 
 
 class Op(IntEnum):
     """Operations and their operands."""
 
     VECTOR = 0  # work: arithmetic of the actor's own warps
-    WGMMA = 1  # gemm, slot of A or NONE (registers), slot of B, accumulator slot: asynchronous, one commit group
+    WGMMA = 1  # gemm, slot of A or NONE (registers), slot of B, accumulator slot: asynchronous; ends a commit group
     WGMMA_WAIT = 2  # groups that may stay in flight
     EXPECT = 3  # mbarrier, bytes: one arrival, and bytes its phase waits for
-    LOAD = 4  # mbarrier, bytes, slot, whether from HBM and not L2: TMA, asynchronous
+    LOAD = 4  # mbarrier, bytes, slot, sum of FAR, BY_THREADS and OTHERS: TMA or cp.async, asynchronous
     STORE = 5  # bytes, slot, whether it adds to what is there: TMA, asynchronous
     STORE_WAIT = 6  # stores that may still read their slots
     ARRIVE = 7  # mbarrier: one arrival
@@ -38,20 +44,24 @@ class Op(IntEnum):
     WRITE = 13  # slot: the actor's own threads write it
     FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
     MARK = 15  # label
-    REDUCE = 16  # bytes, whether they replace what is there: stores, or reductions, of the actor's own threads
-    OPERAND = 17  # slot: what else the next wgmma reads
+    REDUCE = 16  # bytes, whether they replace what is there: the actor's own threads write registers to global memory
+    OPERAND = 17  # slot: what else the next wgmma of this actor reads
 
 
 class Gemm(NamedTuple):
-    """``instructions`` wgmma of shape 64 x n x (256 bits of k)."""
+    """``instructions`` wgmma of shape 64 x n x (256 bits of k).
+
+    ``rate`` is a fraction of wgmma's, below 1 for ``mma.sync``, whose operands are all in registers. A gemm that
+    ``is_open`` is not committed: it belongs to the commit group of the next one.
+    """
 
     name: str
     instructions: int
     n: int
     bits: int  # of an operand element: 16 or 8
     a_in_registers: bool
-    rate: float = 1.0  # of that of wgmma: less for mma.sync, whose operands are in registers
-    is_open: bool = False  # of one commit group with the next
+    rate: float = 1.0
+    is_open: bool = False
 
 
 class Work(NamedTuple):
@@ -83,62 +93,22 @@ class NamedBarrier(NamedTuple):
     threads: int
 
 
-class Slot(NamedTuple):
-    """A buffer in shared memory, or an accumulator (bytes 0).
-
-    It has memory of its own, or it lies in a named ``memory`` that other slots share: in equal parts, which begin at
-    the bytes ``at`` of that memory.
-    """
-
-    name: str
-    bytes: int
-    memory: str = ""
-    at: tuple[int, ...] = (0,)
-    readers: int = 0  # actors that read each content; 0: all that read any
-
-
-def regions(slots: Sequence[Slot]) -> dict[tuple[int, ...], int]:
-    """Cut shared memory into regions by the slots that cover them; return the bytes of each region.
-
-    A key holds the indices of the slots that cover the region: two slots overlap if one key holds both. A slot with
-    memory of its own is one region, and so is an accumulator, of 0 bytes.
-
-    Raises
-    ------
-    ValueError
-        If a slot in a named memory has no bytes, or its bytes cannot be cut into equal parts.
-
-    >>> regions([Slot("v[0]", 96, "v"), Slot("v[1]", 96, "v", (96,)), Slot("out", 128, "v", (0, 64))])
-    {(0, 2): 96, (1, 2): 32, (1,): 64}
-    """
-    sizes: dict[tuple[int, ...], int] = {(i,): slot.bytes for i, slot in enumerate(slots) if not slot.memory}
-    memories: dict[str, list[tuple[int, int, int]]] = {}  # by memory, of each part: slot, first byte, end
-    for i, slot in enumerate(slots):
-        if not slot.memory:
-            continue
-        parts = len(slot.at)
-        if not parts or not slot.bytes or slot.bytes % parts:
-            raise ValueError(f"a slot in {slot.memory} must have equal parts of a byte or more, got {slot}")
-        size = slot.bytes // parts
-        memories.setdefault(slot.memory, []).extend((i, first, first + size) for first in slot.at)
-    for spans in memories.values():
-        edges = sorted({edge for _, *ends in spans for edge in ends})
-        for first, end in pairwise(edges):
-            holders = tuple(dict.fromkeys(i for i, low, high in spans if low <= first < high))
-            if holders:
-                sizes[holders] = sizes.get(holders, 0) + end - first
-    return sizes
-
-
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A group of warps that run one instruction stream; ``registers`` per thread after setmaxnreg."""
+    """A group of warps that run one instruction stream; ``registers`` per thread after setmaxnreg.
+
+    ``lines`` says for each operation where it stands in the file of a description; it is empty where that is not known.
+    """
 
     name: str
     threads: int
     registers: int
     ops: np.ndarray  # int64 (operations, 5)
-    lines: tuple[str, ...] = ()  # where each operation stands in a description
+    lines: tuple[str, ...] = ()
+
+    def place(self, row: int) -> str:
+        """Return where an operation stands: in the file of a description, or else as a row."""
+        return self.lines[row] if self.lines else f"row {row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +143,13 @@ class Program:
             Op.STORE: lambda: "store",
             Op.STORE_WAIT: lambda: "wait store",
             Op.REDUCE: lambda: "reduce",
-            Op.OPERAND: lambda: f"operand {self.slots[x].name}",
             Op.ARRIVE: lambda: f"arrive {self.mbarriers[x].name}",
             Op.WAIT: lambda: f"wait {self.mbarriers[x].name}",
             Op.BAR_ARRIVE: lambda: f"arrive {self.named_barriers[x].name}",
             Op.BAR_SYNC: lambda: f"wait {self.named_barriers[x].name}",
             Op.DELAY: lambda: self.delays[x],
             Op.READ: lambda: f"read {self.slots[x].name}",
+            Op.OPERAND: lambda: f"operand {self.slots[x].name}",
             Op.WRITE: lambda: f"write {self.slots[x].name}",
             Op.FENCE: lambda: "fence",
             Op.MARK: lambda: self.labels[x],
@@ -208,11 +178,13 @@ class Stream:
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     parts: list[np.ndarray] = field(default_factory=list)  # operations in front of the rows
     known: dict[Hashable, np.ndarray] = field(default_factory=dict)  # operations of each key of :meth:`repeated`
+    lines: list[str] = field(default_factory=list)  # as of :class:`Actor`
 
     def restart(self) -> None:
         """Drop all operations, but keep those that :meth:`repeated` knows."""
         self.rows = []
         self.parts = []
+        self.lines = []
 
     def operations(self) -> np.ndarray:
         """Return all operations that were added, (operations, 5)."""
@@ -252,28 +224,11 @@ class Stream:
         self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
 
     def wgmma_wait(self, in_flight: int) -> None:
-        """Wait until at most ``in_flight`` groups of wgmma are in flight; ValueError for a negative number."""
-        if in_flight < 0:
-            raise ValueError(f"a wait leaves 0 groups of wgmma or more in flight, got {in_flight}")
-        self._add(Op.WGMMA_WAIT, in_flight)
-
-    def expect(self, barrier: Mbarrier, size: int) -> None:
-        self._add(Op.EXPECT, self.program.mbarriers(barrier), size)
-
-    def load_only(
-        self,
-        barrier: Mbarrier,
-        slots: Iterable[Slot],
-        *,
-        is_far: bool = False,
-        by_threads: bool = False,
-        multicast: int = 1,
-    ) -> None:
-        for slot in slots:
-            how = int(is_far) + 2 * by_threads + 4 * (multicast - 1)
-            self._add(Op.LOAD, self.program.mbarriers(barrier), slot.bytes, self.program.slots(slot), how)
+        """Wait until at most ``in_flight`` groups of wgmma, 0 to 7, are in flight; ValueError for other numbers."""
+        self._add(Op.WGMMA_WAIT, _checked(in_flight, "groups of wgmma"))
 
     def operand(self, slot: Slot) -> None:
+        """Let the next wgmma read this slot too, as where A or B lies in several slots."""
         self._add(Op.OPERAND, self.program.slots(slot))
 
     def load(
@@ -285,19 +240,57 @@ class Stream:
         by_threads: bool = False,
         multicast: int = 1,
     ) -> None:
-        """Expect the bytes of all slots at a barrier, and load them: from L2, or with ``is_far`` from HBM, where no
-        other CTA has loaded them before."""
+        """Expect the bytes of all slots at a barrier, and load them as :meth:`load_only` does."""
         slots = tuple(slots)
         self.expect(barrier, sum(slot.bytes for slot in slots))
         self.load_only(barrier, slots, is_far=is_far, by_threads=by_threads, multicast=multicast)
+
+    def expect(self, barrier: Mbarrier, size: int) -> None:
+        """Arrive at a barrier, whose phase then waits for so many bytes more."""
+        self._add(Op.EXPECT, self.program.mbarriers(barrier), size)
+
+    def load_only(
+        self,
+        barrier: Mbarrier,
+        slots: Iterable[Slot],
+        *,
+        is_far: bool = False,
+        by_threads: bool = False,
+        multicast: int = 1,
+    ) -> None:
+        """Load slots whose bytes somebody expects at a barrier.
+
+        Parameters
+        ----------
+        barrier : Mbarrier
+        slots : iterable of Slot
+        is_far : bool
+            Whether they come from HBM and not from L2, as no other CTA has loaded them before.
+        by_threads : bool
+            Whether all threads of the actor load them by ``cp.async`` and not one of them by TMA.
+        multicast : int
+            CTAs of a cluster that share the load.
+
+        Raises
+        ------
+        ValueError
+            If ``multicast`` is below 1, or above 1 for ``cp.async``, which has none.
+        """
+        if multicast < 1 or (by_threads and multicast > 1):
+            raise ValueError(f"a load is for 1 CTA or more, by cp.async for 1, got {multicast}")
+        how = FAR * is_far + BY_THREADS * by_threads + OTHERS * (multicast - 1)
+        for slot in slots:
+            self._add(Op.LOAD, self.program.mbarriers(barrier), slot.bytes, self.program.slots(slot), how)
 
     def store(self, slot: Slot, size: int, *, adds: bool = False) -> None:
         self._add(Op.STORE, size, self.program.slots(slot), int(adds))
 
     def store_wait(self, in_flight: int = 0) -> None:
-        self._add(Op.STORE_WAIT, in_flight)
+        """Wait until at most ``in_flight`` stores, 0 to 7, read their slots; ValueError for other numbers."""
+        self._add(Op.STORE_WAIT, _checked(in_flight, "stores"))
 
     def reduce(self, size: int, *, adds: bool = True) -> None:
+        """Let the actor's threads add so many bytes to global memory, or without ``adds`` replace them there."""
         self._add(Op.REDUCE, size, int(not adds))
 
     def arrive(self, barrier: Mbarrier) -> None:
@@ -350,17 +343,45 @@ class Stream:
         self._add(Op.MARK, self.program.labels(label))
 
 
+def _checked(in_flight: int, what: str) -> int:
+    if not 0 <= in_flight <= MOST_IN_FLIGHT:
+        raise ValueError(f"a wait leaves 0 to {MOST_IN_FLIGHT} {what} in flight, got {in_flight}")
+    return in_flight
+
+
+class _PlacedStream(Stream):
+    """A stream that remembers where each operation stands in the file of a description."""
+
+    def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
+        emit(*arguments)  # each time, as its lines depend on its caller
+
+    def _add(self, *row: int) -> None:
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_code.co_filename != self.program.origin:
+            frame = frame.f_back
+        inner = outer = frame.f_lineno
+        while frame and frame.f_code.co_filename == self.program.origin:
+            outer, frame = frame.f_lineno, frame.f_back
+        where = f"{Path(self.program.origin).name}:{inner}"
+        self.lines.append(where if outer == inner else f"{where}, called at {outer}")
+        super()._add(*row)
+
+
 class Builder:
-    """Collects the streams of a program; gemms, barriers, slots and so on get their indices at first use."""
+    """Collects the streams of a program; gemms, barriers, slots and so on get their indices at first use.
+
+    With an ``origin``, the file of a description as Python names it, each operation remembers where it stands in it.
+    """
 
     def __init__(self, name: str, origin: str = "") -> None:
-        self.name, self.origin = name, origin
+        self.name = name
+        self.origin = origin
         self.streams: list[Stream] = []
         self.gemms, self.works, self.mbarriers, self.named_barriers = _Names(), _Names(), _Names(), _Names()
         self.slots, self.delays, self.labels = _Names(), _Names(), _Names()
 
     def actor(self, name: str, threads: int, registers: int) -> Stream:
-        stream = Stream(self, name, threads, registers)
+        stream = (_PlacedStream if self.origin else Stream)(self, name, threads, registers)
         self.streams.append(stream)
         return stream
 
@@ -370,6 +391,6 @@ class Builder:
             stream.restart()
 
     def build(self) -> Program:
-        actors = tuple(Actor(s.name, s.threads, s.registers, s.operations()) for s in self.streams)
+        actors = tuple(Actor(s.name, s.threads, s.registers, s.operations(), tuple(s.lines)) for s in self.streams)
         lists = (self.gemms, self.works, self.mbarriers, self.named_barriers, self.slots, self.delays, self.labels)
         return Program(self.name, actors, *(tuple(names.index) for names in lists))

@@ -25,6 +25,7 @@ FREE: dict[str, tuple[str, ...]] = {
         "memory_latency",
         "piece",
         "piece_far",
+        "piece_lone",
         "piece_port",
         "piece_store",
         "piece_reduce",

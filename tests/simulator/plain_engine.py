@@ -60,6 +60,7 @@ class Engine:
             self.piece_port,
             self.piece_store,
             self.piece_reduce,
+            self.piece_lone,
         ) = (int(v) for v in costs.scalars)
         self.gemm, self.work, self.slow = costs.gemm.tolist(), costs.work.tolist(), costs.work_slow.tolist()
         self.ops = [actor.ops.tolist() for actor in program.actors]
@@ -153,7 +154,7 @@ class Engine:
 
     def wgmma(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
-        count, ticks, fetch, loss, issue = self.gemm[x]
+        count, ticks, fetch, loss, issue, commits = self.gemm[x]
         if state.part == count:
             return tick
         while state.in_flight and state.in_flight[0] + self.taken <= tick:
@@ -170,7 +171,7 @@ class Engine:
         self.trace.busy["tensor"] += ticks
         self.trace.busy["smem"] += fetch
         state.part += 1
-        if state.part == count:
+        if state.part == count and commits:
             state.groups.append(self.tensor + self.tail)
         return tick + issue
 
@@ -180,15 +181,18 @@ class Engine:
 
     def load(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
         pieces = -(-y // PIECE_BYTES)
-        far = self.ops[actor][self.actors[actor].pc][4]
+        how = self.ops[actor][self.actors[actor].pc][4]
+        far, by_threads, others = how & 1, how >> 1 & 1, how >> 2
         begin = max(tick + self.latency, self.ingress[far])
         piece = self.piece_far if far else self.piece
+        if others and not far:
+            piece = max(self.piece // (1 + others), self.piece_lone)
         self.ingress[far] = begin + pieces * piece
         if not far:
             self.trace.busy["l2"] += pieces * piece
         for i in range(1, pieces + 1):
             self.push(begin + i * piece, TMA, 0, x, y if i == pieces else 0)
-        return tick + -(-y // self.box) * self.tma_issue
+        return tick if by_threads else tick + -(-y // self.box) * self.tma_issue
 
     def piece_written(self, tick: int, barrier: int, last: int) -> None:
         """A piece of a load is in shared memory; ``last`` is the size of the load with its last piece, else 0."""
@@ -210,8 +214,8 @@ class Engine:
         stored = self.actors[actor].stored
         return max(tick, stored[-1 - x]) if len(stored) > x else tick
 
-    def reduce(self, _actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
-        self.leave(tick, -(-x // PIECE_BYTES), adds=1)
+    def reduce(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
+        self.leave(tick, -(-x // PIECE_BYTES), adds=not y)
         return self.egress
 
     def leave(self, tick: int, pieces: int, *, adds: int) -> None:
@@ -276,7 +280,7 @@ class Engine:
 # Operations that are called once: they are over at the tick that the call returns, or when their actor is woken.
 _ONCE = (Op.LOAD, Op.STORE, Op.REDUCE, Op.WAIT, Op.BAR_SYNC, Op.DELAY)
 _METHODS = {int(op): op.name.lower() for op in Op}
-_METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE), "nothing") | {Op.EXPECT: "arrive"}
+_METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE, Op.OPERAND), "nothing") | {Op.EXPECT: "arrive"}
 
 
 def simulate(program: Program, costs: Costs) -> Trace:

@@ -45,7 +45,7 @@ def test_softmax_that_is_not_there_is_hidden() -> None:
 
 
 def test_no_wait_leaves_less_than_no_groups_in_flight() -> None:
-    with pytest.raises(ValueError, match="0 groups of wgmma or more in flight, got -1"):
+    with pytest.raises(ValueError, match="0 to 7 groups of wgmma in flight, got -1"):
         Builder("gemm").actor("warpgroup", 128, 240).wgmma_wait(-1)
 
 
