@@ -29,8 +29,8 @@ class Costs(NamedTuple):
     """The int64 arrays that the engine reads, in ticks; one row per gemm, work or delay of the program."""
 
     # (gemms, 6): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
-    # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next issue. The last
-    # column says whether they end a commit group
+    # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next
+    # issue; last whether they end a commit group
     gemm: np.ndarray
     # (works, 7): number of chunks; then of each chunk: time on each of PIPES, time at the shared memory port (SMEM),
     # time if its warp runs alone (ALONE), time taken from wgmma (TAKEN), and the least time of a chunk of another warp

@@ -11,10 +11,15 @@ from fa3_kernels.plan.barriers import NUM_BARRIERS, WARP_THREADS, WARPGROUP_THRE
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op, Program
 
+NOT_PROVEN = "not proven"
+
 
 class Hazard(NamedTuple):
-    """A defect of a program. Its kind is race, deadlock, barrier or footprint; its text names the slot, barrier or
-    actors."""
+    """A defect of a program, of the kind race, deadlock, barrier or footprint, or one that it may have.
+
+    Of the kind "not proven" is an arrival or a wait at a barrier that is not ordered after the end of the round before,
+    while nothing is known to go wrong. The text names the slot, barrier or actors.
+    """
 
     kind: str
     text: str
@@ -65,14 +70,13 @@ def _warpgroups(program: Program) -> list[tuple[int, int]]:
 
 
 def _oversized(program: Program) -> list[Hazard]:
-    """Return the TMA copies that are larger than the slot that they write or read, each once."""
+    """Return the copies that are larger than the slot that they write or read, each once."""
     hazards: dict[Hazard, None] = {}
     for actor in program.actors:
-        for kind, x, y, z, _ in actor.ops.tolist():
+        for row, (kind, x, y, z, _) in enumerate(actor.ops.tolist()):
             if kind in (Op.LOAD, Op.STORE):
                 size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
                 if size > slot.bytes:
-                    hazards[Hazard("footprint", f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}")] = (
-                        None
-                    )
+                    what = f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}"
+                    hazards[Hazard("footprint", ", ".join((what, *actor.lines[row : row + 1])))] = None
     return list(hazards)

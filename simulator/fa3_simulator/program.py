@@ -355,16 +355,17 @@ class _PlacedStream(Stream):
     def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
         emit(*arguments)  # each time, as its lines depend on its caller
 
-    def _add(self, *row: int) -> None:
+    def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
         frame = sys._getframe(1)
-        while frame.f_back and frame.f_code.co_filename != self.program.origin:
+        while frame and frame.f_code.co_filename != self.program.origin:
             frame = frame.f_back
-        inner = outer = frame.f_lineno
+        numbers = []
         while frame and frame.f_code.co_filename == self.program.origin:
-            outer, frame = frame.f_lineno, frame.f_back
-        where = f"{Path(self.program.origin).name}:{inner}"
-        self.lines.append(where if outer == inner else f"{where}, called at {outer}")
-        super()._add(*row)
+            numbers.append(str(frame.f_lineno))
+            frame = frame.f_back
+        ends = dict.fromkeys(numbers[:1] + numbers[-1:])
+        self.lines.append(f"{Path(self.program.origin).name}:{', called at '.join(ends)}")
+        super()._add(op, x, y, z, w)
 
 
 class Builder:

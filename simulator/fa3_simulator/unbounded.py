@@ -12,6 +12,9 @@ that it can be compared with it has reached. There are finitely many states, as 
 are tried shortest first, and a word is not continued if a shorter one has left the same state. When no word is left,
 every word of any length has the hazards of a word that the checker has executed to its end.
 
+Where the checker cannot prove that an arrival or a wait stays in its round, none of this holds: the search ends there,
+and random orders of that word and of a long one are tried. If nothing goes wrong in them the kernel is not proven.
+
 One step is assumed here and tested elsewhere: that a program's streams repeat themselves, so that what two letters add
 behind equal next letters is equal as well. The programs are written by loops over tiles and blocks, in which only the
 remainder of their numbers by the slots of a ring matters.
@@ -20,15 +23,18 @@ remainder of their numbers by the slots of a ring matters.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import compress, repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from fa3_simulator.footprint import Hazard
-from fa3_simulator.hazards import LOCAL, Access, Checker, Phase
-from fa3_simulator.program import Actor, Builder, Op, Program, regions
+from fa3_simulator.executions import Access, Phase
+from fa3_simulator.footprint import NOT_PROVEN, Hazard
+from fa3_simulator.hazards import LOCAL, Checker, judged
+from fa3_simulator.program import BY_THREADS, NONE, Actor, Builder, Op, Program
 from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.shared_memory import regions
 
 Word = tuple[int, ...]  # blocks of each tile
 Stream = list[tuple[int, ...]]  # operations of one actor
@@ -42,13 +48,18 @@ class Proof(NamedTuple):
 
     ``findings`` are the hazards of the last word that was executed, and ``words`` is how many were. ``is_complete`` is
     False where the limit or a finding ended the search; where it is True the words stand for all. ``longest`` is the
-    number of blocks of the longest word.
+    number of blocks of the longest word. A proof is undecided if its findings are merely not proven: something may go
+    wrong, but nothing did in any of ``fa3_simulator.hazards.ORDERS`` random orders of the last word and of a long one.
     """
 
     findings: list[Hazard]
     words: int
     longest: int
     is_complete: bool
+
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self.findings) and all(hazard.kind == NOT_PROVEN for hazard in self.findings)
 
 
 class _Family:
@@ -60,6 +71,7 @@ class _Family:
     def __init__(self, make: Callable[[list[TileBlocks]], Program]) -> None:
         self.make, self.names = make, Builder("any")
         self.known: dict[Word, Streams] = {}
+        self.lines: dict[Word, list[tuple[str, ...]]] = {}  # of each actor, as the program of the word has them
         self.actors: tuple[Actor, ...] = ()
         self.waiting: list[frozenset[int]] = []  # actors at each mbarrier, then at each named barrier
         self.touching: list[frozenset[int]] = []  # actors that may overwrite or read each region of memory
@@ -85,6 +97,9 @@ class _Family:
             program = self.make([TileBlocks(blocks) for blocks in word])
             self.actors = program.actors
             self.known[word] = [self._stream(program, actor) for actor in program.actors]
+            self.lines[word] = [
+                tuple(compress(actor.lines, ~np.isin(actor.ops[:, 0], LOCAL))) for actor in program.actors
+            ]
         return self.known[word]
 
     def _stream(self, program: Program, actor: Actor) -> Stream:
@@ -100,7 +115,8 @@ class _Family:
             return x if x < 0 else names.slots(program.slots[x])
 
         def gemm(x: int) -> int:
-            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16))  # its size does not matter
+            # its time does not matter
+            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16, rate=1.0))
 
         def mbarrier(x: int) -> int:
             return names.mbarriers(program.mbarriers[x])
@@ -111,7 +127,7 @@ class _Family:
         fields: dict[int, dict[int, Callable[[int], int]]] = {
             Op.WGMMA: {0: gemm, 1: slot, 2: slot, 3: slot},
             Op.EXPECT: {0: mbarrier},
-            Op.LOAD: {0: mbarrier, 2: slot},
+            Op.LOAD: {0: mbarrier, 2: slot, 3: lambda how: how & BY_THREADS},
             Op.ARRIVE: {0: mbarrier},
             Op.STORE: {0: lambda size: 0, 1: slot},
             Op.WAIT: {0: mbarrier},
@@ -129,8 +145,8 @@ class _Family:
         streams = self.streams(word)
         n = self.names
         actors = tuple(
-            Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5))
-            for a, ops in zip(self.actors, streams, strict=True)
+            Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5), lines)
+            for a, ops, lines in zip(self.actors, streams, self.lines[word], strict=True)
         )
         lists = (n.gemms, n.works, n.mbarriers, n.named_barriers, n.slots, n.delays, n.labels)
         return Program("", actors, *(tuple(names.index) for names in lists))
@@ -195,12 +211,12 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
         order.
     """
     family = _Family(make)
-    family.prepare((9, 9, 9) if is_persistent else (27,))
+    long = (9, 9, 9) if is_persistent else (27,)
+    family.prepare(long)
     todo: list[Word] = [(1,)]
     seen: set[tuple] = set()
-    hazards: dict[Hazard, None] = {}
     words = longest = 0
-    while todo and not hazards and words < most:
+    while todo and words < most:
         word = todo.pop(0)
         checker = Checker(family.program(word))
         state = _state(checker, family, word, is_persistent=is_persistent)
@@ -208,11 +224,13 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
             continue
         seen.add(state)
         checker.stops = list(map(len, checker.ops))
-        hazards.update(dict.fromkeys(checker.run()))
+        hazards = checker.run()
         words = words + 1
         longest = max(longest, sum(word))
         todo += _following(word, is_persistent=is_persistent)
-    return Proof(list(hazards), words, longest, not todo)
+        if hazards:
+            return Proof(judged(hazards, map(family.program, (word, long))), words, longest, False)
+    return Proof([], words, longest, not todo)
 
 
 def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool) -> tuple:
@@ -241,7 +259,8 @@ def normal_form(checker: Checker, family: _Family) -> tuple:
 
     Of a clock that is kept at a barrier only the part counts that some actor waiting there does not know yet. An access
     to a slot does not count once all actors that may touch the slot know of its end. The clock that a named barrier
-    released does not count either, as its actors acquired it when the round ended.
+    released does not count either, as its actors acquired it when the round ended, nor how many rounds it has had. Who
+    has read the contents of a slot does not count once they are as many as the slot says.
     """
     c = checker
     live = [_unknown(c, x, who) for x, who in zip(c.access, family.touching, strict=True)]
@@ -260,26 +279,37 @@ def normal_form(checker: Checker, family: _Family) -> tuple:
     def told(values: list[int], readers: frozenset[int]) -> tuple[int, ...]:
         return clock(np.maximum(values, np.min([c.clock[a] for a in readers], axis=0)).tolist() if readers else values)
 
-    def phase(state: Phase, readers: frozenset[int]) -> tuple:
+    def phase(state: Phase, readers: frozenset[int], parity: int = 1) -> tuple:
         waited = {(a, rank(a, value), state.gathered[a] >= value) for a, (value, _) in state.waited.items()}
-        heads = (state.pending, state.bytes, state.done & 1, tuple(sorted(state.members)), tuple(sorted(waited)))
+        heads = (state.pending, state.bytes, state.done & parity, tuple(sorted(state.members)), tuple(sorted(waited)))
         return (*heads, told(state.gathered, readers))
 
     of_mbarriers = family.waiting[: len(c.mbarriers)]
     of_named = family.waiting[len(c.mbarriers) :]
     barriers = (
         *map(phase, c.mbarriers, of_mbarriers),
-        *map(phase, c.named, of_named),
+        *map(phase, c.named, of_named, repeat(0)),
         *(told(state.released, readers) for state, readers in zip(c.mbarriers, of_mbarriers, strict=True)),
     )
     joined = tuple(
         None if j is None else c.named[c.ops[a][c.pc[a]][1]].done - j for a, j in enumerate(c.joined)
     )  # rounds since each entered the one it waits to end
     slots = tuple(
-        (tuple(sorted(epoch(*e) for e in epochs)), x.loaded, tuple(sorted(x.readers)), frozenset(x.loads))
-        for x, epochs in zip(c.access, live, strict=True)
+        (tuple(sorted(epoch(*e) for e in epochs)), *_readers(c, x)) for x, epochs in zip(c.access, live, strict=True)
     )
-    return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(map(frozenset, c.scattered))
+    of_threads = [frozenset(x.items()) for x in (*c.scattered, *c.copied)]
+    return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(of_threads)
+
+
+def _readers(c: Checker, access: Access) -> tuple:
+    """Return what is loaded, and all that the rule for the readers of each content still needs to know of them."""
+
+    def told(slot: int, readers: Collection[str]) -> tuple[int, object]:
+        enough = c.program.slots[slot].readers
+        return slot, enough if 0 < enough <= len(readers) else frozenset(readers)
+
+    now = NONE if access.loaded == NONE else told(access.loaded, access.readers)
+    return now, frozenset(told(*load) for load in access.loads)
 
 
 def _counted(c: Checker, component: int) -> int:

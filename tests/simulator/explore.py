@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from fa3_simulator.deadlock import waits_in_words
 from fa3_simulator.footprint import Hazard
-from fa3_simulator.program import NONE, Op, Program, regions
+from fa3_simulator.program import NONE, Op, Program
+from fa3_simulator.shared_memory import regions
 
 _LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE}
 
@@ -36,6 +37,7 @@ class _State(NamedTuple):
     rounds: tuple[int, ...]  # of each actor: the round of the barrier it waits in
     loads: tuple[tuple[int, int, int], ...]  # in flight: mbarrier, bytes, slot
     reads: tuple[tuple[tuple[int, ...], ...], ...]  # of each actor: slots of each group in flight, oldest first
+    open: tuple[tuple[int, ...], ...]  # of each actor: slots of the group that is not committed yet
     stores: tuple[tuple[int, ...], ...]  # of each actor: slots its stores may still read
     versions: tuple[int, ...]  # contents of each region so far
 
@@ -69,6 +71,7 @@ class _Explorer:
             ((0, 0),) * len(self.program.named_barriers),
             (0,) * n,
             (),
+            ((),) * n,
             ((),) * n,
             ((),) * n,
             (0,) * len(self.holders),
@@ -124,9 +127,9 @@ class _Explorer:
             return self.join(entered, actor, x)
         moved = state._replace(pc=_set(state.pc, actor, state.pc[actor] + 1), waits=_set(state.waits, actor, False))
         if kind == Op.WGMMA:
-            slots = tuple(slot for slot in (y, z) if slot != NONE)
-            self.check_read(state, actor, slots)
-            return moved._replace(reads=_set(moved.reads, actor, (*moved.reads[actor], slots)))
+            return self.read_by_wgmma(moved, state, actor, (y, z), ends=not self.program.gemms[x].is_open)
+        if kind == Op.OPERAND:
+            return self.read_by_wgmma(moved, state, actor, (x,), ends=False)
         if kind == Op.WGMMA_WAIT:
             groups = moved.reads[actor]
             return moved._replace(reads=_set(moved.reads, actor, groups[max(0, len(groups) - x) :]))
@@ -148,6 +151,18 @@ class _Explorer:
         if kind in (Op.ARRIVE, Op.EXPECT):
             return self.credit(moved, x, arrivals=1, expected=y if kind == Op.EXPECT else 0)
         return self.join(moved, actor, x) if kind == Op.BAR_ARRIVE else moved
+
+    def read_by_wgmma(
+        self, moved: _State, state: _State, actor: int, operands: tuple[int, ...], *, ends: bool
+    ) -> _State:
+        """The next state, in which wgmma reads until the actor has waited for its group, which ``ends`` or goes on."""
+        slots = tuple(slot for slot in operands if slot != NONE)
+        self.check_read(state, actor, slots)
+        group = (*moved.open[actor], *slots)
+        if not ends:
+            return moved._replace(open=_set(moved.open, actor, group))
+        reads = _set(moved.reads, actor, (*moved.reads[actor], group))
+        return moved._replace(reads=reads, open=_set(moved.open, actor, ()))
 
     def credit(self, state: _State, barrier: int, *, arrivals: int = 0, size: int = 0, expected: int = 0) -> _State:
         """An arrival, or bytes that are expected or have landed, at an mbarrier."""
@@ -191,7 +206,7 @@ class _Explorer:
         if any(self.overlap(load[2], slot) for load in state.loads):
             self.race(actor, state, slot, "overwrites it while a load is under way")
         for other in range(len(self.ops)):
-            read = chain(*state.reads[other], state.stores[other])
+            read = chain(*state.reads[other], state.open[other], state.stores[other])
             if any(self.overlap(slot, x) for x in read):
                 self.race(actor, state, slot, f"overwrites it while {self.program.actors[other].name} reads it")
 

@@ -8,9 +8,10 @@ from fa3_kernels.plan.config import Config
 from fa3_reports.mutation.schedule_faults import unmet
 from fa3_simulator.forward import forward
 from fa3_simulator.hazards import Checker, check
-from fa3_simulator.program import Builder, Mbarrier, Program, regions
+from fa3_simulator.program import Builder, Mbarrier, Program
 from fa3_simulator.resources import resources_of
 from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.shared_memory import regions
 from fa3_simulator.unbounded import prove
 from tests.simulator.explore import explore
 

@@ -116,7 +116,7 @@ def test_a_proof_of_a_kernel_whose_states_never_repeat_ends_at_its_limit() -> No
         blocks = sum(tile.blocks for tile in tiles)
         assert blocks < 400, "the proof goes beyond its limit"
         builder = Builder("counting")
-        builder.actor("warpgroup", 128, 240).wgmma_wait(blocks)
+        builder.actor("warpgroup", 128, 240).rows.append((Op.WGMMA_WAIT, blocks, 0, 0, 0))
         return builder.build()
 
     proof = prove(make, is_persistent=False, most=300)

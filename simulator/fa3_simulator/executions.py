@@ -1,0 +1,79 @@
+"""An execution of a program by :mod:`fa3_simulator.hazards`: the order of its steps, and what is kept of each region of
+memory and of each barrier."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fa3_simulator.program import NONE
+
+_CHANGES = 1 / 32  # probability that the precedence changes before a step
+
+
+class Order:
+    """The order in which actors go on and loads land.
+
+    Without a seed the first actor that can goes on, and loads land where none can. With a seed each step is drawn. An
+    order that is uneven draws precedences of the actors and of the loads, which change now and then, so that some run
+    far ahead of others.
+    """
+
+    def __init__(self, actors: int, seed: int | None, *, is_uneven: bool) -> None:
+        self.rng = None if seed is None else random.Random(seed)
+        everyone = range(actors + 1)  # each actor, then all loads
+        self.precedence = self.rng.sample(everyone, len(everyone)) if self.rng and is_uneven else []
+
+    def choose(self, ready: Sequence[int], loads: int) -> int:
+        """Return the index of the actor in ``ready`` that goes on, or beyond them that of the load that lands."""
+        if self.rng is None:
+            return 0
+        if not self.precedence:
+            return self.rng.randrange(len(ready) + loads)
+        if self.rng.random() < _CHANGES:
+            self.rng.shuffle(self.precedence)
+        index = min(range(len(ready)), key=lambda i: self.precedence[ready[i]], default=len(ready))
+        if loads and (index == len(ready) or self.precedence[-1] < self.precedence[ready[index]]):
+            return len(ready) + self.rng.randrange(loads)
+        return index
+
+
+@dataclass(slots=True)
+class Access:
+    """The last write of a region of memory, and the reads since.
+
+    An event is known by its epoch, (component of the vector clock, value): an actor has seen it if that component of
+    the actor's clock has reached the value.
+    """
+
+    written: int = 0  # number of writes so far
+    writer: str = "nobody"
+    loaded: int = NONE  # the slot that was loaded, if the last write is by TMA
+    readers: set[str] = field(default_factory=set)  # actors that read the contents of the last write
+    # for each slot and set of readers of its contents, the number of the first load that had them
+    loads: dict[tuple[int, frozenset[str]], int] = field(default_factory=dict)
+    issue: tuple[int, int] | None = None  # epoch of the wgmma group that writes, for an accumulator
+    reads: dict[int, tuple[int, str]] = field(default_factory=dict)  # value and name of each component's last read
+
+    def replaced(self, writer: str, loaded: int = NONE) -> None:
+        """Note that ``writer`` replaces the contents, by a load of slot ``loaded`` unless that is NONE."""
+        self.keep_readers()
+        self.written, self.writer, self.loaded, self.readers = self.written + 1, writer, loaded, set()
+
+    def keep_readers(self) -> None:
+        if self.loaded != NONE:
+            self.loads.setdefault((self.loaded, frozenset(self.readers)), self.written)
+
+
+@dataclass(slots=True)
+class Phase:
+    """An mbarrier or a named barrier: its arrivals, and the clock that an actor acquires by waiting."""
+
+    pending: int  # arrivals, or threads, that are missing
+    bytes: int = 0  # bytes that are missing
+    done: int = 0  # completed phases
+    members: list[int] = field(default_factory=list)  # actors that have entered this round
+    gathered: list[int] = field(default_factory=list)  # the clocks of all arrivals, merged
+    released: list[int] = field(default_factory=list)  # what was gathered when the last round ended
+    waited: dict[int, tuple[int, str]] = field(default_factory=dict)  # by actor: own clock and name at its last wait
