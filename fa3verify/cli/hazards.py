@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3verify.cli import described
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit
 from fa3verify.cli.options import machine_option
 
@@ -21,25 +23,31 @@ SHOWN = 3  # the most kernels that a line names
 @click.command(cls=Verb, epilog=EPILOG)
 @click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @machine_option
+@described.set_option
 @click.option("--json", "json_target", metavar="FILE", help="Write what was found as JSON; - for standard output.")
-def hazards(kernels: tuple[str, ...], machine: str, json_target: str | None) -> None:
+def hazards(kernels: tuple[str, ...], machine: str, settings: tuple[str, ...], json_target: str | None) -> None:
     """Look for races, deadlocks and misused barriers, whatever the tiles of a CTA and in every order.
 
     A KERNEL is a launch that audit compiles, such as fp16_d128_dense or backward_d64_dense, or FlashAttention-3's, such
-    as flash3_fp16_d128; the beginning of names stands for all of them. Without any, all kernels. It is their schedules,
-    as the simulator has them, that are looked at, and not compiled code.
+    as flash3_fp16_d128; the beginning of names stands for all of them. Without any, all kernels. FILE.py:NAME is a
+    kernel that somebody described. It is schedules, as the simulator has them, that are looked at, and not compiled
+    code.
     """
     from fa3_simulator.machine import load
     from fa3verify import hazards as shapes
 
-    chosen = _chosen(shapes.named(), kernels)
+    on = load(machine)
+    own = [kernel for kernel in kernels if described.is_described(kernel)]
+    ours = tuple(kernel for kernel in kernels if kernel not in own)
+    known = shapes.check(_chosen(shapes.named(), ours), on) if ours or not own else ()
+    proofs = (described.check(kernel, settings, on) for kernel in own)
     found = []
-    for checked in shapes.check(chosen, load(machine)):
+    for checked in chain(known, (shapes.Checked((name,), name, proof) for name, proof in proofs)):
         found.append(checked)
         if json_target != "-":
             _print(checked)
     emit({"shapes": [checked.to_json() for checked in found]}, json_target)
-    if any(checked.proof.findings for checked in found):
+    if any(checked.proof.findings and not checked.proof.is_undecided for checked in found):
         raise Exit(FINDING)
     raise Exit(OK if all(checked.proof.is_complete for checked in found) else NOTHING)
 
@@ -60,7 +68,9 @@ def _print(checked: Checked) -> None:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     tried = f"{proof.words} lists of tiles, of up to {proof.longest} blocks"
     claim = "stand for all" if proof.is_complete else "tried, then the search ended"
-    verdict = f"{len(proof.findings)} findings" if proof.findings else "no hazard"
+    verdict = (
+        "not proven" if proof.is_undecided else f"{len(proof.findings)} findings" if proof.findings else "no hazard"
+    )
     click.echo(f"{verdict}: {', '.join(names[:SHOWN])}{more} ({tried} {claim})")
     for finding in proof.findings:
         click.echo(f"  {finding.kind}: {finding.text}")

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 from click.exceptions import Exit
 
+from fa3_reference.rules import require
+from fa3verify.cli import described
+from fa3verify.cli.described import described_options, machine_if
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, fail
 from fa3verify.cli.options import (
     Options,
@@ -27,7 +30,7 @@ from fa3verify.cli.options import (
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
     from fa3_simulator.costs import Costs
-    from fa3_simulator.cta import AnyConfig
+    from fa3_simulator.cta import AnyConfig, Kernel
     from fa3_simulator.engine import Trace
     from fa3_simulator.footprint import Hazard
     from fa3_simulator.machine import Machine
@@ -81,7 +84,7 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     from fa3_simulator.run import launched
     from fa3_simulator.tune import check_fits
 
-    machine = load(options["machine"])
+    machine = machine_if(load(options["machine"]), options["what_if"])
     problem = problem_of(options)
     config = _config(options, problem)
     if options["page_size"]:
@@ -91,26 +94,30 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
 
 
 def trace_cta(
-    config: AnyConfig, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
+    kernel: Kernel, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
 ) -> tuple[Program, Costs, Trace]:
-    """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum.
-
-    Only its first two tiles are traced, and of each at most 24 key blocks, which is what a picture can show.
-    """
+    """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum."""
     from fa3_simulator.costs import costs
-    from fa3_simulator.cta import kernel_of
     from fa3_simulator.engine import simulate as run
-    from fa3_simulator.schedules import TileBlocks
 
-    program = kernel_of(config).program([TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]])
-    tables = costs(program, kernel_of(config).on(machine, clock or machine["max_clock_mhz"]), clock)
+    program = kernel.program(tiles)
+    tables = costs(program, kernel.on(machine, clock or machine["max_clock_mhz"]), clock)
     return program, tables, run(program, tables, records=True)
 
 
+def _shown(tiles: Sequence[TileBlocks]) -> list[TileBlocks]:
+    """Return the first two tiles, and of each at most 24 key blocks, which is what a picture can show."""
+    from fa3_simulator.schedules import TileBlocks
+
+    return [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]]
+
+
 @click.command(cls=Verb, epilog=EPILOG)
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
 @problem_options
 @machine_option
 @schedule_options
+@described_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
 @click.option(
     "--trace",
@@ -131,6 +138,7 @@ def trace_cta(
 @click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
 @gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
 def simulate(
+    kernels: tuple[str, ...],
     clock_mhz: float | None,
     json_target: str | None,
     svg: Path | None,
@@ -138,12 +146,22 @@ def simulate(
     measured: Path | None,
     **options: Any,
 ) -> None:
-    """Simulate one schedule: cycles, what binds, and where the tensor cores idle."""
+    """Simulate one schedule: cycles, what binds, and where the tensor cores idle.
+
+    A KERNEL is a family, or FILE.py:NAME of a kernel that somebody described, with settings of its own behind commas:
+    gemm.py:gemm,stages=4. Of two KERNELs it says what the second takes more, and by which causes.
+    """
+    from fa3_simulator.cta import kernel_of
     from fa3_simulator.hazards import check
     from fa3_simulator.run import estimate, in_words
     from fa3_simulator.timeline import bars
     from fa3verify.cli import timeline
 
+    if len(kernels) > 1 or any(map(described.is_described, kernels)):
+        require(not (measured or options["measure"]), "--measured and --measure are for one family")
+        _simulate_described(kernels, options, clock_mhz, json_target, svg, target)
+        return
+    options["kernel"] = kernels[0] if kernels else options["kernel"]
     stamps = timeline.stamps_of(target, measured, options)
     problem, config, machine = setup(options)
     refusal = ""
@@ -151,7 +169,7 @@ def simulate(
         clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
     clock_mhz = stamps.sm_mhz if stamps else clock_mhz
     launch = estimate(problem, config, machine, clock_mhz)
-    program, tables, trace = trace_cta(config, machine, clock_mhz, launch.tiles)
+    program, tables, trace = trace_cta(kernel_of(config), machine, clock_mhz, _shown(launch.tiles))
     hazards = check(program, machine)
     figures = _figures(problem, config, machine, launch, (program, tables, trace))
     figures["hazards"] = [hazard._asdict() for hazard in hazards]
@@ -173,6 +191,40 @@ def simulate(
     if refusal:
         fail(FINDING, refusal)
     if hazards:
+        raise Exit(FINDING)
+
+
+def _simulate_described(
+    kernels: Sequence[str],
+    options: Options,
+    clock: float | None,
+    json_target: str | None,
+    svg: Path | None,
+    target: Path | None,
+) -> None:
+    """Print the figures of a described kernel, or of the difference of two kernels, with their timelines."""
+    from fa3_simulator.timeline import bars
+    from fa3verify.cli import timeline
+
+    figures, launches = described.simulate(kernels, options, clock)
+    first = launches[0]
+    timelines = {found.name: bars(found.program, found.trace) for found in launches}
+    if svg:
+        title = f"{first.name}, {options['machine']} at {first.estimate.clock_mhz:.0f} MHz"
+        timeline.write_svg(svg, timelines[first.name], first.trace.cycles, title)
+    if target:
+        figures["trace"] = {
+            "cycles": first.trace.cycles,
+            **timeline.write_trace(target, timelines, first.estimate.clock_mhz, None),
+        }
+    emit(figures, json_target)
+    if json_target != "-":
+        if not options["quiet"]:
+            (described.print_difference if len(launches) > 1 else described.print_figures)(figures)
+            timeline.print_timelines(timelines, first.trace.cycles)
+        if target:
+            timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
+    if figures.get("hazards"):
         raise Exit(FINDING)
 
 

@@ -10,6 +10,8 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
+from fa3verify.cli import described
+from fa3verify.cli.described import described_options, machine_if
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
 from fa3verify.cli.simulate import hazards_line, problem_of
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb, epilog=EPILOG)
+@click.argument("described_kernel", required=False, metavar="[FILE.py:KERNEL]")
 @problem_options
 @click.option(
     "--machine",
@@ -36,8 +39,13 @@ if TYPE_CHECKING:
 @click.option("--kernel", metavar="FAMILY", default="gluon", show_default=True, help=KERNEL_HELP)
 @click.option("--compile", "compiles", is_flag=True, help="Compile the top ones our kernels take: registers, spills.")
 @click.option("--measure", type=click.IntRange(2), metavar="K", help="Time the top K our kernels take on a GPU.")
+@described_options
+@click.option(
+    "--over", multiple=True, metavar="NAME=VALUES", help="Values to rank: stages=2:4, bn=96:192:16, bm=64,128."
+)
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
 def tune(
+    described_kernel: str | None,
     machines: tuple[str, ...],
     json_target: str | None,
     csv_target: str | None,
@@ -45,7 +53,14 @@ def tune(
     measure: int | None,
     **options: Any,
 ) -> None:
-    """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them."""
+    """Simulate every tile and schedule that fits, with keys in parts and heads packed too, and rank them.
+
+    Of a kernel that somebody described, FILE.py:KERNEL, it ranks the values of the parameters that --over names.
+    """
+    if described_kernel:
+        told = described.tune(described_kernel, options, machines, options["clock_mhz"], prints=json_target != "-")
+        emit(told, json_target)
+        return
     from fa3_kernels.plan.families import OURS, traits_of
     from fa3_simulator import tune as tuning
     from fa3_simulator.machine import load
@@ -69,7 +84,8 @@ def tune(
     problem = problem_of(options)
     pack = options["pack_gqa"] if is_given("pack_gqa") else None
     rankings = []
-    for machine in {machine.name: machine for machine in map(load, machines)}.values():
+    chosen = (machine_if(load(name), options["what_if"]) for name in machines)
+    for machine in {machine.name: machine for machine in chosen}.values():
         clock = options["clock_mhz"] or machine["max_clock_mhz"]
         ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
         require(ranked, f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")

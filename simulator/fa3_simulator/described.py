@@ -7,7 +7,7 @@ tiles. What :class:`fa3_simulator.run.Estimate` means for the kernels that ship 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
@@ -76,11 +76,12 @@ def _longest(launch: Launch, places: int) -> tuple[tuple[TileBlocks, ...], int]:
 
 
 class Timed(NamedTuple):
-    """The estimate of a schedule's launch, the launch itself, and the CTAs that share an SM."""
+    """The estimate of a schedule's launch, the launch itself, the longest CTA, and how many CTAs share its SM."""
 
     estimate: Estimate
     launch: Launch
     cta: TimedCta
+    together: int
 
     @property
     def tflops(self) -> float:
@@ -105,20 +106,20 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
     together = occupancy(schedule, launch, machine)
     places = (launch.persistent and launch.ctas) or sms * together
     tiles, used = _longest(launch, places // launch.cluster * launch.cluster)
-    cta = TimedCta(Resident(schedule, min(together, -(-used // sms))), machine, clock)
+    together = min(together, -(-used // sms))
+    cta = TimedCta(Resident(schedule, together), machine, clock)
     found = cta.run(tiles)
     hbm = launch.hbm_bytes / (machine["hbm_bytes_per_ns"] * sms) * clock / 1000
     cycles = max(found.cta, hbm) + machine["launch_cycles"] + machine["drain_cycles"] + launch.around_cycles
     estimate = Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, launch.around_cycles)
-    return Timed(estimate, launch, cta)
+    return Timed(estimate, launch, cta, together)
 
 
-def misfits(schedule: Schedule, machine: Machine, more_registers: float = 0) -> list[str]:
-    """Return in words why a schedule does not fit an SM; a thread may have ``more_registers`` than it states."""
+def misfits(schedule: Schedule, machine: Machine) -> list[str]:
+    """Return in words why a schedule does not fit an SM."""
     cta = schedule.cta([1])
-    extra = replace(machine.registers, value=machine["registers"] + more_registers * sum(w.threads for w in cta.warps))
-    found = footprint(cta.build(), replace(machine, registers=extra))
-    return [*cta.short_of_registers(more_registers), *(hazard.text for hazard in found)]
+    found = footprint(cta.build(), machine)
+    return [*cta.short_of_registers(machine.more_registers), *(hazard.text for hazard in found)]
 
 
 def hazards(schedule: Schedule, machine: Machine) -> Proof:
@@ -142,7 +143,6 @@ def tune(
     machine: Machine,
     over: Mapping[str, Sequence[Any]],
     clock_mhz: float | None = None,
-    more_registers: float = 0,
 ) -> list[Choice]:
     """Return every choice of the values ``over`` some parameters, fastest first; those that do not fit come last."""
     ranked = []
@@ -150,7 +150,7 @@ def tune(
         values = dict(zip(over, chosen, strict=True))
         try:
             other = schedule.description(**dict(schedule.values) | values)
-            reasons = misfits(other, machine, more_registers)
+            reasons = misfits(other, machine)
             ranked.append(Choice(values, None if reasons else timed(other, machine, clock_mhz), *reasons[:1]))
         except ValueError as error:  # sizes that the description, or wgmma, refuses
             ranked.append(Choice(values, None, str(error)))

@@ -230,9 +230,6 @@ class Checker:
             access = self.access[region]
             access.issue, access.writer = (component, group), self.name(actor)
 
-    def operand(self, actor: int, slot: int, *_: int) -> None:
-        self.proxy_read(actor, slot, self.actors + actor, self.groups[actor] + 1)
-
     def wgmma_wait(self, actor: int, in_flight: int, *_: int) -> None:
         self.know(actor, self.actors + actor, self.groups[actor] - in_flight)
 

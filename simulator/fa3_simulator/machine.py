@@ -16,6 +16,8 @@ from typing import Literal, get_args
 
 from fa3_reference.rules import require
 
+SM_REGISTERS = 65536
+THREADS_OF_REGISTERS = 512  # so many threads share the registers of an SM where each has 128
 Kind = Literal["measured", "documented", "assumed"]
 
 
@@ -193,6 +195,11 @@ class Machine:
     cold_code_cycles: Constant
     launch_cycles: Constant
     drain_cycles: Constant
+
+    @property
+    def more_registers(self) -> float:
+        """Registers that a thread has beyond those of a real SM: 0 but for a machine that somebody asks about."""
+        return max(0.0, (self.registers.value - SM_REGISTERS) / THREADS_OF_REGISTERS)
 
     def __getitem__(self, name: str) -> float:
         """Return the value of a constant by name."""

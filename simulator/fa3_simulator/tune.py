@@ -124,7 +124,7 @@ def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
     """Return why a configuration does not fit an SM, in words, or None if it fits."""
     needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
-    if needed > config.registers[1]:
+    if needed > config.registers[1] + machine.more_registers:
         return f"about {needed} registers, a consumer thread has {config.registers[1]}"
     reasons = [f.text for f in footprint(kernel_of(config).program([TileBlocks(1)]), machine)]
     return reasons[0] if reasons else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from fa3_simulator.costs import SCALARS, Costs, costs
 from fa3_simulator.engine import Trace, simulate
-from fa3_simulator.machine import Machine
+from fa3_simulator.machine import THREADS_OF_REGISTERS, Machine
 from fa3_simulator.program import Program
 
 # For each kind of work the constants of a machine, and the scalars of Costs, that are zero where it is free. "copies"
@@ -38,6 +38,39 @@ FREE: dict[str, tuple[str, ...]] = {
         "proxy_fence_cycles",
     ),
 }
+
+
+# What a rate, given with --what-if, changes: constants of a machine that are rates, and those that are times.
+RATES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tensor": (("tensor_flops_16bit",), ()),
+    "mufu": ((), ("mufu_cycles", "mufu_lone_cycles", "mufu_port_cycles")),
+    "vector": (
+        (),
+        ("issue_cycles", "alu_cycles", "mufu_cycles", "mufu_lone_cycles", "mufu_port_cycles", "shuffle_cycles"),
+    ),
+    "port": (("smem_bytes_per_cycle",), ()),
+    "l2": (("l2_bytes_per_cycle",), ("memory_latency_ns",)),
+    "hbm": (("hbm_bytes_per_ns", "hbm_lone_bytes_per_cycle"), ()),
+    "barriers": ((), ("mbarrier_hop_cycles", "mbarrier_poll_cycles", "named_barrier_cycles")),
+}
+SIZES = {"smem": "smem_bytes", "registers": "registers"}  # what more of it, given with --what-if, changes
+
+
+def changed(machine: Machine, name: str, factor: float = 1.0, more: float = 0.0) -> Machine:
+    """Return a machine on which a rate, a key of :data:`RATES`, is ``factor`` times as high, or a size, a key of
+    :data:`SIZES`, larger by ``more``: bytes of shared memory, or registers of each thread.
+
+    >>> from fa3_simulator.machine import load
+    >>> changed(load("h200"), "hbm", 2)["hbm_bytes_per_ns"] / load("h200")["hbm_bytes_per_ns"]
+    2.0
+    """
+    if name in SIZES:
+        added = more * (THREADS_OF_REGISTERS if name == "registers" else 1)
+        values = {SIZES[name]: machine[SIZES[name]] + added}
+    else:
+        rates, times = RATES[name]
+        values = {each: machine[each] * factor for each in rates} | {each: machine[each] / factor for each in times}
+    return replace(machine, **{each: replace(getattr(machine, each), value=value) for each, value in values.items()})
 
 
 def costs_without(thing: str, program: Program, machine: Machine, clock_mhz: float | None) -> Costs:

@@ -24,16 +24,16 @@ OPEN = GEMM._replace(is_open=True)
 
 
 def product_of_a(stream: Stream) -> None:
-    stream.wgmma(GEMM, S, K, ACC)
+    stream.issue(GEMM, S, K, ACC)
 
 
 def product_of_b(stream: Stream) -> None:
-    stream.wgmma(GEMM, None, S, ACC)
+    stream.issue(GEMM, None, S, ACC)
 
 
 def product_of_another(stream: Stream) -> None:
     stream.operand(S)
-    stream.wgmma(GEMM, None, K, ACC)
+    stream.issue(GEMM, None, K, ACC)
 
 
 def store(stream: Stream) -> None:
@@ -222,7 +222,7 @@ def overwritten(products: list[tuple[Gemm, Slot]], in_flight: int, others: list[
     for slot in others:
         a.operand(slot)
     for gemm, slot in products:
-        a.wgmma(gemm, None, slot, ACC)
+        a.issue(gemm, None, slot, ACC)
     a.wgmma_wait(in_flight)
     a.arrive(EMPTY)
     b.wait(EMPTY, 0)
@@ -270,8 +270,8 @@ def test_the_accumulator_of_an_open_product_is_not_read_before_its_group_is_wait
     def program(in_flight: int) -> Program:
         builder, other = Builder("accumulators"), Slot("other", 0)
         stream = builder.actor("A", 128, 240)
-        stream.wgmma(OPEN, None, S, ACC)
-        stream.wgmma(GEMM, None, K, other)
+        stream.issue(OPEN, None, S, ACC)
+        stream.issue(GEMM, None, K, other)
         stream.wgmma_wait(in_flight)
         stream.read(ACC)
         return builder.build()
@@ -317,7 +317,7 @@ def stages_of_one_consumer(*, readers: int, skips: bool = False) -> Callable[[li
                 mine.wait(turn[number % 2], (number - 1) // 2)
             for block in range(tile.blocks):
                 slot, full, empty = stages[step % 2]
-                producer.acquire([stage[2] for stage in stages], step)
+                producer.wait_empty([stage[2] for stage in stages], step)
                 producer.load(full, [slot])
                 mine.wait(full, step // 2)
                 if not (skips and number == 2 and block == 0):

@@ -40,14 +40,14 @@ def cluster(stages: int, consumers: int, *, halves: bool = False, short: bool = 
                 for use, i in uses:
                     consumer.wait(full[rank][i], use // stages)
                     consumer.operand(parts["B1"][rank][i])
-                    consumer.wgmma(GEMM, parts["A"][rank][i], parts["B0"][rank][i], Slot(f"C {rank} {number}", 0))
+                    consumer.issue(GEMM, parts["A"][rank][i], parts["B0"][rank][i], Slot(f"C {rank} {number}", 0))
                     consumer.wgmma_wait(0)
                     for other in (rank,) if own_only else RANKS:
                         consumer.arrive(empty[other][i])
             producer = builder.actor(f"CTA {rank} producer", 32, 24)
             mine = (f"B{rank}",) if halves else ("B0", "B1")[: 2 * (1 - rank)]
             for use, i in uses:
-                producer.acquire(empty[rank], use)
+                producer.wait_empty(empty[rank], use)
                 producer.expect(full[rank][i], 64 if short and rank else 3 * 64)
                 producer.load_only(full[rank][i], [parts["A"][rank][i]])
                 for part in mine:
