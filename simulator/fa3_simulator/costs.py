@@ -72,8 +72,7 @@ def _loss(n: int, machine: Machine) -> int:
 
 def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, ...]:
     rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
-    k = 256 // gemm.bits
-    tensor = tick(2 * WARPGROUP_ROWS * gemm.n * k / rate)
+    tensor = tick(2 * WARPGROUP_ROWS * gemm.n * (256 // gemm.bits) / rate)
     rows = gemm.n + (0 if gemm.a_in_registers else WARPGROUP_ROWS)
     if gemm.rate < 1:
         tensor, rows = round(tensor / gemm.rate), 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from fa3_simulator.program import NONE
 
@@ -22,21 +23,18 @@ class Order:
 
     def __init__(self, actors: int, seed: int | None, *, is_uneven: bool) -> None:
         self.rng = None if seed is None else random.Random(seed)
-        everyone = range(actors + 1)  # each actor, then all loads
-        self.precedence = self.rng.sample(everyone, len(everyone)) if self.rng and is_uneven else []
+        self.precedence = [
+            self.rng.random() if self.rng and is_uneven else 0.0 for _ in range(actors + 1)
+        ]  # loads last
 
     def choose(self, ready: Sequence[int], loads: int) -> int:
         """Return the index of the actor in ``ready`` that goes on, or beyond them that of the load that lands."""
         if self.rng is None:
             return 0
-        if not self.precedence:
-            return self.rng.randrange(len(ready) + loads)
         if self.rng.random() < _CHANGES:
             self.rng.shuffle(self.precedence)
-        index = min(range(len(ready)), key=lambda i: self.precedence[ready[i]], default=len(ready))
-        if loads and (index == len(ready) or self.precedence[-1] < self.precedence[ready[index]]):
-            return len(ready) + self.rng.randrange(loads)
-        return index
+        steps = [(self.precedence[who], self.rng.random()) for who in (*ready, *repeat(-1, loads))]
+        return steps.index(min(steps))
 
 
 @dataclass(slots=True)

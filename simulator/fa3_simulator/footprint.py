@@ -77,6 +77,9 @@ def _oversized(program: Program) -> list[Hazard]:
             if kind in (Op.LOAD, Op.STORE):
                 size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
                 if size > slot.bytes:
-                    what = f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}"
-                    hazards[Hazard("footprint", ", ".join((what, *actor.lines[row : row + 1])))] = None
+                    words = (
+                        f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}",
+                        *actor.lines[row : row + 1],
+                    )
+                    hazards[Hazard("footprint", ", ".join(words))] = None
     return list(hazards)

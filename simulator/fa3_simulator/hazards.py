@@ -23,7 +23,8 @@ programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain, product
 
 from fa3_kernels.plan.barriers import WARP_THREADS
 from fa3_simulator.deadlock import waits_in_words
@@ -35,6 +36,8 @@ from fa3_simulator.shared_memory import regions
 
 LOCAL = (Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE)  # touch nothing shared
 _METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}  # of Checker, one for each other operation
+WROTE, COPIED = -1, -2
+_BETWEEN = {WROTE: "over the warpgroup between them", COPIED: "between cp.async.wait_group and the read"}
 ORDERS = 64  # random orders that are tried before a finding remains not proven
 
 
@@ -58,10 +61,9 @@ class Checker:
         self.joined: list[int | None] = [None] * self.actors  # the round of a named barrier it waits to end
         self.groups = [0] * self.actors
         self.stores = [0] * self.actors
-        # by actor: regions that its threads wrote, with no barrier since, and whether by cp.async; and the regions that
-        # they load by cp.async, by mbarrier
-        self.scattered: list[dict[int, bool]] = [{} for _ in program.actors]
-        self.copied: list[dict[int, frozenset[int]]] = [{} for _ in program.actors]
+        # of each actor: regions that all its threads WROTE or COPIED, with no barrier since, or load by cp.async, with
+        # the mbarrier at which they wait for that
+        self.scattered: list[dict[int, int]] = [{} for _ in program.actors]
         self.access = [Access() for _ in self.holders]
         zero = [0] * self.size
         self.mbarriers = [Phase(m.arrivals, gathered=zero[:], released=zero[:]) for m in program.mbarriers]
@@ -104,10 +106,9 @@ class Checker:
         enough = self.program.slots[slot].readers
         if not (readers if enough else everyone):
             return ["anyone"]
-        if not enough:
-            return sorted(everyone - readers)
-        few = f"{enough} actors but by {' and '.join(sorted(readers))} alone"
-        return [few] if len(readers) < enough else []
+        if enough > len(readers):
+            return [f"{enough} actors but by {' and '.join(sorted(readers))} alone"]
+        return [] if enough else sorted(everyone - readers)
 
     def advance(self) -> None:
         """Execute until no actor can go on, or all have reached their stops, and no load is under way."""
@@ -136,9 +137,8 @@ class Checker:
         return True
 
     def name(self, actor: int) -> str:
-        row = self.pc[actor]
-        where = self.program.actors[actor].place(row)
-        return f"{self.program.actors[actor].name} ({self.program.describe(actor, row)}, {where})"
+        some, row = self.program.actors[actor], self.pc[actor]
+        return f"{some.name} ({self.program.describe(actor, row)}, {some.place(row)})"
 
     def race(self, slot: int, first: str, second: str, why: str = "") -> None:
         slots = self.program.slots
@@ -172,7 +172,7 @@ class Checker:
 
     def read(self, actor: int, slot: int, *_: int) -> None:
         # by the actor's own threads
-        self.after_barrier(actor, slot, copies_only=True)
+        self.after_barrier(actor, slot, COPIED)
         for region in self.parts[slot]:
             access = self.access[region]
             if access.issue:  # an accumulator, which only its own warpgroup overwrites: reads need not be kept
@@ -191,16 +191,14 @@ class Checker:
                 self.race(slot, access.writer, self.name(actor))
             self.replace(actor, slot, region)
             self.clock[actor][self.by_threads(region)] = access.written
-            self.scattered[actor][region] = False
+            self.scattered[actor][region] = WROTE
 
-    def after_barrier(self, actor: int, slot: int, *, copies_only: bool) -> None:
-        """Report a read of what the actor's threads wrote, or loaded by cp.async, with no barrier over them since."""
+    def after_barrier(self, actor: int, slot: int, *kinds: int) -> None:
+        """Report a read of what the actor's threads WROTE or COPIED, with no barrier over them since."""
         for region in self.parts[slot]:
-            is_copy = self.scattered[actor].get(region)
-            if is_copy or (is_copy is False and not copies_only):
-                which = "cp.async.wait_group and the read" if is_copy else "them"
-                over = "" if is_copy else " over the warpgroup"
-                self.race(slot, self.access[region].writer, self.name(actor), f": no barrier{over} between {which}")
+            kind = self.scattered[actor].get(region)
+            if kind in kinds:
+                self.race(slot, self.access[region].writer, self.name(actor), f": no barrier {_BETWEEN[kind]}")
 
     def proxy_read(self, actor: int, slot: int, component: int, value: int) -> None:
         # by wgmma or TMA: the read is done at the epoch (component, value)
@@ -214,7 +212,7 @@ class Checker:
 
     def operand(self, actor: int, slot: int, *_: int) -> None:
         # done when the group of the next wgmma is
-        self.after_barrier(actor, slot, copies_only=True)
+        self.after_barrier(actor, slot, COPIED)
         self.proxy_read(actor, slot, self.actors + actor, self.groups[actor] + 1)
 
     def wgmma(self, actor: int, gemm: int, a: int, b: int, accumulator: int) -> None:
@@ -222,13 +220,12 @@ class Checker:
         if a != NONE:
             self.operand(actor, a)
         self.operand(actor, b)
-        self.after_barrier(actor, b, copies_only=self.program.actors[actor].threads <= WARP_THREADS)
-        component = self.actors + actor
-        group = self.groups[actor] + 1
+        if self.program.actors[actor].threads > WARP_THREADS:
+            self.after_barrier(actor, b, WROTE)
+        epoch = self.actors + actor, self.groups[actor] + 1
         self.groups[actor] += not self.program.gemms[gemm].is_open
-        for region in self.parts[accumulator]:
-            access = self.access[region]
-            access.issue, access.writer = (component, group), self.name(actor)
+        for access in (self.access[region] for region in self.parts[accumulator]):
+            access.issue, access.writer = epoch, self.name(actor)
 
     def wgmma_wait(self, actor: int, in_flight: int, *_: int) -> None:
         self.know(actor, self.actors + actor, self.groups[actor] - in_flight)
@@ -257,8 +254,7 @@ class Checker:
             self.replace(actor, slot, region, loaded=slot)
             clock[self.by_threads(region)] = clock[seen_by(region)] = access.written
         if how & BY_THREADS and self.program.actors[actor].threads > WARP_THREADS:
-            before = self.copied[actor].get(barrier, frozenset())
-            self.copied[actor][barrier] = before.union(self.parts[slot])
+            self.scattered[actor] |= dict.fromkeys(self.parts[slot], barrier)
         self.loads.append((barrier, size, clock))
 
     def land(self, load: tuple[int, int, list[int]]) -> None:
@@ -270,7 +266,7 @@ class Checker:
 
     def store(self, actor: int, _size: int, slot: int, *_: int) -> None:
         # one thread starts the store: a barrier must have shown it the writes of the warpgroup's other threads
-        self.after_barrier(actor, slot, copies_only=False)
+        self.after_barrier(actor, slot, WROTE, COPIED)
         self.stores[actor] += 1
         self.proxy_read(actor, slot, 2 * self.actors + actor, self.stores[actor])
 
@@ -287,7 +283,8 @@ class Checker:
             self.report(NOT_PROVEN, f"mbarrier {name}: {self.name(actor)} may pass at an earlier phase of that parity")
         state.waited[actor] = (self.clock[actor][actor], self.name(actor))
         self.merge(self.clock[actor], state.released)
-        self.scattered[actor].update(dict.fromkeys(self.copied[actor].pop(barrier, ()), True))
+        scattered = self.scattered[actor]
+        scattered |= {region: COPIED for region, kind in scattered.items() if kind == barrier}
 
     def is_known(self, actor: int, component: int, state: Phase, name: str) -> None:
         """Report an arrival that another interleaving could count in the previous round of the barrier.
@@ -342,7 +339,7 @@ class Checker:
             return
         self.joined[actor] = None
         self.merge(self.clock[actor], state.released)
-        self.scattered[actor].clear()
+        self.scattered[actor] = {region: kind for region, kind in self.scattered[actor].items() if kind >= 0}
 
     def bar_arrive(self, actor: int, barrier: int, *_: int) -> None:
         state = self.named[barrier]
@@ -361,6 +358,11 @@ class Checker:
             self.end_round(state, self.of_named(barrier), self.program.named_barriers[barrier].threads)
 
 
+def is_undecided(findings: Sequence[Hazard]) -> bool:
+    """Say whether something was found, all of which is not proven."""
+    return bool(findings) and all(hazard.kind == NOT_PROVEN for hazard in findings)
+
+
 def judged(findings: Iterable[Hazard], programs: Iterable[Program]) -> list[Hazard]:
     """Say of findings that are not proven whether something goes wrong in other orders.
 
@@ -373,15 +375,13 @@ def judged(findings: Iterable[Hazard], programs: Iterable[Program]) -> list[Haza
         If something goes wrong, that as well, and the findings that were not proven as those of a barrier; else the
         findings as they are.
     """
-    found = dict.fromkeys(findings)
-    runs = ((program, seed) for program in programs for seed in range(ORDERS))
-    while found and all(hazard.kind == NOT_PROVEN for hazard in found):
-        program, seed = next(runs, (None, 0))
-        if program is None:
-            return list(found)
-        others = Checker(program, seed, is_uneven=seed % 2 > 0).run()
-        if any(hazard.kind != NOT_PROVEN for hazard in others):
-            found.update(dict.fromkeys(others))
+    found = list(dict.fromkeys(findings))
+    if is_undecided(found):
+        orders = product(programs, range(ORDERS))
+        runs = (Checker(program, seed, is_uneven=seed % 2 > 0).run() for program, seed in orders)
+        found += next((run for run in runs if run and not is_undecided(run)), [])
+    if is_undecided(found):
+        return found
     return list(dict.fromkeys(x._replace(kind="barrier") if x.kind == NOT_PROVEN else x for x in found))
 
 
@@ -394,7 +394,5 @@ def check(program: Program, machine: Machine | None = None, *, orders: int = 1, 
         Empty for a program that is clean in every order; one execution shows that, as the module explains. In a program
         with hazards more orders may find more of them. What remains of the kind "not proven" is neither.
     """
-    hazards = dict.fromkeys(footprint(program, machine) if machine else ())
-    for number in range(orders):
-        hazards.update(dict.fromkeys(Checker(program, seed + number).run()))
-    return judged(hazards, [program])
+    misfits = footprint(program, machine) if machine else []
+    return judged(chain(misfits, *(Checker(program, seed + number).run() for number in range(orders))), [program])

@@ -47,8 +47,10 @@ MOST_LOADS = 64  # loads under way at a time from each origin
 NEVER = np.iinfo(np.int64).max
 DONE = -1  # returned by an operation that is over; otherwise it returns the tick at which its actor goes on
 _OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD, FAR, BY_THREADS, OTHERS, IN_FLIGHT)
-_OF_COSTS = (RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD)
-_ORIGIN_OF_THEM = (*_OF_COSTS, FROM_HBM, OF_THREADS, SHARED, MOST_IN_FLIGHT + 1)
+_ORIGIN_OF_THEM = (
+    *(RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD),
+    *(FROM_HBM, OF_THREADS, SHARED, MOST_IN_FLIGHT + 1),
+)
 if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
     raise ImportError("the constants of the loops differ from those of program and costs")
 
@@ -192,9 +194,7 @@ def _load(s, a, now, pc):
     entry[3] = size
     entry[4] = piece
     origin.tail += 1
-    if how & BY_THREADS:
-        return now
-    return now + -(-size // scalars.tma_box_bytes) * scalars.tma_issue
+    return now if how & BY_THREADS else now + -(-size // scalars.tma_box_bytes) * scalars.tma_issue
 
 
 @_inlined

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
+from traceback import walk_stack
 from typing import NamedTuple
 
 import numpy as np
@@ -356,13 +357,8 @@ class _PlacedStream(Stream):
         emit(*arguments)  # each time, as its lines depend on its caller
 
     def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
-        frame = sys._getframe(1)
-        while frame and frame.f_code.co_filename != self.program.origin:
-            frame = frame.f_back
-        numbers = []
-        while frame and frame.f_code.co_filename == self.program.origin:
-            numbers.append(str(frame.f_lineno))
-            frame = frame.f_back
+        stack = groupby(walk_stack(sys._getframe(1)), lambda x: x[0].f_code.co_filename == self.program.origin)
+        numbers = next(([str(line) for _, line in frames] for is_own, frames in stack if is_own), [])
         ends = dict.fromkeys(numbers[:1] + numbers[-1:])
         self.lines.append(f"{Path(self.program.origin).name}:{', called at '.join(ends)}")
         super()._add(op, x, y, z, w)

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fa3_simulator.executions import Access, Phase
-from fa3_simulator.footprint import NOT_PROVEN, Hazard
-from fa3_simulator.hazards import LOCAL, Checker, judged
+from fa3_simulator.footprint import Hazard
+from fa3_simulator.hazards import LOCAL, Checker, is_undecided, judged
 from fa3_simulator.program import BY_THREADS, NONE, Actor, Builder, Op, Program
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.shared_memory import regions
@@ -59,7 +59,7 @@ class Proof(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        return bool(self.findings) and all(hazard.kind == NOT_PROVEN for hazard in self.findings)
+        return is_undecided(self.findings)
 
 
 class _Family:
@@ -88,8 +88,7 @@ class _Family:
         self.waiting = users(len(n.mbarriers.index), (Op.WAIT, 1)) + users(
             len(n.named_barriers.index), (Op.BAR_SYNC, 1)
         )
-        touched = ((Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
-        of_slots = users(len(n.slots.index), *touched)
+        of_slots = users(len(n.slots.index), (Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
         self.touching = [frozenset().union(*(of_slots[x] for x in some)) for some in regions(tuple(n.slots.index))]
 
     def streams(self, word: Word) -> Streams:
@@ -103,8 +102,10 @@ class _Family:
         return self.known[word]
 
     def _stream(self, program: Program, actor: Actor) -> Stream:
-        rows = [row for row in actor.ops.tolist() if row[0] not in LOCAL]
-        return [self._common(program, row) for row in _counted_loads(rows)]
+        return [
+            self._common(program, row)
+            for row in _counted_loads([row for row in actor.ops.tolist() if row[0] not in LOCAL])
+        ]
 
     def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
         """Return a row whose operands are indices into the lists of all programs; sizes that do not matter are 0."""
@@ -142,11 +143,10 @@ class _Family:
 
     def program(self, word: Word) -> Program:
         """Return the program that executes a word from its start to its end."""
-        streams = self.streams(word)
         n = self.names
         actors = tuple(
             Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5), lines)
-            for a, ops, lines in zip(self.actors, streams, self.lines[word], strict=True)
+            for ops, lines, a in zip(self.streams(word), self.lines[word], self.actors, strict=True)
         )
         lists = (n.gemms, n.works, n.mbarriers, n.named_barriers, n.slots, n.delays, n.labels)
         return Program("", actors, *(tuple(names.index) for names in lists))
@@ -186,9 +186,15 @@ def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     words = ((9, 9, 9), (1, 2, 1)) if is_persistent else ((27,), (1,))
     streams = tuple(tuple(map(tuple, family.streams(word))) for word in words)
     n = family.names
-    actors = tuple((a.name, a.threads) for a in family.actors)
-    slots = tuple(slot.name for slot in n.slots.index), tuple(regions(tuple(n.slots.index)))
-    return streams, actors, tuple(n.mbarriers.index), tuple(n.named_barriers.index), slots
+    return (
+        streams,
+        tuple((actor.name, actor.threads) for actor in family.actors),
+        tuple(gemm.is_open for gemm in n.gemms.index),
+        tuple(n.mbarriers.index),
+        tuple(n.named_barriers.index),
+        tuple((slot.name, slot.readers) for slot in n.slots.index),
+        tuple(regions(tuple(n.slots.index))),
+    )
 
 
 def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = True, most: int = MOST_WORDS) -> Proof:
@@ -215,8 +221,8 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     family.prepare(long)
     todo: list[Word] = [(1,)]
     seen: set[tuple] = set()
-    words = longest = 0
-    while todo and words < most:
+    longest = 0
+    while todo and len(seen) < most:
         word = todo.pop(0)
         checker = Checker(family.program(word))
         state = _state(checker, family, word, is_persistent=is_persistent)
@@ -225,12 +231,11 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
         seen.add(state)
         checker.stops = list(map(len, checker.ops))
         hazards = checker.run()
-        words = words + 1
         longest = max(longest, sum(word))
         todo += _following(word, is_persistent=is_persistent)
         if hazards:
-            return Proof(judged(hazards, map(family.program, (word, long))), words, longest, False)
-    return Proof([], words, longest, not todo)
+            return Proof(judged(hazards, map(family.program, (word, long))), len(seen), longest, False)
+    return Proof([], len(seen), longest, not todo)
 
 
 def _state(checker: Checker, family: _Family, word: Word, *, is_persistent: bool) -> tuple:
@@ -295,21 +300,20 @@ def normal_form(checker: Checker, family: _Family) -> tuple:
         None if j is None else c.named[c.ops[a][c.pc[a]][1]].done - j for a, j in enumerate(c.joined)
     )  # rounds since each entered the one it waits to end
     slots = tuple(
-        (tuple(sorted(epoch(*e) for e in epochs)), *_readers(c, x)) for x, epochs in zip(c.access, live, strict=True)
+        (
+            tuple(sorted(epoch(*e) for e in epochs)),
+            x.loaded != NONE and _readers(c, x.loaded, x.readers),
+            frozenset(_readers(c, *load) for load in x.loads),
+        )
+        for x, epochs in zip(c.access, live, strict=True)
     )
-    of_threads = [frozenset(x.items()) for x in (*c.scattered, *c.copied)]
-    return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(of_threads)
+    return tuple(map(clock, c.clock)), barriers, joined, slots, tuple(frozenset(x.items()) for x in c.scattered)
 
 
-def _readers(c: Checker, access: Access) -> tuple:
-    """Return what is loaded, and all that the rule for the readers of each content still needs to know of them."""
-
-    def told(slot: int, readers: Collection[str]) -> tuple[int, object]:
-        enough = c.program.slots[slot].readers
-        return slot, enough if 0 < enough <= len(readers) else frozenset(readers)
-
-    now = NONE if access.loaded == NONE else told(access.loaded, access.readers)
-    return now, frozenset(told(*load) for load in access.loads)
+def _readers(c: Checker, slot: int, readers: Collection[str]) -> tuple:
+    """Return all that the rule for the readers of a slot's contents needs to know of those of one of them."""
+    enough = c.program.slots[slot].readers
+    return slot, enough if 0 < enough <= len(readers) else frozenset(readers)
 
 
 def _counted(c: Checker, component: int) -> int:
