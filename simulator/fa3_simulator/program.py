@@ -350,13 +350,16 @@ def _checked(in_flight: int, what: str) -> int:
     return in_flight
 
 
-class _PlacedStream(Stream):
-    """A stream that remembers where each operation stands in the file of a description."""
+class PlacedStream(Stream):
+    """A stream that remembers where each operation stands in the file of a description, if there is one."""
 
     def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
         emit(*arguments)  # each time, as its lines depend on its caller
 
     def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
+        if not self.program.origin:
+            super()._add(op, x, y, z, w)
+            return
         stack = groupby(walk_stack(sys._getframe(1)), lambda x: x[0].f_code.co_filename == self.program.origin)
         numbers = next(([str(line) for _, line in frames] for is_own, frames in stack if is_own), [])
         ends = dict.fromkeys(numbers[:1] + numbers[-1:])
@@ -378,7 +381,7 @@ class Builder:
         self.slots, self.delays, self.labels = _Names(), _Names(), _Names()
 
     def actor(self, name: str, threads: int, registers: int) -> Stream:
-        stream = (_PlacedStream if self.origin else Stream)(self, name, threads, registers)
+        stream = (PlacedStream if self.origin else Stream)(self, name, threads, registers)
         self.streams.append(stream)
         return stream
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Op, Slot, Stream, Work
+from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Op, PlacedStream, Slot, Work
 
 ELEMENTS_PER_CHUNK = 4  # elements of a lane, between which another warp may have a pipe
 OTHER_REGISTERS = 24  # registers of a thread for addresses and loop state
@@ -74,7 +74,7 @@ def _listed(slots: Slots) -> list[Slot]:
 
 
 @dataclass(slots=True)
-class Warps(Stream):
+class Warps(PlacedStream):
     """A warp, or warpgroups in lock-step: one instruction stream. Each method adds the instruction of its name."""
 
     fragments: dict[str, int] = field(default_factory=dict)  # registers of a thread, by name

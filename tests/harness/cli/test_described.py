@@ -1,0 +1,122 @@
+"""simulate, hazards and tune of kernels that a user described, as he calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa3verify.cli.main import main
+
+PAGE = Path(__file__).parents[3] / "docs" / "schedule.md"
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def gemm(tmp_path_factory) -> Path:
+    """The description of docs/schedule.md as a file."""
+    path = tmp_path_factory.mktemp("described") / "gemm.py"
+    match = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert match
+    path.write_text(match[1])
+    return path
+
+
+def test_the_page_is_simulated_and_its_settings_count(gemm: Path) -> None:
+    code, out, _ = run("simulate", f"{gemm}:gemm", "--set", "stages=2")
+    assert code == 0
+    assert out.startswith("gemm(stages=2) on H200 at 1980 MHz")
+    assert "TFLOP/s" in out
+    assert "with vector counts 20% lower or higher" in out
+    assert "consumer 1" in out
+    told = json.loads(run("simulate", gemm, "--set", "stages=2", "--json", "-")[1])
+    assert f"{told['cycles']} cycles" in out
+    assert told["hazards"] == []
+
+
+def test_two_kernels_are_compared_and_the_differences_add_up(gemm: Path) -> None:
+    code, out, _ = run("simulate", f"{gemm},stages=2", f"{gemm},stages=4", "--quiet", "--json", "-")
+    assert code == 0
+    told = json.loads(out)
+    first, second = (sum(causes.values()) for causes in told["causes"])
+    assert second - first == sum(told["more"].values()) < 0
+    assert told["kernels"] == ["gemm(stages=2)", "gemm(stages=4)"]
+
+
+def test_families_are_compared_with_settings_of_their_own() -> None:
+    code, out, _ = run("simulate", "flash3", "flash3,tile=128x128", "--seqlen", 2048)
+    assert code == 0
+    lines = out.splitlines()
+    total = next(line for line in lines if "together" in line)
+    (first, second) = (int(line.split(": ")[1].split()[0]) for line in lines[:2])
+    assert int(total.split()[0]) == second - first
+    assert run("simulate", "flash3", "flash3,tiles=1")[0] == 2
+
+
+def test_a_timeline_of_a_description_is_written_for_perfetto(gemm: Path, tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run("simulate", gemm, "--trace", target, "--svg", tmp_path / "trace.svg")[0] == 0
+    assert json.loads(target.read_text())["traceEvents"]
+    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
+
+
+def test_hazards_of_a_description_are_none_found_or_not_proven(gemm: Path, tmp_path: Path) -> None:
+    code, out, _ = run("hazards", gemm)
+    assert (code, out.split(" (")[0]) == (0, f"no hazard: description {gemm}:gemm")
+    early = tmp_path / "early.py"
+    release = "                c.release(stage)\n"
+    wait = "                c.wgmma_wait(0)\n"
+    early.write_text(gemm.read_text().replace(wait + release, release + wait))
+    code, out, _ = run("hazards", early)
+    assert code == 1
+    assert re.search(r"race: slot A\[0\].* early\.py:\d+", out)
+    short = tmp_path / "short.py"
+    short.write_text(gemm.read_text().replace("consumers=consumers)\n", "consumers=1)\n"))
+    assert run("hazards", short)[0] == 1
+
+
+def test_values_are_ranked_and_the_first_is_said_in_a_sentence(gemm: Path) -> None:
+    code, out, _ = run("tune", gemm, "--over", "bn=64:256:64", "--over", "stages=2,3,9", "--set", "m=2048", "--top", 4)
+    assert code == 0
+    assert re.search(r"^  1 bn 256, stages 3: \d+ cycles, \d+ TFLOP/s #+$", out, re.MULTILINE)
+    assert re.search(r"and 8 more; of all, \d do not fit", out)
+    assert re.search(
+        r"^Take bn 256, stages 3: .* ahead of the next; with vector counts 20% higher it is still", out, re.M
+    )
+
+
+def test_what_if_changes_the_machine_for_families_and_descriptions(gemm: Path) -> None:
+    def cycles(*arguments: object) -> int:
+        return json.loads(run("simulate", *arguments, "--json", "-")[1])["cycles"]
+
+    assert cycles(gemm, "--what-if", "tensor=x2") < cycles(gemm)
+    assert cycles("--seqlen", 2048, "--what-if", "mufu=x2") < cycles("--seqlen", 2048)
+    rank = run("tune", gemm, "--over", "stages=5", "--what-if", "smem=+64K")[1]
+    assert "does not fit" not in rank
+    assert "does not fit" in run("tune", gemm, "--over", "stages=5")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("simulate", "{gemm}", "--set", "stage=2"), "gemm has no parameter stage"),
+        (("simulate", "{gemm}", "--what-if", "smem=x2"), "--what-if takes tensor"),
+        (("simulate", "{gemm}:other"), "name one of"),
+        (("simulate", "nowhere.py"), "there is no file nowhere.py"),
+        (("simulate", "gluon", "flash3", "flash4"), "two to compare, got 3"),
+        (("tune", "{gemm}", "--over", "stages"), "a setting is NAME=VALUE"),
+        (("simulate", "{gemm}", "--measure"), "are for one family"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(gemm: Path, arguments: tuple, words: str) -> None:
+    code, _, err = run(*(a.format(gemm=gemm) for a in arguments))
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
