@@ -34,12 +34,13 @@ AnyConfig = Config | BackwardSchedule
 
 
 class Cycles(NamedTuple):
-    """Holds the cycles of one CTA: its duration, and those in which the tensor core and the special-function unit
-    work."""
+    """Holds the cycles of one CTA: its duration, and those in which the tensor core, the special-function unit and the
+    port of shared memory work."""
 
     cta: float
     tensor: float
     mufu: float
+    smem: float
 
 
 @lru_cache(maxsize=16)
@@ -130,7 +131,7 @@ class TimedCta:
     clock_mhz: float
 
     def exact(self, tiles: tuple[TileBlocks, ...]) -> np.ndarray:
-        """Return the three numbers of :class:`Cycles` as an array, simulated in full."""
+        """Return the numbers of :class:`Cycles` as an array, simulated in full."""
         return np.array(_simulate(self, tiles))
 
     def run(self, tiles: tuple[TileBlocks, ...]) -> Cycles:
@@ -193,7 +194,12 @@ def _simulate(cta: TimedCta, tiles: tuple[TileBlocks, ...]) -> Cycles:
     program = cta.kernel.program(tiles)
     tables = costs(program, cta.kernel.on(cta.machine, cta.clock_mhz), cta.clock_mhz)
     timing = engine.simulate(program, tables)
-    return Cycles(timing.end / TICKS, timing.busy["tensor"] / TICKS, timing.busy["mufu"] / TICKS)
+    return Cycles(
+        cta=timing.end / TICKS,
+        tensor=timing.busy["tensor"] / TICKS,
+        mufu=timing.busy["mufu"] / TICKS,
+        smem=timing.busy["smem"] / TICKS,
+    )
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,7 +19,19 @@ from fa3_reference.rules import require
 
 SM_REGISTERS = 65536
 THREADS_OF_REGISTERS = 512  # so many threads share the registers of an SM where each has 128
-Kind = Literal["measured", "documented", "assumed"]
+Kind = Literal["measured", "documented", "assumed", "fitted"]
+# What the table [clock] of a machine file has, for fa3_simulator.clock; no cycle depends on it.
+CLOCK = (
+    "largest_mhz",
+    "base",
+    "tensor_fp16",
+    "tensor_bf16",
+    "tensor_e4m3",
+    "smem",
+    "exponent",
+    "power_cap_w",
+    "mean_error",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Constant:
         Where it comes from: a report, or a section of a manual.
     date : str
         When it was measured or read (ISO 8601).
-    kind : {"measured", "documented", "assumed"}
+    kind : {"measured", "documented", "assumed", "fitted"}
         How it was obtained.
     """
 
@@ -147,6 +160,8 @@ class Machine:
         From kernel launch to the first instruction of a CTA, plus from its end to the next launch.
     drain_cycles : Constant
         Additional cycles of that behind a forward's loads and stores.
+    clock : mapping of str to Constant
+        The fit of the SM clock under load, with the keys :data:`CLOCK`; empty where nobody fitted it.
     """
 
     name: str
@@ -195,6 +210,7 @@ class Machine:
     cold_code_cycles: Constant
     launch_cycles: Constant
     drain_cycles: Constant
+    clock: Mapping[str, Constant] = field(default_factory=dict)
 
     @property
     def more_registers(self) -> float:
@@ -212,9 +228,9 @@ class Machine:
         Returns
         -------
         dict of str to Constant
-            Constants with units and origins; ``machine[name]`` is the value alone.
+            Constants with units and origins; ``machine[name]`` is the value alone. Those of the clock are apart.
         """
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.type == "Constant"}
 
     def assumed(self) -> list[str]:
         """Return the names of constants that nobody measured and no document states.
@@ -278,10 +294,18 @@ def parse(text: str, origin: str = "machine file") -> Machine:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{origin}: {error}") from None
-    expected = [f.name for f in fields(Machine) if f.name != "name"]
+    expected = [f.name for f in fields(Machine) if f.type == "Constant"]
     require(isinstance(tables.get("name"), str), f"{origin}: key 'name' must be a string")
     if missing := [key for key in expected if key not in tables]:
         raise ValueError(f"{origin}: misses {', '.join(missing)}")
+    fitted = tables.pop("clock", {})
+    require(
+        isinstance(fitted, dict) and set(fitted) in (set(), set(CLOCK)),
+        f"{origin}: table clock needs exactly the keys {', '.join(CLOCK)}",
+    )
+    clock = {
+        key: _constant(table, key, f"{origin}, line {_line(text, f'clock.{key}')}") for key, table in fitted.items()
+    }
     constants = {}
     for key, table in tables.items():
         if key == "name":
@@ -289,7 +313,7 @@ def parse(text: str, origin: str = "machine file") -> Machine:
         if key not in expected:
             raise ValueError(f"{origin}, line {_line(text, key)}: unknown key {key!r}")
         constants[key] = _constant(table, key, f"{origin}, line {_line(text, key)}")
-    return Machine(name=tables["name"], **constants)
+    return Machine(name=tables["name"], clock=clock, **constants)
 
 
 def _constant(table: object, key: str, where: str) -> Constant:

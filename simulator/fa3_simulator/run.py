@@ -91,8 +91,8 @@ class Estimate:
         Duration of the CTA that ends last.
     hbm_cycles : float
         Time in which HBM moves every tensor of the main kernel once.
-    tensor_cycles, mufu_cycles : float
-        How long the tensor core, and the special-function unit, are busy in that CTA.
+    tensor_cycles, mufu_cycles, smem_cycles : float
+        How long the tensor core, the special-function unit, and the port of shared memory are busy in that CTA.
     tiles : tuple of TileBlocks
         Tiles of that CTA, in order.
     clock_mhz : float
@@ -107,6 +107,7 @@ class Estimate:
     hbm_cycles: float
     tensor_cycles: float
     mufu_cycles: float
+    smem_cycles: float
     tiles: tuple[TileBlocks, ...]
     clock_mhz: float
     around_cycles: float = 0.0
@@ -351,7 +352,7 @@ def estimate(
     adds = not isinstance(config, Config) and config.adds_gradients(problem.group)
     cta = TimedCta(kernel_of(as_program(config), adds_gradients=adds), machine, clock)
     tiles = tiles_of(problem, cta, config)
-    longest = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0)
+    longest = cta.run(tiles) if tiles else Cycles(0.0, 0.0, 0.0, 0.0)
     waited = 0.0
     drain = 0.0
     if isinstance(config, Config):
@@ -364,4 +365,14 @@ def estimate(
             longest = longest._replace(cta=_in_turns(problem, cta))
     hbm = hbm_cycles(problem, config, machine, clock)
     cycles = max(longest.cta + waited, hbm) + machine["launch_cycles"] + drain + around
-    return Estimate(cycles, longest.cta, hbm, longest.tensor, longest.mufu, tiles, clock, around)
+    return Estimate(
+        cycles=cycles,
+        cta_cycles=longest.cta,
+        hbm_cycles=hbm,
+        tensor_cycles=longest.tensor,
+        mufu_cycles=longest.mufu,
+        smem_cycles=longest.smem,
+        tiles=tiles,
+        clock_mhz=clock,
+        around_cycles=around,
+    )

@@ -425,10 +425,11 @@ def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     cta = TimedCta(kernel_of(Config()), H200, 1980.0)
     tiles = tiles_of(shape, cta, Config())
     assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _ = cta.exact(tiles)
+    exact, tensor, _, smem = cta.exact(tiles)
     found = estimate(shape, Config(), H200)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
+    assert found.smem_cycles == pytest.approx(smem, rel=1e-3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
