@@ -6,7 +6,7 @@ verb ``tune``, which ranks many schedules, uses :func:`problem_of` and :func:`ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,7 @@ def simulate(
     gemm.py:gemm,stages=4. Of two KERNELs it says what the second takes more, and by which causes.
     """
     from fa3_simulator.cta import kernel_of
+    from fa3_simulator.clock import under_load
     from fa3_simulator.hazards import check
     from fa3_simulator.run import estimate, in_words
     from fa3_simulator.timeline import bars
@@ -173,6 +174,7 @@ def simulate(
     hazards = check(program, machine)
     figures = _figures(problem, config, machine, launch, (program, tables, trace))
     figures["hazards"] = [hazard._asdict() for hazard in hazards]
+    figures |= under_load(problem, config, machine, launch)
     drawn = bars(program, trace)
     if svg:
         title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
@@ -184,7 +186,7 @@ def simulate(
     emit(figures, json_target)
     if json_target != "-":
         if not options["quiet"]:
-            _print_figures(figures, hazards)
+            _print_figures(figures, hazards, machine)
             timeline.print_timelines(timelines, trace.cycles)
         if target:
             timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
@@ -290,7 +292,26 @@ def hazards_line(found: Sequence[Hazard], where: str) -> str:
     return "\n".join(f"  {x.kind}: {x.text}" for x in found)
 
 
-def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
+def loaded_line(figures: Mapping[str, float], machine: Machine) -> str:
+    """Return the figures of :func:`fa3_simulator.clock.under_load`, what they were fitted on, and another cap here."""
+    import subprocess
+
+    from fa3verify.timed.timing import query
+
+    fitted_w = machine.clock["power_cap_w"].value
+    try:
+        here_w = float(query("power.limit"))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        here_w = fitted_w  # no GPU, or none that says
+    return (
+        f"{figures['milliseconds_under_load']:.4g} ms, {figures['tflops_under_load']:.0f} TFLOP/s at "
+        f"{figures['clock_under_load_mhz']:.0f} MHz, the clock predicted under load "
+        f"(of a cool burst, fitted on one {machine.name} at {fitted_w:.0f} W"
+        + (f"; the GPU here is capped at {here_w:.0f} W)" if here_w != fitted_w else ")")
+    )
+
+
+def _print_figures(figures: Json, hazards: Sequence[Hazard], machine: Machine) -> None:
     """Print the figures of :func:`_figures` as text; keys that only one of forward and backward has may be absent."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
     is_forward = "closed_form_cycles" in figures
@@ -299,6 +320,8 @@ def _print_figures(figures: Json, hazards: Sequence[Hazard]) -> None:
         f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s "
         f"(roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; {beside})"
     )
+    if "clock_under_load_mhz" in figures:
+        click.echo(f"  {loaded_line(figures, machine)}")
     if figures.get("merge_cycles"):
         click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
     if "layout" in figures:

@@ -5,7 +5,7 @@ The schedules are simulated in :mod:`fa3_simulator.tune`, and :mod:`fa3verify.cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import tune as tuning
+from fa3_simulator.clock import under_load
 from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.hazards import check
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 class ScheduleRow(NamedTuple):
     """One schedule of a ranking.
 
+    ``under_load`` is what :func:`fa3_simulator.clock.under_load` says of it, and stands in JSON with the rest.
     ``alike`` are other tiles that take the same time. ``measured`` is measured cycles, or in words why there are none;
     None where nobody measured, as ``built`` is where nobody compiled. ``estimated_counts`` says that such a tile was
     never compiled, so that some instruction counts of a step are estimates.
@@ -57,6 +59,7 @@ class ScheduleRow(NamedTuple):
     flash3_choice: bool
     alike: Sequence[str]
     estimated_counts: bool
+    under_load: Mapping[str, float]
     built: Built | None = None
     measured: float | str | None = None
 
@@ -65,6 +68,7 @@ class ScheduleRow(NamedTuple):
         told = self._asdict()
         built = told.pop("built")
         measured = told.pop("measured")
+        told |= told.pop("under_load")
         if built:
             told |= built._asdict()
         if measured is not None:
@@ -195,6 +199,7 @@ def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Ma
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],
         estimated_counts=bool(estimated(config)),
+        under_load=under_load(problem, config, machine, estimate),
     )
 
 

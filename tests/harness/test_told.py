@@ -157,6 +157,7 @@ def schedule(place: int, **more: Any) -> ScheduleRow:
         "flash3_choice": False,
         "alike": [],
         "estimated_counts": False,
+        "under_load": {},
     }
     return ScheduleRow(**base | more)
 

@@ -38,6 +38,39 @@ def test_figures_as_json_are_consistent() -> None:
     assert sum(figures["idle_tensor_share"].values()) == pytest.approx(1)
 
 
+UNDER_LOAD = {"clock_under_load_mhz", "milliseconds_under_load", "tflops_under_load"}
+LOADED = re.compile(r"  (\S+) ms, (\d+) TFLOP/s at (\d+) MHz, the clock predicted under load \((.*)\)")
+
+
+def test_times_stand_at_the_largest_clock_and_at_the_one_predicted_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fa3verify.timed.timing.query", lambda field: {"power.limit": "700.00"}[field])
+    told = json.loads(run("simulate", "--seqlen", 2048, "--json", "-")[1])
+    milliseconds, tflops, mhz, fitted = LOADED.fullmatch(run("simulate", "--seqlen", 2048)[1].splitlines()[2]).groups()
+    assert float(milliseconds) == pytest.approx(told["milliseconds_under_load"], rel=1e-3)
+    assert int(tflops) == round(told["tflops_under_load"])
+    assert int(mhz) == round(told["clock_under_load_mhz"]) < told["clock_mhz"]
+    assert told["milliseconds_under_load"] / told["milliseconds"] == pytest.approx(
+        told["tflops"] / told["tflops_under_load"]
+    )
+    assert fitted == "of a cool burst, fitted on one H200 at 700 W"
+
+
+@pytest.mark.parametrize("arguments", [("--clock-mhz", 1500), ("--machine", "h100")])
+def test_no_clock_is_predicted_beside_a_stated_one_or_for_a_machine_without_a_fit(arguments: tuple) -> None:
+    for verb in ("simulate", "tune"):
+        command = (verb, "--seqlen", 2048, *arguments)
+        told = json.loads(run(*command, "--json", "-")[1])
+        assert not UNDER_LOAD & set(told.get("ranked", [told])[0])
+        assert "predicted" not in run(*command)[1]
+
+
+def test_another_power_cap_of_the_gpu_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fa3verify.timed.timing.query", lambda _: "600.00")
+    assert "at 700 W; the GPU here is capped at 600 W)" in run("simulate", "--seqlen", 2048)[1]
+    monkeypatch.setattr("fa3verify.timed.timing.query", lambda _: "[N/A]")
+    assert "at 700 W)" in run("simulate", "--seqlen", 2048)[1]
+
+
 def test_a_launch_over_pages_that_the_kernels_refuse_is_not_simulated() -> None:
     step = ("--seqlen-q", 1, "--seqlen", 4096, "--batch", 8, "--page-size", 16, "--pack-gqa")
     code, _, err = run("simulate", *step, "--nheads", 28, "--nheads-kv", 4)

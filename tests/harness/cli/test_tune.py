@@ -95,6 +95,18 @@ def test_a_table_fits_80_columns_and_names_problem_machine_clock_and_error(argum
     assert "nan" not in " ".join(lines)
 
 
+def test_every_row_has_its_time_at_the_clock_predicted_under_load_and_the_table_that_of_the_first() -> None:
+    found = figures(*WIDE)
+    for row in found["ranked"]:
+        assert row["clock_under_load_mhz"] < found["clock_mhz"]
+        assert row["milliseconds_under_load"] > row["milliseconds"]
+        assert row["tflops_under_load"] < row["tflops"]
+    first = found["ranked"][0]
+    said = " ".join(" ".join(table(*WIDE)).split())
+    assert f"the first: {first['milliseconds_under_load']:.4g} ms, {first['tflops_under_load']:.0f} TFLOP/s at " in said
+    assert f"at {first['clock_under_load_mhz']:.0f} MHz, the clock predicted under load (of a cool burst" in said
+
+
 def test_rows_within_the_held_out_error_of_the_first_share_its_place() -> None:
     found = figures(*WIDE)
     error, rows = found["held_out"]["error"], found["ranked"]
