@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fa3_reference.problem import AttentionProblem
+from fa3_reports.bench_rows import read_rows
 from fa3_reports.measured import backward_validation as validation
+from fa3_simulator.backward_choice import schedule_for
+from fa3_simulator.clock import busy_shares, clock_under_load
 from fa3_simulator.held_out import TIMED
 from fa3_simulator.machine import load
+from fa3_simulator.run import estimate
 
 H200 = load("h200")
 REPORTS = Path(__file__).parents[3] / "reports" / "h200" / "simulator" / "backward"
@@ -114,3 +120,33 @@ def test_the_errors_that_tune_states_are_those_of_the_table() -> None:
     assert known.pop("prototype")[0] == 25, "timed, and no longer simulated"
     timed = {name: figures for name, figures in TIMED.items() if name.endswith("backward")}
     assert {f"{family} backward": figures for family, figures in known.items()} == timed
+
+
+# Kernel in the bench, family, head dims: the mean error of cycles that docs/simulate.md states, in percent.
+AT_OTHER_HEAD_DIMS = [
+    *(("gluon", "gluon", d, d, error) for d, error in ((80, 3.1), (96, 3.5), (160, 2.4), (192, 1.7))),
+    ("gluon", "gluon", 192, 128, 7.4),
+    *(("flash3.dew", "flash3", d, d, error) for d, error in ((80, 18.4), (96, 18.4), (160, 12.8), (192, 13.5))),
+]
+
+
+@pytest.mark.parametrize(("kernel", "family", "head_dim", "head_dim_v", "error"), AT_OTHER_HEAD_DIMS)
+def test_at_other_head_dims_cycles_and_clocks_are_as_far_off_as_the_page_says(
+    kernel: str, family: str, head_dim: int, head_dim_v: int, error: float
+) -> None:
+    cycles, clocks = [], []
+    for row in read_rows(REPORTS.parents[1] / "speed" / "backward_widths" / "bench.jsonl"):
+        width = int(row["head_dim_v"] or row["head_dim"])
+        if (row["kernel"], int(row["head_dim"]), width, row["status"]) != (kernel, head_dim, head_dim_v, "ok"):
+            continue
+        sizes = [int(row[name]) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")]
+        causal = row["causal"] == "True"
+        problem = AttentionProblem(*sizes, head_dim_v=head_dim_v, dtype=row["dtype"], causal=causal)
+        schedule = schedule_for(problem, family)
+        counted = float(row["burst_sm_mhz"])
+        cycles.append(estimate(problem, schedule, H200, counted).cycles / float(row["burst_cycles"]) - 1)
+        shares = busy_shares(estimate(problem, schedule, H200))
+        clocks.append(clock_under_load(H200, row["dtype"], *shares) / counted - 1)
+    assert len(cycles) == 6
+    assert 100 * np.abs(cycles).mean() == pytest.approx(error, abs=0.1)
+    assert -0.1 < min(clocks) <= max(clocks) < 0
