@@ -232,7 +232,14 @@ KEYS = (  # the first that fits
         "edits of the code as it stood, told apart by the edited lines",
     ),
     Key(
-        ("findings/known.json", "claims.toml", "page.toml", "mutants/harness_survivors.toml", "strangers/*.toml"),
+        (
+            "findings/known.json",
+            "claims.toml",
+            "page.toml",
+            "mutants/harness_survivors.toml",
+            "strangers/*.toml",
+            "schedules/sources.toml",
+        ),
         _constant,
         "written by hand",
     ),
