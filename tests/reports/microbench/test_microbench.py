@@ -34,6 +34,10 @@ NAMES = {
     "bulk_add",
     "vector_add",
     "sharing",
+    "mbarrier_arrivals",
+    "mbarrier_stream",
+    "mma_sync",
+    "mma_sync_ldmatrix",
 }
 
 
