@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Literal
 
-from fa3_reports.microbench.constants import Statistic, Stretches, select
 from fa3_reports.microbench.experiment import Experiment, one_cta, timed
 from fa3_reports.microbench.ptx import Body, mbarrier_arrive, mbarrier_wait, repeat
 
@@ -67,17 +66,3 @@ def arrivals() -> Iterator[Experiment]:
     kinds: tuple[Kind, ...] = ("empty", "both")
     trips = (round_trips(kind, *case) for kind in kinds for case in cases)
     return chain(trips, (stream(*case) for case in cases))
-
-
-def cycles_per_arrival(kind: Kind, warpgroups: int) -> Statistic:
-    """Return what each further arrival adds to a round trip: all threads of the consumers against one of each."""
-
-    def cycles(table: Stretches) -> float:
-        few, most = warpgroups, MOST[warpgroups]
-        trips = [
-            select(table, "mbarrier_arrivals", kind=kind, arrivals=count, warpgroups=warpgroups)[0][0][0] / ROUNDS
-            for count in (few, most)
-        ]
-        return (trips[1] - trips[0]) / (most - few)
-
-    return cycles

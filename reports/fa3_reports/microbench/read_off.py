@@ -10,15 +10,41 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from fa3_reports.microbench.arrivals import MOST, cycles_per_arrival
-from fa3_reports.microbench.constants import Statistic, read
-from fa3_reports.microbench.warp_mma import CHAINS, TILES, share_of_wgmma
+from fa3_reports.microbench.arrivals import MOST, ROUNDS, Kind
+from fa3_reports.microbench.constants import Statistic, Stretches, read, select
+from fa3_reports.microbench.warp_mma import CHAINS, COUNT, FLOPS, PEAK, TILES
+
+
+def cycles_per_arrival(kind: Kind, warpgroups: int) -> Statistic:
+    """Return what each further arrival adds to a round trip: all threads of the consumers against one of each."""
+
+    def cycles(table: Stretches) -> float:
+        few, most = warpgroups, MOST[warpgroups]
+        trips = [
+            select(table, "mbarrier_arrivals", kind=kind, arrivals=count, warpgroups=warpgroups)[0][0][0] / ROUNDS
+            for count in (few, most)
+        ]
+        return (trips[1] - trips[0]) / (most - few)
+
+    return cycles
+
+
+def share_of_wgmma(experiment: str, warpgroups: int, **parameters: object) -> Statistic:
+    """Return the fastest rate of so many warpgroups, as a fraction of what wgmma reaches."""
+
+    def share(table: Stretches) -> float:
+        found = select(table, experiment, count=COUNT, warpgroups=warpgroups, **parameters)
+        fastest = min(max(group[0] for group in groups) for groups in found)
+        return COUNT * 4 * warpgroups * FLOPS / fastest / PEAK
+
+    return share
 
 
 def figures() -> Mapping[str, Statistic]:
     """Return what is read off, by what it is called."""
     found: dict[str, Statistic] = {}
-    for kind, warpgroups in product(("empty", "both"), MOST):
+    kinds: tuple[Kind, ...] = ("empty", "both")
+    for kind, warpgroups in product(kinds, MOST):
         name = f"cycles of an arrival, {kind}, {warpgroups} consumer warpgroups"
         found[name] = cycles_per_arrival(kind, warpgroups)
     for chains, warpgroups in product(CHAINS, (1, 2, 3, 4)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, product
 
-from fa3_reports.microbench.constants import Statistic, Stretches, select
 from fa3_reports.microbench.experiment import Experiment, one_cta, timed
 from fa3_reports.microbench.ptx import COPIES, Body, keep_accumulators, repeat
 
@@ -92,14 +91,3 @@ def with_ldmatrix() -> Iterator[Experiment]:
 def warp_mma() -> Iterator[Experiment]:
     """All of them."""
     return chain(from_registers(), with_ldmatrix())
-
-
-def share_of_wgmma(experiment: str, warpgroups: int, **parameters: object) -> Statistic:
-    """Return the fastest rate of so many warpgroups, as a fraction of what wgmma reaches."""
-
-    def share(table: Stretches) -> float:
-        found = select(table, experiment, count=COUNT, warpgroups=warpgroups, **parameters)
-        fastest = min(max(group[0] for group in groups) for groups in found)
-        return COUNT * 4 * warpgroups * FLOPS / fastest / PEAK
-
-    return share

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from fa3_reports.microbench.arrivals import ROUNDS, arrivals, arrive, cycles_per_arrival
+from fa3_reports.microbench.arrivals import ROUNDS, arrivals, arrive
 from fa3_reports.microbench.constants import Stretches
-from fa3_reports.microbench.read_off import figures
-from fa3_reports.microbench.warp_mma import COUNT, FLOPS, PEAK, TILES, share_of_wgmma, tile_steps, warp_mma
+from fa3_reports.microbench.read_off import cycles_per_arrival, figures, share_of_wgmma
+from fa3_reports.microbench.warp_mma import COUNT, FLOPS, PEAK, TILES, tile_steps, warp_mma
 
 ROUND_TRIPS = [each for each in arrivals() if each.name == "mbarrier_arrivals"]
 
